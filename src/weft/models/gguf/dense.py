@@ -21,13 +21,13 @@ from weft.models.gguf.parts import FileLayout, Names, Undo
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _LAYERS_27B = 46
-"""Of Gemma 2 27B, whose scores are scaled by the width of the stream."""
+"""Layers of Gemma 2 27B, whose scores are scaled by the width of the stream."""
 More = Callable[[GgufKeys, dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """``names``: in place of those of Llama. ``eps``: the key of config.json for the epsilon of norms that subtract
+class DenseLayout:
+    """``names``: those that differ from Llama's. ``eps``: the key of config.json for the epsilon of norms that subtract
     the mean, "" for those that do not. ``more``: further keys, of the file and of the configuration so far."""
 
     model_type: str
@@ -72,8 +72,8 @@ def _used(key: str) -> More:
 
 
 def _experts(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
-    found = parts.experts(keys)
-    return found | {"num_local_experts": found["num_experts"]}
+    experts = parts.experts(keys)
+    return experts | {"num_local_experts": experts["num_experts"]}
 
 
 def _qwen2moe(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
@@ -89,41 +89,41 @@ def _olmoe(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 _AFTER: Names = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GATE_UP: Names = {"ffn_up": "mlp.gate_up_proj"}
-ROWS: dict[str, Row] = {
-    "qwen2": Row("qwen2"),
-    "qwen2moe": Row("qwen2_moe", parts.sparse("mlp") | parts.shared("mlp.shared_expert") | {
+ROWS: dict[str, DenseLayout] = {
+    "qwen2": DenseLayout("qwen2"),
+    "qwen2moe": DenseLayout("qwen2_moe", parts.sparse("mlp") | parts.shared("mlp.shared_expert") | {
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}, more=_qwen2moe),
-    "phi3": Row("phi3", {"attn_qkv": "self_attn.qkv_proj", **_GATE_UP}, more=_window),
-    "gemma": Row("gemma", minus_one=True),
-    "gemma2": Row("gemma2", {"ffn_norm": "pre_feedforward_layernorm", **_AFTER}, minus_one=True, more=_gemma2),
-    "glm4": Row("glm4", {
+    "phi3": DenseLayout("phi3", {"attn_qkv": "self_attn.qkv_proj", **_GATE_UP}, more=_window),
+    "gemma": DenseLayout("gemma", minus_one=True),
+    "gemma2": DenseLayout("gemma2", {"ffn_norm": "pre_feedforward_layernorm", **_AFTER}, minus_one=True, more=_gemma2),
+    "glm4": DenseLayout("glm4", {
         "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm", **_GATE_UP}),
-    "olmo2": Row("olmo2", _AFTER),
-    "olmoe": Row("olmoe", parts.sparse("mlp"), more=_olmoe),
-    "exaone4": Row("exaone4", _AFTER, more=_every_fourth),
-    "command-r": Row("cohere", eps="layer_norm_eps", more=_scaled),
-    "cohere2": Row("cohere2", eps="layer_norm_eps", more=lambda keys, config: {
+    "olmo2": DenseLayout("olmo2", _AFTER),
+    "olmoe": DenseLayout("olmoe", parts.sparse("mlp"), more=_olmoe),
+    "exaone4": DenseLayout("exaone4", _AFTER, more=_every_fourth),
+    "command-r": DenseLayout("cohere", eps="layer_norm_eps", more=_scaled),
+    "cohere2": DenseLayout("cohere2", eps="layer_norm_eps", more=lambda keys, config: {
         **_scaled(keys, config), **_every_fourth(keys, config)}),
-    "starcoder2": Row("starcoder2", {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "norm_epsilon",
+    "starcoder2": DenseLayout("starcoder2", {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "norm_epsilon",
                       more=_used("use_bias")),
-    "stablelm": Row("stablelm", eps="layer_norm_eps", more=_used("use_qkv_bias")),
-    "nemotron": Row("nemotron", eps="norm_eps", minus_one=True, more=_biases),
-    "seed_oss": Row("seed_oss", {"post_attention_norm": "post_attention_layernorm"}),
-    "arcee": Row("arcee", more=_biases),
-    "ernie4_5": Row("ernie4_5", more=_used("use_bias")),
-    "hunyuan-dense": Row("hunyuan_v1_dense", {
+    "stablelm": DenseLayout("stablelm", eps="layer_norm_eps", more=_used("use_qkv_bias")),
+    "nemotron": DenseLayout("nemotron", eps="norm_eps", minus_one=True, more=_biases),
+    "seed_oss": DenseLayout("seed_oss", {"post_attention_norm": "post_attention_layernorm"}),
+    "arcee": DenseLayout("arcee", more=_biases),
+    "ernie4_5": DenseLayout("ernie4_5", more=_used("use_bias")),
+    "hunyuan-dense": DenseLayout("hunyuan_v1_dense", {
         "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}),
 }  # fmt: skip
 """Architecture -> its row."""
-MIXTRAL = Row("mixtral", parts.sparse("mlp"), more=_experts)
-"""Files of Mixtral have Llama's architecture."""
+MIXTRAL = DenseLayout("mixtral", parts.sparse("mlp"), more=_experts)
+"""DenseLayout of Mixtral, whose files have the architecture of Llama."""
 
 
 def plain(keys: GgufKeys) -> FileLayout:
     return of_row(keys, ROWS[keys.architecture])
 
 
-def of_row(keys: GgufKeys, row: Row) -> FileLayout:
+def of_row(keys: GgufKeys, row: DenseLayout) -> FileLayout:
     """Return the layout of a file by its row."""
     eps = {row.eps: keys.number("attention.layer_norm_epsilon")} if row.eps else {"rms_norm_eps": parts.eps(keys)}
     config = parts.base(
