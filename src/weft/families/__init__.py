@@ -146,7 +146,7 @@ def is_text_alone(config: Mapping[str, Any]) -> bool:
 
 
 def text_parts(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``config``, without the parts beside the text where only the text is served."""
+    """Return ``config``, without its other parts where only the text is served."""
     if not is_text_alone(config):
         return config
     return {key: value for key, value in config.items() if not key.endswith("_config") or key == "quantization_config"}
