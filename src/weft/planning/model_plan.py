@@ -1,4 +1,4 @@
-"""A plan: the memory that a model takes of a device, the requests that fit into the rest, and both as data (``--json``).
+"""A plan: the memory that a model takes of a device, the requests that fit the rest, and both as data (``--json``).
 
     memory of a device  = weights | kept free for the step | arena
                                     WORKSPACE_SHARE of it    frames: KV pages or states
