@@ -200,6 +200,12 @@ def combine(
     SPLIT_PAGES: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
+    """Merge the outputs of a decode row's splits. Grid: rows, heads.
+
+    ``partial`` float32 [rows, heads, splits, BLOCK_D] and ``logs`` float32 [rows, heads, splits] (base 2): output
+    and log of the sum of weights of each split. ``context`` int64 [rows]: tokens that a row sees. ``out`` [rows,
+    heads, D]. ``gate`` to ``sinks``: the tensors of ``Gates`` and their row strides, or None.
+    """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token, heads = tl.full((1,), 0, tl.int64) + row, tl.full((1,), 0, tl.int32) + head
     row_mask = tl.full((1,), 1, tl.int1)

@@ -97,6 +97,11 @@ def _up(
     BR: tl.constexpr,
     BN: tl.constexpr,
 ):
+    """Add the second product of a block's adapter to BN columns of ``y``. Grid: blocks of rows, blocks of columns.
+
+    ``y`` [T, out] by ``y_row``; ``order`` int64 [blocks * BM]: rows; ``places`` int64 [blocks]: lines of ``table``
+    int64 [lines, FIELDS]; ``low`` [blocks * BM, LOW], of ``_down``.
+    """
     block = tl.program_id(0)
     place = tl.load(places + block)
     if place >= 0:

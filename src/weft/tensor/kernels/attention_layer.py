@@ -198,6 +198,14 @@ def _place(
     FP8: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
+    """Normalise and rotate a head of 16 tokens; store queries in ``q_out``, keys and values in their pages. Grid:
+    tiles of tokens, HEADS query heads then the KV heads.
+
+    ``q`` [T, HEADS x D], ``k`` and ``v`` [T, kv_heads x D] by row strides; ``q_norm``, ``k_norm`` [D] or None;
+    ``cos``, ``sin`` [T, ROTARY] or None; ``key_scale``, ``value_scale`` [kv_heads] of fp8 pages or None; ``q_out``
+    [T, HEADS, D]; ``cache_k`` to ``scale_part`` as by ``pages_of``; ``positions`` int64 [T]; ``table`` to
+    ``decode_count`` as by ``places_of``.
+    """
     head = tl.program_id(1)
     token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS)
     d = tl.arange(0, BLOCK_D)

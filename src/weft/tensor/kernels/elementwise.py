@@ -125,6 +125,9 @@ def _rotate_tile(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    """Rotate head ``head`` of tokens ``token`` [N] of ``x`` into ``out`` [T, out_heads, D]. ``cos``, ``sin`` [T,
+    ROTARY].
+    """
     d = tl.arange(0, BLOCK_D)
     tile_mask = token_mask[:, None] & (d < D)[None, :]
     rows = x + (token * x_token + head * x_head)[:, None]
@@ -157,6 +160,11 @@ def _rotary(
     BLOCK_D: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
+    """Rotate one head of TOKENS tokens. Grid: tiles of tokens, HEADS query heads then the KV heads.
+
+    ``q`` [tokens, HEADS, D] and ``k`` [tokens, kv_heads, D] by strides in elements; ``cos``, ``sin`` [tokens,
+    ROTARY]; ``q_out``, ``k_out`` dense, of the shapes of ``q`` and ``k``.
+    """
     head = tl.program_id(1)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     token_mask = token < tokens

@@ -71,6 +71,12 @@ def _choose(
     GROUPS_CHOSEN: tl.constexpr,
     GP: tl.constexpr,
 ):
+    """Choose the X best experts of a token. Grid: tokens.
+
+    ``scores`` [T, E] by ``scores_row``; ``bias`` float32 [E] or None, only for the choice; ``positions`` int64 [T]
+    or None: PAD rows get ids of PAD and weights of 0. Writes ``weights`` [T, X] and ``ids`` int64 [T, X], best
+    first.
+    """
     token, expert, place = tl.program_id(0).to(tl.int64), tl.arange(0, EP), tl.arange(0, XP)
     at, mask = token * X + place, place < X
     # A row of PAD reads no score.

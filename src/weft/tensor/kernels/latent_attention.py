@@ -222,6 +222,11 @@ def _write(
     FP8: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
+    """Write the rows of 16 tokens into their pages. Grid: tiles of tokens.
+
+    ``x`` [T, D]; ``cache`` [pages, 1, 16, D] as bytes or numbers, ``stride`` elements a page; ``scales`` of int8
+    pages, or None. ``positions`` int64 [T]; ``table`` to ``decode_count`` as by ``places_of``.
+    """
     token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS)
     page, place = find_places(positions, table, table_stride, token, run, token_mask)
     d = tl.arange(0, BLOCK_D)
@@ -292,6 +297,9 @@ def _load_queries(
     D: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
+    """Return numbers FIRST.. of queries [N, BLOCK] in the dtype PRODUCT, of tokens ``token`` and heads ``head`` [N];
+    zeros beyond D and outside of ``row_mask`` [N].
+    """
     d = FIRST + tl.arange(0, BLOCK)
     return tl.load(
         q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
@@ -331,6 +339,12 @@ def _decode(
     TILE_HEADS: tl.constexpr,
     PAGES: tl.constexpr,
 ):
+    """Attend from decode rows to splits of their latents. Grid: programs, blocks of TILE_HEADS heads.
+
+    ``q`` [T, HEADS, D]; ``cache`` [pages, 1, 16, D], ``scales`` of int8 pages or None; ``table`` int32 [R, ...];
+    ``context`` int64 [R]; ``items``: of ``decode_items``. Writes ``partial`` float32 [R, HEADS, splits, MAIN] and
+    ``logs`` [R, HEADS, splits], of which ``combine`` makes ``out``.
+    """
     head = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
     head_mask = head < HEADS
     for item in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
@@ -407,6 +421,12 @@ def _prefill(
     TOKENS: tl.constexpr,
     PAGES: tl.constexpr,
 ):
+    """Attend from TOKENS queries of one head to all latents up to the chunk's last token. Grid: parts of chunks by
+    heads, chunks.
+
+    ``q`` to ``out`` as for ``_decode``, ``out`` [T, HEADS, VALUE]; ``starts`` int64 [R] and ``offsets`` int32 [R]
+    of the runs; ``chunk_run``, ``chunk_first``, ``chunk_tokens`` int32 [chunks] of ``gpu.runs``.
+    """
     # The last chunk first: it reads the longest context.
     chunk = chunk_count - 1 - tl.program_id(1)
     run = tl.load(chunk_run + chunk).to(tl.int64)

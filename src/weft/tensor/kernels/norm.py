@@ -106,6 +106,11 @@ def _norm(
     PLUS_ONE: tl.constexpr,
     GATE_FIRST: tl.constexpr,
 ):
+    """Normalise ROWS groups of GROUP numbers. Grid: blocks of the ``units`` groups.
+
+    ``x`` and ``gate`` (or None) [rows, heads, DIM] by strides in elements; ``weight`` [DIM]; ``out`` dense, of the
+    shape of ``x``. ``gate`` is a factor silu(gate), before the norm with GATE_FIRST.
+    """
     unit = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     place = unit % (DIM // GROUP) * GROUP
     head, row = unit // (DIM // GROUP) % heads, unit // (DIM // GROUP) // heads
@@ -180,6 +185,11 @@ def _add(
     SCALED: tl.constexpr,
     PLUS_ONE: tl.constexpr,
 ):
+    """Add a row of ``x`` to ``y``, in place, and store the norm of the sum in ``out``. Grid: rows.
+
+    ``x``, ``y`` [T, DIM] by row strides; ``weight`` [DIM]; ``out`` [T, DIM] dense. SCALED: ``y`` is first
+    multiplied by ``scale`` and rounded.
+    """
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     mask = d < DIM

@@ -385,6 +385,14 @@ def _decode(
     PAGES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    """Attend from decode rows to one split of their pages at a time. Grid: programs, KV heads.
+
+    ``q`` [T, HEADS, D] and ``cache_k``, ``cache_v`` [pages, kv_heads, 16, D] by strides in elements; ``scales`` of
+    int8 pages, or None; ``table`` int32 [R, ...]; ``context`` int64 [R]. ``items``: of ``decode_items``, or None
+    for one split of each row. Without items the output goes to ``out`` [T, HEADS, D] through the gates; with them
+    to ``partial`` and ``logs`` (``combine``). ``profiles`` [T, HEADS, EXTENT], or None. A tile has ROWS rows, of
+    GROUP query heads, and PAGES pages.
+    """
     kv_head = tl.program_id(1)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + m
@@ -545,6 +553,13 @@ def _prefill(
     TILE_HEADS: tl.constexpr,
     PAGES: tl.constexpr,
 ):
+    """Attend from the tokens of a chunk to all pages up to its last token. Grid: tiles of query heads, KV heads,
+    chunks.
+
+    ``q`` to ``sinks`` and ``profiles`` as for ``_decode``; ``starts`` int64 [R] and ``offsets`` int32 [R] of the
+    runs; ``chunk_run``, ``chunk_first``, ``chunk_tokens`` int32 [chunks] of ``gpu.runs``. A tile has TOKENS tokens
+    of TILE_HEADS query heads, and PAGES pages. Writes ``out`` [T, HEADS, D].
+    """
     # The last chunk first: it reads the longest context.
     kv_head, chunk = tl.program_id(1), chunk_count - 1 - tl.program_id(2)
     run = tl.load(chunk_run + chunk).to(tl.int64)

@@ -182,6 +182,12 @@ def _decode(
     PLACES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    """Attend from one token to its ring, and write its key and value there. Grid: rows, KV heads.
+
+    ``q`` [T, HEADS, D], ``k`` and ``v`` [T, KV_HEADS, D] by strides in elements; ``ring`` [slots, 2, KV_HEADS,
+    WINDOW, D] with ``slot_stride`` elements a slot; ``starts``, ``slots`` int64 [R], ``fresh`` int32 [R]. ``sinks``
+    float32 [HEADS] and ``profiles`` [T, HEADS, EXTENT], or None. Writes ``out`` [T, HEADS, D].
+    """
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + m
@@ -299,6 +305,13 @@ def _attend(
     TILE_HEADS: tl.constexpr,
     PLACES: tl.constexpr,
 ):
+    """Attend from the tokens of a chunk to the ring before the run and to the run's own rows. Grid: tiles of query
+    heads, KV heads, chunks.
+
+    ``q`` to ``fresh`` as for ``_decode``; ``offsets`` int32 [R]; ``chunk_run``, ``chunk_first``, ``chunk_tokens``
+    int32 [chunks] of ``gpu.runs``. A tile has TOKENS tokens of TILE_HEADS query heads, and PLACES keys. Writes
+    ``out`` [T, HEADS, D].
+    """
     kv_head, chunk = tl.program_id(1), tl.program_id(2)
     run = tl.load(chunk_run + chunk).to(tl.int64)
     first, count = tl.load(chunk_first + chunk), tl.load(chunk_tokens + chunk)
@@ -408,6 +421,12 @@ def _update(
     FP8: tl.constexpr,
     PLACES: tl.constexpr,
 ):
+    """Write the newest tokens of a prefill run into its ring and into those of its taps. Grid: prefill runs, K then V
+    of each KV head, blocks of PLACES places.
+
+    ``k`` to ``fresh`` as for ``_decode``; ``offsets`` int32 [R], ``chunk_begin`` int32 [R + 1]; ``chunk_first``,
+    ``chunk_tokens``, ``chunk_tap`` int32 [chunks] of ``gpu.runs``.
+    """
     run, part = (decode_count + tl.program_id(0)).to(tl.int64), tl.program_id(1)
     place = tl.program_id(2) * PLACES + tl.arange(0, PLACES)
     inside, d = place < WINDOW, tl.arange(0, BLOCK_D)

@@ -182,6 +182,11 @@ def _write(
     FP8: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
+    """Write K and V of 16 tokens of one KV head into their pages. Grid: tiles of tokens, KV heads.
+
+    ``k``, ``v`` [T, kv_heads, D] by strides in elements; ``cache_k`` to ``scale_part`` as by ``pages_of``;
+    ``positions`` int64 [T]; ``table`` to ``decode_count`` as by ``places_of``.
+    """
     head = tl.program_id(1)
     token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS)
     page, place = find_places(positions, table, table_stride, token, run, token_mask)
