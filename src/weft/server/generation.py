@@ -595,7 +595,7 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     check_truncation(fields, is_chat=True)
     model = await service.model_for(fields.model)
     request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)
-    plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
+    plan = request.plan(model.dialect, prompt.text, grammar_of(fields, model.tokenizer.added_id))
     if request.thinking_token_budget is not None and not model.dialect.bounds_reasoning:
         note_ignored(turn.conversation.budget_field)
     if fields.truncate_prompt_tokens is None:
