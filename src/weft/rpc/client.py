@@ -19,7 +19,7 @@ import dataclasses
 import os
 import shutil
 import signal
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -29,6 +29,7 @@ import zmq.asyncio
 
 from weft.adapters import Adapter
 from weft.config import EngineConfig
+from weft.engine.pinning import NamedPrefix, PinState
 from weft.engine.stats import AWAKE, EngineStats, Part, SleepState, WeightsState
 from weft.environment import engine_variables
 from weft.errors import EngineUnavailableError, WeftError
@@ -388,6 +389,16 @@ class EngineClient:
         """Returns when the parts are back. Raises the error of waking, or EngineUnavailableError."""
         reply = await self._ask(lambda number: messages.Wake(number, tags))
         return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
+
+    async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> list[PinState]:
+        """Name prefixes. Returns what the engine has of them; it ``waits`` until their states are durable in the
+        store, or are not to become so. Raises EngineUnavailableError."""
+        reply = await self._ask(lambda number: messages.Pin(number, list(named), waits))
+        return msgspec.msgpack.decode(reply, type=list[PinState])
+
+    async def unpin(self, names: Sequence[str]) -> None:
+        """Forget names of prefixes. Raises EngineUnavailableError."""
+        await self._ask(lambda number: messages.Unpin(number, list(names)))
 
     @property
     def weights(self) -> WeightsState:

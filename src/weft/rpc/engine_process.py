@@ -51,6 +51,7 @@ from weft.rpc.messages import (
     Launch,
     LoadAdapter,
     Pause,
+    Pin,
     Progress,
     Ready,
     Refusal,
@@ -62,9 +63,11 @@ from weft.rpc.messages import (
     StepReport,
     Submit,
     UnloadAdapter,
+    Unpin,
     UpdateWeights,
     Wake,
 )
+from weft.rpc.pin_queue import PinQueue
 from weft.rpc.queues import AdapterQueue, GrammarQueue
 from weft.rpc.standstill import Standstill
 from weft.snapshot_report import SnapshotReport
@@ -114,6 +117,7 @@ class EngineLoop:
         self._submit_numbers: dict[str, int] = {}
         """Numbers of the submits that wait for a grammar or an adapter, by request."""
         self._standstill = Standstill(core)
+        self._pin_queue = PinQueue(core)
         self._replies: list[Reply] = []
         self._step_tokens: list[int] = []
         self._handoffs: dict[str, str] = {}
@@ -132,7 +136,7 @@ class EngineLoop:
         """Raises the error that ended the engine: a failure of the executor, or a failed audit."""
         audited = True
         while not self._stopping:
-            self._replies += self._standstill.look()
+            self._replies += self._standstill.look() + self._pin_queue.look(self._step_count)
             for number, request in self._standstill.released():
                 self._submit(number, request)
             self._report_when_idle()
@@ -229,6 +233,8 @@ class EngineLoop:
             self._replies.append(Reply.of(command.number, self._core.cache_shape()))
         elif isinstance(command, Sleep | Wake | Pause | Resume | UpdateWeights):
             self._replies += self._standstill.take(command)
+        elif isinstance(command, Pin | Unpin):
+            self._replies += self._pin_queue.take(command, self._step_count)
         elif isinstance(command, LoadAdapter):
             self._load_adapter(command)
         elif isinstance(command, UnloadAdapter):
@@ -249,6 +255,7 @@ class EngineLoop:
             self._adapter_queue.cancel(request_id)
         self._submit_numbers.clear()
         self._standstill.forget()
+        self._pin_queue.forget()
         self._handoffs.clear()
         if self._peers is not None:
             self._peers.forget_orders()

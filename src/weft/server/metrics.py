@@ -379,6 +379,9 @@ def _uploads(stats: EngineStats) -> dict[str, float]:
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "request_success": ("Sequences that ended, by reason.", ("finished_reason",)),
     "http_refusals": ("Requests refused by a limit of the HTTP edge.", ("code",)),
+    "session_saves": ("Sessions that were saved.", ()),
+    "session_hits": ("Requests that continued a session.", ()),
+    "session_restores": ("Sessions whose state was asked back into memory.", ()),
     "http_requests": ("Requests that were answered, by path of the API and status.", ("route", "method", "status")),
 }
 """Counters of HTTP processes: name, help and labels."""

@@ -329,6 +329,8 @@ FIELDS: dict[str, FieldWords] = {
     ),
     "priority": FieldWords("Lower runs earlier; then first come, first served.", 0),
     "cache_salt": FieldWords("Requests with different salts share no cached prefix."),
+    "session": FieldWords("The session that the request continues: its prompt begins with the session's tokens."),
+    "id_slot": FieldWords("The slot that has the tokens of the request afterwards; -1: none."),
     "cache_boundaries": FieldWords(
         "Positions in the prompt, in tokens, where the cache should keep a state.",
         limits={"maxItems": MARKS_MAX, "items": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}},
