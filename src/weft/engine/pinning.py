@@ -12,34 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from weft.engine.engine import EngineCore
+from weft.engine.stats import NamedPrefix, PinState
 from weft.memory.prefix.pins import PinnedPrefix
 from weft.memory.values import NO_NODE
 from weft.units import PAGE_TOKENS
 
 STEPS_TO_CLOSE = 2
-
-
-class NamedPrefix(msgspec.Struct, frozen=True):
-    """``salt``: that of ``Request.salt``; ``tokens``: int32 bytes."""
-
-    name: str
-    salt: str
-    tokens: bytes
-
-
-class PinState(msgspec.Struct, frozen=True):
-    """Tokens of a pinned prefix up to its deepest snapshot in memory, and whether the snapshot of all of them is
-    durable in the store. ``nbytes``: KV and state of it. ``goes_last``: within the memory of pins."""
-
-    name: str
-    tokens: int
-    is_stored: bool
-    nbytes: int
-    goes_last: bool
 
 
 class Pinning:

@@ -17,8 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from weft.adapters import Adapter
-from weft.engine.pinning import NamedPrefix, PinState
-from weft.engine.stats import AWAKE, EngineStats, Flushed, Part, SleepState, WeightsState
+from weft.engine.stats import AWAKE, EngineStats, Flushed, NamedPrefix, Part, PinState, SleepState, WeightsState
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.replica import Replica
 from weft.memory.usage import CacheShape

@@ -216,6 +216,7 @@ class Memory:
             compressed_kv_dtype=plan.compressed_kv_dtype if plan.compressed_kv_bytes else None,
             cached_bytes=pages_cached * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
             evictable_bytes=state.cache.evictable_bytes,
+            pinned_bytes=state.cache.pins.held_bytes,
             cache_nodes=len(tree.by_id),
             cache=replace(state.cache.counts),
             moves=replace(self._moved),

@@ -471,7 +471,7 @@ class Relief:
             demand,
             ranked=cache.policy.order(cache.order.states),
             spared=self._nodes_in_use(),
-            last=(*self._last, *cache.pins.last),
+            last=() if self._flushed else (*self._last, *cache.pins.last),
             limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP,
             compression=CompressionRoom(plan.compressed_pages, at_once),
             kv_compression=KvCompression(cache.compressed_kv, enabled=not self._flushed),

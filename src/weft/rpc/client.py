@@ -29,8 +29,7 @@ import zmq.asyncio
 
 from weft.adapters import Adapter
 from weft.config import EngineConfig
-from weft.engine.pinning import NamedPrefix, PinState
-from weft.engine.stats import AWAKE, EngineStats, Part, SleepState, WeightsState
+from weft.engine.stats import AWAKE, EngineStats, NamedPrefix, Part, PinState, SleepState, WeightsState
 from weft.environment import engine_variables
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
@@ -393,12 +392,12 @@ class EngineClient:
     async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> list[PinState]:
         """Name prefixes. Returns what the engine has of them; it ``waits`` until their states are durable in the
         store, or are not to become so. Raises EngineUnavailableError."""
-        reply = await self._ask(lambda number: messages.Pin(number, list(named), waits))
+        reply = await self._ask(lambda number: messages.PinPrefixes(number, list(named), waits))
         return msgspec.msgpack.decode(reply, type=list[PinState])
 
     async def unpin(self, names: Sequence[str]) -> None:
         """Forget names of prefixes. Raises EngineUnavailableError."""
-        await self._ask(lambda number: messages.Unpin(number, list(names)))
+        await self._ask(lambda number: messages.UnpinPrefixes(number, list(names)))
 
     @property
     def weights(self) -> WeightsState:

@@ -51,7 +51,7 @@ from weft.rpc.messages import (
     Launch,
     LoadAdapter,
     Pause,
-    Pin,
+    PinPrefixes,
     Progress,
     Ready,
     Refusal,
@@ -63,7 +63,7 @@ from weft.rpc.messages import (
     StepReport,
     Submit,
     UnloadAdapter,
-    Unpin,
+    UnpinPrefixes,
     UpdateWeights,
     Wake,
 )
@@ -233,7 +233,7 @@ class EngineLoop:
             self._replies.append(Reply.of(command.number, self._core.cache_shape()))
         elif isinstance(command, Sleep | Wake | Pause | Resume | UpdateWeights):
             self._replies += self._standstill.take(command)
-        elif isinstance(command, Pin | Unpin):
+        elif isinstance(command, PinPrefixes | UnpinPrefixes):
             self._replies += self._pin_queue.take(command, self._step_count)
         elif isinstance(command, LoadAdapter):
             self._load_adapter(command)

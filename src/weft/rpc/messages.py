@@ -8,7 +8,7 @@
     Sleep, Wake, Pause, Resume,
     UpdateWeights, Reset,
     LoadAdapter, UnloadAdapter,
-    Pin, Unpin                   ------------------------->  questions: each has a number ...
+    PinPrefixes, UnpinPrefixes                   ------------------------->  questions: each has a number ...
               <-------------------------------------------   ... and a Reply in a StepReport
     Cancel, Follow, Stop         ------------------------->  commands without a reply
               <-------------------------------------------   StepReport: at most one message per step
@@ -27,8 +27,7 @@ from typing import Any, Literal
 import msgspec
 
 from weft.adapters import Adapter
-from weft.engine.pinning import NamedPrefix
-from weft.engine.stats import EngineStats, Flushed, Part, SleepState, WeightsState
+from weft.engine.stats import EngineStats, Flushed, NamedPrefix, Part, SleepState, WeightsState
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
 from weft.request import Request, TokenEvent
@@ -172,7 +171,7 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-class Pin(msgspec.Struct, frozen=True, tag=True):
+class PinPrefixes(msgspec.Struct, frozen=True, tag=True):
     """A question: name these prefixes. The reply is a list of ``PinState``; it ``waits`` until their states are
     durable in the store, or are not to become so."""
 
@@ -181,7 +180,7 @@ class Pin(msgspec.Struct, frozen=True, tag=True):
     waits: bool
 
 
-class Unpin(msgspec.Struct, frozen=True, tag=True):
+class UnpinPrefixes(msgspec.Struct, frozen=True, tag=True):
     """A question: forget these names of prefixes. The reply: how many there were."""
 
     number: int
@@ -224,8 +223,8 @@ Command = (
     | UpdateWeights
     | LoadAdapter
     | UnloadAdapter
-    | Pin
-    | Unpin
+    | PinPrefixes
+    | UnpinPrefixes
     | Reset
     | Follow
     | Cancel

@@ -1,7 +1,7 @@
 """Pins of an engine process: set at once, answered once their states are safe.
 
-    Pin    --> Pinning.pin ... look, look --> Reply(states)     a state is durable, or is not to become so
-    Unpin  --> Pinning.unpin --> Reply(count)
+    PinPrefixes    --> Pinning.pin ... look, look --> Reply(states)     a state is durable, or is not to become so
+    UnpinPrefixes  --> Pinning.unpin --> Reply(count)
 
 A write takes steps and a disk. The reply waits for both, at most PIN_WRITE_S, and no request waits for it.
 """
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from weft.engine.engine import EngineCore
 from weft.engine.pinning import STEPS_TO_CLOSE, Pinning
-from weft.rpc.messages import Pin, Reply, Unpin
+from weft.rpc.messages import PinPrefixes, Reply, UnpinPrefixes
 
 PIN_WRITE_S = 20.0
 
 
 @dataclass(slots=True)
 class _Waiting:
-    command: Pin
+    command: PinPrefixes
     step: int
     deadline_s: float
     has_come: bool = False
@@ -36,9 +36,9 @@ class PinQueue:
         self._pinning = Pinning(core)
         self._waiting: list[_Waiting] = []
 
-    def take(self, command: Pin | Unpin, step: int) -> list[Reply]:
+    def take(self, command: PinPrefixes | UnpinPrefixes, step: int) -> list[Reply]:
         """``step``: steps of the engine so far."""
-        if isinstance(command, Unpin):
+        if isinstance(command, UnpinPrefixes):
             return [Reply.of(command.number, self._pinning.unpin(command.names))]
         self._pinning.pin(command.named)
         if not command.waits:
@@ -61,8 +61,8 @@ class PinQueue:
         return ended
 
     def forget(self) -> None:
-        """Whoever asked is gone; the pins stay."""
+        """Drop the questions of a server that is gone; the pins stay."""
         self._waiting.clear()
 
-    def _reply(self, command: Pin) -> Reply:
+    def _reply(self, command: PinPrefixes) -> Reply:
         return Reply.of(command.number, self._pinning.states(command.named))

@@ -234,9 +234,8 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
         else:
             model.check_ids(given, param="prompt")
             prompts.append(Prompt(given, marks=marks))
-    session = await session_of(service, body, model)
-    if session is not None:
-        prompts = continued_prompts(session, prompts)
+    if body.session is not None:
+        prompts = continued_prompts(await session_of(service, body, body.session, model), prompts)
     answer_tokens = default_tokens(model) if body.max_tokens is None else body.max_tokens
     context_tokens = model.info.sizes.max_model_len
     prompts = [

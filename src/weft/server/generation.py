@@ -106,7 +106,7 @@ class Generation:
         self._closed = False
         self._slot = None if id_slot is None or id_slot < 0 else (key_of_request(), id_slot, cache_salt)
         self._slot_tokens: list[int] = []
-        """Of the first answer, where a slot is to have it."""
+        """Tokens of the first answer, where a slot is to have them."""
         self._context_tokens = model.info.sizes.max_model_len
         self._model_name = model.name
         self._error_type: str | None = None
@@ -614,8 +614,8 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     fields = turn.fields
     check_truncation(fields, is_chat=True)
     model = await service.model_for(fields.model)
-    session = await session_of(service, fields, model)
-    if session is not None:
+    if fields.session is not None:
+        session = await session_of(service, fields, fields.session, model)
         conversation = continued_chat(session, turn.conversation)
         turn = msgspec.structs.replace(turn, conversation=conversation, known=known_prefix(session))
     request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)

@@ -307,6 +307,8 @@ class FleetReport:
     resident: Resident | None = None
     budget: int | None = None
     """Bytes that the models of a server with several share."""
+    sessions: tuple[int, int] | None = None
+    """Count and bytes of the sessions of all models, with the first one."""
 
 
 @dataclass(frozen=True)
@@ -406,6 +408,16 @@ FLEET = (
         "request_deadly", "counter", "Requests refused because engines died of them.", lambda fleet: fleet.deadly
     ),
     Row[FleetReport](
+        "sessions", "gauge", "Sessions that are kept.", lambda fleet: fleet.sessions and fleet.sessions[0], combine="once"
+    ),
+    Row[FleetReport](
+        "session_bytes",
+        "gauge",
+        "Bytes of the tokens and messages of sessions.",
+        lambda fleet: fleet.sessions and fleet.sessions[1],
+        combine="once",
+    ),
+    Row[FleetReport](
         "model_memory_budget_bytes",
         "gauge",
         "With several models: the memory that they share.",
@@ -448,6 +460,7 @@ ENGINE = (
     E("prefix_cache_queries", "counter", "Prompt tokens looked for in the cache.", lambda s: s.prompt_tokens),
     E("prefix_cache_hits", "counter", "Prompt tokens found in the cache.", lambda s: s.cached_tokens),
     E("prefix_cache_bytes", "gauge", "Bytes of cached pages and states.", lambda s: s.memory.cached_bytes),
+    E("pinned_bytes", "gauge", "Bytes of cached states of sessions, and of their KV.", lambda s: s.memory.pinned_bytes),
     E("prefix_cache_state_bytes", "gauge", "Of them, states.", lambda s: _uses(s)["cached_states"]),
     E("prefix_cache_states", "gauge", "States cached.",
       lambda s: s.memory.slots_cached + s.memory.states_compressed),

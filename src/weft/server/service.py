@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from weft.engine.pinning import NamedPrefix
+from weft.engine.stats import NamedPrefix
 from weft.errors import EngineUnavailableError, RequestError, UnknownModelError
 from weft.fleet.fleet import Fleet
 from weft.fleet.live_request import UnreadAnswers
@@ -256,7 +256,10 @@ class Service:
 
     def fleet_reports(self) -> list[FleetReport]:
         """Return a report of each model, for /metrics."""
-        return [_report(model, self.models.budget) for model in self.models.hosted]
+        reports = [_report(model, self.models.budget) for model in self.models.hosted]
+        if self.sessions is not None:
+            reports[0] = replace(reports[0], sessions=(self.sessions.count, self.sessions.bytes))
+        return reports
 
     def health(self) -> tuple[int, Mapping[str, Any]]:
         status, body = self.models.health()

@@ -1,4 +1,4 @@
-"""Pins: prefixes that somebody named, so that they leave memory after all others and stay in the store.
+"""Pins: prefixes with names, which leave memory after all others and stay in the store.
 
     name --.
     name --+--> PinnedPrefix: salt, tokens      set and dropped between steps, by the owner of the engine
@@ -91,6 +91,11 @@ class Pins:
         self._choose()
         return self._held
 
+    @property
+    def held_bytes(self) -> int:
+        pages, slots = self.held
+        return pages * self._plan.page_bytes + slots * self._plan.slot_stride_bytes
+
     def of(self, name: str) -> PinnedPrefix:
         return self._prefixes[self._names[name]]
 
@@ -132,6 +137,12 @@ class Pins:
         prefix = self._prefixes.get((salt, tokens))
         return prefix if prefix is not None and prefix.write == "due" else None
 
+    def covers(self, salt: str, tokens: bytes) -> bool:
+        """Whether ``tokens`` begin with a pinned prefix, or are one."""
+        return (salt, tokens) in self._prefixes or any(
+            prefix.salt == salt and tokens.startswith(prefix.tokens) for prefix in self._prefixes.values()
+        )
+
     # ------------------------------------------------------------------ by a commit
 
     def came(self, node: Node) -> None:
@@ -146,8 +157,7 @@ class Pins:
 
     def audit(self) -> None:
         """AssertionError where a pin names a node that the tree lacks, or the budget is exceeded."""
-        pages, slots = self.held
-        assert pages * self._plan.page_bytes + slots * self._plan.slot_stride_bytes <= self.budget_bytes
+        assert self.held_bytes <= self.budget_bytes, f"pins hold {self.held_bytes} bytes of a budget of {self.budget_bytes}"
         for node_id in self._by_node:
             assert node_id in self._tree.by_id, f"node {node_id} is pinned and gone"
         assert set(self.last) <= set(self._by_node), "a snapshot goes last that no name needs"
@@ -204,6 +214,6 @@ class Pins:
 
 
 def _take_out(places: dict[Place, list[PinnedPrefix]], place: Place, prefix: PinnedPrefix) -> None:
-    found = [one for one in places.pop(place, ()) if one is not prefix]
-    if found:
-        places[place] = found
+    left = [one for one in places.pop(place, ()) if one is not prefix]
+    if left:
+        places[place] = left

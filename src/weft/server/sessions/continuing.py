@@ -71,12 +71,10 @@ def _conflict(session: StoredSession, why: str) -> SessionConflictError:
     )
 
 
-async def session_of(service: Service, fields: SamplingFields, model: ServedModel) -> StoredSession | None:
+async def session_of(service: Service, fields: SamplingFields, name: str, model: ServedModel) -> StoredSession:
     """Return the session that a request continues, and give the request its salt. Raises UnknownSessionError,
     SessionConflictError."""
-    if fields.session is None:
-        return None
-    session = await session_store(service).get(fields.session, key_of_request())
+    session = await session_store(service).get(name, key_of_request())
     check_identity(service, session, model)
     fields.cache_salt = session.salt
     service.metrics.count(model.base, "session_hits")

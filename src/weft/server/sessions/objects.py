@@ -53,7 +53,7 @@ class SessionLimitError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Of each owner. ``age_s``: the longest that a session is kept."""
+    """Bounds of each owner's sessions. ``age_s``: the longest that one is kept."""
 
     count: int
     bytes: int
@@ -157,7 +157,7 @@ class SessionStore:
         self.limits = limits
         self.clock = clock
         self.count = self.bytes = 0
-        """Of all owners, as of the last change."""
+        """Sessions of all owners and their bytes, as of the last change."""
         self._responses = responses
         self._cipher = cipher
 
@@ -197,9 +197,9 @@ class SessionStore:
         key = session_id(check_name(name, field="session"), owner)
 
         def delete(database: ObjectDatabase) -> bool:
-            was_there = database.delete(key, owner)
+            deleted = database.delete(key, owner)
             self._count(database)
-            return was_there
+            return deleted
 
         if not await self._responses.run(delete):
             raise UnknownSessionError(f"there is no session {name!r}", param="session", code="session_not_found")

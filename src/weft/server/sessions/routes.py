@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.adapters import salted
-from weft.engine.pinning import NamedPrefix, PinState
+from weft.engine.stats import NamedPrefix, PinState
 from weft.errors import RequestError, WeftError
 from weft.request import SamplingParams
 from weft.server.chat import chat_conversation
@@ -140,6 +140,8 @@ class Sessions:
         """Raises RequestError, SessionLimitError, and what the engine refuses the tokens with."""
         owner, store = owner_of(request), self.store
         check_name(name)
+        if not content.tokens:
+            raise RequestError("the prompt is empty: a session has at least one token", param="prompt")
         now_s = store.clock()
         session = StoredSession(
             session_id=session_id(name, owner),
@@ -148,7 +150,7 @@ class Sessions:
             asked=None if model.name == model.base else model.name,
             salt=salt,
             engine_salt=salted(model.adapter, salt),
-            tokens=np.asarray(content.tokens, np.int32).tobytes(),
+            tokens=array("i", content.tokens).tobytes(),
             identity=identity_of(self._service, model),
             created_s=now_s,
             expires_s=now_s + self._age(expires_after),
@@ -373,7 +375,7 @@ class SessionHandlers:
         if body.messages is not None:
             return await self._of_messages(request, body, model)
         if body.response_id is not None:
-            return await self._of_response(request, body.response_id, model)
+            return await self._of_response(request, body, model)
         assert body.prompt is not None
         if isinstance(body.prompt, str):
             await model.check_text(body.prompt, param="prompt")
@@ -414,22 +416,20 @@ class SessionHandlers:
             return None
         return known_prefix(session)
 
-    async def _of_response(self, request: Request, response_id: str, model: ServedModel) -> Content:
-        assert self._service.responses is not None or self._sessions.store
+    async def _of_response(self, request: Request, body: SessionBody, model: ServedModel) -> Content:
+        assert body.response_id is not None
         responses = self._service.responses
         if responses is None:
             raise UnknownSessionError("this server stores no responses", param="response_id")
-        path = await responses.path_to(response_id, owner_of(request))
+        path = await responses.path_to(body.response_id, owner_of(request))
         history = read_history(path, model.vocabulary)
-        if history.known is None:
-            raise RequestError(
-                f"the response {response_id!r} has no tokens of this model; save a session from its messages",
-                param="response_id",
-            )
         said = msgspec.json.decode(path[-1].body, type=_Instructions).instructions
+        messages = messages_of(history.items, said)
+        if history.known is None:  # the tokenizer has other tokens for this text than the model wrote
+            return await self._of_messages(request, msgspec.structs.replace(body, messages=messages), model)
         return Content(
             tokens=history.known.tokens,
-            messages=msgspec.json.encode(messages_of(history.items, said)),
+            messages=msgspec.json.encode(messages),
             chars=history.known.chars,
             digest=history.known.digest,
         )
