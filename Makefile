@@ -25,7 +25,7 @@ export OMP_WAIT_POLICY := passive
 # and weft again: 3.5 CPU seconds for each start of a server.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: fuzz fuzz-config hostile lock release sbom upgrade
+.PHONY: figures fuzz fuzz-config hostile lock release sbom upgrade
 .PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest newest audit sanitize mutants bench clean
 
 help:
@@ -178,6 +178,10 @@ release: install
 
 bench: install
 	@$(BIN)/python -m benchmarks.serve $(ARGS)
+
+# The figures of the README, measured on this machine: most of an hour on two cores that do nothing else.
+figures: install
+	@$(BIN)/python -m benchmarks.figures $(ARGS)
 
 # Do the tests notice a change of the code? A seeded sample of mutants (docs/testing.md); hours on two cores, and not in CI.
 mutants: install

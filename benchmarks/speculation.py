@@ -14,6 +14,7 @@ counts CPU time of the process in place of seconds, for a machine with other loa
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--memory", default="512MiB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--json", type=Path, help="write the ratio to this file")
     asked = parser.parse_args()
     parse_bytes(asked.memory, flag="--memory")
     clock = time.process_time if asked.cpu_time else time.perf_counter
@@ -104,6 +106,8 @@ def main() -> None:
         f"{accepted / max(verified, 1):.0%} of the drafts right"
     )
     print(f"ratio                  {plain_s / drafted_s:8.2f}")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps({"ratio": plain_s / drafted_s}) + "\n", encoding="utf-8")
     assert isinstance(core.drafter, Speculator)
     costs = core.drafter.costs
     print(

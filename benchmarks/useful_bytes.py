@@ -24,9 +24,11 @@ bytes that compaction copies, as a share of the bytes that had to be computed.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, repeat
+from pathlib import Path
 from random import Random
 from unittest import mock
 
@@ -232,7 +234,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--frames", type=int, nargs="+", help="arenas of so many frames, whatever they weigh")
     parser.add_argument("--cached", type=int, metavar="REQUESTS")
+    parser.add_argument("--json", type=Path, help="write the shares, from 0 to 1, to this file")
     asked = parser.parse_args()
+    report: dict[str, list[dict[str, float]]] = {}
     for name, (spec, memory_bytes) in MODELS.items():
         if not any(part in name for part in asked.models):
             continue
@@ -267,6 +271,10 @@ def main() -> None:
             full.fill_up(tokens)
             shares = of_taken, full.useful_share, after.useful_share, before.useful_share, after.moved_share
             print(f"  {tokens:>8} {sequences:>10}" + "".join(f" {100 * share:>10.2f}" for share in shares))
+            named = zip(("new", "full", "churned", "stuck", "moved"), shares, strict=True)
+            report.setdefault(name, []).append({"tokens": tokens, **dict(named)})
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

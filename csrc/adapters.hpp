@@ -5,7 +5,7 @@
 //     AdaptedProduct { a: factors       one for each product, changed when adapters come and go
 //                      b: factors }
 //
-// Factors are float tiles (tiles.inl) of the dtype of x and y. Their owner in Python keeps them alive.
+// Factors are float tiles (tiles.hpp) of the dtype of x and y. Their owner in Python keeps them alive.
 #pragma once
 
 #include <cstdint>

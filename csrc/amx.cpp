@@ -3,7 +3,7 @@
 // The instructions are written out: GCC's intrinsics take numbers of tiles as text only, and do not tell the compiler
 // that they read and write memory. CMakeLists.txt defines WEFT_HAS_AMX where the compiler knows the instruction set.
 #include "matrix_unit.hpp"
-#include "tile_blocks.inl"
+#include "tile_blocks.hpp"
 
 namespace weft {
 namespace {

@@ -318,7 +318,7 @@ struct CodeScales {
   static uint16_t half(std::mt19937& dice) { return static_cast<uint16_t>(4096 + dice() % 8192); }
 };
 
-// Codes [out][in] in tiles (linear.inl). Four columns of a row lie beside each other. Of four bits, a byte has two codes.
+// Codes [out][in] in tiles (linear.hpp). Four columns of a row lie beside each other. Of four bits, a byte has two codes.
 // The upper two bits of six are a line behind two.
 std::vector<uint8_t> code_tiles(const std::vector<uint8_t>& codes, int64_t out, int64_t in, int bits) {
   const int64_t tiles = (out + 15) / 16, tile_bytes = 16 * in * bits / 8;

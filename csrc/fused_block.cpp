@@ -35,23 +35,28 @@ void Product::run(const Projected& x, void* to, const AdapterRows* whose) const 
   for (const Part& part : parts) {
     if (part.order && part.order != order) {
       order = part.order;
-      ordered = fused_buffer(6, x, in());
-      take_columns(x, order, in(), const_cast<void*>(ordered.data));
+      const Buffer room = fused_buffer(6, x, in());
+      take_columns(x, order, in(), room.data);
+      ordered = room;
     }
     const Projected& from = part.order ? ordered : x;
     const int64_t width = part.weight.out * bytes;
     // A kernel's rows are dense. One row is so at its place.
     const bool dense = parts.size() == 1 || x.tokens == 1;
-    const void* const made = dense ? at : fused_buffer(5, x, part.weight.out).data;
-    kernels().linear({from.data, from.stride, x.dtype, x.tokens, part.weight, bias, part.exact, const_cast<void*>(made)});
+    void* const made = dense ? at : fused_buffer(5, x, part.weight.out).data;
+    kernels().linear({
+        .x = from.data, .x_stride = from.stride, .x_dtype = x.dtype, .rows = x.tokens, .weight = part.weight,
+        .bias = bias, .exact = part.exact, .out = made});
     for (int64_t row = 0; !dense && row < x.tokens; ++row)
       std::memcpy(at + row * stride, static_cast<const char*>(made) + row * width, static_cast<size_t>(width));
     at += width;
   }
-  if (whose) kernels().adapt({x.data, x.stride, to, out(), x.dtype, adapted, whose});
+  if (whose) kernels().adapt({
+      .x = x.data, .x_stride = x.stride, .y = to, .y_stride = out(), .dtype = x.dtype, .product = adapted,
+      .whose = whose});
 }
 
-Projected fused_buffer(int which, const Projected& like, int64_t width) {
+Buffer fused_buffer(int which, const Projected& like, int64_t width) {
   static thread_local std::vector<char> held[kFusedBlockRooms];
   const size_t bytes = static_cast<size_t>(like.tokens * width * (like.dtype == Dtype::bfloat16 ? 2 : 4));
   if (held[which].size() < bytes) held[which].resize(bytes);
@@ -60,7 +65,9 @@ Projected fused_buffer(int which, const Projected& like, int64_t width) {
 
 void FusedBlock::swiglu(const Projected& x, void* out, const AdapterRows* whose) const {
   run(x, out, [&](const Projected& projected, void* to) {
-    kernels().silu_mul({projected.data, projected.stride, projected.tokens, second.in(), projected.dtype, to});
+    kernels().silu_mul({
+        .gate_up = projected.data, .stride = projected.stride, .tokens = projected.tokens, .width = second.in(),
+        .dtype = projected.dtype, .out = to});
   }, whose);
 }
 
@@ -73,8 +80,10 @@ void FusedBlock::short_conv(const Runs& runs, const Projected& x, const ConvWeig
     const auto part = [&](int64_t i) {
       return Rows{static_cast<const char*>(projected.data) + i * channels * bytes, projected.stride, 1, projected.dtype};
     };
-    kernels().conv({&runs, part(2), part(0), part(1), conv.weight, conv.bias, conv.dtype, false, to, window.data,
-                    window.slot_stride, channels, conv.kernel, window.dtype});
+    kernels().conv({
+        .runs = &runs, .x = part(2), .in_gate = part(0), .out_gate = part(1), .weight = conv.weight,
+        .bias = conv.bias, .weight_dtype = conv.dtype, .silu = false, .out = to, .window = window.data,
+        .slot_stride = window.slot_stride, .channels = channels, .kernel = conv.kernel, .window_dtype = window.dtype});
   }, whose);
 }
 
@@ -83,9 +92,11 @@ void FusedBlock::replay_short_conv(const Runs& again, const Projected& logged, c
   const int64_t channels = second.in(), bytes = logged.dtype == Dtype::bfloat16 ? 2 : 4;
   const Rows gate = {logged.data, logged.stride, 1, logged.dtype};
   const Rows x = {static_cast<const char*>(logged.data) + channels * bytes, logged.stride, 1, logged.dtype};
-  const Projected dropped = fused_buffer(1, logged, channels);
-  kernels().conv({&again, x, gate, {}, conv.weight, conv.bias, conv.dtype, false, const_cast<void*>(dropped.data),
-                  window.data, window.slot_stride, channels, conv.kernel, window.dtype});
+  const Buffer dropped = fused_buffer(1, logged, channels);
+  kernels().conv({
+      .runs = &again, .x = x, .in_gate = gate, .weight = conv.weight, .bias = conv.bias, .weight_dtype = conv.dtype,
+      .silu = false, .out = dropped.data, .window = window.data,
+      .slot_stride = window.slot_stride, .channels = channels, .kernel = conv.kernel, .window_dtype = window.dtype});
 }
 
 }  // namespace weft

@@ -35,7 +35,7 @@ struct Product {
 // [T, width] in the dtype of ``like``, reused by the next call of this thread. ``which``: 0 and 1 are the fused block's,
 // 5 and 6 a product's, the others belong to fused_decoder.cpp.
 constexpr int kFusedBlockRooms = 7;
-Projected fused_buffer(int which, const Projected& like, int64_t width);
+Buffer fused_buffer(int which, const Projected& like, int64_t width);
 
 // out: [T, columns] dense, dtype of x: column i is column order[i] of x.
 void take_columns(const Projected& x, const int32_t* order, int64_t columns, void* out);
@@ -46,9 +46,9 @@ struct FusedBlock {
   // core(projected, to): [T, first.out()] -> [T, second.in()]
   template <class Core>
   void run(const Projected& x, void* out, const Core& core, const AdapterRows* whose = nullptr) const {
-    const Projected projected = fused_buffer(0, x, first.out()), between = fused_buffer(1, x, second.in());
-    first.run(x, const_cast<void*>(projected.data), whose);
-    core(projected, const_cast<void*>(between.data));
+    const Buffer projected = fused_buffer(0, x, first.out()), between = fused_buffer(1, x, second.in());
+    first.run(x, projected.data, whose);
+    core(projected, between.data);
     second.run(between, out, whose);
   }
 

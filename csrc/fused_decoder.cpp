@@ -4,7 +4,7 @@ namespace weft {
 namespace {
 
 // The norm of x, or of x + scale added, which goes to ``sum`` as well.
-void norm_stream(const StreamNorm& with, const Projected& x, const Projected* added, float scale, int64_t dim, void* sum,
+void norm_stream(const StreamNorm& with, const Projected& x, const Buffer* added, float scale, int64_t dim, void* sum,
                  void* out) {
   NormArgs args = {};
   args.x = {x.data, x.stride, 0, x.dtype};
@@ -111,22 +111,21 @@ void FusedDecoder::replay(const Runs& again, Dtype dtype, const char* log, int64
 void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
                 int64_t table_stride, const AdapterRows* whose, void* out) const {
   const int64_t dim = stages.front().fused->first.in();
-  const Projected normed = fused_buffer(2, x, dim), rooms[2] = {fused_buffer(3, x, dim), fused_buffer(4, x, dim)};
+  const Buffer normed = fused_buffer(2, x, dim), rooms[2] = {fused_buffer(3, x, dim), fused_buffer(4, x, dim)};
   Projected stream = x;
-  const Projected* added = nullptr;
+  const Buffer* added = nullptr;
   int spare = 0;  // the room that the stream is not in
   for (const Stage& stage : stages) {
-    norm_stream(stage.norm, stream, added, scale, dim, added ? const_cast<void*>(added->data) : nullptr,
-                const_cast<void*>(normed.data));
+    norm_stream(stage.norm, stream, added, scale, dim, added ? added->data : nullptr, normed.data);
     if (added) {
       stream = *added;  // the sum took its place
       spare = added == &rooms[0] ? 1 : 0;
     }
     run_stage(stage, runs, normed, rotated, page_table, table_stride, whose,
-              const_cast<void*>(rooms[spare].data));
+              rooms[spare].data);
     added = &rooms[spare];
   }
-  norm_stream(last, stream, added, scale, dim, added ? const_cast<void*>(added->data) : nullptr, out);
+  norm_stream(last, stream, added, scale, dim, added ? added->data : nullptr, out);
 }
 
 }  // namespace weft

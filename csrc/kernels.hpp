@@ -204,7 +204,7 @@ struct GateArgs {
   int64_t tokens, heads, dim;
 };
 
-// How a weight matrix [out, in] is stored, see linear.inl and src/weft/tensor/weights/quantized.py.
+// How a weight matrix [out, in] is stored, see linear.hpp and src/weft/tensor/weights/quantized.py.
 enum class WeightForm : int {
   float32 = 0,   // dense rows; in is a multiple of 32
   bfloat16 = 1,  // the same
@@ -213,10 +213,10 @@ enum class WeightForm : int {
   float32_tiles = 5,   // tiles of 16 rows: for each column 16 numbers; x is float32
   int4 = 3,      // tiles of 16 rows: for each 8 columns 16 x 4 bytes, columns 0-3 in the low halves
   int6 = 8,      // tiles of 16 rows: for each 16 columns 128 bytes as in int4, then 64 with two more bits of each
-  int8_both = 6, // as int8, and x becomes int8 too (w8a8.inl): no zeros, groups of 128 n columns, or one
-  bfloat16_fp8 = 9,        // bfloat16_tiles as codes of e4m3 with scales (coded_tiles.inl); in is a multiple of 8
+  int8_both = 6, // as int8, and x becomes int8 too (w8a8.hpp): no zeros, groups of 128 n columns, or one
+  bfloat16_fp8 = 9,        // bfloat16_tiles as codes of e4m3 with scales (coded_tiles.hpp); in is a multiple of 8
   bfloat16_four_bits = 10, // the same of four bits, and a table of 16 floats
-  bfloat16_twelve_bit = 7,  // bfloat16_tiles in 12 bits (twelve_bit.inl); where has_twelve_bit_products; in is a multiple of 8
+  bfloat16_twelve_bit = 7,  // bfloat16_tiles in 12 bits (twelve_bit.hpp); where has_twelve_bit_products; in is a multiple of 8
 };
 
 // Numbers of groups. ``bytes``: signed, each times a float16 that a block of 256 columns shares. Bytes of e4m3 without
@@ -288,27 +288,40 @@ struct WidenArgs {         // weight rows [first, last), first a multiple of 16 
 
 struct AdaptArgs;  // adapters.hpp
 
+// Every kernel, with its arguments. The table below, its declarations for an instruction set (table.hpp) and its contents
+// (table.cpp) are written from this list.
+#define WEFT_EACH_KERNEL(KERNEL)     \
+  KERNEL(attention, AttentionArgs)   \
+  KERNEL(gated_delta, GatedDeltaArgs) \
+  KERNEL(mamba2, Mamba2Args)         \
+  KERNEL(mamba1, Mamba1Args)         \
+  KERNEL(conv, ConvArgs)             \
+  KERNEL(norm, NormArgs)             \
+  KERNEL(rotary, RotaryArgs)         \
+  KERNEL(write_kv, WriteKvArgs)      \
+  KERNEL(silu_mul, SiluMulArgs)      \
+  KERNEL(sigmoid_gate, GateArgs)     \
+  KERNEL(gelu_tanh, GeluArgs)        \
+  KERNEL(softmax, SoftmaxArgs)       \
+  KERNEL(linear, LinearArgs)         \
+  KERNEL(widen_weight, WidenArgs)    \
+  KERNEL(moe, MoeArgs)               \
+  KERNEL(adapt, AdaptArgs)
+
+// Forms of weights that an instruction set may lack.
+#define WEFT_EACH_ABILITY(ABILITY) \
+  ABILITY(has_byte_products)       \
+  ABILITY(has_twelve_bit_products) \
+  ABILITY(has_coded_tiles)
+
 struct Kernels {
   const char* name;
-  void (*attention)(const AttentionArgs&);
-  void (*gated_delta)(const GatedDeltaArgs&);
-  void (*mamba2)(const Mamba2Args&);
-  void (*mamba1)(const Mamba1Args&);
-  void (*conv)(const ConvArgs&);
-  void (*norm)(const NormArgs&);
-  void (*rotary)(const RotaryArgs&);
-  void (*write_kv)(const WriteKvArgs&);
-  void (*silu_mul)(const SiluMulArgs&);
-  void (*sigmoid_gate)(const GateArgs&);
-  void (*gelu_tanh)(const GeluArgs&);
-  void (*softmax)(const SoftmaxArgs&);
-  void (*linear)(const LinearArgs&);
-  void (*widen_weight)(const WidenArgs&);
-  bool (*has_byte_products)();
-  bool (*has_twelve_bit_products)();
-  bool (*has_coded_tiles)();
-  void (*moe)(const MoeArgs&);
-  void (*adapt)(const AdaptArgs&);
+#define WEFT_KERNEL(name, Args) void (*name)(const Args&);
+#define WEFT_ABILITY(name) bool (*name)();
+  WEFT_EACH_KERNEL(WEFT_KERNEL)
+  WEFT_EACH_ABILITY(WEFT_ABILITY)
+#undef WEFT_KERNEL
+#undef WEFT_ABILITY
 };
 
 // The best that this machine runs, or what ``use`` chose.

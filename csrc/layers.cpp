@@ -14,7 +14,7 @@ Rows columns(const Projected& projected, int64_t first, int64_t head_stride) {
 }
 
 // [T, width] that one call needs and the next may overwrite: the largest step so far, for each thread.
-Projected between(int which, const Projected& like, int64_t width) {
+Buffer between(int which, const Projected& like, int64_t width) {
   static thread_local std::vector<char> held[2];
   const size_t bytes = static_cast<size_t>(like.tokens * width * bytes_of(like.dtype));
   if (held[which].size() < bytes) held[which].resize(bytes);
@@ -41,7 +41,7 @@ void log_rows(const Runs& runs, const Projected& projected, const void* window) 
 namespace {
 
 void convolve(const Runs& runs, const ConvWeights& conv, const Rows& x, int64_t channels, const SlotView& window,
-              const Projected& out) {
+              const Buffer& out) {
   ConvArgs args = {};
   args.runs = &runs;
   args.x = x;
@@ -49,7 +49,7 @@ void convolve(const Runs& runs, const ConvWeights& conv, const Rows& x, int64_t 
   args.bias = conv.bias;
   args.weight_dtype = conv.dtype;
   args.silu = true;
-  args.out = const_cast<void*>(out.data);
+  args.out = out.data;
   args.window = window.data;
   args.slot_stride = window.slot_stride;
   args.channels = channels;
@@ -77,7 +77,7 @@ void GatedDeltaLayer::run(const Runs& runs, const Projected& projected, const Sl
   log_rows(runs, projected, window.data);
   const int64_t keys = k_heads * k_dim, values = heads * v_dim, channels = 2 * keys + values;
   const int64_t gates = channels + (out ? values : 0);
-  const Projected qkv = between(0, projected, channels), o = between(1, projected, values);
+  const Buffer qkv = between(0, projected, channels), o = between(1, projected, values);
   convolve(runs, conv, columns(projected, 0, 0), channels, window, qkv);
   GatedDeltaArgs args = {};
   args.runs = &runs;
@@ -89,7 +89,7 @@ void GatedDeltaLayer::run(const Runs& runs, const Projected& projected, const Sl
   args.decay = decay;
   args.dt_bias = dt_bias;
   args.beta_scale = beta_scale;
-  args.out = out ? const_cast<void*>(o.data) : nullptr;
+  args.out = out ? o.data : nullptr;
   args.state = state.data;
   args.kind = {state.dtype, layer};
   args.slot_stride = state.slot_stride;
@@ -111,7 +111,7 @@ void Mamba2Layer::run(const Runs& runs, const Projected& projected, const SlotVi
   log_rows(runs, projected, window.data);
   const int64_t inner = heads * head_dim, group = groups * state_dim, channels = inner + 2 * group;
   const int64_t first = out ? inner : 0;
-  const Projected xbc = between(0, projected, channels), y = between(1, projected, inner);
+  const Buffer xbc = between(0, projected, channels), y = between(1, projected, inner);
   convolve(runs, conv, columns(projected, first, 0), channels, window, xbc);
   Mamba2Args args = {};
   args.runs = &runs;
@@ -122,7 +122,7 @@ void Mamba2Layer::run(const Runs& runs, const Projected& projected, const SlotVi
   args.a = a;
   args.d = d;
   args.dt_bias = dt_bias;
-  args.out = out ? const_cast<void*>(y.data) : nullptr;
+  args.out = out ? y.data : nullptr;
   args.state = state.data;
   args.kind = {state.dtype, layer};
   args.slot_stride = state.slot_stride;
@@ -148,9 +148,9 @@ void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& p
   Rows q = columns(projected, 0, dim), k = columns(projected, k_at, dim);
   const Rows v = columns(projected, k_at + kv_width, dim);
   if (q_norm.weight || rotated.cos) {
-    const Projected own_q = between(0, projected, q_width), own_k = between(1, projected, kv_width);
-    const auto normed = [&](const NormWeights& norm, const Rows& x, int64_t count, const Projected& to) {
-      NormArgs args = gated_norm(norm, x, {}, projected.tokens, const_cast<void*>(to.data));
+    const Buffer own_q = between(0, projected, q_width), own_k = between(1, projected, kv_width);
+    const auto normed = [&](const NormWeights& norm, const Rows& x, int64_t count, const Buffer& to) {
+      NormArgs args = gated_norm(norm, x, {}, projected.tokens, to.data);
       args.plus_one = plus_one;
       args.heads = norm_whole ? 1 : count;
       args.dim = args.group = norm_whole ? count * dim : dim;
@@ -162,20 +162,30 @@ void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& p
       k = normed(k_norm, k, kv_heads, own_k);
     }
     if (rotated.cos) {  // in place where it was normed
-      kernels().rotary({q, k, rotated.cos, rotated.sin, projected.tokens, heads, kv_heads, dim, rotated.rotary_dim,
-                        const_cast<void*>(own_q.data), const_cast<void*>(own_k.data)});
+      kernels().rotary({
+          .q = q, .k = k, .cos = rotated.cos, .sin = rotated.sin, .tokens = projected.tokens, .q_heads = heads,
+          .kv_heads = kv_heads, .dim = dim, .rotary_dim = rotated.rotary_dim, .q_out = own_q.data,
+          .k_out = own_k.data});
       q = columns(own_q, 0, dim);
       k = columns(own_k, 0, dim);
     }
   }
-  kernels().write_kv({&runs, k, v, pages.k.data, pages.v.data, pages.k.slot_stride, pages.v.slot_stride, kv_heads, dim,
-                      pages.table, pages.table_stride, pages.k.dtype, pages.scales});
-  kernels().attention({&asked, q, out, pages.k.data, pages.v.data, pages.k.slot_stride, pages.v.slot_stride, kv_heads,
-                       heads / kv_heads, dim, pages.table, pages.table_stride, scale, pages.k.dtype, pages.scales,
-                       window, sinks});
+  kernels().write_kv({
+      .runs = &runs, .k = k, .v = v, .cache_k = pages.k.data, .cache_v = pages.v.data, .k_page = pages.k.slot_stride,
+      .v_page = pages.v.slot_stride, .kv_heads = kv_heads, .dim = dim, .page_table = pages.table,
+      .table_stride = pages.table_stride, .kv_dtype = pages.k.dtype, .scales = pages.scales});
+  kernels().attention({
+      .runs = &asked, .q = q, .out = out, .k = pages.k.data, .v = pages.v.data, .k_page = pages.k.slot_stride,
+      .v_page = pages.v.slot_stride, .kv_heads = kv_heads, .group = heads / kv_heads, .dim = dim,
+      .page_table = pages.table, .table_stride = pages.table_stride, .scale = scale, .kv_dtype = pages.k.dtype,
+      .scales = pages.scales, .window = window, .sinks = sinks});
   if (head_gated)
-    kernels().sigmoid_gate({out, columns(projected, k_at + 2 * kv_width, 1), true, projected.tokens, heads, dim});
-  if (gated) kernels().sigmoid_gate({out, columns(projected, q_width, dim), false, projected.tokens, heads, dim});
+    kernels().sigmoid_gate({
+        .x = out, .gate = columns(projected, k_at + 2 * kv_width, 1), .per_head = true, .tokens = projected.tokens,
+        .heads = heads, .dim = dim});
+  if (gated) kernels().sigmoid_gate({
+      .x = out, .gate = columns(projected, q_width, dim), .per_head = false, .tokens = projected.tokens,
+      .heads = heads, .dim = dim});
 }
 
 }  // namespace weft

@@ -20,6 +20,14 @@ struct Projected {
   Dtype dtype;
 };
 
+// The same, for a kernel to write and another to read.
+struct Buffer {
+  void* data;
+  int64_t stride, tokens;
+  Dtype dtype;
+  operator Projected() const { return {data, stride, tokens, dtype}; }
+};
+
 // A state's view over the arena: slots ``slot_stride`` elements apart.
 struct SlotView {
   void* data;

@@ -52,10 +52,13 @@ bool has_order_of_software(const TileKernels& unit) {
     for (uint16_t& bits : *numbers)  // any sign and mantissa; exponents of 2^-7 to 2^8, and now and then a denormal
       bits = static_cast<uint16_t>((dice() & 0x807F) | (dice() % 64 ? (120 + dice() % 16) << 7 : 0));
   std::vector<float> got(4 * kSumNumbers), expected(4 * kSumNumbers);
-  HalfBlock block = {x.data(), w.data(), kNumbers, kNumbers, kSteps, 2, 2, true, got.data()};
-  unit.begin();
-  unit.halves(block);
-  unit.end();
+  HalfBlock block = {
+      .x = x.data(), .w = w.data(), .x_stride = kNumbers, .w_stride = kNumbers, .steps = kSteps, .x_tiles = 2,
+      .w_tiles = 2, .first = true, .sums = got.data()};
+  {
+    const UnitInUse in_use(unit);
+    unit.halves(block);
+  }
   block.sums = expected.data();
   software_tiles.halves(block);
   return std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)) == 0;

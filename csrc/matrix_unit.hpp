@@ -1,6 +1,6 @@
 // Tile products of a matrix unit: which unit multiplies, and the blocks that it is asked for.
 //
-//     none       the CPU has no unit that these kernels know: vectors multiply (tiles.inl, twelve_bit.inl, w8a8.inl)
+//     none       the CPU has no unit that these kernels know: vectors multiply (tiles.hpp, twelve_bit.hpp, w8a8.hpp)
 //     amx        Intel's AMX: tdpbf16ps and tdpbsud (amx.cpp)
 //     software   the same tiles in plain C++, operation by operation as the manual states them: for tests on any CPU
 //
@@ -10,12 +10,12 @@
 //          x0  | s0 | s1 |       a tile of W: 16 x 64 bytes, a line holds 2 (or 4) columns of its 16 rows
 //          x1  | s2 | s3 |       a sum: 16 x 16 numbers of 4 bytes
 //
-// matrix_products.inl cuts products into blocks, and tile_blocks.inl computes a block by either unit.
+// matrix_products.hpp cuts products into blocks, and tile_blocks.hpp computes a block by either unit.
 //
 // The order of a sum in float32, by the manual: for 32 columns, the even and the odd products go into two sums from
 // zero, each product fused with its addition. Both are added, and that sum is added to the accumulator. Denormals are
 // zeros. ``follows_manual`` is the answer of the unit itself: a product of chosen numbers has the bits of ``software``.
-// Then vectors in the same order may serve few rows of x by codes (matrix_products.inl): a row has the same bits in any
+// Then vectors in the same order may serve few rows of x by codes (matrix_products.hpp): a row has the same bits in any
 // batch. A unit of another order serves all rows itself.
 #pragma once
 
@@ -50,12 +50,24 @@ struct ByteBlock {
   int32_t* sums;
 };
 
-// A thread calls ``begin`` before blocks and ``end`` after them.
+// A thread calls ``begin`` before blocks and ``end`` after them (UnitInUse).
 struct TileKernels {
   void (*begin)();
   void (*end)();
   void (*halves)(const HalfBlock&);
   void (*bytes)(const ByteBlock&);
+};
+
+// The unit is ready for blocks of this thread while this lives.
+class UnitInUse {
+ public:
+  explicit UnitInUse(const TileKernels& unit) : end_(unit.end) { unit.begin(); }
+  ~UnitInUse() { end_(); }
+  UnitInUse(const UnitInUse&) = delete;
+  UnitInUse& operator=(const UnitInUse&) = delete;
+
+ private:
+  void (*end_)();
 };
 
 // The unit in use: at first AMX where this process may use it.

@@ -1,4 +1,4 @@
-// Tiles of bfloat16 packed into 12 bits a weight, and unpacked again. twelve_bit.inl multiplies them.
+// Tiles of bfloat16 packed into 12 bits a weight, and unpacked again. twelve_bit.hpp multiplies them.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,30 @@ inline void pause() {
 #endif
 }
 
+thread_local Room* room_of_worker = nullptr;
+
 }  // namespace
+
+void Room::grow(int64_t bytes) {
+  if (bytes <= bytes_) return;
+  data_.reset();
+  bytes_ = 0;
+  data_.reset(static_cast<char*>(::operator new(static_cast<size_t>(bytes), std::align_val_t(kAlignment))));
+  bytes_ = bytes;
+}
+
+Room& Pool::room() {
+  static thread_local Room of_caller;
+  return room_of_worker ? *room_of_worker : of_caller;
+}
+
+void Pool::reserve(int64_t bytes) {
+  room().grow(bytes);
+  if (bytes <= reserved_.load(std::memory_order_relaxed)) return;
+  std::lock_guard<std::mutex> job(one_job_);  // no worker is inside of a job
+  for (Room& room : rooms_) room.grow(bytes);
+  reserved_.store(bytes, std::memory_order_relaxed);
+}
 
 Pool& Pool::instance() {
   static Pool pool;
@@ -53,6 +76,7 @@ Pool::~Pool() { stop(); }
 void Pool::forget_workers() {
   new (&workers_) std::vector<std::thread>();
   worker_count_.store(0);
+  rooms_.clear();
   new (&wake_) std::condition_variable();
 }
 
@@ -64,6 +88,7 @@ void Pool::stop() {
   wake_.notify_all();
   for (auto& worker : workers_) worker.join();
   workers_.clear();
+  rooms_.clear();
   worker_count_.store(0);
   stopping_.store(false);
 }
@@ -75,7 +100,10 @@ void Pool::resize(int threads) {
   if (threads == this->threads()) return;
   stop();
   const uint64_t seen = state_.load() / kJob;
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, seen] { work(seen); });
+  for (int i = 1; i < threads; ++i) {
+    rooms_.emplace_back().grow(reserved_.load(std::memory_order_relaxed));
+    workers_.emplace_back([this, seen, room = &rooms_.back()] { work(seen, room); });
+  }
   worker_count_.store(threads - 1);
 }
 
@@ -115,7 +143,8 @@ void Pool::take_items() {
 }
 
 // ``seen``: the last job from before this worker; it may come into every later one.
-void Pool::work(uint64_t seen) {
+void Pool::work(uint64_t seen, Room* room) {
+  room_of_worker = room;
   for (;;) {
     for (int spins = 0; spins < kSpins && state_.load(std::memory_order_acquire) / kJob == seen; ++spins) {
       if (stopping_.load(std::memory_order_relaxed)) return;

@@ -13,18 +13,44 @@
 // microseconds. It never spins for long: an HTTP process shares the cores. (libgomp spins without end.)
 //
 // Jobs run one at a time: callers of different threads wait for one another. Bodies may not throw, and may not start
-// jobs. A forked child has no workers, as only the forking thread survives a fork. It works alone until it asks for
+// jobs. Nor may they allocate: a job's caller reserves what they need (``reserve``), and they take it (Scratch). A forked
+// child has no workers, as only the forking thread survives a fork. It works alone until it asks for
 // threads itself.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
 namespace weft {
+
+// Scratch memory of one thread: it grows before jobs and never inside of one.
+class Room {
+ public:
+  static constexpr int64_t kAlignment = 64;
+
+  void grow(int64_t bytes);
+
+ private:
+  friend class Scratch;
+  struct Free {
+    void operator()(char* data) const { ::operator delete(data, std::align_val_t(kAlignment)); }
+  };
+  std::unique_ptr<char[], Free> data_;
+  int64_t bytes_ = 0, used_ = 0;
+};
+
+// Bytes that ``count`` numbers take of a Room.
+template <class T>
+constexpr int64_t scratch_bytes(int64_t count) {
+  return (count * static_cast<int64_t>(sizeof(T)) + Room::kAlignment - 1) / Room::kAlignment * Room::kAlignment;
+}
 
 class Pool {
  public:
@@ -75,6 +101,12 @@ class Pool {
 
   static constexpr int64_t kNone = -1;
 
+  // The bodies of this thread's next job may take ``bytes`` each, on any thread. Throws std::bad_alloc.
+  void reserve(int64_t bytes);
+
+  // Of the calling thread.
+  static Room& room();
+
  private:
   using Call = void (*)(const void*, int64_t, int64_t);
 
@@ -84,12 +116,14 @@ class Pool {
   Pool();
   ~Pool();
   void run(int64_t count, double nanoseconds, Call call, const void* context);
-  void work(uint64_t seen);
+  void work(uint64_t seen, Room* room);
   void take_items();
   void stop();
   void forget_workers();
 
   std::vector<std::thread> workers_;  // changed by ``resize`` alone, under one_job_
+  std::deque<Room> rooms_;            // of the workers, grown under one_job_
+  std::atomic<int64_t> reserved_{0};
   std::atomic<int> worker_count_{0};
   std::mutex one_job_;
   std::mutex mutex_;
@@ -102,6 +136,28 @@ class Pool {
   const void* context_ = nullptr;
   int64_t count_ = 0, together_ = 1;
   std::atomic<int64_t> next_{0};
+};
+
+// What a body takes of its thread's room, until the end of the block that this is in.
+class Scratch {
+ public:
+  Scratch() : room_(Pool::room()), used_before_(room_.used_) {}
+  ~Scratch() { room_.used_ = used_before_; }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  // Numbers without values. More than the caller of the job reserved ends the process.
+  template <class T>
+  T* take(int64_t count) {
+    char* const at = room_.data_.get() + room_.used_;
+    room_.used_ += scratch_bytes<T>(count);
+    if (room_.used_ > room_.bytes_) __builtin_trap();
+    return reinterpret_cast<T*>(at);
+  }
+
+ private:
+  Room& room_;
+  int64_t used_before_;
 };
 
 }  // namespace weft

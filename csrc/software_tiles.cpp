@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "matrix_unit.hpp"
-#include "tile_blocks.inl"
+#include "tile_blocks.hpp"
 
 namespace weft {
 namespace {

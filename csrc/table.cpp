@@ -5,18 +5,34 @@ namespace weft {
 #define WEFT_STRING_OF(x) #x
 #define WEFT_STRING(x) WEFT_STRING_OF(x)
 
-#define WEFT_KERNELS(table, attention_form)                                                                         \
-  extern const Kernels table;                                                                                       \
-  const Kernels table = {WEFT_STRING(table), own::attention_form, own::gated_delta, own::mamba2, own::mamba1,       \
-                         own::conv, own::norm, own::rotary, own::write_kv, own::silu_mul, own::sigmoid_gate,        \
-                         own::gelu_tanh, own::softmax, own::linear, own::widen_weight, own::has_byte_products,      \
-                         own::has_twelve_bit_products, own::has_coded_tiles, own::moe, own::adapt}
-
 namespace own = tables::WEFT_TABLE;
 
-WEFT_KERNELS(WEFT_TABLE, attention);
+namespace {
+
+constexpr Kernels own_kernels(const char* name) {
+#define WEFT_KERNEL(name, Args) .name = own::name,
+#define WEFT_ABILITY(name) .name = own::name,
+  return {.name = name, WEFT_EACH_KERNEL(WEFT_KERNEL) WEFT_EACH_ABILITY(WEFT_ABILITY)};
+#undef WEFT_KERNEL
+#undef WEFT_ABILITY
+}
+
 #ifdef WEFT_DOT_TABLE
-WEFT_KERNELS(WEFT_DOT_TABLE, attention_dots);
+constexpr Kernels dot_kernels(const char* name) {
+  Kernels kernels = own_kernels(name);
+  kernels.attention = own::attention_dots;
+  return kernels;
+}
+#endif
+
+}  // namespace
+
+// A constant initialiser: the table of a set that this CPU lacks must not be written by code of that set.
+extern const Kernels WEFT_TABLE;
+constinit const Kernels WEFT_TABLE = own_kernels(WEFT_STRING(WEFT_TABLE));
+#ifdef WEFT_DOT_TABLE
+extern const Kernels WEFT_DOT_TABLE;
+constinit const Kernels WEFT_DOT_TABLE = dot_kernels(WEFT_STRING(WEFT_DOT_TABLE));
 #endif
 
 }  // namespace weft

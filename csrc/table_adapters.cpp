@@ -1,10 +1,5 @@
-#include "adapters.hpp"
+#include "adapter_products.hpp"
 #include "table.hpp"
-
-// Each over some of those before it.
-#include "linear_inputs.inl"
-#include "tiles.inl"
-#include "adapters.inl"
 
 namespace weft::tables::WEFT_TABLE {
 

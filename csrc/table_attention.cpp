@@ -1,12 +1,5 @@
+#include "attention.hpp"
 #include "table.hpp"
-
-#include <algorithm>
-#include <vector>
-
-#include "kv_numbers.inl"
-#include "shared_pages.inl"
-#include "attention_tile.inl"
-#include "attention.inl"  // over both
 
 namespace weft::tables::WEFT_TABLE {
 

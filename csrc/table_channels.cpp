@@ -1,10 +1,6 @@
+#include "conv.hpp"
+#include "mamba1.hpp"
 #include "table.hpp"
-
-#include "flush_denormals.hpp"
-#include "kv_numbers.inl"
-#include "rounding.inl"
-#include "conv.inl"
-#include "mamba1.inl"
 
 namespace weft::tables::WEFT_TABLE {
 

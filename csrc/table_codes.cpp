@@ -1,14 +1,5 @@
-#include "flush_denormals.hpp"
-#include "matrix_unit.hpp"
+#include "moe.hpp"
 #include "table.hpp"
-
-// Each over some of those before it.
-#include "linear_inputs.inl"
-#include "code_forms.inl"
-#include "linear.inl"
-#include "w8a8.inl"
-#include "moe_routing.inl"
-#include "moe.inl"
 
 namespace weft::tables::WEFT_TABLE {
 

@@ -1,9 +1,5 @@
+#include "gated_delta.hpp"
 #include "table.hpp"
-
-#include "flush_denormals.hpp"
-#include "kv_numbers.inl"
-#include "rounding.inl"
-#include "gated_delta.inl"
 
 namespace weft::tables::WEFT_TABLE {
 

@@ -1,9 +1,5 @@
+#include "mamba2.hpp"
 #include "table.hpp"
-
-#include "flush_denormals.hpp"
-#include "kv_numbers.inl"
-#include "rounding.inl"
-#include "mamba2.inl"
 
 namespace weft::tables::WEFT_TABLE {
 

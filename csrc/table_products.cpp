@@ -1,22 +1,5 @@
-#include "flush_denormals.hpp"
-#include "matrix_unit.hpp"
+#include "products.hpp"
 #include "table.hpp"
-
-// Each over some of those before it.
-#include "linear_inputs.inl"
-#include "code_forms.inl"
-#include "tiles.inl"
-#include "twelve_bit.inl"
-#include "twelve_bit_neon.inl"
-#include "coded_numbers.inl"
-#include "coded_words.inl"
-#include "coded_tiles.inl"
-#include "matrix_pieces.inl"
-#include "code_pieces.inl"
-#include "matrix_products.inl"
-#include "moe_routing.inl"
-#include "moe_tiles.inl"
-#include "products.inl"
 
 namespace weft::tables::WEFT_TABLE {
 

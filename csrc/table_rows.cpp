@@ -1,9 +1,7 @@
+#include "elementwise.hpp"
+#include "norm.hpp"
+#include "softmax.hpp"
 #include "table.hpp"
-
-#include "kv_numbers.inl"
-#include "norm.inl"
-#include "elementwise.inl"
-#include "softmax.inl"
 
 namespace weft::tables::WEFT_TABLE {
 

@@ -35,7 +35,7 @@ NEEDED = (
     "DIST/licenses/src/weft/server/page_files/vendor/LICENSE.marked",
 )
 """Files of each wheel; DIST stands for its folder of metadata."""
-_FOREIGN = re.compile(r"(^|/)(tests?|csrc|benchmarks|build|__pycache__)/|\.(pyc|[ch]pp|inl|[oa])$")
+_FOREIGN = re.compile(r"(^|/)(tests?|csrc|benchmarks|build|__pycache__)/|\.(pyc|[ch]pp|[oa])$")
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 _TABLES = {"x86_64": (b"portable", b"x86_64_v3", b"x86_64_v4", b"x86_64_v4_bf16"), "aarch64": (b"neon",)}
 NEWEST_SYMBOLS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13)}

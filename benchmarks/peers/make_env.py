@@ -18,7 +18,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -91,8 +90,7 @@ def make_llama(directory: Path, jobs: int) -> None:
         LLAMA,
     )
     archive = next(building.glob("*.tar.gz"))
-    with tarfile.open(archive) as tar:
-        tar.extractall(building, filter="data")
+    shutil.unpack_archive(archive, building)
     tree = next(building.glob("*/vendor/llama.cpp"))
     off = [f"-D{name}=OFF" for name in _CMAKE_OFF]
     _run("cmake", "-S", str(tree), "-B", str(building / "out"), "-DCMAKE_BUILD_TYPE=Release", *off)

@@ -63,7 +63,7 @@ def cpu_name_and_flags(path: Path = CPUINFO) -> tuple[str, frozenset[str]]:
 
 def keeps_codes(flags: frozenset[str] | None = None) -> bool:
     """Whether a CPU with ``flags``, by default this one, multiplies by codes of fp8, nf4 and fp4, if the C++
-    kernels were built (csrc/coded_tiles.inl)."""
+    kernels were built (csrc/coded_tiles.hpp)."""
     flags = cpu_name_and_flags()[1] if flags is None else flags
     return "avx512f" in flags and ("avx512_bf16" not in flags or "avx512vbmi" in flags)
 

@@ -1,5 +1,7 @@
 """Rules of prose that a program can check: docstrings, comments and Markdown.
 
+``python -m tests.arch.dialect_ceilings`` writes the ceilings of DIALECT again from the counts of today.
+
 A subject is a thing (the sequence, the request, the cache), never a person. Pictures and code are not prose.
 Lines of Markdown have at most 120 characters and cells of tables at most 200, code blocks excepted: they show
 what programs print.
@@ -20,10 +22,55 @@ TABLE_CELL_MAX = 200
 
 DIALECT: dict[str, re.Pattern[str]] = {
     "a sentence without a verb that begins with Of": re.compile(r"(?:^|[.!?]\s+)Of [^.:]*[.:]"),
-    "a noun hidden in a sentence that begins with What": re.compile(r"(?:^|[.!?]\s+)What\b"),
-    "a place for a relation: behind, beside, lies, stands": re.compile(r"\b(?:behind|beside|lies|stands)\b"),
+    "a noun hidden in what": re.compile(r"\bwhat\b(?![^.!?]*\?)", re.IGNORECASE),
+    "a place for a relation: behind, beside, home, lies, stands": re.compile(
+        r"\b(?:behind|beside|home|lies|stands)\b", re.IGNORECASE
+    ),
+    "a riddle of quantity: so many, as much": re.compile(r"\b(?:so|as) (?:many|much|few|little)\b", re.IGNORECASE),
+    "an idiom that no library has": re.compile(
+        r"\banew\b|\balone\b|\bin place of\b|\bthe begin\b"
+        r"|\bwhole(?=[.,;:)]|$| or\b| and\b)"
+        r"|(?<!there )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|fewer\b|better\b)"
+        r"|\b(?:ask|call|do|decide|name|read|say|set|tell|work|write)(?:s|ed|n)? otherwise\b"
+        r"|\b(?:called|done|said|told|written) otherwise\b",
+        re.IGNORECASE,
+    ),
 }
-"""Habits of this code's early English that no library has, by name. ``CEILINGS`` counts what is left of each."""
+"""Habits of this code's early English that no library has, by name. A question may ask what something is."""
+
+NO_VERB = "a docstring of a function that begins without a verb"
+"""The habit of DIALECT that needs the syntax tree: ``VERBS`` has the verbs, properties are nouns."""
+
+VERBS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    abort accept acknowledge acquire add admit adopt advance align allocate allow answer append apply arrange ask
+    assemble assert assign attach attend await balance begin bind block bound bring broadcast build call cancel carry
+    cast change charge check choose claim clean clear close collect combine commit compare compile complain complete
+    compress compute concatenate confirm connect consume contain continue convert copy count create cut decide declare
+    decode decorate decrease delay delete deliver dequantize derive describe detach detect determine discard dispatch
+    divide download drain draw drop dump emit empty encode end enqueue ensure enter estimate evict examine exchange
+    execute exit expand expect expire explain export extend extract fail feed fetch fill filter find finish fit flatten
+    flush fold follow forget fork format forward free freeze gather generate get give go grant group grow guard guess
+    hand handle hash hide hold ignore import include increase index infer inherit initialise insert inspect install
+    interleave invalidate iterate join judge keep kill label launch leave let lift limit link list listen load lock log
+    look lower make mark mask match measure merge move multiply name normalise note notice notify number observe offer
+    open order overwrite pack pad parse pass patch pause permute pick pin place plan plot pop predict preempt prefer
+    prepare print probe produce project promise propose prove provide prune publish pull push put quantize query queue
+    quit raise rank read rebuild receive recompute reconnect record recount reduce refer refresh refuse register
+    reject relay release reload remember remove rename render repack repeat replace replay reply report request require
+    reserve reset reshape resolve restart restore resume retire retry return reuse revert rewrite rotate round route
+    run sample save say scale scan scatter schedule score search seed select send separate serialise serve set settle
+    shape share shift show shrink shut sign signal simulate size skip sleep slice solve sort spawn split spread square
+    stack stage start state stay stop store stream strip submit subtract sum summarise suspend swap switch sync take
+    talk tell terminate test throw tie tile time tokenize touch trace track transfer translate transpose treat trim
+    truncate try turn undo unload unlock unpack unpin update upload use validate verify visit wait wake walk warm warn
+    watch weigh widen withdraw work wrap write yield
+        """,
+    )
+)
+"""First words of docstrings, in base form. A verb that is missing is added here."""
 
 PERSONS = re.compile(
     r"\b(who|whoever|whom|whomever|nobody|somebody|everybody|anybody|someone|everyone|anyone"
@@ -132,10 +179,40 @@ def prose_complaints(source: Source) -> list[str]:
     return complaints
 
 
+def _texts(source: Source) -> list[str]:
+    texts = _python_texts(source.text) if source.path.endswith(".py") else _markdown_texts(source.text)
+    return [_CODE.sub("X", part) for _, text in texts for part in paragraphs_of(text)]
+
+
+def words_of(source: Source) -> int:
+    """Return the number of words in the docstrings and comments of a Python file, or in a page."""
+    return sum(len(text.split()) for text in _texts(source))
+
+
+def is_verb(word: str) -> bool:
+    """Return whether a docstring's first word is one of ``VERBS``, in base form or third person."""
+    low = word.rstrip(".,:;").lower()
+    bases = {low, low.removesuffix("s"), low.removesuffix("es"), re.sub(r"ies$", "y", low)}
+    return word[:1].isupper() and not bases.isdisjoint(VERBS)
+
+
+def verbless_functions(source: Source) -> list[tuple[int, str]]:
+    """Return line and first sentence of each function's docstring that begins without a verb."""
+    return [
+        (node.lineno, docstring.split("\n")[0])
+        for node in ast.walk(ast.parse(source.text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        and (docstring := ast.get_docstring(node))
+        and not is_verb(docstring.split()[0])
+    ]
+
+
 def dialect_counts(source: Source) -> dict[str, int]:
-    """Return how often each habit of DIALECT occurs in the docstrings and comments of a Python file."""
-    texts = [_CODE.sub("X", part) for _, text in _python_texts(source.text) for part in paragraphs_of(text)]
-    return {name: sum(len(pattern.findall(text)) for text in texts) for name, pattern in DIALECT.items()}
+    """Return how often each habit of DIALECT, and NO_VERB, occurs in a Python file or a page."""
+    texts = _texts(source)
+    counts = {name: sum(len(pattern.findall(text)) for text in texts) for name, pattern in DIALECT.items()}
+    return {**counts, NO_VERB: len(verbless_functions(source)) if source.path.endswith(".py") else 0}
 
 
 def width_complaints(page: Source) -> list[str]:

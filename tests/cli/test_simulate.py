@@ -119,7 +119,7 @@ def test_a_plot_that_cannot_be_drawn_is_said_before_anything_runs(
         ([*FEW, *MODEL, "--store", "1TB"], "--store '1TB' is no store"),
         ([*FEW, *MODEL, "--store", "1TB@fast"], "--store 'fast' is not a rate"),
         ([*FEW, *MODEL, "--store", "0B@1GB/s"], "above 0"),
-        ([*FEW, *MODEL, "--store", "1TB@1GB/s@soon"], "'soon' is no latency"),
+        ([*FEW, *MODEL, "--store", "1TB@1GB/s@soon"], "'soon' is not a latency"),
         ([*FEW, *MODEL, "--store", "1TB@1GB/s", "--store-write", "0B"], "--store-write"),
     ],
 )

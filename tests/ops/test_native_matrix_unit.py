@@ -120,7 +120,7 @@ def test_a_row_has_the_same_bits_in_either_form_and_any_batch(rows_out: int, col
 
 
 STAGED_BYTES = 1 << 20
-"""Output size from which pieces are written through a buffer (csrc/matrix_pieces.inl)."""
+"""Output size from which pieces are written through a buffer (csrc/matrix_pieces.hpp)."""
 
 
 @pytest.mark.parametrize("rows_out", [1024, 1040])

@@ -233,7 +233,7 @@ def test_a_flag_that_cannot_work_is_named(flags: dict[str, Any], flag: str) -> N
         ({"memory": "4GiB/s"}, "--memory '4GiB/s' is not a size"),
         ({"store": "/store", "store_size": "9XB"}, "--store-size '9XB' is not a size"),
         ({"store": "/store", "store_write": "0"}, "limits.store_write is '0'; it must be above 0 bytes a second"),
-        ({"speculate": "suffix,oracle"}, "'oracle' is no source of drafts"),
+        ({"speculate": "suffix,oracle"}, "'oracle' is not a source of drafts"),
         ({"grammar_seconds": 0}, "limits.grammar_seconds is 0; it must be at least 1"),
         ({"threads": 0}, "--threads is 0"),
     ],

@@ -389,7 +389,7 @@ def shows(url: Any) -> list[dict[str, Any]]:
         (shows("/etc/passwd"), "it must be a data: URL"),
         ([{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}], "expected an object with url"),
         (shows("data:image/png;base64,AAAA"), "in no known format"),
-        (shows("data:image/png;base64,%%%"), "the data: URL is no base64"),
+        (shows("data:image/png;base64,%%%"), "the data: URL is not base64"),
         (shows("data:image/png,abc"), "it must be data:image/TYPE;base64,DATA"),
         (shows(f"data:image/png;base64,{png(*SIZE)[:400]}"), "the picture cannot be decoded"),
         (shows(f"data:image/png;base64,{png(4000, 1)}"), "the limit is 3,000 on a side (limits.image_side)"),

@@ -1,4 +1,4 @@
-"""From a config to an engine that takes requests: every part is built here, in this order.
+"""Assembly of an engine from its config: every part is built here, in this order.
 
     EngineConfig --+-- check      each field by its type hint
                    +-- text       directory or hub name -> the tokenizer, the chat template
@@ -7,20 +7,20 @@
                    |      |
                    |      spec ------+
                    |                 v
-                   +-- memory     bytes -> ArenaPlan -> Sizes (what does not fit is shrunk and said)
+                   +-- memory     bytes -> ArenaPlan -> Sizes (shrunk, with a note, if they do not fit)
                    |                 |
                    |       Memory    |    TorchExecutor(model, plan)
                    |             \\   |   /
                    +-----------> EngineCore            + ModelInfo: all of it in words and numbers
 
-The order matters. What can be refused without weights is refused before weights are read, and a missing
-tokenizer before torch is imported. The OpenMP wait policy is set before that, since torch reads it once;
-spinning threads of two processes on the same cores cost ten times the work itself. Memory is measured after
-the weights are loaded, so that its default is a share of what is really left. On a GPU it is measured after a
-step too. Graphs are recorded last, when everything that they hold addresses of is in its place.
+The order matters. Refusals that need no weights come before weights are read, and that of a missing tokenizer before
+torch is imported. The OpenMP wait policy is set before that, since torch reads it once; spinning threads of two
+processes on the same cores cost ten times the work itself. Memory is measured after the weights are loaded, so that
+its default is a share of the memory that is really left. On a GPU it is measured after a step too. Graphs are recorded
+last, since they keep addresses: everything that they refer to is allocated by then.
 
-Importing this module costs nothing: torch comes in with ``assemble``, so the process that serves HTTP can
-name ``ModelInfo`` without it.
+Importing this module costs nothing: torch comes in with ``assemble``, so the process that serves HTTP can name
+``ModelInfo`` without it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ OnProgress = Callable[[str], None]
 
 EMBEDDED_MODEL = "weft-recall"
 MAX_STEP_MS_CPU, MAX_STEP_MS_GPU = 1000, 100
-"""Defaults of ``--max-step-ms``."""
+"""Defaults of ``--max-step-ms``, milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,10 @@ class Assembled:
 
 
 def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, peers: Peers | None = None) -> Assembled:
-    """``peers``: ranks that run already, and that the engine leaves running when it closes.
+    """Build an engine from ``config``. ``peers``: ranks that run already; they stay running when the engine closes.
 
-    Raises ConfigError (a flag cannot work), CheckpointError or UnknownArchitectureError (the model cannot be
-    read or served); each names the flag, file or tensor.
+    Raises ConfigError (a flag cannot work), CheckpointError or UnknownArchitectureError (the model cannot be read or
+    served); each names the flag, file or tensor.
     """
     tell = on_progress or (lambda line: None)
     notes: list[str] = []
@@ -218,7 +218,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
 def _records_identity(
     config: EngineConfig, tier: StoreTier | None, arena: ArenaPlan, kernels: str, threads: int
 ) -> dict[str, str]:
-    """What engines that send each other records must have in common besides. All of it is in ``records``."""
+    """Return further facts that engines which send each other records must share. All of them are in ``records``."""
     from weft.store.peer_store import PeerStore
 
     if tier is None or not isinstance(tier.store, PeerStore):
@@ -245,7 +245,7 @@ def _store_tier(
     threads: int,
     device: torch.device,
 ) -> tuple[StoreTier, list[str]]:
-    """The tier, with its buffers attached to the arena, and what to say of it."""
+    """Return the tier, with its buffers attached to the arena, and notes for the user."""
     from weft.assemble.prefix_store import open_tier, own_parts
     from weft.ranks.executor import RankedExecutor
 
@@ -292,8 +292,9 @@ def load_adapters(
 
 
 def registered_adapters(config: EngineConfig) -> tuple[list[Adapter], dict[str, str]]:
-    """Return those of ``--lora``, and why others are refused. Raises CheckpointError for a directory that is no
-    adapter, or too large a rank, with ``lora_required``."""
+    """Return the adapters of ``--lora`` that can be served, and why others are refused. Raises CheckpointError for a
+    directory that is no adapter, or too large a rank, with ``lora_required``.
+    """
     from weft.models.hub import resolve_adapter
 
     adapters: list[Adapter] = []
@@ -307,7 +308,7 @@ def registered_adapters(config: EngineConfig) -> tuple[list[Adapter], dict[str, 
 
 
 def _refuse(name: str, error: UserError, refused: dict[str, str], config: EngineConfig) -> None:
-    """Note why an adapter is not served. Raises CheckpointError where the start ends for it (server.lora_required)."""
+    """Note why an adapter is not served. Raises CheckpointError if the start ends for it (server.lora_required)."""
     why = f"--lora {name}={named_paths(config.lora)[name]}: {error.message}"
     if config.lora_required:
         raise CheckpointError(why, param=error.param) from None
@@ -321,7 +322,7 @@ def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor
 
 
 def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
-    """Of a prompt, until steps were measured."""
+    """Return the guessed cost of a prompt, used until steps were measured."""
     spec = loaded.spec
     return geometric_cost(
         hidden_size=spec.hidden_size,
@@ -333,7 +334,7 @@ def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
 def _cost_listener(
     core: EngineCore, policy: Policy, guess: PrefillCost, tier: StoreTier | None
 ) -> Callable[[StepPlan, float], None]:
-    """Gives the eviction policy and the prices of the store what the meter of ``core`` has measured."""
+    """Return a listener that gives the eviction policy and the store's prices the measurements of ``core``'s meter."""
 
     def measured(plan: StepPlan, seconds: float) -> None:
         if plan.verify_count:
@@ -348,8 +349,9 @@ def _cost_listener(
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A model on its device, with its arena. ``own``: the executor of this process; ``executor``: of all
-    ranks. ``spec``: with the dtypes of the caches."""
+    """A model on its device, with its arena. ``own``: the executor of this process; ``executor``: the executor of all
+    ranks. ``spec``: with the dtypes of the caches.
+    """
 
     loaded: LoadedModel
     spec: ModelSpec
@@ -410,13 +412,14 @@ def _place(
 
 
 def overlaps(config: EngineConfig, device: torch.device) -> bool:
-    """Whether the next step is planned while one is computed. On a CPU both want the same cores, and the way
-    between two threads costs more than it hides (decision 0015)."""
+    """Return whether the next step is planned while one is computed. On a CPU both want the same cores, and the way
+    between two threads costs more than it hides (decision 0015).
+    """
     return config.overlap == "on" or (config.overlap == "auto" and device.type != "cpu")
 
 
 def with_step_tokens(config: EngineConfig, device: torch.device) -> EngineConfig:
-    """``config`` with the token budget of a step, by default that of the device."""
+    """Return ``config`` with the token budget of a step, by default that of the device."""
     if config.max_num_batched_tokens is not None:
         return config
     tokens = STEP_TOKENS_CPU if device.type == "cpu" else STEP_TOKENS_GPU
@@ -424,8 +427,9 @@ def with_step_tokens(config: EngineConfig, device: torch.device) -> EngineConfig
 
 
 def without_prefixes(config: EngineConfig, directory: Path) -> EngineConfig:
-    """``config`` itself for a causal model. Without prefix cache, drafts and recorded steps for others, and with steps
-    that hold a long prompt. Raises ConfigError for a flag that needs kept prefixes."""
+    """Return ``config`` itself for a causal model; for others a config without prefix cache, drafts and recorded
+    steps, with steps that hold a long prompt. Raises ConfigError for a flag that needs kept prefixes.
+    """
     if read_spec(read_json(directory / "config.json")).causal:
         return config
     for flag, wanted in (("--store", config.store is not None), ("--roles", config.handoffs)):
@@ -445,7 +449,7 @@ def without_prefixes(config: EngineConfig, directory: Path) -> EngineConfig:
 
 
 def max_step_s(config: EngineConfig, device: torch.device) -> float | None:
-    """``--max-step-ms`` in seconds, None for no limit."""
+    """Return ``--max-step-ms`` in seconds, None for no limit."""
     milliseconds = config.max_step_ms
     if milliseconds is None:
         milliseconds = MAX_STEP_MS_CPU if device.type == "cpu" else MAX_STEP_MS_GPU
@@ -453,7 +457,7 @@ def max_step_s(config: EngineConfig, device: torch.device) -> float | None:
 
 
 def prepare_torch(config: EngineConfig, notes: list[str]) -> int:
-    """Import torch as the CPU path wants it; returns the threads it will use."""
+    """Import torch with the settings of the CPU path; return the number of its threads."""
     if "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         notes.append(
             "torch was imported before the engine was made, and OMP_WAIT_POLICY is not set: set it "
@@ -470,7 +474,7 @@ def prepare_torch(config: EngineConfig, notes: list[str]) -> int:
 
 
 def choose_device_of(config: EngineConfig, rank: int, notes: list[str]) -> torch.device:
-    """Of rank ``rank``: each has a GPU of its own."""
+    """Return the device of rank ``rank``: each rank has its own GPU."""
     from weft.tensor.device import choose_device, remarks
 
     device = choose_device(config.device)
@@ -492,7 +496,7 @@ def choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> 
 
 
 def kernels_in_use(device: torch.device) -> str:
-    """In words, for the start-up line."""
+    """Return the kernels in use in words, for the start-up line."""
     from weft.tensor import native
     from weft.tensor.device import kernels_in_words
 
@@ -500,7 +504,7 @@ def kernels_in_use(device: torch.device) -> str:
 
 
 def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = False) -> tuple[str, Path]:
-    """(the name to serve it under, its directory). ``text_only``: a hub model without its weights."""
+    """Return (the name to serve the model under, its directory). ``text_only``: a hub model without its weights."""
     from weft.models.hub import name_of, resolve_model
 
     if config.model is None:
@@ -515,8 +519,9 @@ def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = Fals
 
 
 def _check_text_files(directory: Path) -> int | None:
-    """Return the tokenizer's end token. Before any weight is read, raises an error for a tokenizer or chat
-    template that cannot be used."""
+    """Return the tokenizer's end token. Raises an error for a tokenizer or chat template that cannot be used, before
+    any weight is read.
+    """
     end = Tokenizer.load(directory).end_id
     template = read_chat_template(directory)
     if template is not None:
@@ -525,7 +530,7 @@ def _check_text_files(directory: Path) -> int | None:
 
 
 def choose_capture(config: EngineConfig, device: torch.device, ranks: RankGroup | None) -> Capture | None:
-    """On a GPU, unless it is turned off. Several ranks record together."""
+    """Return the recorder of graphs on a GPU, None if it is turned off. Several ranks record together."""
     if device.type != "cuda" or config.cuda_graphs == "off":
         return None
     from weft.ranks.graph_capture import RankedCapture
@@ -535,7 +540,7 @@ def choose_capture(config: EngineConfig, device: torch.device, ranks: RankGroup 
 
 
 def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
-    """Notes for the user: how many graphs, or why none."""
+    """Record graphs and return notes for the user: how many graphs, or why none."""
     if executor.graphs is None:
         return []
     mixed = executor.mixed_graphs

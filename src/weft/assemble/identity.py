@@ -1,17 +1,17 @@
-"""What decides the tokens that an engine gives. A replica that joins a fleet must have the same, and the
-ranks of an engine the same files.
+"""Facts that determine an engine's output. A replica that joins a fleet must have the same, and the ranks of an engine
+the same files.
 
     weights      digest over all bytes of the weight files (``weft.store.identity``)
     config       digest of config.json         tokenizer    digest of the vocabulary
     dtype, kv_dtype, state_dtype, quantize     the forms in which the model computes
     max_model_len                              a request that one replica accepts fits into each of them
-    version                                    of weft
+    version                                    weft's
 
 Each value is short text, so that a refusal can show both sides.
 
-The digest is computed on a thread of its own (``WeightsReading``), which begins before torch is imported: the
-pages that it brings into the page cache are those that the loader reads next. On the way out the files must
-be what they were on the way in, so the digest is that of the bytes that were loaded.
+The digest is computed on a thread of its own (``WeightsReading``), which begins before torch is imported: the pages
+that it brings into the page cache are those that the loader reads next. The files must be unchanged when the digest is
+done, so that it is the digest of the bytes that were loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DIGEST_CHARS = 12
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that weights are read from, and the index that lists their tensors. Raises CheckpointError."""
+    """Return the files that weights are read from, and the index that lists their tensors. Raises CheckpointError."""
     from weft.models.safetensors_header import weight_files as listed_files
 
     gguf = sorted(directory.glob("*.gguf"))
@@ -48,7 +48,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 class WeightsReading:
-    """One reading of the weights in ``directory``. ``files``: those that they are read from."""
+    """One reading of the weights in ``directory``. ``files``: the files that the weights are read from."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -73,7 +73,9 @@ class WeightsReading:
         threading.Thread(target=compute, name="weft-digest", daemon=True).start()
 
     def digest(self) -> str:
-        """Wait for the digest. Raises CheckpointError where a file has changed since the reading began, OSError."""
+        """Wait for the digest and return it. Raises OSError, CheckpointError if a file has changed since the reading
+        began.
+        """
         if not self._digest:
             if self._answer is None:
                 self.begin()
@@ -84,7 +86,7 @@ class WeightsReading:
         return self._digest
 
     def check(self) -> None:
-        """Raises CheckpointError where a file has changed since the reading began, OSError."""
+        """Raise CheckpointError if a file has changed since the reading began. Raises OSError."""
         if weight_files(self.directory) != self.files:
             raise CheckpointError(f"{self.directory}: other weight files are there now; try again", param="model")
         for file, before in zip(self.files, self._before, strict=True):
@@ -94,7 +96,7 @@ class WeightsReading:
 def engine_identity(
     config: EngineConfig, directory: Path, weights: str, loaded: LoadedModel, arena: ArenaPlan, max_model_len: int
 ) -> dict[str, str]:
-    """By the name of each fact. ``weights``: their digest."""
+    """Return the identity of an engine by the name of each fact. ``weights``: the digest of the weights."""
     return {
         "weights": weights[:_DIGEST_CHARS],
         "config": file_digest(directory / "config.json"),
@@ -109,8 +111,8 @@ def engine_identity(
 
 
 def files_fingerprint(directory: Path) -> str:
-    """Short text that two processes of one machine have in common where they read the same weight files in the
-    same state. Ranks compare it: each reads a share, and rank 0 has the digest. Raises CheckpointError, OSError.
+    """Return short text that two processes of one machine have in common if they read the same weight files in the
+    same state. Ranks compare it: each reads a share, and only rank 0 has the digest. Raises CheckpointError, OSError.
     """
     facts = [FileFacts.of(file) for file in weight_files(directory)]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:_DIGEST_CHARS]
@@ -122,6 +124,6 @@ def vocabulary_digest(directory: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Raises OSError."""
+    """Return a digest of the file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGEST_CHARS]

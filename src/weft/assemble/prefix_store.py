@@ -1,15 +1,15 @@
-"""``--store``: the store of a model, and its place below the arena.
+"""``--store``: the store of a model, and its connection to the arena.
 
     checkpoint files, sizes, dtypes, kernels  --> NamespaceIdentity     whose bytes these are
     --store, --store-size, limits.store_write ...  --> open_store            a directory or bucket
     arena                                     --> TransferBuffers       a quarter of its bytes, within bounds
                                               --> StoreTier             restores and writes of the scheduler
 
-With several ranks, rank 0 alone opens the store. Buffers are shared memory then, with a part for each rank.
+With several ranks, only rank 0 opens the store. Buffers are shared memory then, with a part for each rank.
 
-The identity has everything that decides what a page and a state mean: weights, config.json, the layout of
-pages and slots, dtypes and the quantised form. It has the kernels, the version of their arithmetic, that of
-torch, and on a CPU the threads. Two engines that differ in any of it never read each other's records.
+The identity has everything that determines the meaning of a page and a state: weights, config.json, the layout of
+pages and slots, dtypes and the quantised form. It has the kernels, the version of their arithmetic, that of torch, and
+on a CPU the threads. Two engines that differ in any of it never read each other's records.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
 CPU_FLOPS_THREAD = 4e10
 GPU_FLOPS = 2e14
-"""Guesses of what a thread or a GPU computes in a second, until prefills are measured."""
+"""Floating-point operations a second of a thread and of a GPU: guesses until prefills are measured."""
 GPU_LINK_BYTES_S = 25e9
-"""A PCIe 4 link with 16 lanes."""
+"""Bytes a second: a PCIe 4 link with 16 lanes."""
 
 
 def open_tier(
@@ -82,9 +82,10 @@ def open_tier(
     fp8_scales: Callable[[], Sequence[object]] = tuple,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> tuple[StoreTier, list[str]]:
-    """Return the tier of ``config.store`` and of handoffs, which send ``chunk_tokens`` at once; and notes for
-    the user. ``ranks``: the others copy their parts of each record. ``fp8_scales``: of pages in fp8, which lie
-    outside of them. Raises ConfigError that names the directory."""
+    """Return the tier of ``config.store`` and of handoffs, which send ``chunk_tokens`` at once; and notes for the
+    user. ``ranks``: the other ranks, which copy their parts of each record. ``fp8_scales``: scales of pages in fp8,
+    which are stored outside of the pages. Raises ConfigError that names the directory.
+    """
     arena, options = memory.plan, _options(config)
     buffers = _buffers(arena, device, ranks)
     limit = buffers.limit_bytes
@@ -192,7 +193,7 @@ def _buffers(arena: ArenaPlan, device: torch.device, ranks: RankedExecutor | Non
 
 
 def _shared_room(size: int, device: torch.device, ranks: RankedExecutor) -> HostRoom:
-    """One mapping, which every rank pins now."""
+    """Return one mapping, which every rank pins now."""
     from weft.tensor.gpu.host_memory import CudaPin, HostBuffer, HostRoom
 
     size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -205,8 +206,9 @@ def _shared_room(size: int, device: torch.device, ranks: RankedExecutor) -> Host
 
 
 def _forms(config: EngineConfig, arena: ArenaPlan) -> frozenset[int]:
-    """Of the records that this engine reads. Codes lie across pages, so a record of several ranks has
-    none."""
+    """Return the forms of records that this engine reads. Codes extend across pages, so a record of several ranks has
+    none.
+    """
     exact = {EXACT_FORM, PACKED} if packing.is_available() else {EXACT_FORM}
     if config.exact or config.tp > 1:
         return frozenset(exact)
@@ -217,7 +219,7 @@ def _forms(config: EngineConfig, arena: ArenaPlan) -> frozenset[int]:
 
 
 def own_parts(buffers: TransferBuffers) -> BufferPlaces:
-    """What this process copies of each buffer: all of it, or the part of rank 0."""
+    """Return the part of each buffer that this process copies: all of it, or the part of rank 0."""
     return buffers.own if isinstance(buffers, SharedBuffers) else buffers
 
 
@@ -246,8 +248,9 @@ def _identities(
     threads: int,
 ) -> Callable[[], NamespaceIdentity]:
     """Return a function that says whose records are written now: weights may be replaced while the engine runs.
-    ``threads``: those of a CPU. torch multiplies the matrices that do not lie in tiles, and may split
-    their sums by thread, so the number counts. Ranks change sums and shards, so their number counts too."""
+    ``threads``: threads of a CPU. torch multiplies the matrices that are not in tiles, and may split their sums by
+    thread, so the number counts. Ranks change sums and shards, so their number counts too.
+    """
     architecture, quantised = _plain_json(asdict(loaded.spec)), loaded.weights_form  # and not the model itself
     ranks = {"ranks": config.tp, "experts_by_rank": config.ep} if config.tp > 1 else {}
 
@@ -282,14 +285,18 @@ def _identities(
 
 
 def arithmetic(kernels: str) -> str:
-    """torch computes what no kernel of weft does, and another version of it may sum in another order."""
+    """Return the versions of the arithmetic: of weft's kernels, and of torch, which computes everything without a
+    kernel and may sum in another order in another version.
+    """
     import torch
 
     return f"{kernels} {identity.ARITHMETIC_VERSION}, torch {torch.__version__}"
 
 
 def layout_of(arena: ArenaPlan) -> dict[str, Any]:
-    """Where the bytes of a page and a state are. Pages in vnni are not named: stores had them before rows."""
+    """Return the positions of the fields of a page and a state. The layout vnni is not named: stores had it before the
+    layout rows existed.
+    """
     layout: dict[str, Any] = {
         "page": [asdict(field) for field in arena.kv_fields],
         "slot": [asdict(field) for field in arena.state_fields],

@@ -6,12 +6,12 @@
     layout -> arena, executor -> ready; on a GPU, graphs of decode steps, which all ranks record at once
     plans  -> one step each, in order, between them transfer buffers that come and go
 
-It decides nothing. It answers a step only if that stores: rank 0 has the result of any other when its
-collectives are done. The process ends when its socket closes. It ends when a collective fails, as rank 0 is
-gone then or gave up. It ends with a message if it fails itself.
+The process decides nothing. It answers a step only if the step stores: the collectives of any other step are its
+reply. The process ends when its socket closes, and when a collective fails, as rank 0 is gone then or gave up. It ends
+with a message if it fails itself.
 
-Arrays of a plan that are equal to those of the plan before are replaced by the older ones. The runner knows a
-step of the same decodes by the identity of its arrays (``runner.decodes``), which pickling loses.
+Arrays of a plan that are equal to those of the plan before are replaced by the older ones. The runner knows a step of
+the same decodes by the identity of its arrays (``runner.decodes``), which pickling loses.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NEW_EACH_STEP = ("tokens", "starts")
 
 
 def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) -> None:
-    """From a launch to its close."""
+    """Serve one launch until its close."""
     config = launch.config
     threads = assembly.prepare_torch(config, [])
     device = assembly.choose_device_of(config, launch.rank, [])
@@ -113,7 +113,7 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
 
 
 def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: ReceivedBuffers) -> None:
-    """Compute what rank 0 says, until a close."""
+    """Compute the steps that rank 0 sends, until a close."""
     before: StepPlan | None = None
     while True:
         message = connection.recv()
@@ -159,7 +159,7 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
 
 
 def with_known_arrays(plan: StepPlan, before: StepPlan | None) -> StepPlan:
-    """``plan`` with the arrays of ``before`` where they are equal."""
+    """Return ``plan`` with the arrays of ``before`` that are equal to its own."""
     if before is None or plan.run_count != before.run_count or plan.rows_cleared or plan.admissions:
         return plan
     known = {}
@@ -195,12 +195,12 @@ def main(descriptor: int, serve: Callable[[messages.RankLaunch, Connection[Any, 
 
 
 def _is_of_collectives(error: BaseException) -> bool:
-    """Whether another rank is to blame: gloo and NCCL name themselves."""
+    """Return whether another rank is to blame: gloo and NCCL name themselves."""
     return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
 
 
 def _said(connection: Connection[Any, Any], failed: messages.RankFailed) -> bool:
-    """Whether rank 0 can still be told."""
+    """Send ``failed`` and return whether rank 0 can still be told."""
     try:
         connection.send(failed)
     except OSError:

@@ -2,7 +2,7 @@
 
     start_ranks     processes, the meeting, the group that ``load_model`` shards by
     common_room     the arena that fits on every rank; refuses ranks that differ from rank 0
-    executor        rank 0's executor with the others behind it
+    executor        rank 0's executor, which sends its plans to the others
 
 Cores are divided: a rank has ``--threads``, or its part of all cores. Importing this module costs no torch.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StartedRanks:
-    """``group``: of rank 0."""
+    """Ranks that were started. ``group``: the group of rank 0."""
 
     peers: Peers
     group: RankGroup
@@ -46,7 +46,9 @@ class StartedRanks:
     """The processes outlive this engine."""
 
     def common_room(self, own: ArenaRoom, loaded: LoadedModel) -> ArenaRoom:
-        """Waits for the weights of all ranks. Raises ConfigError where a rank differs."""
+        """Wait for the weights of all ranks and return the room that all of them have. Raises ConfigError if a rank
+        differs.
+        """
         most, usual, why = own.most_bytes, own.usual_bytes, own.why
         identity = identity_with(self.identity, loaded)
         for rank, answer in enumerate(self.peers.loaded(identity), 1):
@@ -56,7 +58,7 @@ class StartedRanks:
         return ArenaRoom(most, min(usual, most), why)
 
     def sampler(self, rows_max: int, vocab_size: int, device: torch.device) -> Any:
-        """Of rank 0."""
+        """Return the sampler of rank 0."""
         from weft.ranks.samplers import LeadingSampler
         from weft.runner.sampler import Sampler
 
@@ -71,7 +73,7 @@ class StartedRanks:
         return RankStats(self.peers.size, self.group.collectives.seconds, choices)
 
     def executor(self, own: TorchExecutor) -> RankedExecutor:
-        """Once every rank has its arena."""
+        """Return the executor of all ranks once every rank has its arena."""
         from weft.ranks.executor import RankedExecutor
 
         self.peers.ready()
@@ -79,7 +81,7 @@ class StartedRanks:
 
 
 def with_rank_threads(config: EngineConfig) -> EngineConfig:
-    """``config`` with the cores of this machine divided among ranks, where it does not say."""
+    """Return ``config`` with the cores of this machine divided among ranks, unless it sets threads."""
     if config.tp == 1 or config.threads is not None:
         return config
     return replace(config, threads=max(1, usable_cores() // config.tp))
@@ -88,12 +90,13 @@ def with_rank_threads(config: EngineConfig) -> EngineConfig:
 def start_ranks(
     config: EngineConfig, directory: Path, device: torch.device, tell: Callable[[str], None], peers: Peers | None = None
 ) -> StartedRanks:
-    """Starts the other ranks (or launches ``peers`` again) and meets them. Raises ConfigError for a model
-    that does not divide, before any process is started."""
+    """Start the other ranks (or launch ``peers`` again) and meet them. Raises ConfigError for a model that does not
+    divide, before any process is started.
+    """
     from weft.ranks.peers import Peers
 
     check_divides(config, directory)
-    tell(f"ranks: starting {config.tp - 1} beside this process")
+    tell(f"ranks: starting {config.tp - 1} in addition to this process")
     started = peers or Peers(config.tp, config.rank_timeout)
     shares_choice = sends_choices(config, device)
     try:
@@ -108,13 +111,13 @@ def start_ranks(
 
 
 def sends_choices(config: EngineConfig, device: torch.device) -> bool:
-    """Whether a step may be fed from the choice of the step before it: see ``weft.ranks.samplers``."""
+    """Return whether a step may be fed from the choice of the step before it: see ``weft.ranks.samplers``."""
     overlap = config.overlap == "on" or (config.overlap == "auto" and device.type != "cpu")
     return overlap or config.speculate != "off"
 
 
 def meet(config: EngineConfig, folder: Path, rank: int, device: torch.device) -> GroupCollectives:
-    """Raises RankLostError where not all ranks come."""
+    """Return the collectives of the ranks that meet in ``folder``. Raises RankLostError if not all ranks come."""
     from weft.tensor.collectives import GroupCollectives
 
     try:
@@ -134,7 +137,7 @@ def group_of(config: EngineConfig, rank: int, collectives: GroupCollectives) -> 
 
 
 def settings_of(config: EngineConfig) -> list[tuple[str, str]]:
-    """What must be equal on all ranks beside the checkpoint."""
+    """Return the settings, next to the checkpoint, that must be equal on all ranks."""
     import torch
 
     return [("version", weft_version()), ("torch", torch.__version__), ("quantize", config.quantize)]
@@ -145,7 +148,7 @@ def identity_with(identity: dict[str, str], loaded: LoadedModel) -> dict[str, st
 
 
 def check_no_gguf(config: EngineConfig, is_gguf: bool) -> None:
-    """Raises ConfigError."""
+    """Raise ConfigError for a GGUF file."""
     if is_gguf:
         raise ConfigError(
             f"--tp is {config.tp}, and {config.model} is a GGUF file, which ranks do not "
@@ -155,7 +158,7 @@ def check_no_gguf(config: EngineConfig, is_gguf: bool) -> None:
 
 
 def check_divides(config: EngineConfig, directory: Path) -> None:
-    """Raises ConfigError where the model in ``directory`` cannot be divided over ``config.tp`` ranks."""
+    """Raise ConfigError if the model in ``directory`` cannot be divided over ``config.tp`` ranks."""
     from weft.families import read_architecture
     from weft.families.sharding import rank_architecture
     from weft.files import read_json
@@ -166,8 +169,9 @@ def check_divides(config: EngineConfig, directory: Path) -> None:
 
 
 def identity_of(directory: Path, settings: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What must be equal on all ranks, as text. ``settings``: (name, value) of what was chosen for this
-    rank."""
+    """Return the facts that must be equal on all ranks, as text. ``settings``: (name, value) of choices made for this
+    rank.
+    """
     return {
         **dict(settings),
         "config.json": file_digest(directory / "config.json"),

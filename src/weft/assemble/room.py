@@ -1,10 +1,10 @@
-"""How large the arena may be: what the machine has free, what the flags ask for, and the dtypes of its pages.
+"""Size of the arena: from the free memory of the machine, the flags, and the dtypes of its pages.
 
     CPU   free RAM, weights loaded             -> a share by default, nearly all of it at most
-    GPU   free bytes - what a step was measured to take    -> x --gpu-memory-fraction, by default and at most
+    GPU   free bytes - the measured need of a step         -> x --gpu-memory-fraction, by default and at most
 
-Memory is measured after the weights are loaded, so a default is a share of what is really left. ``--memory``
-beyond the room is shrunk, and a note says so.
+Memory is measured after the weights are loaded, so a default is a share of the memory that is really left.
+``--memory`` beyond the room is shrunk, and a note says so.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from weft.runner.reserve import Reserve
 
 STEP_TOKENS_LEAST = CHUNK_TOKENS + 1
-"""A chunk and a decode: no step has fewer."""
+"""Tokens, the least budget of a step: a chunk and a decode."""
 
 _log = logging.getLogger("weft")
 
 
 def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, CacheDTypeName]:
-    """``spec`` with its states as ``config`` asks for them, and the dtype of its pages.
+    """Return ``spec`` with the state dtypes that ``config`` sets, and the dtype of its pages.
 
     Raises ConfigError for a head that cannot be packed in that dtype.
     """
@@ -50,7 +50,7 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
         if layer.kv_heads and layer.head_dim % packed:
             raise ConfigError(
                 f"--kv-dtype is {config.kv_dtype}, which packs {packed} numbers of a head: the "
-                f"{layer.head_dim} of this model's heads are no multiple of that; use "
+                f"{layer.head_dim} of this model's heads are not a multiple of that; use "
                 "--kv-dtype float32",
                 param="--kv-dtype",
             )
@@ -59,8 +59,9 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
 
 @dataclass(frozen=True, slots=True)
 class ArenaRoom:
-    """What an arena may take: ``most_bytes`` at most, ``usual_bytes`` without ``--memory``. ``why``: where
-    the limit comes from, a sentence."""
+    """Limits of an arena: ``most_bytes`` at most, ``usual_bytes`` without ``--memory``. ``why``: the reason for the
+    limit, a sentence.
+    """
 
     most_bytes: int
     usual_bytes: int
@@ -68,12 +69,12 @@ class ArenaRoom:
 
 
 def adapter_bytes(config: EngineConfig) -> int:
-    """Of the budget of adapters, where there are any from the start."""
+    """Return the bytes of the budget of adapters, 0 without adapters at start."""
     return parse_bytes(config.lora_memory, flag="limits.lora_memory") if config.lora else 0
 
 
 def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> ArenaRoom:
-    """Ranks divide what is free."""
+    """Return the room for an arena in RAM. Ranks divide the free memory."""
     available = max(0, free_ram_bytes() // config.tp - adapter_bytes(config))
     return ArenaRoom(
         int(available * (1 - WORKSPACE_SHARE)),
@@ -83,8 +84,9 @@ def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) ->
 
 
 def within_share(config: EngineConfig, room: ArenaRoom, weights_bytes: int) -> ArenaRoom:
-    """``room``, or what the weights leave of this process's share of the server's memory. Raises ConfigError
-    where that is nothing."""
+    """Return ``room``, or less if the weights leave less of this process's share of the server's memory. Raises
+    ConfigError if nothing is left.
+    """
     share = memory_share_bytes()
     if share is None:
         return room
@@ -108,7 +110,9 @@ def measured_gpu_room(
     capture: Capture | None,
     tell: Callable[[str], None],
 ) -> ArenaRoom:
-    """After the weights are loaded: what a step takes is measured, and the arena gets a share of the rest."""
+    """Return the room on a GPU after the weights are loaded: the need of a step is measured, and the arena gets a
+    share of the rest.
+    """
     from weft.runner.arena import MOVES_ROOM_BYTES
     from weft.runner.reserve import CudaMeter, measure_reserve
     from weft.runner.transfers import ROOMS_BYTES
@@ -130,13 +134,13 @@ def measured_gpu_room(
         model_len=min(config.max_model_len or spec.max_positions, spec.max_positions),
         tell=tell,
     )
-    tell("memory: measuring what a step takes")
+    tell("memory: measuring the need of a step")
     reserve = _reserve(config, partial(measure, step_tokens=tokens), capture)
     if reserve is None:
         free = free_bytes(device)
         raise ConfigError(
             f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the "
-            f"{format_bytes(free)} of the GPU that are free beside the weights. "
+            f"{format_bytes(free)} of the GPU that are free after the weights. "
             + (
                 _fitting(config, partial(measure, capture=None), tokens, free - rooms_bytes - adapter_bytes(config))
                 or _no_step(loaded.weights_bytes)
@@ -155,8 +159,9 @@ def measured_gpu_room(
 
 
 def _reserve(config: EngineConfig, measure: Callable[..., Reserve], capture: Capture | None) -> Reserve | None:
-    """None where memory does not do. The memory of a failed step is free again then: an error holds it, by
-    its traceback, until the end of the handler."""
+    """Return the measured reserve, or None if memory is too small for it. The memory of a failed step is freed only
+    after the handler: until then the error holds it, by its traceback.
+    """
     import torch
 
     from weft.tensor import gpu
@@ -181,7 +186,7 @@ def _reserve(config: EngineConfig, measure: Callable[..., Reserve], capture: Cap
 def _ways_out(
     config: EngineConfig, reserve: Reserve, free: int, measure: Callable[..., Reserve], tokens: int, weights_bytes: int
 ) -> str:
-    """What to lower, and by how much, where ``reserve`` leaves nothing of ``free``."""
+    """Return which flags to lower, and by how much, when ``reserve`` leaves nothing of ``free``."""
     from weft.runner.transfers import ROOMS_BYTES
 
     lacking = reserve.total_bytes - free
@@ -207,8 +212,9 @@ def _no_step(weights_bytes: int) -> str:
 
 
 def _fitting(config: EngineConfig, measure: Callable[..., Reserve], tokens: int, free: int) -> str | None:
-    """The largest half, quarter, ... of a step that takes less than ``free``: of its tokens, then of its
-    sequences. None for none of them."""
+    """Return the largest half, quarter, ... of a step that takes less than ``free``: first fewer tokens are tried,
+    then fewer sequences. None if none fits.
+    """
     import torch
 
     sizes = [
@@ -228,12 +234,12 @@ def _fitting(config: EngineConfig, measure: Callable[..., Reserve], tokens: int,
 
 
 def records_verify_runs(config: EngineConfig) -> bool:
-    """Whether steps with drafts are recorded as graphs."""
+    """Return whether steps with drafts are recorded as graphs."""
     return config.speculate != "off"
 
 
 def mixed_tokens_max(config: EngineConfig) -> int:
-    """Of a step with prompts that is recorded as a graph."""
+    """Return the most tokens of a step with prompts that is recorded as a graph."""
     from weft.runner.mixed_graphs import TOKENS_MAX
 
     return 0 if config.cuda_graphs == "decodes" else TOKENS_MAX
@@ -242,15 +248,15 @@ def mixed_tokens_max(config: EngineConfig) -> int:
 def gpu_room(
     config: EngineConfig, free: int, reserved: int, reserved_in_words: str, ways_out: Callable[[], str]
 ) -> ArenaRoom:
-    """``free``: free bytes of the GPU, weights loaded; ``reserved``: the part that a step takes;
-    ``ways_out``: what to lower where that is too much.
+    """Return the room of an arena. ``free``: free bytes of the GPU, weights loaded; ``reserved``: the part that a step
+    takes; ``ways_out``: the flags to lower if that is too much.
 
-    Raises ConfigError where a step leaves nothing.
+    Raises ConfigError if a step leaves nothing.
     """
     most = int((free - reserved) * config.gpu_memory_fraction)
     if most <= 0:
         raise ConfigError(
-            f"beside the weights {format_bytes(free)} of the GPU are free, and a step takes "
+            f"after the weights {format_bytes(free)} of the GPU are free, and a step takes "
             f"{format_bytes(reserved)} ({reserved_in_words}), which leaves nothing for KV and states: "
             f"{format_bytes(reserved - free)} too many. {ways_out()}",
             param="--max-num-batched-tokens",
@@ -258,15 +264,16 @@ def gpu_room(
     return ArenaRoom(
         most,
         most,
-        f"{format_bytes(free)} of the GPU are free beside the weights, a step takes "
+        f"{format_bytes(free)} of the GPU are free after the weights, a step takes "
         f"{format_bytes(reserved)} of them ({reserved_in_words}), and "
         f"--gpu-memory-fraction is {config.gpu_memory_fraction}.",
     )
 
 
 def check_memory(config: EngineConfig, directory: Path, device: torch.device) -> None:
-    """Raise ConfigError where ``--memory`` is too small for one sequence of the model in ``directory``, by its
-    config.json: before weights are read. What ranks share, and what drafts add, is known after that."""
+    """Raise ConfigError if ``--memory`` is too small for one sequence of the model in ``directory``, by its
+    config.json, before weights are read. The shares of ranks and the additions of drafts are only known later.
+    """
     if config.memory is None or config.tp > 1:
         return
     spec = read_spec(read_json(directory / "config.json"))
@@ -277,7 +284,7 @@ def check_memory(config: EngineConfig, directory: Path, device: torch.device) ->
 
 
 PICTURES_SHARE = 8
-"""Rows of pictures take at most this part of ``--memory``."""
+"""Divisor of ``--memory``: rows of pictures take at most this part."""
 
 
 def plan_memory(
@@ -289,8 +296,9 @@ def plan_memory(
     *,
     sees: bool,
 ) -> tuple[ArenaPlan, int, list[str]]:
-    """The arena, and the bytes for rows of pictures, which ``--memory`` has in it. ``device``: its pages have
-    the layout that its kernels read. ``sees``: the model reads pictures."""
+    """Return the arena, the bytes for rows of pictures (a part of ``--memory``), and notes. ``device``: its kernels
+    determine the layout of pages. ``sees``: the model reads pictures.
+    """
     from weft.tensor import gpu
 
     asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")

@@ -4,9 +4,9 @@
                                                |
                                        seconds of steps of 1, 2, 4, 8 and 16 rows --> Speculator
 
-The profile run has a memory of its own on the same arena. Its sequence ends and leaves nothing: the memory
-that serves hands out zeroed frames. It takes 30 to 50 steps once per start, and 4 or 5 of a large model. Its
-prompt is one token: a longer one would cost a large model a step of as many rows.
+The profile run has its own memory on the same arena. Its sequence ends and leaves nothing: the memory that serves
+hands out zeroed frames. The run takes 30 to 50 steps once per start, and 4 or 5 of a large model. Its prompt is one
+token: a longer one would cost a large model a step with that many rows.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _NAME = "profile run"
 
 
 def loads_head(config: EngineConfig, device: torch.device) -> bool:
-    """Whether the model's own head is read. That it pays on a GPU was measured on none, so ``auto`` goes
-    without there."""
+    """Return whether the model's own head is read. ``auto`` does not read it on a GPU, since no measurement shows that
+    it pays there.
+    """
     named = "mtp" in parse_sources(config.speculate)
     return named and (config.speculate != "auto" or device.type == "cpu")
 
@@ -53,8 +54,9 @@ def make_drafter(
     tell: Callable[[str], None],
     step_costs: StepCost | None,
 ) -> Speculator | None:
-    """Return None where ``speculate`` is off. ``executor`` computes nothing else meanwhile. ``step_costs``: as of an
-    engine; with them the drafter itself takes no time. Raises ConfigError."""
+    """Return the drafter, or None if ``speculate`` is off. ``executor`` computes nothing else meanwhile.
+    ``step_costs``: as of an engine; with them the drafter itself takes no time. Raises ConfigError.
+    """
     head = loaded.model.mtp is not None
     sources = parse_sources(config.speculate)
     if not head and config.speculate not in SWITCHES and "mtp" in sources:
@@ -97,7 +99,7 @@ def profile_steps(
     head_drafts: int = 0,
     step_costs: StepCost | None = None,
 ) -> ProfileRun:
-    """A finished profile run. ``memory`` has nothing in it, and has nothing in it afterwards."""
+    """Return a finished profile run. ``memory`` must be empty, and is empty afterwards."""
     profile = ProfileRun(head_drafts)
     core = EngineCore(
         vocab_size=vocab_size,

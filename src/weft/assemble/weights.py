@@ -3,8 +3,8 @@
     directory --WeightsReading--> digest of all bytes, on a thread          (rank 0)
               --load_weights----> LoadedModel, packed weights from --weights-cache where it has them
 
-``WeightsSource`` is where an engine reads from. Another directory may take its place while the server runs, and
-files may change in the same one. So the digest belongs to a read, and not to the engine.
+``WeightsSource`` is the directory that an engine reads from. Another directory may replace it while the server runs,
+and files in it may change. So the digest belongs to a read, not to the engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 class WeightsSource:
-    """``directory``: of the checkpoint. ``leads``: this process is rank 0, whose digest stands for all ranks."""
+    """The place that weights are read from. ``directory``: the checkpoint's. ``leads``: this process is rank 0, which
+    computes the digest for all ranks.
+    """
 
     def __init__(self, config: EngineConfig, name: str, directory: Path, *, leads: bool = True) -> None:
         self.directory = directory
@@ -50,13 +52,14 @@ class WeightsSource:
     def load(
         self, device: torch.device, ranks: RankGroup | None = None, tell: Callable[[str], None] = lambda line: None
     ) -> LoadedModel:
-        """Read the weights for the first time. Raises as ``load_weights``, and CheckpointError where the files
-        change meanwhile."""
+        """Read the weights for the first time. Raises as ``load_weights``, and CheckpointError if the files change
+        meanwhile.
+        """
         self._place = device, ranks
         return self._read(tell)
 
     def reload(self) -> LoadedModel:
-        """Read them again, as the files are now. Raises as ``load``."""
+        """Read the weights again, as the files are now. Raises as ``load``."""
         self._reading = self._begin()
         loaded = self._read(lambda line: None)
         if self._leads:
@@ -68,7 +71,7 @@ class WeightsSource:
         device, ranks = self._place
         loaded = load_weights(self._config, self._name, self._reading, tell, device, ranks)
         self._reading.check()
-        self._config = replace(self._config, dtype=loaded.spec.dtype)  # whatever dtype the next files are in
+        self._config = replace(self._config, dtype=loaded.spec.dtype)  # the next files may have another dtype
         return loaded
 
     @property
@@ -76,12 +79,13 @@ class WeightsSource:
         return str(self.directory)
 
     def read_from(self, directory: str) -> None:
-        """``reload`` reads there from now on."""
+        """Let ``reload`` read from ``directory`` from now on."""
         self.directory = Path(directory)
 
     def check(self, directory: str) -> None:
-        """Raises CheckpointError where ``directory`` has no weights of the shapes that are served: no weight is
-        read for it."""
+        """Raise CheckpointError if ``directory`` has no weights of the shapes that are served. No weight is read for
+        it.
+        """
         files = Path(directory)
         given = read_architecture(read_json(files / "config.json"))
         if replace(given, dtype=self._architecture.dtype) != self._architecture:
@@ -96,7 +100,7 @@ class WeightsSource:
         check_model(files, self._config.dtype)
 
     def digest(self) -> str:
-        """The digest of the weights that were read last. Raises OSError, CheckpointError."""
+        """Return the digest of the weights that were read last. Raises OSError, CheckpointError."""
         return self._reading.digest()
 
 
@@ -108,7 +112,7 @@ def load_weights(
     device: torch.device,
     ranks: RankGroup | None = None,
 ) -> LoadedModel:
-    """Raises what ``load_model`` raises, and ConfigError where the memory of the device is too small."""
+    """Read the weights. Raises as ``load_model``, and ConfigError if the memory of the device is too small."""
     import torch
 
     from weft.models.loading import load_model
@@ -154,8 +158,9 @@ def load_weights(
 def _weights_cache(
     config: EngineConfig, reading: WeightsReading, device: torch.device, ranks: RankGroup | None
 ) -> WeightsCache | None:
-    """The cache of the weights that ``reading`` reads, under a name that no other weights, kernels or rank
-    have. Waits for their digest, which a later start has at once."""
+    """Return the cache of the weights that ``reading`` reads, under a name that no other weights, kernels or rank
+    have. Waits for their digest, which a later start has at once.
+    """
     if config.weights_cache is None or device.type != "cpu":
         return None
     from weft.models.weights_cache import WeightsCache
@@ -175,8 +180,9 @@ _RATE_BYTES_MIN = 256 << 20
 
 
 def read_in_words(loaded: LoadedModel) -> str:
-    """``1.2 GiB read and packed in 0.8 s, 1.5 GiB/s``. Small models have no rate: their seconds are the first
-    use of the kernels, not reading."""
+    """Return the reading in words, as in ``1.2 GiB read and packed in 0.8 s, 1.5 GiB/s``. Small models have no rate:
+    their seconds are the first use of the kernels, not reading.
+    """
     words = f"{format_bytes(loaded.read_bytes)} read and packed in {loaded.read_s:.1f} s"
     if loaded.read_bytes < _RATE_BYTES_MIN:
         return words

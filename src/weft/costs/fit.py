@@ -5,18 +5,16 @@
         |                                        cost_now   --max-step-ms: the same at the present pace
         '--> long     half after 16,384 steps    quadratic  the cache's currency: pairs against tokens
 
-The relative error is what is least, stored as the sums of the five normal equations: a step costs 25
-multiplications and no memory. Terms that would be negative are left out, the worst first. An engine whose
-device became slow must be known to be slow within some 200 steps. The ratio of the two terms of a prompt
-needs long prompts, which are rare, and a slow device does not change it.
+The fit minimises the relative error, stored as the sums of the five normal equations: a step costs 25 multiplications
+and no memory. Terms that would be negative are left out, the worst first.
 
-**Two horizons.** An engine whose device became slow must be known to be slow within some 200 steps. The ratio
-of the two terms of a prompt needs long prompts, which are rare, and a slow device does not change it.
+**Two horizons.** An engine whose device became slow must be known to be slow within some 200 steps. The ratio of the
+two terms of a prompt needs long prompts, which are rare, and a slow device does not change it.
 
-**The pace.** A limit on the time of the next step cannot wait for 200. So each step moves one factor by a
-share of its error. **The guess.** The first steps are often prefills of one length. So the fit begins with
-steps as the geometry of the model expects them, in the unit of the first step. Steps that verify drafts are
-left out: their rows cost what ``weft.costs.rows`` says.
+**The pace.** A limit on the time of the next step cannot wait for 200. So each step moves one factor by a share of its
+error. **The guess.** The first steps are often prefills of one length. So the fit begins with steps as the geometry of
+the model expects them, in the unit of the first step. Steps that verify drafts are left out: their rows cost what
+``weft.costs.rows`` says.
 """
 
 from __future__ import annotations
@@ -44,9 +42,9 @@ _FIRST_STEPS = 16
 """Steps of an engine with a guess after each of which the terms are fitted again."""
 _PACE_SHARE = 0.3
 _RATIO_MAX = 4.0
-"""A stalled step counts as this many times its estimate, and is forgotten within some six."""
+"""Factor: a stalled step counts as at most this many times its estimate, and is forgotten within some six steps."""
 _GUESS_WEIGHT = 0.01
-"""Guessed steps decide what measurements leave open, and nothing else."""
+"""Weight of guessed steps: they only decide terms that measurements leave open."""
 _GUESS_FIXED_TOKENS, _GUESS_DECODE_TOKENS = 32.0, 2.0
 """Guessed costs of a step and of a decode, in prefill tokens."""
 _GUESS_STEPS = (
@@ -59,7 +57,7 @@ _GUESS_STEPS = (
 
 
 class StepFit:
-    """``fade``: what each step leaves of the weight of those before it."""
+    """Sums of a least-squares fit. ``fade``: the factor by which each step lowers the weight of earlier ones."""
 
     __slots__ = ("_fade", "_matrix", "_sums")
 
@@ -69,8 +67,8 @@ class StepFit:
         self._sums = np.zeros(TERMS)
 
     def add(self, work: Work, seconds: float, weight: float = 1.0) -> None:
-        """A step took ``seconds``, more than 0."""
-        # Over the seconds: the relative error is what is least.
+        """Add a step that took ``seconds``, more than 0."""
+        # Divided by the seconds, so that the fit minimises the relative error.
         row = np.array([1.0, *work]) / seconds
         if self._fade != 1.0:
             self._matrix *= self._fade
@@ -79,7 +77,7 @@ class StepFit:
         self._sums += weight * row
 
     def terms(self) -> list[float]:
-        """Seconds of each kind of work, none negative."""
+        """Return the seconds of each kind of work, none negative."""
         size = np.sqrt(np.diag(self._matrix))
         columns = np.flatnonzero(size)
         if not columns.size:
@@ -98,8 +96,9 @@ class StepFit:
 
 
 class StepMeter:
-    """Measures the steps of one engine. ``pair_tokens``: guessed cost of a (query, key) pair in prefill
-    tokens; None: no guess, and terms are fitted when they are asked for."""
+    """Meter of the steps of one engine. ``pair_tokens``: guessed cost of a (query, key) pair in prefill tokens; None:
+    no guess, and terms are fitted when they are read.
+    """
 
     def __init__(self, pair_tokens: float | None = None) -> None:
         self.prefill_steps = 0
@@ -113,7 +112,7 @@ class StepMeter:
         self.last = Work(0, 0, 0, 0)
 
     def stepped(self, step: int, work: Work, seconds: float) -> None:
-        """Step number ``step`` took ``seconds``, and verified no drafts."""
+        """Record that step number ``step`` took ``seconds``, and verified no drafts."""
         if seconds <= 0:
             return
         self.last = work
@@ -140,21 +139,22 @@ class StepMeter:
             self._fitted(1 if self._steps <= _FIRST_STEPS else _REFIT_EVERY)
 
     def cost(self) -> StepCost | None:
-        """None until enough was measured."""
+        """Return the fitted cost; None until enough steps were measured."""
         return self._fitted(_REFIT_EVERY) if self.prefill_steps >= STEPS_MIN else None
 
     def cost_now(self) -> StepCost | None:
-        """At the pace of the last steps; None before the first one."""
+        """Return the cost at the pace of the last steps; None before the first step."""
         return None if self._cost is None else self._cost.times(self._pace)
 
     @property
     def quadratic_is_due(self) -> bool:
-        """Whether as many prefills were measured as change ``quadratic``."""
+        """Return whether enough prefills were measured since the last fit to change ``quadratic``."""
         return self.prefill_steps % FIT_EVERY == 0
 
     def quadratic(self, guess: float) -> float:
-        """The quadratic term of a prompt's cost over the linear one, by the long horizon. ``guess``: what it
-        is while prompts are too few or too short to tell the two apart."""
+        """Return the quadratic term of a prompt's cost over the linear one, by the long horizon. ``guess``: the value
+        used while prompts are too few or too short to tell the two terms apart.
+        """
         guessed = 2 * guess * self._pairs
         if self.prefill_steps < FIT_EVERY or guessed < PAIRS_SHARE_MIN * (self._tokens + guessed):
             return guess
@@ -169,7 +169,7 @@ class StepMeter:
             self._cost = StepCost(fixed_s, token_s, pair_s, decode_s, context_s, steps=self.prefill_steps)
             self._unfitted = 0
             if before is not None and (expected_s := self._cost.step_s(self.last)):
-                # The new terms have the last steps' pace in them: what is expected of such a step stays.
+                # The new terms have the last steps' pace in them: the expected seconds of such a step stay.
                 self._pace *= (before.step_s(self.last) / expected_s) or 1.0
             return self._cost
         return before
@@ -181,7 +181,7 @@ class StepMeter:
 
 
 def fit_steps(steps: Sequence[tuple[Work, float]], *, name: str = "the recording") -> StepCost:
-    """The cost of recorded steps. Raises ConfigError where there is too little to fit."""
+    """Return the cost of recorded steps. Raises ConfigError if there are too few to fit."""
     timed = [(work, seconds) for work, seconds in steps if seconds > 0]
     if len(timed) < STEPS_MIN:
         raise ConfigError(

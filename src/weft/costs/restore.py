@@ -1,4 +1,4 @@
-"""What a prefix costs in seconds: to compute, to restore from a store, to write there.
+"""Costs of a prefix in seconds: to compute, to restore from a store, to write to the store.
 
     compute   tokens x seconds of a prefill token x (1 + others)       measured over steps of prefills
     restore   latency + (bytes queued before it + own) / read rate     measured over fetches
@@ -8,14 +8,13 @@
     restore when   restore < compute
     write when     expected uses x (compute - restore) > write
 
-The currency is seconds of waiting, summed over requests. A prefill keeps the device from every *other*
-request that decodes or waits. A fetch delays its own request alone: the disk works beside the device. So
-under load a slower disk pays too. Until something is measured, guesses decide: the first prompt after a
-restart is the one that a store is for.
+The currency is seconds of waiting, summed over requests. A prefill keeps the device from every *other* request that
+decodes or waits. A fetch delays only its own request: the disk works at the same time as the device. So under load a
+slower disk pays too. Until something is measured, guesses decide: a store must serve the first prompt after a restart.
 
-A prefill token is charged the mean of whole steps, wherever it lies. So the restore of a long prompt on an
-attention model is chosen a little too seldom, never too often. It is not the fit of ``weft.costs.fit``, which
-says what a prefill adds to a step that runs anyway: a restore spares whole steps.
+A prefill token is charged the mean of whole steps, at any position of its prompt. So the restore of a long prompt on
+an attention model is chosen a little too seldom, never too often. It is not the fit of ``weft.costs.fit``, which
+estimates the time that a prefill adds to a step that runs anyway: a restore spares whole steps.
 """
 
 from __future__ import annotations
@@ -54,8 +53,9 @@ class _Rate:
 
 
 class RestorePrices:
-    """``token_s``: guessed seconds of a prefill token. ``copy_bytes_s``: the rate of copies between arena and
-    host."""
+    """Prices of computing, restoring and writing a prefix. ``token_s``: guessed seconds of a prefill token.
+    ``copy_bytes_s``: the rate of copies between arena and host.
+    """
 
     def __init__(
         self,
@@ -72,20 +72,20 @@ class RestorePrices:
         self.copy_byte_s = 1 / copy_bytes_s
         """Seconds to copy a byte between arena and host."""
         self.mean_others = 0.0
-        """Requests that ran or waited beside one at its admission: a fading mean."""
+        """Other requests that ran or waited at the admission of a request: a fading mean."""
 
     def stepped(self, work: Work, seconds: float) -> None:
-        """A step of ``work`` took ``seconds``."""
+        """Record that a step of ``work`` took ``seconds``."""
         if work.prefill_tokens >= max(PREFILL_TOKENS_MIN, 4 * work.decodes):
             self._tokens.add(work.prefill_tokens, seconds)
 
     def admitted(self, others: int) -> None:
-        """A request is admitted while ``others`` run or wait."""
+        """Record that a request is admitted while ``others`` run or wait."""
         self.mean_others = _OTHERS_FADE * self.mean_others + (1 - _OTHERS_FADE) * others
 
     def fetched(self, size_bytes: int, began_s: float, arrived_s: float) -> None:
-        """A fetch of ``size_bytes`` took from ``began_s`` to ``arrived_s``."""
-        # Reads queue behind one another: the time since the fetch before it arrived, if that is later.
+        """Record that a fetch of ``size_bytes`` took from ``began_s`` to ``arrived_s``."""
+        # Reads queue after one another: count from the arrival of the fetch before it, if that is later.
         seconds = arrived_s - max(began_s, self._arrived_s)
         self._arrived_s = max(self._arrived_s, arrived_s)
         self._reads.add(size_bytes, max(seconds - self._latency_s, 1e-4))
@@ -98,7 +98,7 @@ class RestorePrices:
         return (end - start) / self._tokens.per_second * (1.0 + others)
 
     def restore_s(self, size_bytes: int, *, queued_bytes: int = 0, others: float = 0.0) -> float:
-        """``queued_bytes``: of fetches that are under way."""
+        """Return the seconds to restore ``size_bytes``. ``queued_bytes``: bytes of fetches that are under way."""
         return (
             self._latency_s
             + (queued_bytes + size_bytes) / self._reads.per_second
@@ -106,14 +106,15 @@ class RestorePrices:
         )
 
     def saved_s(self, start: int, end: int, size_bytes: int, *, queued_bytes: int = 0, others: float = 0.0) -> float:
-        """Seconds that a restore of [start, end) saves; negative if it costs more."""
+        """Return seconds that a restore of [start, end) saves; negative if it costs more."""
         return self.compute_s(start, end, others) - self.restore_s(size_bytes, queued_bytes=queued_bytes, others=others)
 
     def worth_of_write_s(self, start: int, end: int, read_bytes: int, size_bytes: int, uses: float) -> float:
-        """Seconds that ``uses`` hits at ``end`` save, less those of the write. ``start``: where a request
-        resumes that the store has now. ``read_bytes``: what a hit reads more than that request.
-        ``size_bytes``: what is not stored yet."""
+        """Return the seconds that ``uses`` hits at ``end`` save, less those of the write. ``start``: where a request
+        resumes with the present store. ``read_bytes``: bytes that a hit reads in addition to that request's.
+        ``size_bytes``: bytes that are not stored yet.
+        """
         others = self.mean_others
         read_s = self.restore_s(read_bytes, others=others) - (self._latency_s if start else 0.0)
-        # The disk writes beside the engine: a write costs the copy alone.
+        # The disk writes at the same time as the engine computes: a write costs only the copy.
         return uses * (self.compute_s(start, end, others) - read_s) - size_bytes * self.copy_byte_s

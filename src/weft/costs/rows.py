@@ -1,26 +1,25 @@
-"""What a step costs by its rows, in seconds: the price of a draft.
+"""Seconds of a step by its rows: the price of a draft.
 
     rows       1     2     4     8     16    32 ...
     plain      26.8        28.4        38.9              sequences of a step without drafts
     verify           27.4  28.9  32.2  40.1              decodes and drafted tokens of a step together
 
-A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more
-than the reading. Where that begins depends on the machine, the weights and the kernels: it is measured.
+A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more than the
+reading. Where that begins depends on the machine, the weights and the kernels: it is measured.
 
-Steps that verify drafts have figures of their own. Their states are computed again, and they leave the path
-of steady decodes or of CUDA graphs. A curve without a measurement borrows the other one. The profile run has
-one sequence; drafts of several are dearer, as each verify run is computed by itself.
+Steps that verify drafts have figures of their own. Their states are computed again, and they leave the path of steady
+decodes or of CUDA graphs. A curve without a measurement borrows the other one. The profile run has one sequence;
+drafts of several are dearer, as each verify run is computed by itself.
 
     32 sequences    plain 2.8 ms    1 draft 3.8    4 drafts 4.0    16 drafts 5.1    32 drafts 6.3
     estimate                                3.9             4.1              5.0              6.5
 
-The number of drafts depends on ratios of these figures alone, and a busy machine makes all steps longer. So a
-step corrects two things apart:
+The number of drafts depends only on ratios of these figures, and a busy machine makes all steps longer. So a step
+corrects two things apart:
 
     the pace       its seconds over its figure      all figures move by a tenth of it
-    the shape      behind a step of other rows      its figure moves SHAPE_STEP up or down, against the
+    the shape      after a step of other rows       its figure moves SHAPE_STEP up or down, against the
                    that other step as the measure   figure of the step before
-
 """
 
 from __future__ import annotations
@@ -33,20 +32,22 @@ ROWS: tuple[int, ...] = tuple(1 << power for power in range(11))
 SHAPE_STEP = 1.03
 _PACE_SHARE = 0.1
 _PACE_MAX = 3.0
-"""A step that took this many times its figure counts as one that took this many times."""
+"""Largest factor by which one step moves the pace, before the exponent."""
 _FIRST_COUNT = 8
 """Measurements of which the least one is the figure: the first steps of a batch are several times as long."""
 _MEASURED_COUNT = 3
 """Measurements that a figure needs before drafts are chosen by it."""
 _CROWD = 1.5
-"""Drafts of several sequences cost up to this many times what as many cost one, on top of a plain step."""
+"""Factor: drafts of several sequences cost up to this many times the same number of drafts of one sequence, on top of
+a plain step.
+"""
 _CROWD_SEQUENCES = 7
-"""More sequences than one, from which on drafts are as dear as they get."""
+"""Sequences more than one at which drafts reach the full _CROWD factor."""
 _GUESSED_ROW_SHARE = 0.05
 """Seconds of one more row over those of a step with one row."""
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
 _ROWS_BEYOND = [[further - rows for further in ROWS[at + 1 :]] for at, rows in enumerate(ROWS)]
-"""For each place, how many more rows each later place has."""
+"""For each index, how many more rows each later index has."""
 
 
 class RowCosts:
@@ -55,16 +56,16 @@ class RowCosts:
 
     def __init__(self, plain: Mapping[int, float] | None = None, verify: Mapping[int, float] | None = None) -> None:
         self._pace = 1.0
-        """Seconds are the figures times this."""
+        """Factor from figures to seconds."""
         self._measured: list[float | None] = [None] * (2 * len(ROWS))
         """Figures of plain steps, then of steps that verify drafts."""
         self._counts = [0] * len(self._measured)
         """Measurements of each figure, up to FIRST_COUNT."""
         self._plain, self._verify = list(_GUESS), list(_GUESS)
         self._curve: list[float] = []
-        """``verify_figures``, as far as they were asked for since the figures changed."""
+        """``verify_figures`` computed since the figures last changed."""
         self._before: tuple[int, float] | None = None
-        """The last step: its place in ``_measured``, and its seconds there, over no pace."""
+        """The last step: its index in ``_measured``, and its seconds."""
         for first, measured in ((0, plain), (len(ROWS), plain if verify is None else verify)):
             for rows, seconds in (measured or {}).items():
                 at = first + _nearest(rows)
@@ -76,8 +77,9 @@ class RowCosts:
         return self._pace * _between(self._plain, rows)
 
     def verify_seconds(self, decodes: int, drafted: int) -> float:
-        """Return the seconds of a step of ``decodes`` sequences that verifies ``drafted`` tokens: by all of its
-        rows, and at least a plain step plus the drafts."""
+        """Return the seconds of a step of ``decodes`` sequences that verifies ``drafted`` tokens: by all of its rows,
+        and at least a plain step plus the drafts.
+        """
         by_rows = _between(self._verify, decodes + drafted)
         if decodes == 1:
             return self._pace * by_rows
@@ -86,12 +88,13 @@ class RowCosts:
         return self._pace * max(by_rows, _between(self._plain, decodes) + crowd * alone)
 
     def figure(self, rows: int) -> float:
-        """``seconds`` at a pace of 1."""
+        """Return ``seconds`` at a pace of 1."""
         return _between(self._plain, rows)
 
     def verify_figures(self, most: int) -> list[float]:
-        """``verify_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: ``most`` of them or more,
-        not to be changed."""
+        """Return ``verify_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: at least ``most`` of them,
+        not to be changed.
+        """
         curve, figures = self._curve, self._verify
         while len(curve) < most:  # up to the next figure
             first = len(curve) + 2
@@ -103,7 +106,7 @@ class RowCosts:
         return curve
 
     def measured(self, rows: int) -> bool:
-        """Whether the figure of ``rows`` sequences was measured, and is no guess."""
+        """Return whether the figure of ``rows`` sequences was measured, not guessed."""
         return self._counts[self.place(rows)] >= _MEASURED_COUNT
 
     def place(self, rows: int) -> int:
@@ -111,12 +114,13 @@ class RowCosts:
         return _NEAREST[rows] if 0 <= rows < len(_NEAREST) else len(ROWS) - 1
 
     def note(self, rows: int, seconds: float) -> None:
-        """A step of ``rows`` sequences, without drafts or prefills, took ``seconds``."""
+        """Record that a step of ``rows`` sequences, without drafts or prefills, took ``seconds``."""
         self._note(rows, seconds, verifies=False)
 
     def note_verify(self, decodes: int, drafted: int, seconds: float) -> None:
-        """A step of ``decodes`` sequences that verified ``drafted`` tokens took ``seconds``. It corrects the
-        figure of as many drafts of one sequence."""
+        """Record that a step of ``decodes`` sequences that verified ``drafted`` tokens took ``seconds``. It corrects
+        the figure of the same number of drafts of one sequence.
+        """
         alone_s = self._pace * _between(self._verify, 1 + drafted)
         self._note(1 + drafted, seconds * alone_s / self.verify_seconds(decodes, drafted), verifies=True)
 
@@ -141,14 +145,14 @@ class RowCosts:
             self._correct_shape(at, seconds, before)
 
     def pace(self, rows: int) -> float:
-        """Seconds of ``rows`` sequences at the pace of the last step noted, which may be a slow one."""
+        """Return the seconds of ``rows`` sequences at the pace of the last step noted, which may be a slow one."""
         if self._before is None:
             return self.seconds(rows)
         at, seconds = self._before
         return _between(self._plain, rows) * seconds / (self._plain + self._verify)[at]
 
     def table(self) -> dict[int, float]:
-        """Measured seconds of plain steps by sequences."""
+        """Return the measured seconds of plain steps by sequences."""
         return {
             rows: figure * self._pace for rows, figure in zip(ROWS, self._measured, strict=False) if figure is not None
         }
@@ -157,13 +161,15 @@ class RowCosts:
         figure, other = self._measured[at], self._measured[before[0]]
         if figure is not None and other is not None and self._counts[before[0]] >= _FIRST_COUNT:
             higher = seconds / before[1] > figure / other
-            # A step of fixed size: the figure goes to the median, and a step that waited for another process
+            # A step of fixed size moves the figure to the median, so that a step that waited for another process
             # counts once.
             self._measured[at] = figure * SHAPE_STEP if higher else figure / SHAPE_STEP
             self._fill(at)
 
     def _fill(self, at: int | None = None) -> None:
-        """``at``: the place of a measurement that was there before and changed; else all may have."""
+        """Compute both curves again. ``at``: the index of the only measurement that changed; None: all may have
+        changed.
+        """
         plain, verify = self._measured[: len(ROWS)], self._measured[len(ROWS) :]
         borrowed = not any(plain) or not any(verify)
         if at is None or at < len(ROWS) or borrowed:
@@ -174,7 +180,7 @@ class RowCosts:
 
 
 def _between(figures: list[float], rows: int) -> float:
-    """Beyond the table in proportion."""
+    """Return the figure of ``rows`` between two measured ones; rows beyond the table are in proportion."""
     last = ROWS[-1]
     if rows >= last:
         return figures[-1] * rows / last
@@ -184,9 +190,10 @@ def _between(figures: list[float], rows: int) -> float:
 
 
 def _fill(figures: list[float], measured: list[float | None], others: list[float | None]) -> None:
-    """``figures`` from the measured ones; from ``others`` if there are none. They never fall: noise makes
-    steps longer, so a figure above one for more rows is cut to that. Between two measured ones they lie on a
-    line, beyond them on a line as steep as the last two or the guess."""
+    """Fill ``figures`` from the measured ones; from ``others`` if there are none. Figures never fall as rows rise:
+    noise makes steps longer, so a figure that exceeds one for more rows is cut to that. Between two measured figures
+    they are on a line, beyond them on a line as steep as the last two or the guess.
+    """
     known = [at for at, figure in enumerate(measured) if figure is not None]
     if not known:
         measured = others
@@ -217,4 +224,4 @@ def _nearest(rows: int) -> int:
 
 
 _NEAREST = [0, *map(_nearest, range(1, ROWS[-1] + 1))]
-"""By rows."""
+"""Nearest index by number of rows."""

@@ -3,7 +3,7 @@
     step      fixed_s + prefill tokens x token_s + (query, key) pairs x pair_s
               + decodes x decode_s + tokens that these read x context_s
 
-``prefill_s`` is what computing a span of a prompt adds to the steps that run anyway. It is linear and
+``prefill_s`` is the time that computing a span of a prompt adds to the steps that run anyway. It is linear and
 quadratic in the length of a prompt, as attention is. ``weft.costs.fit`` measures the terms.
 """
 
@@ -30,27 +30,28 @@ class Work(NamedTuple):
 
 
 def pairs_of(start: int, end: int) -> int:
-    """(query, key) pairs of a prefill of the positions [start, end): each sees itself and all before it."""
+    """Return the (query, key) pairs of a prefill of the positions [start, end): each sees itself and all before it."""
     return (end * (end + 1) - start * (start + 1)) // 2
 
 
 class CostModel(Protocol):
     def step_s(self, work: Work) -> float:
-        """Seconds of a step."""
+        """Return the seconds of a step."""
 
     def moved_s(self, moved: int) -> float:
-        """Seconds that a step is longer for ``moved`` bytes read or written in the arena of one device."""
+        """Return by how many seconds ``moved`` bytes read or written in the arena of one device lengthen a step."""
 
     def prefill_s(self, start: int, end: int) -> float:
-        """Seconds that computing positions [start, end) of a prompt adds to whatever else is done."""
+        """Return the seconds that computing positions [start, end) of a prompt adds to the other work."""
 
     def to_json(self) -> dict[str, Any]:
-        """Kind and numbers, for the report."""
+        """Return the kind and the numbers, for the report."""
 
 
 class StepCost(msgspec.Struct, frozen=True):
-    """A ``CostModel``, and a message to routers. No term is negative. ``error``: median relative error of the
-    steps of a recording. ``steps``: how many were measured, 0 for a guess."""
+    """Terms of a linear cost, which are a ``CostModel`` and a message to routers. No term is negative. ``error``:
+    median relative error of the steps of a recording. ``steps``: how many were measured, 0 for a guess.
+    """
 
     fixed_s: float
     token_s: float
@@ -70,13 +71,13 @@ class StepCost(msgspec.Struct, frozen=True):
         )
 
     def moved_s(self, moved: int) -> float:
-        return 0.0  # the measured steps had the seconds of theirs in their own
+        return 0.0  # measured step times already include moves
 
     def prefill_s(self, start: int, end: int) -> float:
         return (end - start) * self.token_s + pairs_of(start, end) * self.pair_s
 
     def tokens_within(self, start: int, seconds: float) -> float:
-        """Prefill tokens from position ``start`` on that take ``seconds``; a fraction, or infinity."""
+        """Return the prefill tokens from position ``start`` on that take ``seconds``; a fraction, or infinity."""
         # n token_s + (n start + n (n + 1) / 2) pair_s = seconds, solved for n
         linear = self.token_s + self.pair_s * (start + 0.5)
         divisor = linear + sqrt(linear * linear + 2 * self.pair_s * seconds)
@@ -99,14 +100,16 @@ class StepCost(msgspec.Struct, frozen=True):
 
 
 GUESSED_COST = StepCost(fixed_s=5e-3, token_s=1e-4)
-"""Before a step was measured. All replicas have the same guess, so it decides nothing between them."""
+"""Cost of a replica before any step was measured. All replicas have the same guess, so it decides nothing between
+them.
+"""
 
 
 TERMS = ("fixed_s", "token_s", "pair_s", "decode_s", "context_s")
 
 
 def mean_cost(costs: list[StepCost]) -> StepCost:
-    """Return the mean of each term; the guess without any."""
+    """Return the mean of each term; without any costs the guess."""
     if not costs:
         return GUESSED_COST
     return StepCost(**{term: sum(getattr(cost, term) for cost in costs) / len(costs) for term in TERMS})

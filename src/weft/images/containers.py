@@ -3,13 +3,13 @@
     bytes --first bytes--> MP4, WebM, AVI --header--> sides, rate, count --sampling--> decoder --> RGB frames
                            nothing else opened        before any frame is decoded
 
-A file is a stranger's. FFmpeg finds out formats by itself, and some are lists of other files or addresses: so
-the demuxer is named here, by the first bytes, and it may open nothing besides these. Decoders are a short
-list. Sides are checked before a frame is decoded, and again by the decoder. It all belongs in a worker that
-has a limit of memory and ends in time.
+Files come from untrusted clients. FFmpeg finds out formats by itself, and some are lists of other files or addresses:
+so the demuxer is named here, by the first bytes, and it may open nothing else. Decoders are a short list. Sides are
+checked before a frame is decoded, and again by the decoder. It all belongs in a worker that has a limit of memory and
+ends in time.
 
-Frames are counted where the file does not say how many it has. A file that has fewer than it says is read
-again, by what it has.
+Frames are counted where the file does not say how many it has. A file with fewer frames than it says is read again,
+with the true count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.units import format_bytes
 
 CODECS = "h264,hevc,vp8,vp9,libdav1d,av1,mpeg4,mjpeg"
 _UNKNOWN_FPS = 24.0
-"""As transformers has it."""
+"""Frames per second of a file that names no rate, as in transformers."""
 Result = TypeVar("Result")
 
 
@@ -35,8 +35,8 @@ def with_frames(
     choose: Callable[[int, float], list[int]],
     use: Callable[[Iterator[Pixels], list[float]], Result],
 ) -> Result:
-    """What ``use`` makes of frames [height, width, 3] and their seconds: of those that ``choose`` (count,
-    frames a second) names, ascending.
+    """Return ``use(frames, seconds)`` over the frames [height, width, 3] that ``choose(count, frames a second)``
+    names, ascending.
 
     Raises RequestError with one line for a file that is no video, is too large, or cannot be decoded.
     """
@@ -79,7 +79,7 @@ def with_frames(
             total = fewer.count
         except MemoryError:
             _refuse("the video takes more memory than reading it may use")
-        except Exception as error:  # whatever a decoder makes of a broken file
+        except Exception as error:  # a decoder may raise anything for a broken file
             reason = getattr(error, "strerror", None) or one_line(error)  # FFmpeg's own words
             _refuse(f"the video cannot be decoded: {reason}")
     _refuse("the video cannot be decoded: it has another number of frames each time")
@@ -110,7 +110,7 @@ def _frames(container: Any, stream: Any, wanted: list[int], limits: ImageLimits)
 
 
 def _upright(frame: Any) -> Pixels:
-    """As players show it: phones write how they were held."""
+    """Return the frame as players show it: phones record the angle they were held at."""
     import numpy as np
 
     return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90) % 4))
@@ -123,7 +123,7 @@ def _counted(container: Any, stream: Any) -> int:
 
 
 def _form(data: bytes) -> str:
-    """The name of FFmpeg's demuxer."""
+    """Return the name of FFmpeg's demuxer."""
     if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free"):
         return "mov"
     if data[:4] == b"\x1aE\xdf\xa3":

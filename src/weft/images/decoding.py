@@ -3,14 +3,13 @@
     bytes --length--> header --width, height--> decoder --> EXIF orientation --> RGB
           image_bytes        image_side, image_pixels
 
-The format is found in the content, never in a name or a media type: PNG, JPEG, WebP, GIF (its first frame)
-and BMP. Orientation, palettes, transparency and grey become what ``image.convert("RGB")`` of Pillow makes of
-them, as transformers' loader has it.
+The format is found in the content, never in a name or a media type: PNG, JPEG, WebP, GIF (its first frame) and BMP.
+Orientation, palettes, transparency and grey are converted by ``image.convert("RGB")`` of Pillow, as in transformers'
+loader.
 
-A file is a stranger's: a small one may say that it has a billion pixels (a decompression bomb), and a broken
-one may raise anything in a decoder. Sides and pixels are read from the header first, and whatever a decoder
-raises becomes one line. Decoding takes time and memory in proportion to ``image_pixels``, so it belongs in a
-worker.
+Files come from untrusted clients: a small one may say that it has a billion pixels (a decompression bomb), and a
+broken one may raise anything in a decoder. Sides and pixels are read from the header first, and any error of a decoder
+becomes one line. Decoding takes time and memory in proportion to ``image_pixels``, so it belongs in a worker.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Of one picture, or one video. ``image_side``: pixels of the longer side, of a frame too;
-    ``image_pixels``: width times height. ``video_frames``: those that are read. Errors name them as the
-    fields of ``[limits]`` that set them."""
+    """Limits of one picture, or one video. ``image_side``: pixels of the longer side, also of a frame;
+    ``image_pixels``: width times height. ``video_frames``: frames that are read. Errors name them as the fields of
+    ``[limits]`` that set them.
+    """
 
     image_bytes: int = 32 << 20
     image_pixels: int = 50_000_000
@@ -51,11 +51,11 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""EXIF orientation -> what makes it 1."""
+"""EXIF orientation -> the transposition that undoes it."""
 
 
 def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
-    """uint8 [height, width, 3].
+    """Return the picture as uint8 [height, width, 3].
 
     Raises RequestError with one line that names the limit, or says that the bytes are no picture.
     """
@@ -82,20 +82,20 @@ def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
         _refuse("the picture is in no known format; PNG, JPEG, WebP, GIF and BMP are read")
     except MemoryError:
         _refuse("the picture takes more memory than decoding may use")
-    except Exception as error:  # whatever a decoder makes of a broken file
+    except Exception as error:  # a decoder may raise anything for a broken file
         _refuse(f"the picture cannot be decoded: {one_line(error)}")
 
 
 def _orientation(image: Image.Image) -> int:
-    """1 where the block of EXIF is broken: the picture itself may be whole."""
+    """Return the EXIF orientation; 1 if the EXIF block is broken, since the picture itself may be complete."""
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # Pillow raises what it happens to
+    except Exception:  # Pillow raises errors of many types
         return 1
 
 
 def _webp_size(head: bytes) -> tuple[int, int] | None:
-    """Width and height of the canvas, as the first chunk of a WebP file says; None for another file."""
+    """Return width and height of the canvas, as the first chunk of a WebP file says; None for another file."""
     if len(head) < 30 or head[:4] != b"RIFF" or head[8:12] != b"WEBP":
         return None
     if head[12:16] == b"VP8X":
@@ -107,7 +107,7 @@ def _webp_size(head: bytes) -> tuple[int, int] | None:
 
 
 def check_size(width: int, height: int, limits: ImageLimits, what: str = "picture") -> None:
-    """Raises RequestError."""
+    """Raise RequestError for a picture with no pixels, or one larger than ``limits``."""
     if width < 1 or height < 1:
         _refuse(f"the {what} is {width} x {height} pixels")
     if max(width, height) > limits.image_side:

@@ -4,12 +4,12 @@
     large   2,000 x 1,400    --> a grid of 3 x 2 tiles of 512 x 512, its aspect ratio nearest    six tiles
                              --> the whole at 64 to 256 rows                                     a thumbnail
 
-A picture is large if it has over twice the pixels that 256 rows show. Each side of what a tower sees is a
-multiple of 32 pixels: patches of 16, of which 2 x 2 become a row.
+A picture is large if it has over twice the pixels that 256 rows show. Each side of a tower's input is a multiple of 32
+pixels: patches of 16, of which 2 x 2 become a row.
 
-Sizes, grids and their order are those of transformers' ``Lfm2VlImageProcessor``, down to which of two equally
-near grids wins; the special tokens between rows are those of its ``Lfm2VlProcessor``. Pixels are the same,
-too (``resizing``).
+Sizes, grids and their order are those of transformers' ``Lfm2VlImageProcessor``, down to which of two equally near
+grids wins; the special tokens between rows are those of its ``Lfm2VlProcessor``. Pixels are the same too
+(``resizing``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IMAGE_START, IMAGE_END, THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_t
 
 
 def prepare(rgb: Pixels, settings: ImageSettings) -> Picture:
-    """``rgb``: uint8 [height, width, 3], of any size.
+    """Return the patches of one picture. ``rgb``: uint8 [height, width, 3], of any size.
 
     Raises RequestError for a picture so long and narrow that its patches are more than the tower takes.
     """
@@ -55,14 +55,15 @@ def prepare(rgb: Pixels, settings: ImageSettings) -> Picture:
 
 
 def resized(height: int, width: int, settings: ImageSettings) -> tuple[int, int]:
-    """(height, width) of the whole picture: the aspect ratio as near as multiples of ``grain`` allow, and
-    rows within the bounds of the settings."""
+    """Return (height, width) of the resized picture: the aspect ratio as near as multiples of ``grain`` allow, and
+    rows within the bounds of the settings.
+    """
     grain = settings.grain
     return fitted(height, width, grain, *settings.pixel_bounds, smallest=grain)
 
 
 def is_large(height: int, width: int, settings: ImageSettings) -> bool:
-    """Whether the picture is divided into tiles."""
+    """Return whether the picture is divided into tiles."""
     if not settings.split or settings.min_tiles == settings.max_tiles == 1:
         return False
     grain = settings.grain
@@ -72,8 +73,9 @@ def is_large(height: int, width: int, settings: ImageSettings) -> bool:
 
 
 def grid(height: int, width: int, settings: ImageSettings) -> tuple[int, int]:
-    """(columns, rows) of tiles, by the nearest aspect ratio. Of equally near ones the last wins that the
-    picture fills by half."""
+    """Return (columns, rows) of tiles, by the nearest aspect ratio. Among equally near grids, the last one whose tiles
+    the picture fills by more than half wins.
+    """
     best, least_gap = (1, 1), math.inf
     for columns, rows in _grids(settings.min_tiles, settings.max_tiles):
         gap = abs(width / height - columns / rows)

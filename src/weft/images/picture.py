@@ -5,14 +5,14 @@
     Picture.text    "<|image_start|>" "<|img_row_1_col_1|>" 256 "<|img_thumbnail|>" 200 "<|image_end|>"
                     a string is text of special tokens, a number is that many rows of the tower
 
-Patches hold 8 bits: they are resized, and neither scaled nor normalised, which the tower does. So a picture
-is as small as its pixels, and two machines that resize alike hand the same bytes to a tower.
+Patches have 8 bits: they are resized here, and the tower scales and normalises them. So a picture is as small as its
+pixels, and two machines that resize alike hand the same bytes to a tower.
 
-Laws: rows stand in ``text`` in the order of ``tiles``; ``digest`` is that of the settings and of all pixels
-with their shape, so equal digests mean equal rows. The digest is computed here and in no other place.
+Laws: rows are in ``text`` in the order of ``tiles``; ``digest`` is that of the settings and of all pixels with their
+shape, so equal digests mean equal rows. The digest is computed here and in no other place.
 
-Rejected: a digest of the file's bytes. The same picture comes as PNG and as JPEG with other metadata, and a
-processor with other settings makes other rows of the same file.
+Rejected: a digest of the file's bytes. The same picture comes as PNG and as JPEG with other metadata, and a processor
+with other settings makes other rows of the same file.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ TextPart = str | int
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """``patches``: uint8 [rows * columns, patch * patch * 3], row by row of the grid. A patch is row by row
-    of its pixels, red, green and blue of each; of a video it has several frames, one behind the other.
-    ``rows``, ``columns``: of the grid."""
+    """One grid of patches. ``patches``: uint8 [rows * columns, patch * patch * 3], row by row of the grid. A patch is
+    row by row of its pixels, red, green and blue of each; a patch of a video has several frames, one after the other.
+    ``rows``, ``columns``: size of the grid.
+    """
 
     patches: Pixels
     rows: int
@@ -46,8 +47,9 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """``digest``: 32 bytes. ``text``: see above. ``width`` and ``height``: pixels before resizing. ``kind``:
-    whose token the template writes for it."""
+    """A prepared picture. ``digest``: 32 bytes. ``text``: see above. ``width`` and ``height``: pixels before resizing.
+    ``kind``: the kind whose token the template writes for it.
+    """
 
     digest: bytes
     tiles: tuple[Tile, ...]
@@ -58,11 +60,11 @@ class Picture:
 
     @property
     def rows(self) -> int:
-        """Rows that the tower makes of it: places in the prompt that no token fills."""
+        """Rows that the tower makes of the picture: positions in the prompt without a token."""
         return sum(part for part in self.text if isinstance(part, int))
 
     def to_bytes(self) -> bytes:
-        """For another process; ``from_bytes`` reads it."""
+        """Return the picture as bytes for another process; ``from_bytes`` reads them."""
         return _ENCODER.encode(
             _Packed(
                 self.digest,
@@ -76,7 +78,7 @@ class Picture:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Picture:
-        """Raises ValueError for what ``to_bytes`` does not write."""
+        """Return the picture that ``to_bytes`` wrote. Raises ValueError for other data."""
         try:
             packed = _DECODER.decode(data)
             tiles = tuple(
@@ -102,7 +104,9 @@ _DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Packed)
 
 
 def digest_of(settings_digest: bytes, rgb: Pixels) -> bytes:
-    """sha256 over the settings, the shape (a row of 12 pixels is no column of 12) and the pixels."""
+    """Return the sha256 over the settings, the shape (so that a row of 12 pixels differs from a column of 12) and the
+    pixels.
+    """
     digest = hashlib.sha256(settings_digest)
     digest.update(np.asarray(rgb.shape, "<u8").tobytes())
     digest.update(np.ascontiguousarray(rgb).data)
@@ -110,7 +114,7 @@ def digest_of(settings_digest: bytes, rgb: Pixels) -> bytes:
 
 
 def patches_of(rgb: Pixels, patch_size: int) -> Tile:
-    """``rgb`` cut into patches; both sides are multiples of ``patch_size``."""
+    """Return ``rgb`` cut into patches; both sides are multiples of ``patch_size``."""
     height, width, channels = rgb.shape
     rows, columns = height // patch_size, width // patch_size
     cut = rgb.reshape(rows, patch_size, columns, patch_size, channels).transpose(0, 2, 1, 3, 4)

@@ -4,13 +4,13 @@
     200 x 100       --> 384 x 192: grown to ``min_pixels``                              12 x 6
     9,000 x 6,000   --> shrunk to ``max_pixels``
 
-Patches of 16 pixels stand row by row, and 2 x 2 of them become a row. Templates write the tokens around a
-picture themselves, ``<|vision_start|>`` and ``<|vision_end|>``, so its text is its rows alone.
+Patches of 16 pixels are in row order, and 2 x 2 of them become a row. Templates write the tokens around a picture
+themselves, ``<|vision_start|>`` and ``<|vision_end|>``, so its text is its rows alone.
 
-Sizes are those of transformers' ``Qwen2VLImageProcessor``, pixels too (``resizing``). It repeats a patch for
-each of two frames and puts neighbours side by side. Here the tower does both.
+Sizes and pixels are the same as those of transformers' ``Qwen2VLImageProcessor`` (``resizing``). It repeats a patch
+for each of two frames and puts neighbours side by side. Here the tower does both.
 
-Rejected: tiles for large pictures, as LFM2-VL has them. The model saw whole pictures when it was trained.
+Rejected: tiles for large pictures, as LFM2-VL has them. The model was trained on undivided pictures.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from weft.images.resizing import fitted, resize
 from weft.images.settings import ImageSettings, check_patches
 
 ASPECT_MAX = 200
-"""Of the longer side to the shorter one: the processor's own limit."""
+"""Ratio, longer side to shorter side: the processor's own limit."""
 
 
 def prepare(rgb: Pixels, settings: ImageSettings) -> Picture:
-    """``rgb``: uint8 [height, width, 3], of any size.
+    """Return the patches of one picture. ``rgb``: uint8 [height, width, 3], of any size.
 
     Raises RequestError for a picture that is too long and narrow.
     """

@@ -2,17 +2,16 @@
 
     pixels [h, w, 3] --columns--> 8 bits [h, W, 3] --rows--> 8 bits [H, W, 3]
 
-An output pixel is a weighted sum of the pixels under its filter, which is as wide as the pictures' ratio.
-Weights are whole numbers of 15 to 22 bits, and each of the two passes rounds to 8 bits. These roundings
-decide which way a tie goes: at a ratio of 5 : 4 each fourth pixel is near one. Models were trained on what
-torch makes of them.
+An output pixel is a weighted sum of the pixels under its filter, which is as wide as the pictures' ratio. Weights are
+whole numbers of 15 to 22 bits, and each of the two passes rounds to 8 bits. These roundings decide which way a tie
+goes: at a ratio of 5 : 4 each fourth pixel is near one. Models were trained on torch's results.
 
 A pass is a product with a banded matrix, in blocks of rows, so that each block multiplies few zeros. Sums are
 whole numbers that float32 holds exactly, or float64 where weights have more bits.
 
-Source: torch, ``aten/src/ATen/native/cpu/UpSampleKernel.cpp`` (antialiased, uint8); filters are those of
-Pillow. Rejected: Pillow's own resize, whose weights have more bits. It is two steps away from torch's at one
-pixel in 20,000, after ties in both passes. It is faster, and either takes a hundredth of the encoder's time.
+Source: torch, ``aten/src/ATen/native/cpu/UpSampleKernel.cpp`` (antialiased, uint8); filters are those of Pillow.
+Rejected: Pillow's own resize, whose weights have more bits. It is two steps away from torch's at one pixel in 20,000,
+after ties in both passes. It is faster, and either takes a hundredth of the encoder's time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _EXACT_FLOAT32 = 1 << 24
 
 
 def resize(rgb: Pixels, width: int, height: int, filter_name: str) -> Pixels:
-    """uint8 [height, width, 3]. ``filter_name``: of FILTERS."""
+    """Return ``rgb``, uint8 [height, width, 3], at the new size. ``filter_name``: a name in FILTERS."""
     if rgb.shape[1] != width:
         columns = np.ascontiguousarray(rgb.transpose(1, 0, 2))
         rgb = np.ascontiguousarray(_resized_rows(columns, width, filter_name).transpose(1, 0, 2))
@@ -42,9 +41,10 @@ def resize(rgb: Pixels, width: int, height: int, filter_name: str) -> Pixels:
 
 
 def fitted(height: int, width: int, grain: int, least: int, most: int, *, smallest: int = 0) -> tuple[int, int]:
-    """(height, width) in multiples of ``grain``, of ``least`` to ``most`` pixels, the aspect ratio as near as
-    that allows. ``smallest``: of a side, before pixels are counted. Source: ``smart_resize`` of transformers'
-    ``qwen2_vl`` and ``lfm2_vl``."""
+    """Return (height, width) in multiples of ``grain``, with ``least`` to ``most`` pixels, and the aspect ratio as
+    near as possible. ``smallest``: least length of a side, applied before pixels are counted. Source: ``smart_resize``
+    of transformers' ``qwen2_vl`` and ``lfm2_vl``.
+    """
     near_height = max(smallest, round(height / grain) * grain)
     near_width = max(smallest, round(width / grain) * grain)
     if near_height * near_width > most:
@@ -65,7 +65,7 @@ def _triangle(x: Floats) -> Floats:
 
 
 def _cubic(x: Floats) -> Floats:
-    """Keys' kernel with a = -0.5."""
+    """Return Keys' kernel with a = -0.5."""
     x = np.abs(x)
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((x - 5) * x + 8) * x * -0.5 + 2
@@ -74,11 +74,11 @@ def _cubic(x: Floats) -> Floats:
 
 
 FILTERS: dict[str, tuple[Callable[[Floats], Floats], float]] = {"bilinear": (_triangle, 1), "bicubic": (_cubic, 2)}
-"""Name -> the filter, and how far it reaches to each side."""
+"""Name -> the filter function, and its reach to each side in input pixels."""
 
 
 def _weights(rows: int, out_rows: int, filter_name: str) -> tuple[NDArray[np.int64], Floats, int]:
-    """(first input row, weights [out_rows, taps] as whole numbers, their bits behind the point)."""
+    """Return (first input row, weights [out_rows, taps] as whole numbers, number of fraction bits of the weights)."""
     kernel, reach = FILTERS[filter_name]
     scale = rows / out_rows
     support = reach * max(scale, 1.0)
@@ -100,7 +100,7 @@ def _weights(rows: int, out_rows: int, filter_name: str) -> tuple[NDArray[np.int
 
 
 def _resized_rows(pixels: Pixels, out_rows: int, filter_name: str) -> Pixels:
-    """[rows, a, b] -> [out_rows, a, b]."""
+    """Return ``pixels`` [rows, a, b] resized to [out_rows, a, b]."""
     rows = pixels.shape[0]
     first, weights, precision = _weights(rows, out_rows, filter_name)
     half = float(1 << precision >> 1)

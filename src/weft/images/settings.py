@@ -1,19 +1,18 @@
-"""How a checkpoint wants its pictures and videos: the settings of its processors, read once and checked.
+"""Settings of a checkpoint's picture and video processors, read once and checked.
 
     processor_config.json      {"image_processor": {...}, "use_image_special_tokens": true}   newer saves
     preprocessor_config.json   {"do_image_splitting": true, "tile_size": 512, ...}            LFM2-VL
                                {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}   Qwen3.5
-                               neither: the defaults of transformers' Lfm2VlImageProcessor, and what the
-                               releases of Qwen3.5 have
+                               neither: the defaults of transformers' Lfm2VlImageProcessor, and those of
+                               the releases of Qwen3.5
     video_preprocessor_config.json   of videos, the same way: {"video_processor": {...}} wins, and
-                               preprocessor_config.json stands in; silence is Qwen3VLVideoProcessor's
+                               preprocessor_config.json is next; then Qwen3VLVideoProcessor's defaults
 
-The nested settings win over the file beside, as transformers has it. What the tower's geometry says as well
-(the side of a patch, how many patches become a row) must agree with config.json: rows would be counted wrong
-otherwise.
+The nested settings win over the separate file, as in transformers. Settings that the tower's geometry repeats (the
+side of a patch, how many patches become a row) must agree with config.json, or rows would be counted wrong.
 
-``digest`` names the settings that decide what rows a picture becomes; it is a part of each picture's digest.
-Two checkpoints with equal digests may still have other weights, which a prefix cache knows of by itself.
+``digest`` names the settings that decide what rows a picture becomes; it is a part of each picture's digest. Two
+checkpoints with equal digests may still have other weights, which a prefix cache distinguishes by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ FRAMES_MAX = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Of a processor of either kind."""
+    """Settings that processors of both kinds have."""
 
     patch_size: int = 16
     downsample_factor: int = 2
@@ -49,25 +48,26 @@ class _Settings:
 
     @property
     def grain(self) -> int:
-        """Both sides of what a tower sees are multiples of this many pixels."""
+        """Side lengths of a tower's input are multiples of this many pixels."""
         return self.patch_size * self.downsample_factor
 
     @property
     def filter(self) -> str:
-        """Of ``resizing``."""
+        """Name of the filter in ``resizing``."""
         return RESAMPLINGS[self.resample]
 
     def digest(self) -> bytes:
-        """32 bytes over all fields."""
+        """Return 32 bytes over all fields."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings(_Settings):
-    """Names and defaults are those of transformers' ``Lfm2VlImageProcessor``. ``mean`` and ``std`` are of
-    values in 0..1, after ``rescale_factor``; a picture is normalised with them by the tower. ``kind``: of the
-    tower. ``min_pixels``, ``max_pixels``: of a picture that is one tile whatever its size, as those of
-    Qwen3.5 are; of others ``min_tokens`` and ``max_tokens`` say it."""
+    """Settings with the names and defaults of transformers' ``Lfm2VlImageProcessor``. ``mean`` and ``std`` are for
+    values in 0..1, after ``rescale_factor``; the tower normalises a picture with them. ``kind``: the kind of the
+    tower. ``min_pixels``, ``max_pixels``: bounds of a picture that is always one tile, as Qwen3.5's are; for others
+    ``min_tokens`` and ``max_tokens`` set the bounds.
+    """
 
     split: bool = True
     min_tiles: int = 2
@@ -87,24 +87,25 @@ class ImageSettings(_Settings):
 
     @property
     def pixel_bounds(self) -> tuple[int, int]:
-        """The least and the most of a whole picture after resizing."""
+        """Least and most pixels of an undivided picture after resizing."""
         if self.max_pixels:
             return self.min_pixels, self.max_pixels
         return self.min_tokens * self.grain**2, self.max_tokens * self.grain**2
 
     @property
     def max_patches(self) -> int:
-        """Of one tile or thumbnail."""
+        """Most patches of one tile or thumbnail."""
         tile = (self.tile_size // self.patch_size) ** 2 if self.split else 0
         return max(self.pixel_bounds[1] // self.patch_size**2, tile)
 
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings(_Settings):
-    """Names and defaults are those of transformers' ``Qwen3VLVideoProcessor``. ``min_pixels`` and
-    ``max_pixels``: of all frames together. ``frames``: of a tile. ``sample``: else all frames of a file are
-    read. ``cap_frames``: a frame has ``frame_tokens`` rows at most, and its share of ``max_pixels``. Values
-    are scaled and normalised as those of pictures."""
+    """Settings with the names and defaults of transformers' ``Qwen3VLVideoProcessor``. ``min_pixels`` and
+    ``max_pixels``: bounds of all frames together. ``frames``: frames of a tile. ``sample``: False reads all frames of
+    a file. ``cap_frames``: a frame has at most ``frame_tokens`` rows, and at most its share of ``max_pixels``. Values
+    are scaled and normalised as those of pictures.
+    """
 
     min_pixels: int = 128 * 32 * 32
     max_pixels: int = 768 * 32 * 32
@@ -119,7 +120,7 @@ class VideoSettings(_Settings):
 
 
 def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
-    """Of the checkpoint in ``directory``, whose tower is ``tower``.
+    """Return the picture settings of the checkpoint in ``directory``, whose tower is ``tower``.
 
     Raises CheckpointError naming file and key for a setting that is malformed, not served, or at odds with
     config.json.
@@ -149,7 +150,9 @@ def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
 
 
 def read_video_settings(directory: Path, tower: VisionTower) -> VideoSettings | None:
-    """None for a tower that reads pictures alone. Raises CheckpointError as ``read_settings`` does."""
+    """Return the video settings, or None for a tower that only reads pictures. Raises CheckpointError as
+    ``read_settings`` does.
+    """
     if tower.video_token_id is None:
         return None
     keys = _keys_of(directory, "video_processor", _OF_VIDEOS, _BESIDE)
@@ -183,7 +186,7 @@ def read_video_settings(directory: Path, tower: VisionTower) -> VideoSettings | 
 
 
 def _keys_of(directory: Path, nested: str, *beside: str) -> _Keys:
-    """The object ``nested`` of the one file, or else the first other file that is there."""
+    """Return the object ``nested`` of the one file, or else the first other file that exists."""
     outer = directory / _NESTED
     inner = read_json(outer).get(nested) if outer.exists() else None
     if isinstance(inner, Mapping):
@@ -193,8 +196,9 @@ def _keys_of(directory: Path, nested: str, *beside: str) -> _Keys:
 
 
 def _read_qwen3_5(keys: _Keys, tower: VisionTower) -> ImageSettings:
-    """Silence means what the releases say. ``min_pixels`` and ``max_pixels`` win over ``size``, as
-    transformers has it."""
+    """Return the settings of Qwen3.5; missing ones have the values of its releases. ``min_pixels`` and ``max_pixels``
+    win over ``size``, as in transformers.
+    """
     size = keys.inner("size")
     settings = ImageSettings(
         kind=tower.kind,
@@ -221,7 +225,7 @@ def _read_qwen3_5(keys: _Keys, tower: VisionTower) -> ImageSettings:
 
 
 def _check_qwen(settings: ImageSettings | VideoSettings, frames: int, tower: VisionTower, keys: _Keys) -> None:
-    """What config.json says as well."""
+    """Check settings that config.json repeats."""
     for key, value, known in (
         ("patch_size", settings.patch_size, tower.patch_size),
         ("merge_size", settings.downsample_factor, tower.projector.downsample_factor),
@@ -230,13 +234,13 @@ def _check_qwen(settings: ImageSettings | VideoSettings, frames: int, tower: Vis
         if value != known:
             keys.fail(key, value, f"config.json has {known}")
     if not keys.boolean("do_resize", True):
-        keys.fail("do_resize", False, "pictures are resized to what the tower takes")
+        keys.fail("do_resize", False, "pictures are resized to the tower's sizes")
 
 
 def _of_pixels(keys: _Keys, resample: int) -> dict[str, Any]:
-    """What every processor says of values."""
+    """Return the settings of pixel values, which every processor has."""
     if keys.boolean("do_center_crop", False):
-        keys.fail("do_center_crop", True, "pictures are resized whole")
+        keys.fail("do_center_crop", True, "pictures are resized without cropping")
     identity, default = not keys.boolean("do_normalize", True), ImageSettings()
     return {
         "resample": keys.integer("resample", resample, 3, least=2),
@@ -249,7 +253,7 @@ def _of_pixels(keys: _Keys, resample: int) -> dict[str, Any]:
 
 
 def check_patches(height: int, width: int, pixels: int, settings: ImageSettings) -> None:
-    """Raises RequestError for a picture of ``width`` x ``height`` that becomes too many ``pixels``."""
+    """Raise RequestError for a picture of ``width`` x ``height`` that becomes too many ``pixels``."""
     patches = pixels // settings.patch_size**2
     if patches > settings.max_patches:
         raise RequestError(
@@ -277,7 +281,7 @@ def _check(settings: ImageSettings, tower: VisionTower, keys: _Keys) -> None:
 
 
 class _Keys:
-    """Typed reading of one of the files; null is as good as silence."""
+    """Typed reader of one of the files; null counts as absent."""
 
     def __init__(self, config: Mapping[str, Any], file: Path) -> None:
         self._config = config
@@ -311,7 +315,7 @@ class _Keys:
         return bool(value)
 
     def channels(self, key: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
-        """One number for each of red, green and blue; a lone number is for all."""
+        """Return a number for each of red, green and blue; a single number is for all."""
         value = default if self._config.get(key) is None else self._config[key]
         values = [value] * 3 if isinstance(value, int | float) else value
         if not (

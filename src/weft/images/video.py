@@ -4,17 +4,17 @@
     tiles    16 x 9       | 16 x 9       | 16 x 9        a patch is the same 16 x 16 pixels of both frames
     text     <0.2 seconds><|vision_start|> 36 <|vision_end|><1.2 seconds><|vision_start|> 36 <|vision_end|>...
 
-To all others a video is a ``Picture`` whose tiles come one after another: its rows have one digest over all
-frames, each tile has a place of its own in the prompt, and text turns on between them. A tile sees no other
-tile in the tower. The template writes one video token, within its own ``<|vision_start|>`` and
+For the rest of weft a video is a ``Picture`` whose tiles come one after another: its rows have one digest over all
+frames, each tile has its own positions in the prompt, and the text between them has ordinary positions. A tile sees no
+other tile in the tower. The template writes one video token, within its own ``<|vision_start|>`` and
 ``<|vision_end|>``.
 
-Of a file the processor samples frames evenly, some for each second; a list of frames is taken whole. All
-frames together have ``max_pixels`` at most: a longer video has smaller ones.
+The processor samples frames of a file evenly, some for each second; it takes all frames of a list. All frames together
+have ``max_pixels`` at most: a longer video has smaller ones.
 
-Sizes, sampling and times are those of transformers' ``Qwen3VLVideoProcessor`` and ``Qwen3VLProcessor``, from
-5.10 on; pixels too (``resizing``). Frames are resized one by one, so a video takes the memory of its patches
-and of one frame.
+Sizes, sampling, times and pixels (``resizing``) are those of transformers' ``Qwen3VLVideoProcessor`` and
+``Qwen3VLProcessor``, from 5.10 on. Frames are resized one by one, so a video takes the memory of its patches and of
+one frame.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """What a request says; None leaves it to the checkpoint. ``fps``: frames of a second that are taken out
-    of a file, and those that a list of frames has."""
+    """Sampling that a request asks for; None leaves a field to the checkpoint. ``fps``: frames of a second that are
+    taken out of a file, and those that a list of frames has.
+    """
 
     fps: float | None = None
     min_frames: int | None = None
@@ -46,7 +47,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 def sampled(total: int, file_fps: float, asked: Sampling, settings: VideoSettings) -> list[int]:
-    """Which of ``total`` frames of a file are taken."""
+    """Return the indices of the frames to take, of ``total`` frames of a file."""
     if not settings.sample:
         return list(range(total))
     count = int(total / file_fps * (asked.fps or settings.fps))
@@ -56,7 +57,8 @@ def sampled(total: int, file_fps: float, asked: Sampling, settings: VideoSetting
 
 
 def prepare(frames: Iterable[Pixels], seconds: Sequence[float], settings: VideoSettings) -> Picture:
-    """``frames``: uint8 [height, width, 3], of one size; ``seconds``: when each of them is seen.
+    """Return the patches of one video. ``frames``: uint8 [height, width, 3], of one size; ``seconds``: the time at
+    which each frame is shown.
 
     Raises RequestError for frames that differ in size, too few of them, and a shape that is too long.
     """
@@ -91,8 +93,9 @@ def prepare(frames: Iterable[Pixels], seconds: Sequence[float], settings: VideoS
 
 
 def resized(frames: int, height: int, width: int, settings: VideoSettings) -> tuple[int, int]:
-    """(height, width) of each frame: the aspect ratio as near as multiples of ``grain`` allow, and the pixels
-    of all frames within the bounds. Source: ``smart_resize`` of transformers' ``qwen3_vl`` videos."""
+    """Return (height, width) of each frame: the aspect ratio as near as multiples of ``grain`` allow, and the pixels
+    of all frames within the bounds. Source: ``smart_resize`` of transformers' ``qwen3_vl`` videos.
+    """
     grain, least, most = settings.grain, settings.min_pixels, settings.max_pixels
     if settings.cap_frames:
         most = frames * max(min(settings.frame_tokens * grain**2, most // frames), int(least * 1.05))
@@ -119,7 +122,7 @@ def resized(frames: int, height: int, width: int, settings: VideoSettings) -> tu
 
 
 def _joined(frames: Sequence[Tile]) -> Tile:
-    """One tile, of the same patches in each frame."""
+    """Return one tile that has the same patches of each frame."""
     first = frames[0]
     return Tile(np.concatenate([one.patches for one in frames], 1), first.rows, first.columns)
 

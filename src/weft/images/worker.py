@@ -1,13 +1,13 @@
-"""What a worker of pictures does: a ``data:`` URL to the patches that a tower reads (``weft.text.workers``).
+"""Work of a picture process: a ``data:`` URL to the patches that a tower reads (``weft.text.workers``).
 
     start:  PictureStart      job:  b"u" URL | b"f" the bytes of a file | b"v" VideoJob
                                   -> b"+" Picture | b"-" the reason that it is refused
 
-A video is one file, or a list of frames that are pictures. ``data:video/jpeg;base64,FRAME,FRAME`` is such a
-list too, as other engines have it.
+A video is one file, or a list of frames that are pictures. ``data:video/jpeg;base64,FRAME,FRAME`` is such a list too,
+as in other engines.
 
-Decoders read files of strangers, and take time and memory by what a file says of itself. So they run here, in
-a process with a limit of memory that is ended when a picture takes too long.
+Decoders read untrusted files, and take time and memory according to the header of a file. So they run here, in a
+process with a limit of memory that is ended when a picture takes too long.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ class PictureStart(msgspec.Struct):
 
 
 class VideoJob(msgspec.Struct, array_like=True):
-    """``source``: a ``Source``, or the list of those of its frames."""
+    """Job to prepare a video. ``source``: a ``Source``, or the list of the sources of its frames."""
 
     source: Any
     asked: Sampling
 
 
 def start_of(directory: Path, limits: ImageLimits) -> PictureStart:
-    """Of a checkpoint with a vision tower. Raises CheckpointError."""
+    """Return the settings of a checkpoint with a vision tower. Raises CheckpointError."""
     tower = read_architecture(read_json(directory / "config.json")).vision
     assert tower is not None
     return PictureStart(read_settings(directory, tower), limits, read_video_settings(directory, tower))
 
 
 def read_picture(source: str | bytes, settings: ImageSettings, limits: ImageLimits) -> Picture:
-    """``source``: a ``data:`` URL, or the bytes of a file. Raises RequestError."""
+    """Return a prepared picture. ``source``: a ``data:`` URL, or the bytes of a file. Raises RequestError."""
     data = data_of(source, limits) if isinstance(source, str) else source
     return PREPARE[settings.kind](decode(data, limits), settings)
 
 
 def read_video(source: Source | Sequence[Source], asked: Sampling, given: PictureStart) -> Picture:
-    """``source``: of ``VideoJob``. Raises RequestError."""
+    """Return a prepared video. ``source``: as in ``VideoJob``. Raises RequestError."""
     settings, limits = given.videos, given.limits
     assert settings is not None
     if isinstance(source, str) and source[:17].lower() == "data:video/jpeg;b":
@@ -99,7 +99,7 @@ def _frame(number: int, source: Source, limits: ImageLimits) -> Pixels:
 
 
 def data_of(url: str, limits: ImageLimits, what: str = "picture") -> bytes:
-    """The bytes of a ``data:`` URL in base64. Raises RequestError for every other address."""
+    """Return the bytes of a ``data:`` URL in base64. Raises RequestError for every other address."""
     scheme, _, rest = url.partition(":")
     head, comma, text = rest.partition(",")
     kind, most, name = (
@@ -116,11 +116,11 @@ def data_of(url: str, limits: ImageLimits, what: str = "picture") -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RequestError(f"the data: URL is no base64: {error}") from None
+        raise RequestError(f"the data: URL is not base64: {error}") from None
 
 
 def decoded(answer: bytes) -> Picture:
-    """The picture of an answer. Raises RequestError."""
+    """Return the picture of an answer. Raises RequestError."""
     if answer[:1] != _ACCEPTED:
         raise RequestError(answer[1:].decode())
     return Picture.from_bytes(memoryview(answer)[1:])

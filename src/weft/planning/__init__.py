@@ -1,8 +1,8 @@
 """Memory that a model needs, before a GPU is bought: pure arithmetic over ``config.json``.
 
-    geometries   public models by name -> config.json     model_plan   all of it put together: what fits
+    geometries   public models by name -> config.json     model_plan   all of it put together: how much fits
     weights      parameters and bytes                     report       the plan as plain data
-    layouts      the same bytes as others cut them
+    layouts      the same bytes in the layouts of other engines
 
 One device's share under ``--tp`` is that of ``families.sharding``.
 

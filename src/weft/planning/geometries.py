@@ -1,12 +1,12 @@
-"""Public models by name: what of their ``config.json`` decides sizes, so that a plan needs no network.
+"""Public models by name: the keys of their ``config.json`` that decide sizes, so that a plan needs no network.
 
-A row is a configuration and goes through ``families`` like any other: what is not in a row is the family's
-default, and a mistake here is a wrong ``config.json``, not a second formula. Each row is the file of that
-name on the hub (https://huggingface.co/NAME/blob/main/config.json), reduced to geometry; a test holds each to
-the parameter count that its makers publish.
+A row is a configuration and goes through ``families`` like any other: a key that is not in a row has the family's
+default, and a mistake here is a wrong ``config.json``, not a second formula. Each row is the file of that name on the
+hub (https://huggingface.co/NAME/blob/main/config.json), reduced to geometry; a test holds each to the parameter count
+that its makers publish.
 
-A name is looked up without its owner, without regard to case, and may be cut short where only one row begins
-so ("qwen3.5-397b"). Suffixes such as "-Instruct" are fine-tunes of the same geometry.
+A name is looked up without its owner, without regard to case, and may be cut short if only one row begins with it
+("qwen3.5-397b"). Suffixes such as "-Instruct" are fine-tunes of the same geometry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Geometry:
 
 
 def _qwen(layers: int, hidden: int, heads: int, kv_heads: int, v_heads: int, **more: Any) -> dict[str, Any]:
-    """Qwen3.5 and Qwen3-Next: every fourth layer attention, the others gated delta nets."""
+    """Return a config of Qwen3.5 and Qwen3-Next: every fourth layer is attention, the others are gated delta nets."""
     moe = "num_experts" in more
     return {
         "model_type": "qwen3_5_moe_text" if moe else "qwen3_5_text",
@@ -66,7 +66,7 @@ def _moe(count: int, per_token: int, width: int) -> dict[str, Any]:
 def _granite(
     layers: int, hidden: int, heads: int, kv_heads: int, mamba_heads: int, shared: int, **more: Any
 ) -> dict[str, Any]:
-    """Granite 4.0 H. Which four layers are attention changes no size."""
+    """Return a config of Granite 4.0 H. The choice of the four attention layers changes no size."""
     attention_at = more.pop("attention_at", (5, 15, 25, 35))
     return {
         "model_type": "granitemoehybrid",
@@ -112,7 +112,7 @@ def _lfm2(hidden: int, heads: int, width: int) -> dict[str, Any]:
 def _nemotron(
     pattern: str, hidden: int, width: int, heads: int, mamba_head_dim: int, max_positions: int
 ) -> dict[str, Any]:
-    """Nemotron-H: a letter per layer; M Mamba-2, * attention, - feed-forward."""
+    """Return a config of Nemotron-H, with a letter per layer: M Mamba-2, * attention, - feed-forward."""
     return {
         "model_type": "nemotron_h",
         "torch_dtype": "bfloat16",
@@ -229,7 +229,7 @@ GEOMETRIES: tuple[Geometry, ...] = (
 
 
 def find_geometry(name: str) -> Geometry | None:
-    """The row that ``name`` means, None when there is none, or more than one that it may mean."""
+    """Return the row that ``name`` means, None if there is none, or several that it may mean."""
     key = _key(name)
     exact = [geometry for geometry in GEOMETRIES if _key(geometry.name) == key]
     begun = [geometry for geometry in GEOMETRIES if _key(geometry.name).startswith(key + "-")]
@@ -238,7 +238,7 @@ def find_geometry(name: str) -> Geometry | None:
 
 
 def near_names(name: str) -> list[str]:
-    """Up to three names of the table that ``name`` may have meant, nearest first."""
+    """Return up to three names of the table that ``name`` may have meant, nearest first."""
     keys = {_key(geometry.name): geometry.short_name for geometry in GEOMETRIES}
     near = difflib.get_close_matches(_key(name), keys, n=3, cutoff=0.5)
     return [keys[key] for key in near]
@@ -248,5 +248,5 @@ _SUFFIXES = re.compile(r"(-(instruct|thinking|base|chat|8k))+$")
 
 
 def _key(name: str) -> str:
-    """ "Qwen/Qwen3-Next-80B-A3B-Instruct" -> "qwen3-next-80b-a3b"."""
+    """Return the key of a name: "Qwen/Qwen3-Next-80B-A3B-Instruct" -> "qwen3-next-80b-a3b"."""
     return _SUFFIXES.sub("", name.split("/")[-1].lower())

@@ -1,4 +1,4 @@
-"""The same bytes as other engines cut them, beside frames: what a request takes and how many fit.
+"""Layouts of other engines over the same bytes, compared with frames: bytes of a request and how many fit.
 
     padded pages    one pool of pages of one size. A page is the state of one recurrent layer, or the KV of
                     one attention layer, so the KV block grows until its bytes reach the state's:
@@ -15,12 +15,12 @@
     frames          weft: ``memory.plan``. Pages of 16 tokens of all layers, states in slots; any frame holds
                     either.
 
-Each is given its own bytes and no weights, graphs or activations, so this is about the cut and nothing else.
-What prefix caching holds per running request is counted apart (``Load.cached``): padded pages keep one more
-state in their aligned mode, static pools four (the room for snapshots that their cache reserves).
+Each is given its own bytes and no weights, graphs or activations, so the comparison is only about the layout. The
+memory of prefix caching per running request is counted apart (``Load.cached``): padded pages keep one more state in
+their aligned mode, static pools four (the room for snapshots that their cache reserves).
 
-Sources, for behaviour: vLLM's hybrid KV cache (pull request 20016). Block sizes: its issues 40696 and 53749;
-672 tokens for Nemotron-Nano-9B-v2 in 24280. Its proposal of packed pages: pull request 35703. SGLang's
+Sources, for behaviour: vLLM's hybrid KV cache (pull request 20016). Block sizes: its issues 40696 and 53749; 672
+tokens for Nemotron-Nano-9B-v2 in 24280. Its proposal of packed pages: pull request 35703. SGLang's
 ``--mamba-full-memory-ratio`` and the slots that a request reserves (its cookbook for Qwen3.8-27B).
 """
 
@@ -34,9 +34,11 @@ from weft.spec import ITEM_BYTES, CacheDTypeName, LayerSpec, ModelSpec
 from weft.units import PAGE_TOKENS, VERIFY_TOKENS_MAX, ceil_div
 
 KERNEL_TOKENS = 16
-"""Tokens that a block of the others is a multiple of: what their attention kernels take."""
+"""Tokens, whose multiples a block of other engines is: their attention kernels require it."""
 GROUP_SLACK = 1.5
-"""Where the larger kind of layer has fewer than this many times the smaller, groups take its size instead."""
+"""Ratio of layer counts: if the larger kind has fewer than this many times the smaller one's, groups have its size
+instead.
+"""
 STATE_RATIO = 0.9
 """Bytes of the state pool to bytes of the KV pool, static pools' default."""
 
@@ -58,8 +60,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """weft's own. ``log_bytes``: of each token of a window, the inputs that replay needs. A step has one log
-    for all requests, of at most VERIFY_TOKENS_MAX tokens. No request reserves any, and each has a share."""
+    """weft's own layout. ``log_bytes``: bytes that replay needs for each token of a verify run. A step has one log for
+    all requests, of at most VERIFY_TOKENS_MAX tokens. A request reserves no log, and is charged a share of it.
+    """
 
     plan: ArenaPlan
     log_bytes: int
@@ -70,12 +73,12 @@ class Frames:
         return PAGE_TOKENS if self.plan.page_bytes else 0
 
     def request_bytes(self, load: Load) -> int:
-        """With the share of the log, where as many requests run as fit."""
+        """Return the bytes of a request with its share of the log, when as many requests run as fit."""
         sequences = max(1, self.sequences(load))
         return self._arena_bytes(load) + ceil_div(self._step_log_bytes(sequences, load), sequences)
 
     def sequences(self, load: Load) -> int:
-        """The most for which ``frames_for`` frames are there, after the log of a step."""
+        """Return the most sequences whose frames (``frames_for``) fit, after the log of a step."""
         least = self._arena_bytes(load)
         low, high = 0, self.plan.arena_bytes // least if least else 0
         while low < high:
@@ -96,7 +99,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class PaddedPages:
-    """``group_layers`` pages make a block; the counts are groups of layers of each kind."""
+    """One pool of equal pages. ``group_layers`` pages make a block; the counts are groups of layers of each kind."""
 
     name: str
     arena_bytes: int
@@ -118,7 +121,7 @@ class PaddedPages:
         return self.blocks(load) * self.group_layers * self.page_bytes
 
     def sequences(self, load: Load) -> int:
-        """One block is the null block and belongs to no sequence."""
+        """Return how many sequences fit. One block is the null block, which no sequence gets."""
         blocks = self.arena_bytes // (self.group_layers * self.page_bytes) - 1
         return max(0, blocks) // self.blocks(load)
 
@@ -131,7 +134,7 @@ class StaticPools:
     kv_token_bytes: int
 
     CACHE_STATES = 4
-    """States that a request reserves beside its own where prefixes are cached."""
+    """States that a request reserves in addition to its own when prefixes are cached."""
 
     @property
     def block_tokens(self) -> int:
@@ -154,12 +157,13 @@ class StaticPools:
 
 
 Layout = Frames | PaddedPages | StaticPools
-"""One way to cut an arena. ``block_tokens`` is what a prefix is cached in: 0 without attention."""
+"""One way to cut an arena. ``block_tokens`` is the unit in which prefixes are cached: 0 without attention."""
 
 
 def all_layouts(spec: ModelSpec, plan: ArenaPlan) -> list[Layout]:
-    """weft's frames first, then the field's, over the same bytes. ``spec`` is one rank's, with the dtypes
-    that states are kept in; a layout that does not differ for this model is left out."""
+    """Return weft's frames first, then the layouts of other engines, over the same bytes. ``spec`` is one rank's, with
+    the dtypes of its states; a layout that does not differ for this model is left out.
+    """
     layouts: list[Layout] = [Frames(plan, draft_log_bytes(spec))]
     padded = padded_pages(spec, plan.kv_dtype, plan.arena_bytes)
     if padded.group_layers:
@@ -179,7 +183,7 @@ def all_layouts(spec: ModelSpec, plan: ArenaPlan) -> list[Layout]:
 
 
 def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *, packed: int = 1) -> PaddedPages:
-    """One pool of pages of one size, with ``packed`` attention layers in a page."""
+    """Return one pool of pages of one size, with ``packed`` attention layers in a page."""
     paged, stateful = [layer for layer in spec.layers if layer.kv_heads], _stateful(spec)
     state_bytes = max((sum(part.part_bytes(spec.dtype) for part in layer.state) for layer in stateful), default=0)
     token_bytes = packed * max((layer.kv_bytes_per_token(kv_dtype) for layer in paged), default=0)
@@ -207,14 +211,16 @@ def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *,
 
 
 def draft_log_bytes(spec: ModelSpec) -> int:
-    """Return the bytes of the replay log of one token of a window: what all recurrent layers consume."""
+    """Return the bytes of the replay log of one token of a verify run: the inputs of all recurrent layers."""
     return sum(
         numbers * ITEM_BYTES[spec.dtype] + 4 * exact for numbers, exact in (layer.logged for layer in spec.layers)
     )
 
 
 def _stateful(spec: ModelSpec) -> list[LayerSpec]:
-    """Layers with a recurrence, by that alone: a window of keys and values is pages everywhere but here."""
+    """Return layers with a recurrence, with only that state: a window of keys and values counts as pages in other
+    engines.
+    """
     layers = (
         replace(layer, state=tuple(part for part in layer.state if part.name != "window")) for layer in spec.layers
     )

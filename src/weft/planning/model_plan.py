@@ -1,12 +1,11 @@
-"""A plan: what a model takes of a device's memory, what is left holds, and both as plain data (``--json``).
+"""A plan: how much of a device's memory a model takes, what fits into the rest, and both as plain data (``--json``).
 
     memory of a device  = weights | kept free for the step | arena
                                     WORKSPACE_SHARE of it    frames: KV pages or states
 
-The arena's geometry and the count of what fits are those of ``memory.frames`` (``plan_arena``,
-``frames_for``). The engine allocates the same with ``--memory`` set to the arena's bytes. With
-``arena_bytes`` instead of a device's memory, weights are left out of the account. The keys of ``plan_data``
-are part of weft's interface; a test holds them.
+The arena's geometry and the number of sequences that fit come from ``memory.frames`` (``plan_arena``, ``frames_for``).
+The engine allocates the same with ``--memory`` set to the arena's bytes. With ``arena_bytes`` instead of a device's
+memory, weights are left out of the account. The keys of ``plan_data`` are part of weft's interface; a test holds them.
 
 Pure: the configuration and the bytes are passed in.
 """
@@ -28,19 +27,20 @@ from weft.planning.weights import Weights, count_weights, form_of, with_share_of
 from weft.spec import CacheDTypeName, DTypeName, ModelSpec, with_cache_dtypes
 
 LENGTHS = (4096, 32768, 131072)
-"""Lengths shown unless others are asked for; the longest the model takes comes on top."""
+"""Lengths shown by default, tokens; the longest that the model takes is added."""
 DRAFTS = 3
-"""Speculated tokens per step, in comparisons that speculate."""
+"""Speculated tokens per step in comparisons that speculate."""
 _AMPLE_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of a plan. Exactly one of ``memory_bytes`` (of a device, with weights) and
-    ``arena_bytes`` (for pages and states alone). ``ep``: experts are divided by their number. ``quantize``: a
-    name of ``weights.FORMS``. None: the model's own. ``mtp``: with its head for multi-token prediction, if it
-    has one that weft knows and there is one rank. ``twelve_bit``: the device is a CPU that keeps bfloat16 in
-    12 bits. ``coded_tiles``: and fp8, nf4 and fp4 as codes."""
+    """Options of a plan. Exactly one of ``memory_bytes`` (of a device, with weights) and ``arena_bytes`` (only for
+    pages and states). ``ep``: experts are divided by their number. ``quantize``: a name of ``weights.FORMS``. None:
+    the model's own. ``mtp``: with its head for multi-token prediction, if it has one that weft knows and there is one
+    rank. ``twelve_bit``: the device is a CPU that keeps bfloat16 in 12 bits. ``coded_tiles``: and fp8, nf4 and fp4 as
+    codes.
+    """
 
     memory_bytes: int | None = None
     arena_bytes: int | None = None
@@ -68,10 +68,11 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """All bytes are of one device. ``arena`` has no frames where the weights leave nothing; its page, slot
-    and frame sizes hold all the same. ``need_bytes``: the least memory of a device that runs one sequence of
-    the shortest length; ``tp_that_fits``: the least ``--tp`` with which the memory asked for does, None if
-    none does or the memory is enough."""
+    """A plan of a model on one device; all bytes are of that device. ``arena`` has no frames if the weights leave
+    nothing; its page, slot and frame sizes are valid all the same. ``need_bytes``: the least memory of a device that
+    runs one sequence of the shortest length; ``tp_that_fits``: the least ``--tp`` for which the memory suffices, None
+    if none does or the memory is enough.
+    """
 
     name: str
     asked: PlanOptions
@@ -92,7 +93,7 @@ class ModelPlan:
 
     @property
     def longest_tokens(self) -> int:
-        """The context that the engine would serve: one sequence alone surely fits. 0 where nothing does."""
+        """Return the context that the engine would serve: one sequence surely fits. 0 if nothing does."""
         if self.arena.frame_count < self.arena.frames_min:
             return 0
         return fit_sizes(EngineConfig(), self.spec, self.arena).max_model_len
@@ -115,7 +116,7 @@ class ModelPlan:
 
     @property
     def snapshot_tokens(self) -> int:
-        """Tokens whose KV takes as much as one kept state: 0 where either is nothing."""
+        """Tokens whose KV takes as much as one kept state: 0 if either takes nothing."""
         return self.arena.slot_stride_bytes // self.kv_token_bytes if self.kv_token_bytes else 0
 
     @property
@@ -130,7 +131,7 @@ class ModelPlan:
 
     @property
     def compressed4_kv_token_bytes(self) -> float:
-        """The same in 4 bits (``cache.compress_kv int4``)."""
+        """Return the bytes of a token's KV in 4 bits (``cache.compress_kv int4``)."""
         return with_compressed_kv(self._compression, "int4").compressed_kv_bytes / self.arena.page_tokens
 
     @property
@@ -184,7 +185,7 @@ def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions,
 
 
 def _available_bytes(asked: PlanOptions, weights: Weights) -> int:
-    """For the arena; negative where the weights alone are more than there is."""
+    """Return the bytes for the arena; negative if the weights exceed the memory."""
     if asked.arena_bytes is not None:
         return asked.arena_bytes
     assert asked.memory_bytes is not None
@@ -209,7 +210,7 @@ def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: PlanOpt
 
 
 def _lengths(asked: PlanOptions, longest: int) -> tuple[int, ...]:
-    """As asked for; or the usual ones below the model's longest, and that."""
+    """Return the lengths asked for; by default the usual ones below the model's longest, and that."""
     too_long = [tokens for tokens in asked.lengths if tokens > longest]
     if too_long:
         raise ConfigError(
@@ -221,9 +222,9 @@ def _lengths(asked: PlanOptions, longest: int) -> tuple[int, ...]:
 
 
 HANDOFF_TOKENS_S, HANDOFF_TOKENS = 1000, 8192
-"""The speed of prompts for which a handoff is priced, and the tokens that are sent at once on a GPU."""
+"""Prompt tokens a second for which a handoff is priced, and tokens that are sent at once on a GPU."""
 SHORT_TOKENS = 100
-"""The request whose cost shows what a layout charges before the text is long."""
+"""Tokens of a short request, whose cost shows the fixed charges of a layout."""
 
 
 def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
@@ -283,7 +284,7 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
 
 
 def loads(plan: ModelPlan) -> list[Load]:
-    """The ways a request may be, its tokens still to be set: bare, speculating, and with prefix caching."""
+    """Return the kinds of requests to compare, without their lengths: plain, speculating, and with prefix caching."""
     drafts = plan.asked.drafts
     speculating = [Load(0, drafts)] if drafts else []
     return [Load(0), *speculating, Load(0, drafts, cached=True)]

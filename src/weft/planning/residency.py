@@ -1,4 +1,4 @@
-"""Which of several models are in memory: one budget, loads and unloads, and the queue of those that wait.
+"""Choice of the models in memory: one budget, loads and unloads, and the queue of requests that wait.
 
     absent --enter--> waits --room--> loading --loaded--> loaded --unload--> unloading --unloaded--> absent
        ^                                 |                   |
@@ -12,13 +12,13 @@ requests that waited for a model which stays after all. The process control arou
     L3   one load at a time, in the order in which models were first asked for: nothing starves
     L4   requests that wait are bounded; beyond that ``enter`` says so
 
-Room is made from models without requests, the least recently used first. Where those are too few, the load
-waits PATIENCE_S for others to fall idle. Then the least recently used of the busy ones *drain*: their new
-requests wait behind the load, and those that run end in peace. A model that was loaded less than PATIENCE_S
-ago does not drain: else one whose load took longer than that would go without a single answer.
+Room is made from models without requests, the least recently used first. Where those are too few, the load waits
+PATIENCE_S for others to fall idle. Then the least recently used of the busy ones *drain*: their new requests wait
+until after the load, and running ones go on to their end. A model that was loaded less than PATIENCE_S ago does not
+drain: otherwise a model whose load took longer than that would be unloaded without a single answer.
 
-A share is weights and arena together. It follows from the set of models alone (``shares``), never from what
-else is loaded. So a model serves the same context whenever it is there.
+A share is weights and arena together. It follows only from the set of models (``shares``), never from the models
+loaded at the time. So a model serves the same context whenever it is there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 PATIENCE_S = 5.0
-"""How long a load waits for models to fall idle before busy ones drain."""
+"""Seconds that a load waits for models to fall idle before busy ones drain."""
 FRESH_S = 10.0
-"""A model that has just been loaded is kept this long for the requests that are about to come."""
+"""Seconds that a model which has just been loaded is kept for the requests that are about to come."""
 RETRY_FIRST_S, RETRY_MAX_S = 2.0, 120.0
-"""After a failed load the model is refused for so long; twice as long after each further one."""
+"""Seconds for which a model is refused after a failed load, first and at most; doubled after each further failure."""
 
 State = Literal["absent", "loading", "loaded", "unloading"]
 Entry = Literal["in", "waits", "full", "refused"]
@@ -41,10 +41,11 @@ Verb = Literal["load", "unload", "admit"]
 
 
 def shares(weights: Mapping[str, int], arenas: Mapping[str, int], budget: int) -> dict[str, int]:
-    """Bytes of each model, weights and arena. ``arenas``: what each should have at least.
+    """Return the bytes of each model, weights and arena. ``arenas``: the least that each should have.
 
     As many models as possible, from the smallest on, are to fit together with these arenas. They divide what
-    their weights leave into equal arenas. A larger model gets such an arena too, as far as there is room."""
+    their weights leave into equal arenas. A larger model gets such an arena too, as far as there is room.
+    """
     by_size = sorted(weights, key=lambda name: weights[name])
     together = max(
         (
@@ -67,7 +68,7 @@ def _arena(together: Sequence[str], weights: Mapping[str, int], budget: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """``admit``: the model stays, and what waited for it is in."""
+    """One action on a model. ``admit``: the model stays, and the requests that waited for it are admitted."""
 
     verb: Verb
     name: str
@@ -83,7 +84,7 @@ class Use:
 
 @dataclass(slots=True)
 class Resident:
-    """One model. ``expires_s``: when it goes for lack of use; None while it is used, or for ever."""
+    """One model. ``expires_s``: when it is unloaded for lack of use; None while it is used, or if it never expires."""
 
     name: str
     share: int
@@ -93,12 +94,12 @@ class Resident:
     users: int = 0
     waiting: int = 0
     since_s: float = 0.0
-    """Since when the first of those waits."""
+    """Time since which the first of the ``waiting`` requests waits."""
     drains: bool = False
     loaded_s: float = 0.0
     used_s: float = 0.0
     expected: int = 0
-    """Requests that left to come again (``keep_fresh``)."""
+    """Requests that left and are expected again (``keep_fresh``)."""
     fresh_until_s: float = 0.0
     expires_s: float | None = None
     failures: int = 0
@@ -118,14 +119,15 @@ class Resident:
 
 @dataclass(slots=True)
 class Residency:
-    """``keep_alive_s``: of models that no request said otherwise of; None for ever. ``waiting_max``: most
-    requests that wait for loads."""
+    """State of all models. ``keep_alive_s``: time that unused models stay unless a request says differently; None for
+    ever. ``waiting_max``: most requests that wait for loads.
+    """
 
     budget: int
     waiting_max: int
     models: dict[str, Resident] = field(default_factory=dict)
     _queue: list[str] = field(default_factory=list)
-    """Models that are asked for and not loaded, by their first request that waits."""
+    """Models that are requested and not loaded, in the order of their first waiting request."""
 
     @classmethod
     def of(cls, shares: Mapping[str, int], budget: int, *, waiting_max: int, keep_alive_s: float | None) -> Residency:
@@ -143,8 +145,9 @@ class Residency:
     # ------------------------------------------------------------------ requests
 
     def enter(self, name: str, now_s: float) -> Entry:
-        """A request for the model. "in": it is counted as a user, and so will those be that wait, once
-        their model is loaded or admitted."""
+        """Record a request for the model and return whether it is in. "in": it is counted as a user; requests that
+        wait are counted once their model is loaded or admitted.
+        """
         model = self.models[name]
         if model.state == "loaded" and not model.drains:
             model.expected = max(0, model.expected - 1)
@@ -161,7 +164,7 @@ class Residency:
         return "waits"
 
     def leave_queue(self, name: str) -> None:
-        """One that waited has gone."""
+        """Record that a waiting request has gone."""
         model = self.models[name]
         assert model.waiting > 0
         model.waiting -= 1
@@ -173,8 +176,9 @@ class Residency:
         return Use(name, self.models[name].life)
 
     def leave(self, use: Use, now_s: float, *, keep_fresh: bool = False) -> None:
-        """The request has ended. ``keep_fresh``: another one that uses the model is about to come. A model
-        that died meanwhile has forgotten it."""
+        """Record that a request has ended. ``keep_fresh``: another one that uses the model is about to come. A model
+        that died meanwhile has dropped its uses.
+        """
         model = self.models[use.name]
         if model.life != use.life or model.state != "loaded":
             return
@@ -188,7 +192,7 @@ class Residency:
         self._set_expiry(model, now_s)
 
     def keep_alive(self, name: str, seconds: float | None, now_s: float) -> None:
-        """From now on it stays for so long after its last request; None for ever."""
+        """Set the seconds that the model stays after its last request; None for ever."""
         model = self.models[name]
         model.keep_alive_s = seconds
         if model.state == "loaded":
@@ -196,10 +200,10 @@ class Residency:
                 model.fresh_until_s = 0.0
             self._set_expiry(model, now_s)
 
-    # ------------------------------------------------------------------ what became of actions
+    # ------------------------------------------------------------------ results of actions
 
     def loaded(self, name: str, now_s: float) -> None:
-        """Those that waited are in."""
+        """Record that the model is loaded and admit its waiting requests."""
         model = self.models[name]
         assert model.state == "loading"
         model.state, model.failures, model.loads = "loaded", 0, model.loads + 1
@@ -209,14 +213,16 @@ class Residency:
             self._set_expiry(model, now_s)
 
     def failed(self, name: str, now_s: float) -> None:
-        """It did not load. Those that waited are to be told, and later ones are refused for a while."""
+        """Record that the load failed. The caller answers the requests that waited, and later ones are refused for a
+        while.
+        """
         model = self.models[name]
         assert model.state == "loading"
         self._end(model)
         self._refuse_for_a_while(model, now_s)
 
     def died(self, name: str, now_s: float) -> None:
-        """Its engines have ended for good; ``unloaded`` follows."""
+        """Record that the model's engines have ended for good; ``unloaded`` follows."""
         model = self.models[name]
         assert model.state == "loaded"
         model.state, model.users, model.drains = "unloading", 0, False
@@ -262,7 +268,7 @@ class Residency:
         return actions
 
     def _make_room(self, head: Resident, lacking: int, now_s: float, actions: list[Action]) -> set[str]:
-        """Appends unloads where idle models are enough. Returns the models that are to drain."""
+        """Append unloads if idle models are enough. Return the models that are to drain."""
         loaded = sorted(
             (model for model in self.models.values() if model.state == "loaded"),
             key=lambda model: (not model.drains, model.used_s),
@@ -275,13 +281,13 @@ class Residency:
             return set()
         ripe = [model for model in loaded if now_s >= model.loaded_s + PATIENCE_S]
         idle_first = sorted(ripe, key=lambda model: not self._is_idle(model, now_s) and not model.drains)
-        draining = _enough(idle_first, lacking) or []  # None: one that loads, or has just been, has the rest
+        draining = _enough(idle_first, lacking) or []  # None: a model that loads, or was just loaded, has the rest
         for model in draining:
             model.drains = True
         return {model.name for model in draining}
 
     def next_s(self, now_s: float) -> float:
-        """When ``actions`` should be asked again, if nothing else happens; infinity for never."""
+        """Return when to call ``actions`` again, if nothing else happens; infinity for never."""
         times = [model.expires_s for model in self.models.values() if model.expires_s is not None]
         times += [model.fresh_until_s for model in self.models.values() if model.state == "loaded"]
         if self._queue:
@@ -327,8 +333,9 @@ class Residency:
 
 
 def _enough(models: Sequence[Resident], lacking: int) -> list[Resident] | None:
-    """The first of ``models`` whose shares are ``lacking`` bytes, without those that are not needed for that;
-    None where all are too few."""
+    """Return the first of ``models`` whose shares are ``lacking`` bytes, without those that are not needed for that;
+    None if all together are too few.
+    """
     chosen: list[Resident] = []
     for model in models:
         if lacking <= 0:

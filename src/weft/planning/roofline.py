@@ -1,16 +1,16 @@
-"""What a step costs on a device that is not here: a pure function of the work in it.
+"""Cost of a step on a device that is not present: a pure function of the work in it.
 
     fixed + max( arithmetic: tokens x token_s + pairs x pair_s,
                  traffic:    weights + KV read + states read and written )
     moved in the arena: bytes that are read and written before anything is computed / bandwidth
 
 The roofline is that of the published comparisons of this trace: a share of peak FLOP/s, a share of the memory
-bandwidth, and a fixed time per step for all that is neither. Arithmetic is 2 FLOP per active parameter and
-token, and 4 x heads x head_dim per pair and attention layer. A step reads the weights outside the experts
-whole, and of the experts those that at least one of its tokens is expected to choose.
+bandwidth, and a fixed time per step for all that is neither. Arithmetic is 2 FLOP per active parameter and token, and
+4 x heads x head_dim per pair and attention layer. A step reads all weights outside the experts, and those experts that
+at least one of its tokens is expected to choose.
 
-The bytes that a step compresses, restores and copies (``ArenaWork.moved_bytes``) are read and written by
-kernels of their own, in front of the others. So their seconds come on top.
+The bytes that a step compresses, restores and copies (``ArenaWork.moved_bytes``) are read and written by separate
+kernels before the others. So their seconds are added.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ STEP_FIXED_S = 5e-3
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """Work of a model on a device, all ranks together. ``dense_params``: read whole in each step;
-    ``expert_params``: of all routed experts, of which a token uses ``expert_share``. ``pair_flops``:
-    arithmetic of one (query, key) pair over all attention layers. ``kv_bytes`` a token, ``state_bytes`` a
-    sequence."""
+    """Work of a model on a device, all ranks together. ``dense_params``: parameters that every step reads;
+    ``expert_params``: parameters of all routed experts, of which a token uses ``expert_share``. ``pair_flops``:
+    arithmetic of one (query, key) pair over all attention layers. ``kv_bytes``: of a token. ``state_bytes``: of a
+    sequence.
+    """
 
     dense_params: float
     expert_params: float
@@ -73,7 +74,7 @@ class ModelLoad:
     state_bytes: float
     weight_bytes: float = 1.0
     eight_bit: bool = True
-    """Products are computed at the rate of 8-bit numbers."""
+    """Whether products are computed at the rate of 8-bit numbers."""
 
     @property
     def active_params(self) -> float:
@@ -94,7 +95,7 @@ class Roofline:
     kv_token_s: float
     state_s: float
     byte_s: float = 0.0
-    """Seconds of one device for a byte that it reads or writes."""
+    """Seconds for a byte that one device reads or writes."""
 
     def step_s(self, work: Work) -> float:
         tokens = work.prefill_tokens + work.decodes
@@ -118,7 +119,7 @@ class Roofline:
 
 
 def roofline(load: ModelLoad, device: str, *, count: int) -> Roofline:
-    """``count`` accelerators of the name ``device`` side by side. Raises ConfigError that lists the names."""
+    """Return the roofline of ``count`` accelerators named ``device``. Raises ConfigError that lists the names."""
     accelerator = DEVICES.get(device.lower())
     if accelerator is None:
         names = ", ".join(one.name for one in DEVICES.values())
@@ -151,12 +152,13 @@ def model_load(
     kv_bytes: float,
     state_bytes: float,
 ) -> ModelLoad:
-    """``architecture`` and ``parameters`` of the whole model; ``weight_bytes`` per parameter; ``kv_bytes``
-    per token and ``state_bytes`` per sequence, over all devices.
+    """Return the work of a model. ``architecture`` and ``parameters`` are of the undivided model; ``weight_bytes`` per
+    parameter; ``kv_bytes`` per token and ``state_bytes`` per sequence, over all devices.
 
     Parameters are counted by kind: routed experts, of which a token passes some, and all else. A lookup in
     the embedding is no arithmetic and reads one row, so it is left out if the head is a separate table.
-    Recurrent layers cost far less than their projections, so they are left out."""
+    Recurrent layers cost far less than their projections, so they are left out.
+    """
     experts = [feed for feed in architecture.feed_forwards if isinstance(feed, Experts)]
     routed = [(_routed_parameters(feed, architecture.hidden_size), feed.per_token / feed.count) for feed in experts]
     total = sum(count for count, _ in routed)
@@ -187,11 +189,11 @@ def _pair_flops(mixer: Mixer | None) -> float:
 
 
 STORE_LATENCY_S = 1e-3
-"""Seconds of a store's first byte where its rate names none."""
+"""Seconds to the first byte of a store whose rate names no latency."""
 
 
 def parse_rate(text: str) -> tuple[float, float]:
-    """``3GB/s`` or ``3GB/s@100us``: bytes a second, and seconds of latency. Raises ConfigError."""
+    """Parse ``3GB/s`` or ``3GB/s@100us`` into bytes a second and seconds of latency. Raises ConfigError."""
     rate, _, latency = text.partition("@")
     return float(parse_byte_rate(rate, flag="--store")), _seconds(latency, text) if latency else STORE_LATENCY_S
 
@@ -203,7 +205,7 @@ def _seconds(latency: str, text: str) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", latency)
     if match is None:
         raise ConfigError(
-            f"--store {text!r}: {latency!r} is no latency: write a number with us, ms or s, for example 100us",
+            f"--store {text!r}: {latency!r} is not a latency: write a number with us, ms or s, for example 100us",
             param="--store",
         )
     return float(match.group(1)) * _UNITS_S[match.group(2)]

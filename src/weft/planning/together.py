@@ -1,9 +1,9 @@
-"""Several models in one memory: what each needs, and what each gets of it.
+"""Several models in one memory: the need and the share of each.
 
     config.json --need_of--> weights, and an arena for one sequence of COMFORT_TOKENS
     needs, memory --share_out--> bytes of each model (``residency.shares``)
 
-The weights are those of ``weights``; an engine makes its arena of what its real weights leave of its share.
+The weights are those of ``weights``; the arena of an engine is its share minus its real weights.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from weft.spec import KV_DTYPES
 from weft.units import format_bytes
 
 COMFORT_TOKENS = 32768
-"""As many models stay in memory together as leave each one an arena for a sequence of so many tokens."""
+"""Context length, tokens, that every resident model must be able to hold."""
 AMPLE_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNeed:
-    """``arena_bytes``: for one sequence of ``--max-model-len``, or of COMFORT_TOKENS; both sizes are of one replica.
-    The rest is what a list of models shows of one that was never loaded."""
+    """Memory that a model needs. ``arena_bytes``: for one sequence of ``--max-model-len``, or of COMFORT_TOKENS; both
+    sizes are of one replica. The other fields are for lists of models, which show models that were never loaded.
+    """
 
     name: str
     weights_bytes: int
@@ -66,7 +67,7 @@ def options_of(config: EngineConfig, *, twelve_bit: bool = False, coded_tiles: b
 
 
 def need_of(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelNeed:
-    """``asked`` has an ample arena. Raises what ``make_plan`` raises."""
+    """Return the need of a model. ``asked`` has an ample arena. Raises as ``make_plan``."""
     plan = make_plan(name, config, asked)
     if not asked.lengths and plan.spec.max_positions > COMFORT_TOKENS:
         comfort = next(fit for fit in plan.fits if fit.tokens >= COMFORT_TOKENS)
@@ -86,13 +87,14 @@ def need_of(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelNe
 
 
 def share_of(need: ModelNeed, memory: int) -> int:
-    """Return the share of a model whose companions are not known yet: its weights and the arena that it asks for.
-    Raises ConfigError for one whose weights alone are more than ``memory``."""
+    """Return the share of a model when the other models are not known yet: its weights and the arena that it asks for.
+    Raises ConfigError if its weights exceed ``memory``.
+    """
     return share_out([need], min(memory, need.all_weights_bytes + max(1, need.all_arena_bytes)))[need.name]
 
 
 def share_out(needs: Sequence[ModelNeed], memory: int) -> dict[str, int]:
-    """Raises ConfigError for a model whose weights alone are more than ``memory``."""
+    """Return the share of each model. Raises ConfigError for a model whose weights exceed ``memory``."""
     for need in needs:
         if need.all_weights_bytes >= memory:
             raise ConfigError(

@@ -1,9 +1,9 @@
-"""Parameters and bytes of the weights, counted from the tables that the model code reads by.
+"""Parameters and bytes of the weights, counted from the tables that the model code reads them by.
 
     Architecture of one rank  --families.tensors-->  (part, elements, how they are stored)  -->  bytes
 
 A test counts every tiny checkpoint both ways. Under tensor parallelism the architecture is a rank's already
-(``families.sharding``), and only what is divided by its number is divided here.
+(``families.sharding``), and only tensors that are divided by number are divided here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from weft.units import ceil_div
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """How matrices are stored: ``bits`` per element, ``scale_bits`` for each group of ``group`` elements.
-    ``twelve_bit``: bfloat16 on a CPU that keeps large matrices, a tied embedding and the head in 12 bits.
-    ``tables``: how embedding and head are stored; None: in the model's dtype. ``coded_share``: of
-    matrices, in this form, where files are known; the others are in the form ``left``."""
+    """Storage form of matrices: ``bits`` per element, ``scale_bits`` for each group of ``group`` elements.
+    ``twelve_bit``: bfloat16 on a CPU that keeps large matrices, a tied embedding and the head in 12 bits. ``tables``:
+    form of embedding and head; None: the model's dtype. ``coded_share``: share of matrices in this form, if files are
+    known; the others are in the form ``left``.
+    """
 
     name: str
     bits: int
@@ -54,7 +55,7 @@ class WeightForm:
 TWELVE_BIT_ELEMENTS = 1 << 19
 """The smallest matrix that a CPU keeps in 12 bits: ``TWELVE_BIT_SIZE_MIN`` of the tensor plane."""
 ODD_SHARE = 1e-4
-"""Weights that are stored whole beside 12 bits: one in some ten thousand of a trained layer."""
+"""Share of weights that are stored exactly next to 12 bits: one in some ten thousand of a trained layer."""
 TWELVE_BIT = WeightForm("bfloat16 in 12 bits", 16, twelve_bit=True)
 
 FORMS: dict[str, WeightForm] = {
@@ -80,13 +81,12 @@ GGUF_BITS: dict[str, float] = {
     "Q3_K": 4.5625,
     "Q2_K": 5.125,
 }
-"""Bytes of an element of a GGUF file in a CPU's memory; other forms are widened. A test compares them with
-tiles."""
+"""Bytes of an element of a GGUF file in a CPU's memory; other forms are widened. A test compares them with tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of one device. ``parts``: bytes by part of the model. ``parameters``: those of the whole model."""
+    """Weights of one device. ``parts``: bytes by part of the model. ``parameters``: number in the undivided model."""
 
     parameters: int
     rank_bytes: int
@@ -95,8 +95,9 @@ class Weights:
 
 
 def count_weights(whole: Architecture, rank: Architecture, tp: int, form: WeightForm, *, mtp: bool = False) -> Weights:
-    """Weights of ``whole``, of which ``rank`` is one device's share among ``tp``. ``mtp``: with the head for
-    multi-token prediction, which is no part of ``parameters``."""
+    """Return the weights of ``whole``, of which ``rank`` is one device's share among ``tp``. ``mtp``: with the head
+    for multi-token prediction, which is not counted in ``parameters``.
+    """
     parts: dict[str, int] = {}
     for part, stored, elements in (*_pieces(rank, tp), *(_mtp_pieces(rank, tp) if mtp else ())):
         if form.tables is not None and part in ("embedding", "head", _NGRAMS):
@@ -121,11 +122,11 @@ def form_of(
     twelve_bit: bool = False,
     coded_tiles: bool = False,
 ) -> WeightForm:
-    """How the matrices are kept in memory: as ``asked`` (a name of FORMS), as config.json says, or in
-    ``dtype``. ``twelve_bit``: a CPU that keeps large matrices of bfloat16 in 12 bits. ``coded_tiles``: one
-    that keeps fp8, nf4 and fp4 of models in bfloat16.
+    """Return the form of matrices in memory: ``asked`` (a name of FORMS), the form that config.json says, or
+    ``dtype``. ``twelve_bit``: a CPU that keeps large matrices of bfloat16 in 12 bits. ``coded_tiles``: a CPU that
+    keeps fp8, nf4 and fp4 of models in bfloat16.
 
-    Raises CheckpointError for a quantisation that config.json names and this does not know.
+    Raises CheckpointError for a quantisation that config.json names and this function does not know.
     """
     if asked is not None:
         return FORMS[asked]
@@ -166,10 +167,10 @@ def form_of(
 
 
 _FP8 = ("fp8", "mxfp8")
-"""GPUs keep them, and so do CPUs with ``coded_tiles``."""
+"""Forms that GPUs keep, and CPUs with ``coded_tiles``."""
 _WIDENED = ("nvfp4", "nf4 or fp4", "int4 with float zeros")
 _ROW = 4096
-"""Columns, where a scale is of a whole row."""
+"""Columns of a scale that is for one row."""
 _ALGORITHMS = {
     "MXFP8": "mxfp8",
     "MXFP4": "mxfp4",
@@ -185,11 +186,11 @@ _ALGORITHMS = {
     "fp4": "mxfp4",
     "mxfp4": "mxfp4",
 }
-"""modelopt's and quark's names. A mixed checkpoint is counted as its widest."""
+"""Names of modelopt and quark. A mixed checkpoint is counted as its widest form."""
 
 
 def _stored_form(method: str, settings: Mapping[str, Any]) -> tuple[str, int]:
-    """(int8, int4, fp8, mxfp8, mxfp4 or one that is widened; columns of a group). "": not known."""
+    """Return (int8, int4, fp8, mxfp8, mxfp4 or a form that is widened; columns of a group). "": not known."""
     if method == "fp8":
         return "fp8", int((settings.get("weight_block_size") or (1, 1 << 20))[1])
     if method == "mxfp4":
@@ -222,7 +223,7 @@ def _stored_form(method: str, settings: Mapping[str, Any]) -> tuple[str, int]:
 
 
 CODED = "coded"
-"""A setting of quantization_config that ``weft plan`` adds: ``Coded``."""
+"""Key of quantization_config that ``weft plan`` adds: ``Coded``."""
 _ITEM_BITS = {"I32": 32, "I8": 8, "U8": 8, "F8_E4M3": 8}
 _CODES = ("weight", "qweight", "weight_packed", "_weight_qdata")
 _NOT_COUNTED = ("embed", "lm_head", "mtp.", "visual", "vision")
@@ -238,8 +239,9 @@ class Coded:
 
 
 def coded(stored: Iterable[tuple[str, str, Sequence[int]]], layers: int) -> Coded:
-    """Return the coded weights among ``stored`` (name, dtype, shape of each tensor), in the trunk of ``layers``.
-    Tools leave matrices that config.json does not name (``ignore`` may be a pattern)."""
+    """Return the coded weights among ``stored`` (name, dtype, shape of each tensor), in the trunk of ``layers``. Tools
+    leave matrices plain that config.json does not name (``ignore`` may be a pattern).
+    """
     bits = scales = 0
     for name, dtype, shape in stored:
         layer = _LAYER.search(name)
@@ -256,7 +258,7 @@ def coded(stored: Iterable[tuple[str, str, Sequence[int]]], layers: int) -> Code
 def with_share_of_codes(
     form: WeightForm, config: Mapping[str, Any], whole: Architecture, *, twelve_bit: bool
 ) -> WeightForm:
-    """``form`` of the matrices that are codes in the files; others are in the dtype of ``whole``."""
+    """Return ``form`` of the matrices that are codes in the files; others have the dtype of the ``whole`` model."""
     settings = config.get("quantization_config")
     in_files = settings.get(CODED) if isinstance(settings, Mapping) else None
     if not isinstance(in_files, Coded) or not in_files.bits or form.bits >= 8 * ITEM_BYTES[whole.dtype]:
@@ -274,7 +276,7 @@ def with_share_of_codes(
 
 
 def _of_gguf(elements: Mapping[str, Mapping[str, int]], dtype: DTypeName) -> WeightForm:
-    """The mean of a file's forms, as a CPU keeps them."""
+    """Return the mean of a file's forms, as a CPU keeps them."""
 
     def mean(of: str) -> WeightForm:
         counts = elements.get(of) or {"plain": 1}
@@ -292,7 +294,7 @@ def _bytes(stored: Form, elements: int, rank: Architecture, form: WeightForm) ->
 
 
 def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:
-    """(part, how it is stored, elements) of each product and each tensor beside."""
+    """Yield (part, storage form, elements) of each product and each additional tensor."""
     hidden = architecture.hidden_size
     table = vocabulary(architecture.vocab_size, hidden).elements(tp)
     yield "embedding", "plain", table
@@ -310,7 +312,7 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
             shared_seen.add(mixer.block)
             yield from _record_pieces("attention", mixer.block_tables(hidden), tp)
             yield "attention", "plain", 3 * hidden
-    if architecture.vision is not None:  # whole, on the first rank
+    if architecture.vision is not None:  # all of it on the first rank
         tower = architecture.vision
         yield from _record_pieces(
             "vision", [vision_ends(tower), vision_projector(tower, hidden), *vision_layers(tower)], 1
@@ -318,8 +320,9 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
 
 
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:
-    """Norms of its two inputs, of its layer and of its output; the join of the inputs; the layer. Embedding
-    and output matrix are the trunk's. Several streams have mixes in place of norms inside."""
+    """Yield the norms of the head's two inputs, of its layer and of its output; the join of the inputs; the layer.
+    Embedding and output matrix are the trunk's. Heads with several streams have mixes instead of inner norms.
+    """
     assert architecture.mtp is not None
     hidden = architecture.hidden_size
     yield "draft head", "matrix", 2 * hidden * hidden
@@ -329,7 +332,7 @@ def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form
 
 
 def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[tuple[str, Form, int]]:
-    """Tensors of one role and one form are one matrix. Tables of n-grams are a part of their own."""
+    """Yield the tensors of one role and one form as one matrix. Tables of n-grams are a separate part."""
     for table in of_record:
         for role, stored in table.items():
             elements: Counter[Form] = Counter()

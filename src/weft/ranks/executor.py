@@ -48,8 +48,9 @@ class StepFence:
 
 
 class RankedPictures:
-    """``weft.engine.pictures.PictureEncoder`` of all ranks: the first encodes, and the others get the rows
-    before the next plan."""
+    """``weft.engine.pictures.PictureEncoder`` of all ranks: rank 0 encodes, and the other ranks get the rows before
+    the next plan.
+    """
 
     def __init__(self, own: PictureRows, peers: Peers) -> None:
         self._own, self._peers = own, peers
@@ -68,8 +69,10 @@ class RankedPictures:
 
 
 class RankedExecutor:
-    """``own``: of rank 0. ``peers``: laid out in the same arena; ``borrowed``: their processes stay.
-    ``collectives``: those that the steps of rank 0 go through."""
+    """The executor of all ranks. ``own``: the executor of rank 0. ``peers``: the other ranks, laid out in the same
+    arena; ``borrowed``: their processes outlive this executor. ``collectives``: the exchanges that the steps of rank 0
+    take part in.
+    """
 
     def __init__(self, own: TorchExecutor, peers: Peers, collectives: Collectives, *, borrowed: bool = False) -> None:
         self.own = own
@@ -79,9 +82,9 @@ class RankedExecutor:
         self._borrowed = borrowed
         self._closed = False
         self._begun: deque[StepPlan] = deque()
-        """Of the steps in flight."""
+        """Plans of the steps in flight."""
         self._steps_begun = self.steps_computed = 0
-        """Those with runs, which every rank takes part in."""
+        """Steps with runs, in which every rank takes part."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._tell(plan)
@@ -108,12 +111,13 @@ class RankedExecutor:
         return result
 
     def fence(self) -> StepFence:
-        """Behind all that the ranks were told before."""
+        """Return a fence that passes after everything the ranks were told so far."""
         return StepFence(self, self._steps_begun + 1)
 
     def transfers_done(self, step: int) -> bool:
-        """Of rank 0. The others wait for their stores in the step (``await_stores``), and for a load where a
-        plan hands it over."""
+        """Return whether the transfers of rank 0 are done. The other ranks wait for their stores within the step
+        (``await_stores``), and for a load when a plan hands it over.
+        """
         return self.own.transfers_done(step)
 
     def sleep(self, level: int) -> tuple[Part, ...]:
@@ -138,7 +142,7 @@ class RankedExecutor:
         return self.own.read_adapter(adapter)
 
     def install_adapter(self, loaded: LoadedAdapter) -> None:
-        """Each rank reads its own share of the factors, between two steps."""
+        """Install the adapter between two steps: each rank reads its own share of the factors."""
         self.peers.tell(RankAdapter(loaded.adapter))
         self.own.install_adapter(loaded)
         self.peers.ask(RankDone)
@@ -149,7 +153,7 @@ class RankedExecutor:
         self.peers.ask(RankDone)
 
     def close(self) -> None:
-        """Idempotent. Ends the processes of the other ranks, or lets them wait for another launch."""
+        """End the processes of the other ranks, or let them wait for another launch. Idempotent."""
         if not self._closed:
             self._closed = True
             self._part()
@@ -163,7 +167,7 @@ class RankedExecutor:
         self.peers.close()
 
     def _guarded(self, compute: Callable[[], Result]) -> Result:
-        """Raises the reason of another rank where that is what ended ``compute``."""
+        """Return the result of ``compute``. Raises the reason that another rank gave if it ended ``compute``."""
         try:
             return compute()
         except (WeftError, UserError):

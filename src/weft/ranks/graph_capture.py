@@ -20,7 +20,7 @@ from weft.tensor.collectives import Collectives
 
 
 class RankedCapture:
-    """``own``: of this rank."""
+    """Recording of graphs on all ranks at once. ``own``: the recording of this rank."""
 
     def __init__(self, own: Capture, collectives: Collectives) -> None:
         self._own = own
@@ -31,7 +31,9 @@ class RankedCapture:
         return self._own.reads_host
 
     def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
-        """Raises the refusal of this rank, or RuntimeError that names the ranks that refused."""
+        """Record ``run`` on all ranks and return its replay. Raises the refusal of this rank, or RuntimeError that
+        names the ranks that refused.
+        """
         refusal, replay = None, None
         try:
             replay = self._own.capture(run)

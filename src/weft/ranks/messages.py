@@ -1,11 +1,11 @@
-"""What rank 0 and another rank say to each other: pickled values over a pair of sockets.
+"""Messages between rank 0 and another rank: pickled values over a pair of sockets.
 
     rank 0    Launch ------------> Layout ---------> StepPlan, StepPlan, ...  Sleep  Wake  Close
     rank r      Present, Loaded --------->  Ready                             Done   Done
                        Failed, at any time: why this rank ends
 
-Steps have no reply: the collectives of a step are the reply. Pickle is safe here: both ends are one program
-of one user, over sockets that only they hold.
+Steps have no reply: the collectives of a step are the reply. Pickle is safe here: both ends are one program of one
+user, over sockets that only they hold.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class RankPresent:
 
 @dataclass(frozen=True, slots=True)
 class RankLoaded:
-    """``identity``: what must be equal on all ranks, each as text. ``room_bytes``: the largest arena that
-    fits beside the weights; ``usual_bytes``: the one without ``--memory``."""
+    """The weights are loaded. ``identity``: facts that must be equal on all ranks, each as text. ``room_bytes``: the
+    largest arena that fits next to the weights; ``usual_bytes``: the arena without ``--memory``.
+    """
 
     identity: Mapping[str, str]
     spec: ModelSpec
@@ -77,8 +78,9 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class RankBuffer:
-    """Transfer buffer ``buffer`` of ``pages`` pages, from byte ``begin`` on of ``RankMemory``. None:
-    it is memory of its own, whose descriptor follows on the socket."""
+    """Transfer buffer ``buffer`` of ``pages`` pages, from byte ``begin`` of ``RankMemory`` on. None: the buffer has
+    memory of its own, whose descriptor follows on the socket.
+    """
 
     buffer: BufferId
     pages: int
@@ -102,7 +104,7 @@ class RankSleep:
 
 @dataclass(frozen=True, slots=True)
 class RankDirectory:
-    """Dropped weights come from there when they wake."""
+    """The directory that dropped weights are read from when they wake."""
 
     directory: str
 
@@ -156,7 +158,7 @@ _NO_RESERVATION = Reservation(version=-1, frames=(), pages=(), slots=(), opened=
 
 
 def for_other_ranks(plan: StepPlan) -> StepPlan:
-    """``plan`` without grammars (rank 0 chooses tokens) and without what memory alone reads."""
+    """Return ``plan`` without grammars (rank 0 chooses tokens) and without the fields that only memory reads."""
     # New pages and frames stay: the model's own head zeroes its part of them.
     admissions = plan.admissions
     if any(admission.grammar is not None for admission in admissions):

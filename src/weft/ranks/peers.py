@@ -1,4 +1,4 @@
-"""The other ranks as rank 0 sees them: child processes, a socket to each, and what became of them.
+"""The other ranks as rank 0 sees them: child processes, a socket to each, and how each one ended.
 
     Peers.start     size - 1 processes of ``python -m weft.assemble.rank_process``
     launch, lay_out load weights, allocate the arena: rank 0 does the same in the meantime
@@ -8,8 +8,8 @@
     ask             sleep, wake: a reply of each
     failure         after a collective failed: the rank that is to blame, in one line
 
-Rank 0 never waits longer than ``timeout_s``: a reply, a full socket and a collective all end with an error
-that names ``limits.rank_timeout``.
+Rank 0 never waits longer than ``timeout_s``: a reply, a full socket and a collective all end with an error that names
+``limits.rank_timeout``.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from weft.ranks import messages
 
 RANK_PROCESS = "weft.assemble.rank_process"
 START_TIMEOUT_S = 600.0
-"""Loading weights may take long; a rank that dies meanwhile is noticed at once."""
+"""Seconds that loading weights may take; a rank that dies meanwhile is noticed at once."""
 _log = logging.getLogger("weft.engine")
 _END_S = 5.0
 _LOOK_S = 0.5
-"""A rank that failed closes its connections first; its reason may come this much later."""
+"""Seconds to wait for the reason of a rank that failed: it closes its connections first."""
 Answer = TypeVar("Answer")
 
 
@@ -67,14 +67,14 @@ class Peer:
         self.connection: Connection[Any, Any] = Connection(os.dup(own.fileno()))
 
     def limit_sends(self, seconds: float) -> None:
-        """A send that the rank does not take for so long raises BlockingIOError."""
+        """Make a send that the rank does not accept within ``seconds`` raise BlockingIOError."""
         whole = int(seconds)
         self._socket.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole, int((seconds - whole) * 1e6))
         )
 
     def answer(self, kind: type[Answer], timeout_s: float) -> Answer:
-        """The next message. Raises what the rank failed with, RankLostError where it died or is silent."""
+        """Return the next message. Raises the error that the rank sent, RankLostError if it died or is silent."""
         try:
             if not self.connection.poll(timeout_s):
                 raise RankLostError(
@@ -90,7 +90,7 @@ class Peer:
         return message
 
     def ending(self) -> str:
-        """How the process ended, as the rest of a sentence."""
+        """Return how the process ended, as the rest of a sentence."""
         try:
             code = self.process.wait(_LOOK_S)
         except subprocess.TimeoutExpired:
@@ -98,7 +98,7 @@ class Peer:
         return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def close(self) -> None:
-        """Ends the process, SIGKILL if need be. Idempotent."""
+        """End the process, with SIGKILL if needed. Idempotent."""
         self.connection.close()
         self._socket.close()
         try:
@@ -109,7 +109,7 @@ class Peer:
 
 
 class Peers:
-    """Ranks 1 to ``size`` - 1 of one engine. ``folder``: where ranks meet for the launch of the moment."""
+    """Ranks 1 to ``size`` - 1 of one engine. ``folder``: where the ranks of the present launch meet."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self.size = size
@@ -136,8 +136,9 @@ class Peers:
         return folder
 
     def loaded(self, identity: Mapping[str, str]) -> list[messages.RankLoaded]:
-        """Once all have loaded. Raises ConfigError where a rank has another model, dtype or version than
-        ``identity`` says of rank 0."""
+        """Return the answer of each rank after all have loaded. Raises ConfigError if a rank differs from
+        ``identity``, which is rank 0's, in model, dtype or version.
+        """
         answers = [peer.answer(messages.RankLoaded, START_TIMEOUT_S) for peer in self.ranks]
         for peer, answer in zip(self.ranks, answers, strict=True):
             differ = [name for name in identity if answer.identity.get(name) != identity[name]]
@@ -157,7 +158,7 @@ class Peers:
             self._send(peer, message)
 
     def share(self, message: messages.RankBuffer | messages.RankMemory, descriptor: int | None) -> None:
-        """The memory behind ``descriptor`` is mapped by all; None: ``message`` needs none."""
+        """Let all ranks map the memory of ``descriptor``; None: ``message`` needs none."""
         for peer in self.ranks:
             self._send(peer, message)
             if descriptor is None:
@@ -168,12 +169,12 @@ class Peers:
                 raise self.failure(error) from error
 
     def await_stores(self) -> None:
-        """Once all ranks have done the stores of a plan."""
+        """Return when all ranks have done the stores of a plan."""
         for peer in self.ranks:
             peer.answer(messages.RankStored, self.timeout_s)
 
     def ask(self, kind: type[Answer]) -> list[Answer]:
-        """The reply of each rank to what it was told last."""
+        """Return the reply of each rank to its last message."""
         return [peer.answer(kind, START_TIMEOUT_S) for peer in self.ranks]
 
     @property

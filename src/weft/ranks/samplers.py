@@ -1,10 +1,10 @@
-"""Rank 0 chooses tokens; the other ranks are sent them where their next step needs them.
+"""Rank 0 chooses tokens and sends them to the other ranks when their next step needs them.
 
     rank 0     LeadingSampler     logits -> tokens, by the sampler of any engine  --broadcast-->
     rank r     FollowingSampler   tokens as rank 0 chose them
 
-A step's tokens come with its plan, so a rank needs no choice of its own as a rule. Two features feed a step
-from the choice before it: overlap and verify runs. Only then are choices sent, an int64 for each row.
+A step's tokens come with its plan, so a rank needs no choice of its own as a rule. Two features feed a step from the
+choice before it: overlap and verify runs. Only then are choices sent, an int64 for each row.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _FAILED = "the sequence failed on rank 0"
 
 
 class LeadingSampler(Sampler):
-    """Of rank 0, where choices are sent."""
+    """Sampler of rank 0 when choices are sent."""
 
     def __init__(self, collectives: Collectives, rows_max: int, vocab_size: int, device: torch.device) -> None:
         super().__init__(rows_max, vocab_size, device)
         self._collectives = collectives
 
     def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
-        """Ranks sample windows in the same rounds, whatever a row asks for."""
+        """Return False: ranks sample windows in the same rounds, whatever settings a row has."""
         return False
 
     def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Sampled:
@@ -55,7 +55,7 @@ class LeadingSampler(Sampler):
 
 
 class FollowingSampler(Sampler):
-    """Of every other rank. ``collectives`` None: choices are not sent, and tokens mean nothing here."""
+    """Sampler of every rank but 0. ``collectives`` None: choices are not sent, and tokens mean nothing here."""
 
     def __init__(self, collectives: Collectives | None, rows_max: int, vocab_size: int, device: torch.device) -> None:
         super().__init__(rows_max, vocab_size, device)
@@ -71,10 +71,10 @@ class FollowingSampler(Sampler):
         stop_ids: tuple[int, ...],
         grammar: CompiledGrammar | None = None,
     ) -> None:
-        """Nothing of a row counts here."""
+        """Do nothing: rank 0 samples the row."""
 
     def clear(self, row: int) -> None:
-        """Nothing of a row counts here."""
+        """Do nothing: rank 0 samples the row."""
 
     def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
         return False

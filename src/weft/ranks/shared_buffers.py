@@ -9,11 +9,11 @@
 
     on GPUs  one mapping, which every rank maps and pins at the start; buffers are pieces of it
 
-The store sees one buffer with all parts. A record whose part of one rank is missing or damaged is a damaged
-record, and no rank loads any of it. A store needs a reply (``RankedExecutor``). A load needs none. Memory of
-its own is never used for another buffer. A piece is, behind the next step that began after it was freed:
-before the collectives of that step, the stream of rank r waits for its loads (``DeviceTransfers.follow``).
-The memory has no name (memfd): it goes when the last process that maps it ends, however that happens.
+The store sees one buffer with all parts. A record whose part of one rank is missing or damaged is a damaged record,
+and no rank loads any of it. A store needs a reply (``RankedExecutor``). A load needs none. The memory of a buffer with
+its own mapping is never used for another buffer. A piece is used again, after the next step that began after it was
+freed: before the collectives of that step, the stream of rank r waits for its loads (``DeviceTransfers.follow``). The
+memory has no name (memfd): it goes when the last process that maps it ends, however that happens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft.ranks.messages import RankBuffer, RankBufferFreed, RankMemory
 from weft.units import BufferId
 
 Share = Callable[[RankBuffer | RankMemory, int | None], None]
-"""Sends a message and a descriptor, where there is one, to all other ranks."""
+"""Function that sends a message, and a descriptor if there is one, to all other ranks."""
 
 
 class Pieces(Protocol):
@@ -57,9 +57,10 @@ class PinnedMemory(Protocol):
 
 
 class SharedBuffers(TransferBuffers):
-    """Those of rank 0, with the parts of all ``ranks``. ``page_bytes`` and ``slot_bytes`` are of one rank.
-    ``share`` and ``tell`` reach the other ranks. Neither raises here: a rank that is lost ends the next
-    step. ``room``: of GPUs; a buffer that it has no gap for is memory of its own."""
+    """Transfer buffers of rank 0, with the parts of all ``ranks``. ``page_bytes`` and ``slot_bytes`` are of one rank.
+    ``share`` and ``tell`` reach the other ranks. Neither raises here: a rank that is lost ends the next step.
+    ``room``: pinned memory, on GPUs; a buffer that finds no gap in it has memory of its own.
+    """
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class SharedBuffers(TransferBuffers):
         return buffer
 
     def free(self, buffer: BufferId) -> None:
-        with contextlib.suppress(WeftError):  # first: what the other ranks have of it ends before the fence
+        with contextlib.suppress(WeftError):  # first: the other ranks finish with it before the fence
             self._tell(RankBufferFreed(buffer))
         super().free(buffer)
 
@@ -124,14 +125,14 @@ class OwnParts:
 
 
 class ReceivedBuffers:
-    """Those of rank ``rank`` of ``ranks``: its parts of what rank 0 shares."""
+    """Transfer buffers of rank ``rank`` of ``ranks``: its parts of the buffers that rank 0 shares."""
 
     def __init__(self, rank: int, ranks: int, page_bytes: int, slot_bytes: int) -> None:
         self._rank, self._ranks = rank, ranks
         self._page_bytes, self._slot_bytes = page_bytes, slot_bytes
         self._parts: dict[BufferId, TransferBuffer] = {}
         self.memory: PinnedMemory | None = None
-        """Of the buffers that are pieces of it."""
+        """Mapping of the buffers that are pieces of it."""
 
     def __getitem__(self, buffer: BufferId) -> TransferBuffer:
         return self._parts[buffer]
@@ -140,7 +141,7 @@ class ReceivedBuffers:
         return len(self._parts)
 
     def receive(self, message: RankBuffer, connection: Connection[Any, Any]) -> None:
-        """The descriptor of a buffer with memory of its own comes behind ``message``."""
+        """Map the buffer of ``message``. The descriptor of a buffer with memory of its own follows ``message``."""
         kv_bytes = message.pages * self._ranks * self._page_bytes
         size_bytes = kv_bytes + self._ranks * self._slot_bytes
         if message.begin is None:
@@ -155,14 +156,14 @@ class ReceivedBuffers:
         del self._parts[message.buffer]
 
     def close(self) -> None:
-        """No copy is under way."""
+        """Drop all buffers. No copy may be under way."""
         self._parts.clear()
         if self.memory is not None:
             self.memory.close()
 
 
 def part_of(whole: TransferBuffer, rank: int, page_bytes: int, slot_bytes: int) -> TransferBuffer:
-    """Views of one rank's columns and state."""
+    """Return views of one rank's columns and state."""
     return TransferBuffer(
         whole.pages_PB[:, rank * page_bytes : (rank + 1) * page_bytes],
         whole.state_B[rank * slot_bytes : (rank + 1) * slot_bytes],
@@ -170,14 +171,14 @@ def part_of(whole: TransferBuffer, rank: int, page_bytes: int, slot_bytes: int) 
 
 
 def new_memory(size_bytes: int) -> int:
-    """A descriptor of memory that processes can share."""
+    """Return a descriptor of memory that processes can share."""
     descriptor = os.memfd_create("weft-transfer")
     os.ftruncate(descriptor, max(1, size_bytes))
     return descriptor
 
 
 def received(connection: Connection[Any, Any], size_bytes: int) -> mmap.mmap:
-    """The memory of the descriptor that comes next."""
+    """Return the memory of the descriptor that comes next."""
     descriptor = recv_handle(connection)
     try:
         return mmap.mmap(descriptor, max(1, size_bytes))

@@ -1,5 +1,4 @@
-"""How many drafts a step verifies, those that bring more tokens per second, and when sources are asked at
-all.
+"""Number of drafts that a step verifies, those that bring more tokens per second, and when sources are asked at all.
 
     survival   .97  .95  .93  .90  .82  .60  .55  .31 ...      candidates of all rows, the best first
     tokens     R + .97  + .95 ...                              expected of the step, R rows
@@ -10,15 +9,14 @@ all.
     asleep     it does nothing, not even per token     until the host time of these is SHARE of all steps
     awake      it catches up with the texts and proposes again
 
-Survivals of one sequence never rise, so the best n of all are always the first ones of each sequence. The
-whole list is tried, not only the next one: cost rises in steps, and four drafts may pay where one does not. A
-step without drafts is preferred unless drafts promise GAIN_MIN more: chances and costs are estimates.
+Survivals of one sequence never rise, so the best n of all are always the first ones of each sequence. All numbers are
+tried, not only the next one: cost rises in steps, and four drafts may pay where one does not. A step without drafts is
+preferred unless drafts promise GAIN_MIN more: chances and costs are estimates.
 
-Sources cost microseconds for each sequence and step. Beside a step of 30 ms that is nothing, and the drafter
-never sleeps. Beside a step of 3 ms with 32 sequences it is a tenth. With many sequences rows are dear, so
-fewer drafts pay, and CROWD_SHARE holds. Where no draft would pay even if all were right (``may_pay``), the
-drafter rests for REST_STEPS at least. A stretch ends with a draft: what was spent before it has paid. Seconds
-come from outside.
+Sources cost microseconds for each sequence and step. Compared with a step of 30 ms that is nothing, and the drafter
+never sleeps. Compared with a step of 3 ms with 32 sequences it is a tenth. With many sequences rows are dear, so fewer
+drafts pay, and CROWD_SHARE holds. Where no draft would pay even if all were right (``may_pay``), the drafter rests for
+REST_STEPS at least. A stretch ends with a draft: the time spent before it has paid. Seconds come from outside.
 """
 
 from __future__ import annotations
@@ -39,7 +37,8 @@ _OWN_WEIGHT = 3.0
 _CHANCE_MAX = 0.98
 _ADAPTERS_MAX = 256
 _CLASS_ENDS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
-"""A match of ``length`` tokens is in the first class whose end is above it, or in the last class."""
+"""Upper ends, tokens: a match of ``length`` tokens is in the first class whose end is above it, or in the last class.
+"""
 _CLASS_OF = [sum(end <= length for end in _CLASS_ENDS) for length in range(_CLASS_ENDS[-1] + 1)]
 _GUESSES: dict[SourceName, tuple[float, float]] = {
     "prediction": (0.3, 0.95),
@@ -47,23 +46,24 @@ _GUESSES: dict[SourceName, tuple[float, float]] = {
     "tree": (0.6, 0.95),
     "suffix": (0.15, 0.9),
     "mtp": (0.75, 0.75),
-}  # of no use: the head has chances of its own (speculation.mtp)
-"""The chance without a match, and after a match of any length; it rises in between."""
+}  # unused: the head has its own chances (speculation.mtp)
+"""Guessed chance without a match, and after a match of any length; it rises in between."""
 _HALF_MATCH = 6.0
 
 
 class Chances:
-    """How likely a proposed token is right, learned from all sequences of an adapter while serving.
+    """Chances that a proposed token is right, learned from all sequences of an adapter while serving.
 
         chance(source, match)     of the next token of a source that had ``match`` tokens right before it
         survival of token i       chance(match) * chance(match + 1) * ... * chance(match + i)
 
-    Each proposal is scored against what the sequence said, whether it was verified or not. So a source that
-    is never drafted from is calibrated all the same, and a probe costs no step. The position in a proposal
-    needs no table of its own: if i tokens are right, the match is i tokens longer.
+    Each proposal is scored against the tokens of the sequence, whether it was verified or not. So a source that is
+    never drafted from is calibrated all the same, and a probe costs no step. The position in a proposal needs no
+    separate table: if i tokens are right, the match is i tokens longer.
 
     Counts are by source and by class of match length, and they decay: about 500 scored tokens count. A class
-    without counts has the source's guess, as if GUESS_WEIGHT tokens had been scored."""
+    without counts has the source's guess, as if GUESS_WEIGHT tokens had been scored.
+    """
 
     def __init__(self) -> None:
         classes = len(_CLASS_ENDS) + 1
@@ -83,8 +83,9 @@ class Chances:
 
 
 class ByAdapter(Generic[Learned]):
-    """Statistics by adapter digest; "" is the model without an adapter. Drafts that are right for one are wrong
-    for another, and other files under one name start from nothing. The most recently used are kept."""
+    """Statistics by adapter digest; "" is the model without an adapter. Drafts that are right for one are wrong for
+    another, and new files under an old name start from nothing. The most recently used are kept.
+    """
 
     def __init__(self, begin: Callable[[], Learned]) -> None:
         self._begin = begin
@@ -100,9 +101,10 @@ class ByAdapter(Generic[Learned]):
 
 
 class OwnChances:
-    """One source on one sequence: a factor on top of the table, since one text repeats itself and another
-    does not. It is the tokens that were right over those that the table expected, decayed within about 20
-    proposals."""
+    """Chances of one source on one sequence: a factor on top of the table, since one text repeats itself and another
+    does not. The factor is the number of right tokens over the number that the table expected, decayed within about 20
+    proposals.
+    """
 
     __slots__ = ("_all_right", "_all_tried", "_expected", "_right", "_values")
 
@@ -113,8 +115,9 @@ class OwnChances:
         self._expected = _OWN_WEIGHT
 
     def survivals(self, proposal: Proposal) -> list[float]:
-        """The chance of each token of ``proposal`` that it and all before it are right, up to one that is too
-        small to be verified."""
+        """Return the chance of each token of ``proposal`` that it and all before it are right, up to one that is too
+        small to be verified.
+        """
         factor = self._right / self._expected
         values, classes, last = self._values, _CLASS_OF, _CLASS_ENDS[-1]
         survival, match, survivals = 1.0, proposal.match, []
@@ -128,7 +131,7 @@ class OwnChances:
         return survivals
 
     def score(self, proposal: Proposal, tokens: Sequence[int]) -> int:
-        """The sequence went on with ``tokens``. Returns how many tokens of ``proposal`` were right."""
+        """Score ``proposal`` against ``tokens``, with which the sequence went on. Return how many tokens were right."""
         tried, right, values = self._all_tried, self._all_right, self._values
         classes, last, match = _CLASS_OF, _CLASS_ENDS[-1], proposal.match
         own_right, own_expected, equal = self._right, self._expected, 0
@@ -151,14 +154,15 @@ class OwnChances:
 
 GAIN_MIN = 1.03
 SURVIVAL_MIN = 0.05
-"""A draft below it is not verified."""
+"""Chance: a draft with less is not verified."""
 _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of drafts that ``may_pay`` tries; the cost bends at powers of two."""
 
 
 def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: RowCosts) -> list[int]:
-    """For each list of survivals, how many of its drafts to verify. ``decodes``: rows of the step without
-    drafts."""
+    """Return, for each list of survivals, how many of its drafts to verify. ``decodes``: rows of the step without
+    drafts.
+    """
     if decodes == 1:
         return [_best_of_one(survivals[0], costs)]
     ranked = sorted(
@@ -173,7 +177,9 @@ def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: RowCosts) 
 
 
 def _best_of_one(survivals: Sequence[float], costs: RowCosts) -> int:
-    """The usual case. Its survivals are in order, and the pace of the machine changes no comparison."""
+    """Return the number of drafts of a single sequence, the usual case. Its survivals are in order, and the pace of
+    the machine changes no comparison.
+    """
     if not survivals:
         return 0
     best_rate, best, expected = GAIN_MIN / costs.figure(1), 0, 1.0
@@ -188,7 +194,7 @@ def _best_of_one(survivals: Sequence[float], costs: RowCosts) -> int:
 
 
 def _best_number(ranked: Sequence[float], decodes: int, costs: RowCosts) -> int:
-    """How many of the drafts with these survivals, the best first, make tokens per second largest."""
+    """Return how many of the drafts with these survivals, the best first, make tokens per second largest."""
     best_rate, best = GAIN_MIN * decodes / costs.seconds(decodes), 0
     expected = float(decodes)
     for number, survival in enumerate(ranked, 1):
@@ -200,7 +206,7 @@ def _best_number(ranked: Sequence[float], decodes: int, costs: RowCosts) -> int:
 
 
 def may_pay(decodes: int, drafts_max: int, costs: RowCosts) -> bool:
-    """Whether any number of drafts up to ``drafts_max`` in all would pay, were all of them right."""
+    """Return whether any number of drafts up to ``drafts_max`` in all would pay, were all of them right."""
     least = GAIN_MIN * decodes / costs.seconds(decodes)
     numbers = [number for number in _NUMBERS if number < drafts_max]
     return any((decodes + number) / costs.verify_seconds(decodes, number) > least for number in (*numbers, drafts_max))
@@ -213,7 +219,7 @@ def _first(pair: tuple[float, int]) -> float:
 SHARE = 0.01
 FEW_SEQUENCES = 4
 CROWD_SHARE = 0.005
-"""In place of SHARE, of steps of more than FEW_SEQUENCES."""
+"""Share of step time, like SHARE, for steps of more than FEW_SEQUENCES."""
 BARREN_STEPS = 8
 """Steps of one sequence without drafts that end a stretch."""
 _BARREN_STEPS_MIN = 2
@@ -222,7 +228,7 @@ REST_STEPS = 32
 
 
 class HostBudget:
-    """Begins awake."""
+    """Budget of host time for drafts. Begins awake."""
 
     def __init__(self) -> None:
         self.awake = True
@@ -241,18 +247,18 @@ class HostBudget:
         self._spent_s += seconds
 
     def wake(self) -> None:
-        """A stretch begins."""
+        """Begin a stretch of being awake."""
         self.awake = True
         self._spent_s = self._steps_s = 0.0
         self._barren = 0
 
     def rest(self) -> None:
-        """No draft would pay in the steps to come."""
+        """Sleep, since no draft would pay in the steps to come."""
         self._sleep(max(0.0, self._owed_s))
         self._rest_steps = REST_STEPS
 
     def step(self, seconds: float, *, drafted: bool, sequences: int = 1) -> None:
-        """A step of ``sequences`` took ``seconds``; ``drafted``: it verified drafts."""
+        """Record that a step of ``sequences`` took ``seconds``; ``drafted``: it verified drafts."""
         if not self.awake:
             self.sleep_through(1, seconds)
         elif drafted:
@@ -268,7 +274,7 @@ class HostBudget:
                     self.wake()
 
     def sleep_through(self, steps: int, seconds: float) -> None:
-        """``steps`` steps took ``seconds`` in all. Asleep."""
+        """Record that ``steps`` steps took ``seconds`` in all. The budget must be asleep."""
         self._sleep_s -= seconds
         self._sleep_steps -= steps
         self._rest_steps -= steps
@@ -277,7 +283,7 @@ class HostBudget:
 
     @property
     def _owed_s(self) -> float:
-        """Seconds of steps in which nothing is asked, for what was spent."""
+        """Seconds of steps during which no source is asked, to make up for the time spent."""
         return self._spent_s / self._share - self._steps_s
 
     def _sleep(self, seconds: float) -> None:

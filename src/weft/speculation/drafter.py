@@ -1,17 +1,16 @@
-"""The seams of speculation: drafts and their verification, a source and the drafter that asks it, and the
-counts.
+"""Interfaces of speculation: drafts and their verification, a source and the drafter that asks it, and the counts.
 
     begin(key, tokens)           a sequence has its first token: prompt and answer so far
     draft(rows)                  for the step that is planned now: key -> tokens that may come next
     head_drafts(sequences)       how many tokens the model's own head drafts in that step
     settle(key, tokens, ...)     the tokens that the step chose, drafts among them
-    offer(key, tokens, ...)      what the head expects behind them
-    observe(decodes, ...)        what the step cost, once all of its sequences are settled
+    offer(key, tokens, ...)      tokens that the head expects next
+    observe(decodes, ...)        the seconds of the step, once all of its sequences are settled
     sleep_through(steps, ...)    steps of decodes alone went by while it slept
     end(key)                     the sequence has ended
 
     Follower     one sequence, one source      extend(tokens)   the sequence has grown
-                                               propose(count)   what may come next, and how well it matches
+                                               propose(count)   tokens that may come next, and how well they match
 
     saved = accepted / rows * cost(rows) - (seconds of the step - cost(rows))
 
@@ -22,11 +21,11 @@ A wrong draft costs time and changes no text.
 * ``draft`` and ``propose`` change nothing that a later call could see: a plan may be dropped.
 * A preempted sequence stays begun. Its rows are missing from ``draft`` until it decodes again.
 * Drafts of one salt never hold tokens of another (law L10).
-* While it is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then.
+* While the drafter is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then.
 
-``match`` of a proposal counts the tokens before it that the source had right, or found again. The chances are
-learned by it: the token at index i of a proposal has the chance of a match of ``match + i`` tokens. ``saved``
-is an estimate and may be negative; other counters only grow. Nothing here has a clock or a device.
+``match`` of a proposal counts the tokens before it that the source had right, or found again. The chances are learned
+by it: the token at index i of a proposal has the chance of a match of ``match + i`` tokens. ``saved`` is an estimate
+and may be negative; other counters only grow. Nothing here has a clock or a device.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ import msgspec
 
 from weft.errors import ConfigError
 
-if TYPE_CHECKING:  # the HTTP process shows the counts, and does without numpy
+if TYPE_CHECKING:  # the HTTP process shows the counts without importing numpy
     import numpy as np
     import numpy.typing as npt
 
@@ -46,13 +45,14 @@ if TYPE_CHECKING:  # the HTTP process shows the counts, and does without numpy
 
 SourceName = Literal["prediction", "grammar", "tree", "suffix", "mtp"]
 SOURCES: tuple[SourceName, ...] = ("prediction", "grammar", "tree", "suffix", "mtp")
-"""In the order in which equal proposals are preferred."""
+"""Sources in the order in which equal proposals are preferred."""
 SWITCHES = ("auto", "off")
 
 
 class Proposal(NamedTuple):
-    """``tokens`` may come next. ``match``: see the module. ``chances``: the source's own, of each token, if
-    it has any."""
+    """Tokens that may come next. ``match``: see the module. ``chances``: the source's own, of each token, if it has
+    any.
+    """
 
     tokens: tuple[int, ...]
     match: int
@@ -66,22 +66,23 @@ class Follower(Protocol):
     """One source on one sequence."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The sequence has ``tokens`` in addition."""
+        """Add ``tokens`` to the sequence."""
 
     def propose(self, count: int) -> Proposal | None:
-        """At most ``count`` tokens, or None without a guess."""
+        """Return a proposal of at most ``count`` tokens, or None without a guess."""
 
 
 def parse_sources(text: str) -> tuple[SourceName, ...]:
-    """``auto`` (all sources), ``off`` (none), or names with commas. Raises ConfigError that lists the
-    sources."""
+    """Return the sources that ``text`` names: ``auto`` (all sources), ``off`` (none), or names with commas. Raises
+    ConfigError that lists the sources.
+    """
     if text in SWITCHES:
         return SOURCES if text == "auto" else ()
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if name not in SOURCES:
             raise ConfigError(
-                f"--speculate is {text!r}, and {name!r} is no source of drafts; it may be "
+                f"--speculate is {text!r}, and {name!r} is not a source of drafts; it may be "
                 f"auto, off, or a list of {', '.join(SOURCES)}",
                 param="--speculate",
             )
@@ -89,8 +90,9 @@ def parse_sources(text: str) -> tuple[SourceName, ...]:
 
 
 class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """``drafted``: tokens that were verified. ``accepted``: of them, the right ones. ``proposed`` and
-    ``right``: next tokens that the source named, verified or not, and how many were right."""
+    """Counts of one source. ``drafted``: tokens that were verified. ``accepted``: the right ones among them.
+    ``proposed`` and ``right``: next tokens that the source named, verified or not, and how many were right.
+    """
 
     drafted: int = 0
     accepted: int = 0
@@ -99,8 +101,9 @@ class SourceCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
-    """``steps``: steps that verified drafts. ``sequence_steps``: verify runs, one for each sequence and
-    step."""
+    """Counts of all sources. ``steps``: steps that verified drafts. ``sequence_steps``: verify runs, one for each
+    sequence and step.
+    """
 
     sources: dict[str, SourceCounts] = msgspec.field(
         default_factory=lambda: {source: SourceCounts() for source in SOURCES}
@@ -146,17 +149,17 @@ class SpeculationCounters:
 
 
 PLAIN_STEPS = 3
-"""Plain steps in a row, of which the last one says what a plain step costs."""
+"""Plain steps in a row, of which the last one measures the cost of a plain step."""
 
 
 class DraftGrammar(Protocol):
     """The questions of drafts to a compiled grammar."""
 
     def matcher(self) -> Any:
-        """A new matcher (``llguidance.LLMatcher``) that has seen no token."""
+        """Return a new matcher (``llguidance.LLMatcher``) that has seen no token."""
 
     def forced_tokens(self, matcher: Any) -> list[int]:
-        """The text that alone may come next, in tokens; empty if there is a choice."""
+        """Return the tokens of the only text that may come next; empty if there is a choice."""
 
 
 class DraftRow(NamedTuple):
@@ -168,14 +171,14 @@ class DraftRow(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Where the planner gets drafts."""
+    """Source of drafts for the planner."""
 
     @property
     def awake(self) -> bool:
         """Whether the drafter may have drafts for the next step."""
 
     def wake(self) -> None:
-        """A sequence that is likely to be drafted begins."""
+        """Wake up, since a sequence that is likely to be drafted begins."""
 
     def begin(
         self,
@@ -188,37 +191,43 @@ class Drafter(Protocol):
         grammar: DraftGrammar | None = None,
         adapter: str = "",
     ) -> None:
-        """The sequence ``key`` is about to decode. ``tokens``: its prompt of ``prompt_length`` tokens, and
-        the answer so far. ``prediction``: the client's guess of the whole answer. ``adapter``: its digest."""
+        """Begin the sequence ``key``, which is about to decode. ``tokens``: its prompt of ``prompt_length`` tokens,
+        and the answer so far. ``prediction``: the client's guess of the complete answer. ``adapter``: its digest.
+        """
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
-        """The tokens to verify in the step of ``rows``, by key. Keys without drafts are missing."""
+        """Return the tokens to verify in the step of ``rows``, by key. Keys without drafts are missing."""
 
     def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
-        """The step added ``tokens`` to the sequence. ``drafted`` tokens of the last ``draft`` were verified,
-        and the first ``accepted`` of them were right. Both are 0 in a step without drafts."""
+        """Record that the step added ``tokens`` to the sequence. ``drafted`` tokens of the last ``draft`` were
+        verified, and the first ``accepted`` of them were right. Both are 0 in a step without drafts.
+        """
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
-        """For the step whose drafts were asked for last, as ``StepPlan.mtp_drafts``. ``sequences`` of it
-        choose a token. ``prompts``: it prefills."""
+        """Return ``StepPlan.mtp_drafts`` for the step whose drafts were asked for last. ``sequences`` of it choose a
+        token. ``prompts``: it prefills.
+        """
 
     def offer(self, key: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
-        """The model's own head expects ``tokens`` behind the settled ones, each with its chance."""
+        """Offer ``tokens``, which the model's own head expects after the settled ones, each with its chance."""
 
     def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
-        """A step of ``decodes`` sequences that verified ``drafted`` tokens in all took ``seconds``, without
-        those of the head. With ``prefills`` they count too, and the seconds say nothing about drafts."""
+        """Record that a step of ``decodes`` sequences that verified ``drafted`` tokens in all took ``seconds``,
+        without the head's. With ``prefills`` the seconds include prompts, and say nothing about drafts.
+        """
 
     def sleep_through(self, steps: int, seconds: float, decodes: int, last_s: float | None) -> None:
-        """``steps`` steps of decodes alone went by while it was not awake, and took ``seconds`` in all.
-        ``decodes``: sequences of the last one. ``last_s``: its seconds, if it followed some of as many."""
+        """Record that ``steps`` steps of only decodes took ``seconds`` in all while the drafter was not awake.
+        ``decodes``: sequences of the last one. ``last_s``: its seconds, if steps before it had the same number.
+        """
 
     def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:
-        """The head took ``seconds`` for ``drafts`` tokens of each of ``sequences``, in the same step. With
-        ``prefills`` it read prompts as well."""
+        """Record that the head took ``seconds`` for ``drafts`` tokens of each of ``sequences``, in the same step. With
+        ``prefills`` it read prompts as well.
+        """
 
     def forget(self) -> None:
-        """The weights are others now: drop the answers of the old ones."""
+        """Drop the answers of the old weights: the weights have changed."""
 
     def end(self, key: int) -> None:
-        """The sequence has ended. A key that never began is no error: an answer may end in its first step."""
+        """End the sequence. A key that never began is no error: an answer may end in its first step."""

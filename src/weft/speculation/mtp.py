@@ -2,23 +2,23 @@
 
     step k     tokens chosen --head--> offer(d1 d2 d3, with the head's chance of each)
     step k+1   propose            the head's chances, calibrated, compete with those of other sources
-    step k+1   drafts wanted      how many tokens the head drafts behind this step
+    step k+1   drafts wanted      how many tokens the head drafts after this step
 
     tokens / seconds  =  R (1 + a1 + a1 a2 + ...) / (cost(R (1 + k)) + head(R, k))     R sequences, k drafts
 
-A draft of the head costs device time, before it is known whether it will be verified. So the number of drafts
-is chosen ahead, by the average chance of each place and by the measured seconds of the head. The best k wins
-if it beats a step without the head by HEAD_GAIN_MIN. A head that the operator named may lose a little while
-its drafts are right (NAMED_GAIN_MIN). Where it does not pay, it stays off, and is asked now and then for
-PROBE_LENGTH steps. With more sequences than it could pay for if all drafts were right, it is *hopeless*:
-probes are rarer still, and prompts are not read.
+A draft of the head costs device time, before it is known whether it will be verified. So the number of drafts is
+chosen ahead, by the average chance of each place and by the measured seconds of the head. The best k wins if it beats
+a step without the head by HEAD_GAIN_MIN. A head that the operator named may lose a little while its drafts are right
+(NAMED_GAIN_MIN). A head that does not pay stays off, and is asked now and then for PROBE_LENGTH steps. With so many
+sequences that it would not pay even if all drafts were right, the head is *hopeless*: probes are rarer still, and
+prompts are not read.
 
-A prompt that is read serves its answer, and costs before anything is known of it. The head has a credit: what
-its drafts save, and SHARE of all steps. Prompts are read while there is credit. A sequence with an unread
+Reading a prompt helps its answer, and costs time before anything is known of that answer. The head has a credit: the
+seconds that its drafts save, and SHARE of all steps. Prompts are read while there is credit. A sequence with an unread
 prompt drafts from the positions where the head ran: worse drafts, the same tokens.
 
-The head's own chance is calibrated by classes: of those that it gave between 0.6 and 0.7, what share was
-right. First drafts and later ones have tables of their own, as later ones read the head's own hidden state.
+The head's own chance is calibrated by classes: the share of right drafts among those with a chance between 0.6 and
+0.7, and so on. First drafts and later ones have tables of their own, as later ones read the head's own hidden state.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from weft.speculation.drafter import Proposal
 
 HEAD_DRAFTS_MAX = 3
 HEAD_GAIN_MIN = 1.1
-"""More than other drafts must promise: a head also takes the trunk out of the caches."""
+"""Ratio to other drafts' tokens per second that the head must promise: it also takes the trunk out of the caches."""
 NAMED_GAIN_MIN = 0.8
 _NAMED_CHANCE_MIN = 0.5
-"""A head that the operator named, and whose first drafts are right at least so often, may cost a little: it
-drafts while tokens per second stay above NAMED_GAIN_MIN of those without."""
+"""Chance: a head that the operator named, and whose first drafts are right at least this often, may cost a little. It
+drafts while tokens per second stay above NAMED_GAIN_MIN of those without.
+"""
 _WRITE_SHARE_MAX = 0.05
 """Share of a plain step: the head writes keys after drafts of other sources if that takes at most this."""
 PROBE_STEPS = 64
@@ -46,7 +47,7 @@ PROBE_LENGTH = 4
 _HOPELESS_PROBE_STEPS = 4096
 _CLASSES = 10
 _CLASS_WEIGHT = 4.0
-"""Tokens that the head's own chance counts as, in each class."""
+"""Tokens, the weight of the head's own chance in each class."""
 _DECAY = 0.995
 _PLACE_GUESS = 0.75
 _PLACE_WEIGHT = 4.0
@@ -55,13 +56,14 @@ _CHANCE_MAX = 0.98
 _DRAFT_SHARE = 0.15
 """Guessed seconds of a draft over those of a step."""
 _ROWS_MAX = 16
-"""Rows of a step with drafts of the head: as many as the profile run measures. Figures of wider steps are
-guesses, and a guess made 32 sequences at once a quarter slower."""
+"""Rows of a step with drafts of the head, the most that the profile run measures. Figures of wider steps are guesses,
+and a guess made 32 sequences at once a quarter slower.
+"""
 _CREDIT_START = 30.0
 _CREDIT_MAX = 100.0
 """Credit at the start and at most, in seconds of a plain step of one sequence."""
 _PROMPTS_UNPAID = 8
-"""Steps with prompts of which the head reads one while drafts do not pay."""
+"""Steps with prompts, of which the head reads one while drafts do not pay."""
 
 _PERFECT = [sum(_CHANCE_MAX**place for place in range(1, drafts + 1)) for drafts in range(1, HEAD_DRAFTS_MAX + 1)]
 
@@ -87,7 +89,7 @@ class MtpFollower:
 
 
 class HeadChances:
-    """Chances of the head's drafts, over all sequences of an adapter."""
+    """Chances that the head's drafts are right, over all sequences of an adapter."""
 
     def __init__(self) -> None:
         self._right = [[_CLASS_WEIGHT * (at + 0.5) / _CLASSES for at in range(_CLASSES)] for _ in range(2)]
@@ -96,7 +98,7 @@ class HeadChances:
         self._place_tried = [_PLACE_WEIGHT] * HEAD_DRAFTS_MAX
 
     def survivals(self, proposal: Proposal) -> list[float]:
-        """The chance of each token that it and all before it are right."""
+        """Return the chance of each token that it and all before it are right."""
         survival, survivals = 1.0, []
         for place, own in enumerate(proposal.chances):
             later, at = _class_of(place, own)
@@ -105,7 +107,7 @@ class HeadChances:
         return survivals
 
     def score(self, proposal: Proposal, tokens: Sequence[int]) -> int:
-        """The sequence went on with ``tokens``. Returns how many tokens of ``proposal`` were right."""
+        """Score ``proposal`` against ``tokens``, with which the sequence went on. Return how many tokens were right."""
         equal = 0
         for place, (proposed, own, token) in enumerate(zip(proposal.tokens, proposal.chances, tokens, strict=False)):
             right = proposed == token
@@ -121,7 +123,7 @@ class HeadChances:
         return equal
 
     def expected(self, drafts: int) -> float:
-        """Right tokens of ``drafts``, on average."""
+        """Return the right tokens of ``drafts``, on average."""
         survival, expected = 1.0, 0.0
         for place in range(drafts):
             survival *= self._place_right[place] / self._place_tried[place]
@@ -130,21 +132,22 @@ class HeadChances:
 
 
 class HeadPlan:
-    """How many tokens the head drafts. ``measured``: its seconds for one sequence, by drafts.
-    ``prompt_share``: of a step with prompts, what reading them costs beside the head's own seconds; None: the
-    operator named the head, so prompts are read without credit, and it may cost a little."""
+    """Choice of how many tokens the head drafts. ``measured``: seconds of the head for one sequence, by drafts.
+    ``prompt_share``: cost of reading the prompts of a step, as a share of the step, in addition to the head's own
+    seconds; None: the operator named the head, so prompts are read without credit, and the head may cost a little.
+    """
 
     def __init__(self, measured: dict[int, float], drafts_max: int, *, prompt_share: float | None = None) -> None:
         self.chances = ByAdapter(HeadChances)
         self._running: dict[int, HeadChances] = {}
-        """By sequence."""
+        """Chances by running sequence."""
         self.pays = True
-        """For the step that is planned: it drafts because that pays."""
+        """Whether the head pays in the step that is planned."""
         self._drafts_max = min(HEAD_DRAFTS_MAX, drafts_max)
         self._measured = dict(measured)
         self._prompt_share = prompt_share
         self._shares: dict[tuple[int, int], float] = {}
-        """By the size class of sequences and drafts: seconds over those of a plain step of one sequence."""
+        """Seconds over those of a plain step of one sequence, by the size class of sequences and by drafts."""
         self._steps_off = 0
         self._probe_wait = PROBE_STEPS
         self._probe_left = 0
@@ -152,7 +155,7 @@ class HeadPlan:
         self._prompts_unread = 0
 
     def begin(self, key: int, adapter: str) -> HeadChances:
-        """The sequence ``key`` decodes with ``adapter``."""
+        """Begin the sequence ``key``, which decodes with ``adapter``."""
         chances = self._running[key] = self.chances.of(adapter)
         return chances
 
@@ -160,7 +163,7 @@ class HeadPlan:
         self._running.pop(key, None)
 
     def expected(self) -> list[float]:
-        """Right tokens of 1, 2, ... drafts of a sequence, on average of those that run."""
+        """Return the right tokens of 1, 2, ... drafts of a sequence, on average of those that run."""
         present = Counter(self._running.values()) or {self.chances.of(""): 1}
         return [
             sum(count * one.expected(drafts) for one, count in present.items()) / sum(present.values())
@@ -177,7 +180,7 @@ class HeadPlan:
         return measured_s * costs.seconds(sequences) / alone_s
 
     def drafts(self, sequences: int, costs: RowCosts) -> int | None:
-        """For a step in which ``sequences`` choose a token; None: the head stays off."""
+        """Return the drafts for a step in which ``sequences`` choose a token; None: the head stays off."""
         sequences = max(1, sequences)
         best = self._best(sequences, costs, self.expected())
         self.pays = best is not None
@@ -189,11 +192,11 @@ class HeadPlan:
         return None
 
     def hopeless(self, sequences: int, costs: RowCosts) -> bool:
-        """Whether the head would not pay if nearly all drafts were right."""
+        """Return whether the head would not pay even if nearly all drafts were right."""
         return self._best(sequences, costs, _PERFECT) is None
 
     def reads_prompts(self, sequences: int, costs: RowCosts) -> bool:
-        """In a step in which it drafts nothing, and ``sequences`` run."""
+        """Return whether the head reads the prompts of a step in which it drafts nothing, and ``sequences`` run."""
         if self.hopeless(max(1, sequences), costs):
             return False
         if self._prompt_share is None:
@@ -201,21 +204,21 @@ class HeadPlan:
         return self._credit > 0 and (self.pays or self._prompts_unread >= _PROMPTS_UNPAID)
 
     def writes_keys(self, sequences: int, costs: RowCosts) -> bool:
-        """In a step whose drafts are of other sources."""
+        """Return whether the head writes keys in a step whose drafts are of other sources."""
         write_s = self.seconds(max(1, sequences), 1, costs)
         return self.pays and write_s < _WRITE_SHARE_MAX * costs.seconds(max(1, sequences))
 
     def skip_prompts(self) -> None:
-        """The prompts of a step were not read."""
+        """Record that the prompts of a step were not read."""
         self._prompts_unread += 1
 
     def pay_prompts(self, step_s: float, head_s: float, costs: RowCosts) -> None:
-        """The prompts of a step were read."""
+        """Record that the prompts of a step were read."""
         self._prompts_unread = 0
         self.earn(-head_s - (self._prompt_share or 0.0) * step_s, costs)
 
     def _best(self, sequences: int, costs: RowCosts, expected: Sequence[float]) -> int | None:
-        """``expected``: right tokens of 1, 2, ... drafts."""
+        """Return the best number of drafts. ``expected``: right tokens of 1, 2, ... drafts."""
         trusted = self._prompt_share is None and expected[0] >= _NAMED_CHANCE_MIN
         gain_min = NAMED_GAIN_MIN if trusted else HEAD_GAIN_MIN
         best_rate, best = gain_min * sequences / costs.seconds(sequences), None
@@ -232,8 +235,9 @@ class HeadPlan:
         return best
 
     def note(self, sequences: int, drafts: int, seconds: float, costs: RowCosts) -> None:
-        """The head took ``seconds``, in a step that set the pace of ``costs``. Corrections have one size, as
-        those of ``RowCosts``."""
+        """Record that the head took ``seconds``, in a step that set the pace of ``costs``. Corrections have one size,
+        as those of ``RowCosts``.
+        """
         at, share = (sequences.bit_length(), drafts), seconds / costs.pace(1)
         known = self._shares.get(at)
         if known is None:
@@ -242,11 +246,11 @@ class HeadPlan:
             self._shares[at] = known * SHAPE_STEP if share > known else known / SHAPE_STEP
 
     def earn(self, seconds: float, costs: RowCosts) -> None:
-        """Its drafts saved ``seconds``; negative: it cost them."""
+        """Add ``seconds`` that the head's drafts saved to its credit; negative: they cost that much."""
         self._credit = max(-_CREDIT_MAX, min(_CREDIT_MAX, self._credit + seconds / costs.seconds(1)))
 
     def stepped(self, seconds: float, costs: RowCosts, *, drafted: bool, steps: int = 1) -> None:
-        """``steps`` of ``seconds`` in all went by, behind which the head drafted or did not."""
+        """Record ``steps`` of ``seconds`` in all, after which the head drafted or did not."""
         self.earn(SHARE * seconds, costs)
         if not drafted:
             self._steps_off += steps

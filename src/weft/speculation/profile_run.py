@@ -1,13 +1,13 @@
-"""The costs of steps, measured when an engine starts: a profile run in place of a guess.
+"""The costs of steps, measured when an engine starts: a profile run instead of a guess.
 
-    a sequence of its own, no client      steps with 0 0 0 1 3 7 15 drafts, some rounds
+    one sequence without a client         steps with 0 0 0 1 3 7 15 drafts, some rounds
     drafts                                one token, again and again: right or wrong, the step costs the same
 
-The profile run is a drafter that drafts what the table needs. The caller runs an engine with it until
-``measured`` is complete. Counts take turns, so a busy moment hits them alike. The least of a few seconds
-counts: the first step of a shape may compile or touch memory for the first time. Of plain steps in a row the
-last ones reuse what those before them built. A larger model is measured in fewer rounds (ROUNDS_MIN), and one
-whose steps take LONG_STEP_S once for each of LONG_DRAFT_COUNTS: noise is a small part of its steps.
+The profile run is a drafter whose draft counts fill the table. The caller runs an engine with it until ``measured`` is
+complete. Counts take turns, so a busy moment hits them alike. The least of a few seconds counts: the first step of a
+shape may compile or touch memory for the first time. The last of several plain steps in a row reuse structures that
+earlier ones built. A larger model is measured in fewer rounds (ROUNDS_MIN), and a model whose steps take LONG_STEP_S
+once for each of LONG_DRAFT_COUNTS: noise is a small part of its steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDS_MIN = 2
 SECONDS_MAX = 0.4
 LONG_STEP_S = 0.1
 PROFILE_TOKENS = _ROUNDS * sum(1 + count for count in DRAFT_COUNTS) + 80
-"""Answer tokens that a profile run takes at most, were all drafts right."""
+"""Tokens, the most that the answer of a profile run takes, if all drafts are right."""
 _TOKEN = 0
 
 
@@ -60,7 +60,7 @@ class ProfileRun:
         return dict(self._head_seconds)
 
     def wake(self, *_: object, **__: object) -> None:
-        """The profile run never sleeps, and what the text is, or was right, is no matter."""
+        """Do nothing: the profile run never sleeps, and its text does not matter."""
 
     begin = settle = offer = sleep_through = forget = end = wake
 
@@ -76,7 +76,7 @@ class ProfileRun:
                 self._left[1:] = sorted(set(LONG_DRAFT_COUNTS) - {drafted})
                 self._head_left = list(self._head_round)
             self._seconds[drafted] = min(seconds, self._seconds.get(drafted, seconds))
-        # A count that the planner does not let through is tried as often as the others, and left out.
+        # A count that the planner does not let through is tried as often as the others, then skipped.
         self._next(self._left, len(DRAFT_COUNTS), seconds)
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
@@ -88,7 +88,7 @@ class ProfileRun:
             self._next(self._head_left, len(self._head_round), seconds)
 
     def _next(self, left: list[int], size: int, seconds: float) -> None:
-        """A step of ``seconds`` measured the first of ``left``, whose rounds have ``size`` counts."""
+        """Record that a step of ``seconds`` measured the first of ``left``, whose rounds have ``size`` counts."""
         self._spent_s += seconds
         del left[0]
         rounds = _ROUNDS - len(left) // size

@@ -7,11 +7,11 @@
     grammar      {"city": "    '-- free text --'   ", "unit": "
                  ^^^^^^^^^^                         ^^^^^^^^^^^^
 
-**Suffix**: what followed the last tokens when they occurred before, in the sequence or in answers of its
-salt. While the place that was found goes on being right, the follower stays with it. Another place must have
-a longer match to replace it. Answers of a salt are searched by sequences of that salt alone (law L10):
-otherwise the speed of an answer would tell a tenant what another tenant received. The library is bounded in
-bytes (law L11). A prompt is indexed at the first lookup: nothing is spent on a sequence that never drafts.
+**Suffix**: the tokens that followed the last ones when they occurred before, in the sequence or in answers of its
+salt. While the place that was found goes on being right, the follower stays with it. Another place must have a longer
+match to replace it. Only sequences of a salt search the answers of that salt (law L10): otherwise the speed of an
+answer would tell a tenant about the answers of another. The library is bounded in bytes (law L11). A prompt is indexed
+at the first lookup: nothing is spent on a sequence that never drafts.
 
 **Prediction** (OpenAI's field): one place in the predicted text. A right token moves it on. After a
 difference it looks for the last tokens of the answer near the place where the two parted; the longest match
@@ -19,10 +19,10 @@ wins, then the nearest. Until one is found, each new token is taken as a replace
 place found by a short match may be wrong, so the search stays around the *base*: where the last match of
 MATCH_MIN tokens or more leads to.
 
-**Grammar**: where it leaves one continuation, its matcher names the text. The text is certain and its tokens
-are not, so these drafts have a chance like all others. ``allowed`` also says how many tokens of another
-source's draft the grammar lets pass. The follower has a matcher of its own: those of the sampler belong to
-the device's side, and where steps overlap they are a token behind.
+**Grammar**: where it leaves one continuation, the matcher names the text. The text is certain and its tokens are not,
+so these drafts have a chance like all others. ``allowed`` also says how many tokens of another source's draft the
+grammar lets pass. The follower has its own matcher: the sampler's matchers belong to the device side, and lag by a
+token when steps overlap.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _SALT_TOKENS_MIN = 1 << 14
 _ARENA_SHARE = 1 << 10
 _SEQUENCE_TOKENS_MAX = 1 << 20
 _ANSWER_TOKENS_MAX = 1 << 14
-"""Tokens: the library keeps the end of a longer answer."""
+"""Tokens of an answer that the library keeps: the end of a longer answer."""
 _UNREAD_TOKENS_MAX = 1 << 14
 """Tokens of a salt that wait for a lookup. One lookup indexes them all, in about 1 ms."""
 
 
 def salt_tokens(arena_bytes: int) -> int:
-    """Most tokens of one salt's answers: one for each KiB of the arena. A small engine stays small."""
+    """Return the most tokens of one salt's answers: one for each KiB of the arena. A small engine stays small."""
     return min(max(arena_bytes // _ARENA_SHARE, _SALT_TOKENS_MIN), SALT_TOKENS_MAX)
 
 
@@ -73,7 +73,7 @@ class _Answers:
         self.index = TextIndex(tokens_max)
         self.unread: deque[Sequence[int]] = deque()
         self.unread_tokens = 0
-        """In ``unread``: answers that the index does not have yet."""
+        """Tokens in ``unread``, of answers that the index does not have yet."""
 
     @property
     def size_bytes(self) -> int:
@@ -104,7 +104,7 @@ class AnswerLibrary:
         self.size_bytes = 0
 
     def add(self, salt: str, answer: Sequence[int]) -> None:
-        """``answer`` does not change any more."""
+        """Add ``answer``, which does not change any more."""
         if len(answer) <= MATCH_MIN:
             return
         answers = self._by_salt.get(salt)
@@ -128,7 +128,7 @@ class AnswerLibrary:
         return answers.index.lookup(context)
 
     def forget(self) -> None:
-        """Answers of other weights are no guide."""
+        """Drop all answers, since those of other weights are no guide."""
         self._by_salt.clear()
         self.size_bytes = 0
 
@@ -138,7 +138,9 @@ class AnswerLibrary:
 
 
 class SuffixFollower:
-    """``prompt``: the tokens before the answer, int32; ``answer``: the tokens that it has already."""
+    """Follower by repetition. ``prompt``: the tokens before the answer, int32; ``answer``: the tokens that it has
+    already.
+    """
 
     __slots__ = ("_index", "_library", "_match", "_occurrence", "_pending", "_place", "_prompt", "_salt")
 
@@ -201,7 +203,9 @@ _NEAR_AFTER = 96
 
 
 class PredictionFollower:
-    """``predicted``: tokens of the whole answer. ``answer``: tokens that the answer has already."""
+    """Follower of the client's guess. ``predicted``: tokens of the complete answer. ``answer``: tokens that the answer
+    has already.
+    """
 
     __slots__ = ("_base", "_data", "_index", "_match", "_place", "_recent", "_text")
 
@@ -233,7 +237,7 @@ class PredictionFollower:
         return Proposal(tokens, self._match) if tokens else None
 
     def _rejoin(self) -> tuple[int, int]:
-        """The newest token was not the predicted one: the new match and place."""
+        """Return the new match and place after the newest token was not the predicted one."""
         match, place = self._near()
         if self._index is None:
             self._index = FrozenText(np.frombuffer(self._data, np.int32)[:FROZEN_TOKENS_MAX])
@@ -243,7 +247,7 @@ class PredictionFollower:
         return match, place if match else self._base
 
     def _near(self) -> tuple[int, int]:
-        """(length of the match, place behind it) around the base; (0, 0) without a match."""
+        """Return (length of the match, place after it) around the base; (0, 0) without a match."""
         text, recent, data, base = self._text, self._recent, self._data, self._base
         newest, end = recent[-1].to_bytes(4, sys.byteorder, signed=True), 4 * (base + _NEAR_AFTER)
         best, best_rank = (0, 0), (0, 0)
@@ -265,7 +269,7 @@ _PENDING_TOKENS = 256
 
 
 class GrammarFollower:
-    """``answer``: tokens that the answer has already."""
+    """Follower of a grammar. ``answer``: tokens that the answer has already."""
 
     __slots__ = ("_forced", "_grammar", "_match", "_matcher", "_pending")
 
@@ -295,12 +299,13 @@ class GrammarFollower:
         return Proposal(tokens, self._match) if tokens else None
 
     def allowed(self, tokens: Sequence[int]) -> int:
-        """How many of ``tokens`` may follow, from the first on."""
+        """Return how many of ``tokens`` may follow, from the first on."""
         return self._matcher.validate_tokens(list(tokens)) if self._alive() else 0
 
     def _alive(self) -> bool:
-        """The matcher has seen all tokens, and the grammar goes on. Tokens that it missed are read in several
-        steps."""
+        """Return whether the matcher has seen all tokens, and the grammar goes on. Tokens that it missed are read in
+        several steps.
+        """
         if self._pending:
             pending, self._pending = self._pending[:_PENDING_TOKENS], self._pending[_PENDING_TOKENS:]
             if not self._matcher.is_error() and not self._matcher.is_stopped():

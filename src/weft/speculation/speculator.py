@@ -1,24 +1,23 @@
 """The drafter that serves: all sources of all sequences, and how many of their drafts a step verifies.
 
     draft    followers --proposals--> the best one of each sequence --survivals--> choice --> drafts
-    settle   every proposal is scored against what the sequence said (chances); the followers move on
+    settle   every proposal is scored against the new tokens (chances); the followers move on
     observe  the step's seconds correct the costs
 
-For each sequence the proposal that promises most tokens competes. Sources are asked in order, up to one that
-is in the middle of a long match and fills the verify run. A grammar cuts other proposals where it forbids
-the next token. A follower whose proposals are not drafted pauses after PATIENCE steps, each time for
-longer, until one is drafted.
+For each sequence the proposal that promises most tokens competes. Sources are asked in order, up to one that is in the
+middle of a long match and fills the verify run. A grammar cuts other proposals at the first token that it forbids. A
+follower whose proposals are not drafted pauses after PATIENCE steps, each time for longer, until one is drafted.
 
 While the host budget sleeps (``choice``), nothing is asked and nothing is fed. A sequence that began before
 is *stale* then, until a settle brings the tokens that it missed. In batches so large that no draft would pay,
 it does not even begin sequences.
 
-What a step without drafts costs must be known first, so it is measured before the first draft. A step counts
-as plain if those before it were plain too, without the head: then caches are warm, and decodes go on from
-step to step. Text that is drafted in every step leaves no such step, so a few in PLAIN_EVERY are kept plain.
+The cost of a step without drafts must be known first, so it is measured before the first draft. A step counts as plain
+if those before it were plain too, without the head: then caches are warm, and decodes go on from step to step. Text
+that is drafted in every step leaves no such step, so a few in PLAIN_EVERY are kept plain.
 
-``draft`` may be called again for a plan that replaces a dropped one. Everything that it stores is either a
-copy of what it returned or a result that a second call would find again.
+``draft`` may be called again for a plan that replaces a dropped one. Everything that it stores is either a copy of its
+result or a value that a second call would compute again.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ DRAFTS_MAX = 15
 """Drafts of one sequence in one step, by default."""
 _PLAIN_EVERY = 150
 _PLAIN_WAIT = 64
-"""Steps that are kept plain at most."""
+"""Steps, the most that are kept plain."""
 _PATIENCE = 16
 _PAUSE = 16
 _PAUSE_MAX = 64
 SLOW_GRAMMAR_S = 0.002
-"""A grammar that takes this long for the drafts of a step is slow: it takes a hundredth."""
+"""Seconds for the drafts of a step from which on a grammar is slow: usually it takes a hundredth."""
 _SLOW_STEPS_MAX = 4
-"""Slow steps of a sequence, after which it has no more drafts."""
+"""Slow steps of a sequence after which it has no more drafts."""
 
 
 class _Asked:
@@ -74,7 +73,7 @@ class _Asked:
         self.follower = follower
         self.chances = chances
         self.proposal: Proposal | None = None
-        """Its answer for the step that is planned."""
+        """Its proposal for the step that is planned."""
         self.idle = 0
         """Steps since one of its proposals was drafted."""
         self.pause = 0
@@ -96,7 +95,7 @@ class _Asked:
 
 
 class _Speculation:
-    """One sequence."""
+    """State of one sequence."""
 
     __slots__ = ("answer", "asked", "drafted", "grammar", "salt", "slow_steps")
 
@@ -108,15 +107,16 @@ class _Speculation:
         self.slow_steps = 0
         """Steps for which the grammar took more than SLOW_GRAMMAR_S."""
         self.drafted: _Asked | None = None
-        """Its proposal is in the step that is planned."""
+        """The follower whose proposal is in the step that is planned."""
 
 
 class Speculator:
-    """A ``Drafter``. ``sources``: those in use; ``tree``: the prefix tree, None without a prefix cache;
-    ``drafts_max``: most drafts of one sequence in one step. ``head_seconds``: of the model's own head for one
-    sequence, by drafts, where ``mtp`` is in use. ``prompt_share``: see ``HeadPlan``. ``salt_tokens``: most
-    tokens of the answers of one salt that drafts come from.
-    ``clock``: seconds of the host; one that stands still never lets the drafter sleep."""
+    """A ``Drafter`` of all sources. ``sources``: the sources in use; ``tree``: the prefix tree, None without a prefix
+    cache; ``drafts_max``: most drafts of one sequence in one step. ``head_seconds``: seconds of the model's own head
+    for one sequence, by drafts, if ``mtp`` is in use. ``prompt_share``: see ``HeadPlan``. ``salt_tokens``: most tokens
+    of the answers of one salt that drafts come from. ``clock``: seconds of the host; with a constant clock the drafter
+    never sleeps.
+    """
 
     def __init__(
         self,
@@ -140,12 +140,12 @@ class Speculator:
         self._clock = clock
         self._budget = HostBudget()
         self._room = FEW_SEQUENCES * drafts_max
-        """Most drafts of a step, at the last asking."""
+        """Most drafts of a step, at the last call of ``draft``."""
         self._stale: set[int] = set()
         """Sequences with tokens that were not settled."""
         self._head = HeadPlan(head_seconds or {}, drafts_max, prompt_share=prompt_share) if "mtp" in sources else None
         self._others_draft = False
-        """The planned step verifies drafts of other sources alone, and more than the head would have."""
+        """Whether the planned step verifies only drafts of other sources, and more than the head would have."""
         self._by_key: dict[int, _Speculation] = {}
         self._step_s = 0.0
         self._step_accepted = 0
@@ -153,9 +153,9 @@ class Speculator:
         self._steps_busy = 0
         """Steps with drafts or the head since the last measured plain step."""
         self._plain_run: tuple[int, int] = (PAD, 0)
-        """The place of their figure, and how many plain steps in a row have it."""
+        """The place of the plain figure, and how many plain steps in a row have it."""
         self._head_ran = False
-        """Behind the last step."""
+        """Whether the head ran after the last step."""
 
     # ------------------------------------------------------------------ the protocol
 
@@ -236,7 +236,7 @@ class Speculator:
         return drafts
 
     def _is_hopeless(self, sequences: int) -> bool:
-        """Whether no draft would pay in a step of ``sequences``, as far as its cost is known."""
+        """Return whether no draft would pay in a step of ``sequences``, as far as its cost is known."""
         return (
             sequences > FEW_SEQUENCES
             and self.costs.measured(sequences)
@@ -300,8 +300,9 @@ class Speculator:
     # ------------------------------------------------------------------ costs and numbers
 
     def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
-        """A step of ``decodes`` sequences and ``drafted`` drafts took ``seconds``. Called after its
-        ``settle``."""
+        """Record that a step of ``decodes`` sequences and ``drafted`` drafts took ``seconds``. Called after its
+        ``settle``.
+        """
         accepted, self._step_accepted = self._step_accepted, 0
         head_accepted, self._step_head_accepted = self._step_head_accepted, 0
         head_pays = self._head is not None and self._head.pays
@@ -363,7 +364,7 @@ class Speculator:
         return self._steps_busy >= _PLAIN_EVERY
 
     def _count_plain(self, decodes: int, *, plain: bool) -> None:
-        """A step went by. ``observe_head`` follows where the head ran behind it."""
+        """Count a step. ``observe_head`` follows if the head ran after it."""
         if self._keeps_plain or not plain or self._head_ran:
             self._steps_busy += 1
         if self._steps_busy >= _PLAIN_EVERY + _PLAIN_WAIT:
@@ -376,7 +377,9 @@ class Speculator:
         return self.counters.stats()
 
     def _timed_best(self, row: DraftRow) -> tuple[_Asked | None, list[float]]:
-        """``_best``; a sequence whose grammar is slow loses its sources, as every other sequence waits for them."""
+        """Return ``_best``; a sequence whose grammar is slow loses its sources, as every other sequence waits for
+        them.
+        """
         state = self._by_key.get(row.key)
         if state is None or state.grammar is None:
             return self._best(row)
@@ -388,7 +391,7 @@ class Speculator:
         return best
 
     def _best(self, row: DraftRow) -> tuple[_Asked | None, list[float]]:
-        """The follower whose proposal promises most tokens, and the survivals of those tokens."""
+        """Return the follower whose proposal promises most tokens, and the survivals of those tokens."""
         state = self._by_key.get(row.key)
         count = min(row.limit, self._drafts_max)
         if state is None or count <= 0 or row.key in self._stale:

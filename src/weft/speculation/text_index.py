@@ -1,20 +1,20 @@
-"""Where the last tokens of a text occurred before, in microseconds.
+"""Index of earlier occurrences of the last tokens of a text, searched in microseconds.
 
     text      a b c d e f g h i ... a b c d e f g h | ?
                               '-> next             ^ the context ends here
 
     number    hash of the tokens before a position | the position        43 bits, 21 bits
 
-``lookup(context)`` returns the occurrence with the longest match of the last tokens of ``context``, of equals
-the newest. Two keys index a position: a hash of the 3 tokens before it, and one of the 8 tokens before it.
-Tokens are compared backwards, so the length of a match is the true one. A hash is never trusted alone (law
+``lookup(context)`` returns the occurrence with the longest match of the last tokens of ``context``, of equals the
+newest. Two keys index a position: a hash of the 3 tokens before it, and one of the 8 tokens before it. Tokens are
+compared backwards, so the length of a match is the true one. A hash is never trusted without comparing tokens (law
 L10).
 
-``FrozenText`` is complete: two sorted arrays of such numbers, 20 bytes a token, built by numpy (4 ms for
-100,000 tokens). ``GrowingText`` takes tokens at its end and holds dictionaries, about 250 bytes a token. A
-lookup reads the tokens that came since the last one, so a text that is not searched costs a copy of its
-tokens. ``TextIndex`` is one growing text and a few frozen ones. Those of similar size are merged, so a lookup
-visits few: each has more than twice the tokens of the next. At its bound in tokens the oldest text goes.
+``FrozenText`` is complete: two sorted arrays of such numbers, 20 bytes a token, built by numpy (4 ms for 100,000
+tokens). ``GrowingText`` takes tokens at its end and holds dictionaries, about 250 bytes a token. A lookup reads the
+tokens that came since the last one, so a text that is not searched costs a copy of its tokens. ``TextIndex`` is one
+growing text and a few frozen ones. Those of similar size are merged, so a lookup visits few: each has more than twice
+the tokens of the next. At its bound in tokens the oldest text goes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HASH_MASK = (1 << 64) - _POSITIONS
 _POWERS = [pow(_FACTOR, power, 1 << 64) for power in range(LONG_MATCH, 0, -1)]
 _POWER_SUM = sum(_POWERS)
 _BULK = 6
-"""Tokens that are read one by one at most; more are read at once."""
+"""Tokens, the most that are read one by one; more are read at once."""
 
 
 class Occurrence(NamedTuple):
@@ -86,8 +86,9 @@ class Context:
 
 
 def _sorted_numbers(tokens: npt.NDArray[np.int32]) -> tuple[array[int], array[int]]:
-    """The numbers of all positions that have a next token, sorted: by ``MATCH_MIN`` tokens, then by
-    ``LONG_MATCH``. Polynomials of 2, 4 and 8 tokens come from those of half as many."""
+    """Return the numbers of all positions that have a next token, sorted: by ``MATCH_MIN`` tokens, then by
+    ``LONG_MATCH``. Polynomials of 2, 4 and 8 tokens come from those of half as many.
+    """
     factor, square, fourth = (np.uint64(_POWERS[-power]) for power in (1, 2, 4))
     one = (tokens[:-1].astype(np.int64) + 1).view(np.uint64) * factor
     two = one[:-1] * factor + one[1:]
@@ -107,7 +108,7 @@ def _with_positions(hashes: npt.NDArray[np.uint64], length: int) -> array[int]:
 
 
 def _common_end(text: Sequence[int], end: int, context: Sequence[int]) -> int:
-    """How many tokens before ``end`` equal the last tokens of ``context``."""
+    """Return how many tokens before ``end`` equal the last tokens of ``context``."""
     length, most = 0, min(end, len(context))
     while length < most and text[end - 1 - length] == context[-1 - length]:
         length += 1
@@ -171,7 +172,7 @@ class GrowingText:
     def __init__(self, first: Sequence[int] = ()) -> None:
         self.tokens: list[int] = list(first)
         self._read = len(self.tokens)
-        """Positions before it are indexed. Those in ``first`` are in the index of another text."""
+        """Number of positions that are indexed. Those in ``first`` are in the index of another text."""
         self._ends_by_short: dict[int, int] = {}
         self._ends_by_long: dict[int, int] = {}
 
@@ -196,7 +197,7 @@ class GrowingText:
         return Occurrence(self, end, length) if length >= MATCH_MIN else None
 
     def _read_all(self) -> None:
-        """A position whose next token came can be found from now on."""
+        """Index the positions whose next token has come, so that lookups find them."""
         tokens, end = self.tokens, len(self.tokens)
         first, self._read = self._read, end
         if end - first > _BULK:
@@ -216,7 +217,9 @@ class GrowingText:
         ends.update(zip(map(hash, before), range(first, end), strict=True))
 
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
-        """A continuation that reaches the end goes on with itself: a text that repeats goes on repeating."""
+        """Return the ``count`` tokens from ``position`` on. A continuation that reaches the end goes on with itself: a
+        text that repeats goes on repeating.
+        """
         tokens = tuple(self.tokens[position : position + count])
         if PAD in tokens:
             return tokens[: tokens.index(PAD)]
@@ -243,8 +246,9 @@ class TextIndex:
         return self._growing.size_bytes + FROZEN_BYTES_PER_TOKEN * self._frozen_tokens
 
     def freeze(self, tokens: npt.NDArray[np.int32]) -> None:
-        """A long text at once; later tokens follow it. The index has no growing text of its own yet, or
-        ``tokens`` is that text."""
+        """Add a long text at once, frozen; later tokens follow it. The index must have no growing text yet, or
+        ``tokens`` is that text.
+        """
         tokens = tokens[-self._tokens_max :]
         self._growing = GrowingText(tokens[-CONTEXT_TOKENS:].tolist())
         while self._frozen and len(self._frozen[-1].tokens) <= 2 * tokens.size:
@@ -268,11 +272,11 @@ class TextIndex:
             self.freeze(np.asarray(growing.tokens, dtype=np.int32))
 
     def end(self) -> Context:
-        """Its last CONTEXT_TOKENS tokens, or all."""
+        """Return the last CONTEXT_TOKENS tokens, or all."""
         return Context(self._growing.tokens[-CONTEXT_TOKENS:])
 
     def lookup(self, context: Context) -> Occurrence | None:
-        """The longest match; of equals the newest text."""
+        """Return the longest match; of equal ones the newest text's."""
         best = self._growing.lookup(context)
         if not self._frozen or (best is not None and best.length >= CONTEXT_TOKENS):
             return best

@@ -1,4 +1,4 @@
-"""Drafts from the prefix tree: the sequence's own place in it, and what followed there before.
+"""Drafts from the prefix tree: the sequence's own place in it, and the tokens that followed there before.
 
     root of the salt --[ prompt )--[ answer of an earlier request )
                              |  ^ the sequence is here: the rest of the edge is the draft
@@ -7,13 +7,13 @@
 A cached answer to the same text is the best guess for the same question asked again: a retry, the next of n
 answers, an agent that repeats a call, a rollout.
 
-The follower copies the tokens behind its place, a window at a time, and follows the copy. The tree may evict,
-cut or add nodes between two steps, so no node is held. When the copy ends or differs, the follower looks up
-its place again. That compares all tokens of the sequence (40 microseconds for 100,000), so after a lookup
-without a result it waits, twice as long each time.
+The follower copies the tokens after its place, a window at a time, and follows the copy. The tree may evict, cut or
+add nodes between two steps, so no node is held. When the copy ends or differs, the follower looks up its place again.
+That compares all tokens of the sequence (40 microseconds for 100,000), so after a lookup without a result it waits,
+twice as long each time.
 
-Tokens come from the root of the sequence's own salt alone (law L10). Reads only: no lease, no recency and no
-counter of the cache changes.
+Tokens only come from the root of the sequence's own salt (law L10). The follower only reads: no lease, no recency and
+no counter of the cache changes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from weft.speculation.drafter import Proposal
 
 _WINDOW_TOKENS = 128
 _REFILL_TOKENS = 32
-"""With fewer tokens left of a whole window, the next window is copied."""
+"""Tokens left of a full window below which the next window is copied."""
 _CHILDREN_MAX = 64
 _WAIT_TOKENS = 16
 _WAIT_TOKENS_MAX = 256
 
 
 class TreeFollower:
-    """``known``: tokens of the sequence so far, int32."""
+    """Follower of the tree. ``known``: tokens of the sequence so far, int32."""
 
     __slots__ = ("_copy", "_known", "_match", "_pending", "_place", "_salt", "_tree", "_wait", "_wait_next")
 
@@ -88,8 +88,9 @@ class TreeFollower:
 
 
 def _following(root: Node, known: bytes, count: int) -> bytes:
-    """int32 bytes of up to ``count`` tokens that the tree has behind ``known``; empty if it has not all of
-    ``known``."""
+    """Return int32 bytes of up to ``count`` tokens that the tree has after ``known``; empty if it does not have all of
+    ``known``.
+    """
     path = walk(root, known)
     rest = known[path.end * TOKEN_BYTES :]
     node = path.partly

@@ -247,5 +247,5 @@ def test_names_of_sources() -> None:
     assert parse_sources("auto") == SOURCES
     assert parse_sources("off") == ()
     assert parse_sources("suffix, prediction") == ("prediction", "suffix")
-    with pytest.raises(ConfigError, match=r"'eagle' is no source.*prediction, grammar, tree, suffix"):
+    with pytest.raises(ConfigError, match=r"'eagle' is not a source.*prediction, grammar, tree, suffix"):
         parse_sources("suffix,eagle")

@@ -5,7 +5,7 @@
     new window    = the last W rows of the run; of a tap, the W rows up to it
 
 In torch, prefill runs lie one after the other, each behind its own window: one sliding sum of K shifted
-products serves all runs. The C++ kernel is csrc/conv.inl.
+products serves all runs. The C++ kernel is csrc/conv.hpp.
 """
 
 from __future__ import annotations

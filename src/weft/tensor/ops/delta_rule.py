@@ -27,7 +27,7 @@ then made of blocks of 16 x 16 places. With s the place before a block's rows, e
     below the diagonal   (x_i exp(G_i - G_s)) . exp(G_s - G_e) (k_j exp(G_e - G_j))     all factors at most 1
     on the diagonal      a key moves down one place at a time, k <- exp(g) k, and multiplies the x there
 
-The C++ kernel (csrc/gated_delta.inl) is the recurrence, token by token, with the state in the cache.
+The C++ kernel (csrc/gated_delta.hpp) is the recurrence, token by token, with the state in the cache.
 
 Sources: Yang et al., "Parallelizing linear transformers with the delta rule" and "Gated Delta Networks"
 (2024); Kimi Team, "Kimi Linear" (2025), section 3, and for the blocks Yang et al., "Gated linear attention"

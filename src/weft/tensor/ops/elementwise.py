@@ -1,5 +1,5 @@
 """Rows of numbers, each by itself: activations, the gated one of SwiGLU, softmax, rotary positions
-(csrc/elementwise.inl, csrc/softmax.inl)."""
+(csrc/elementwise.hpp, csrc/softmax.hpp)."""
 
 from __future__ import annotations
 

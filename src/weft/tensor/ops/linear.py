@@ -1,12 +1,12 @@
 """Products with weights that are not plain matrices: int8, int6 and int4 codes, float weights in tiles.
 
-Codes in C++ (csrc/linear.inl), and by oneDNN where that is faster:
+Codes in C++ (csrc/linear.hpp), and by oneDNN where that is faster:
 
     few rows of x     the kernel, bound by the bytes of the weights
     many rows         with byte products: the kernel, bound by those products
                       without: blocks of weights dequantised (and transposed) to the dtype of x, then torch
-    a matrix unit     the kernel (csrc/code_pieces.inl) for any number of rows in bfloat16: x is never rounded
-    byte_inputs       the kernel (csrc/w8a8.inl) for any number of rows: the form defines the arithmetic
+    a matrix unit     the kernel (csrc/code_pieces.hpp) for any number of rows in bfloat16: x is never rounded
+    byte_inputs       the kernel (csrc/w8a8.hpp) for any number of rows: the form defines the arithmetic
 
 In torch one block of weight rows after the other is dequantised and multiplied. Weights with ``byte_inputs``
 are int8 times int8 on every machine, with the same bits:
@@ -305,7 +305,7 @@ def _tiled_linear(
 
 
 def tiles_fit(x: torch.Tensor, weight: InTiles) -> bool:
-    """Whether the C++ form (csrc/tiles.inl) takes ``x`` and ``weight``."""
+    """Whether the C++ form (csrc/tiles.hpp) takes ``x`` and ``weight``."""
     if not native.in_use() or x.dtype != weight.dtype or not x.is_cpu:
         return False
     if isinstance(weight, CodedTiles):

@@ -11,7 +11,7 @@ decodes by the recurrence, and prefills by the recurrence of all chunks side by 
 The state after a whole chunk is always that of line 2, wherever a run was cut: a prompt in several runs goes
 through the same numbers as in one. Taps inside a chunk and a run's last, partial chunk are those of line 3.
 
-Source: Gu and Dao, "Mamba" (2023), section 3.3. The C++ kernel (csrc/mamba1.inl) is the recurrence, token by
+Source: Gu and Dao, "Mamba" (2023), section 3.3. The C++ kernel (csrc/mamba1.hpp) is the recurrence, token by
 token, with the state in the cache.
 """
 

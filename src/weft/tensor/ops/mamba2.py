@@ -11,7 +11,7 @@ chunks (see ``tensor.chunks``). B and C belong to groups of heads, so their prod
 by side: few large matmuls instead of many small ones.
 
 Source: Dao and Gu, "Transformers are SSMs" (2024), section 6 (the block decomposition). The C++ kernel
-(csrc/mamba2.inl) is the recurrence, token by token, with the state in the cache.
+(csrc/mamba2.hpp) is the recurrence, token by token, with the state in the cache.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ In torch the (token, choice) pairs are sorted by expert, with one pair of produc
 The C++ kernels have no loop over experts in Python:
 
 
-    tiles       csrc/moe_tiles.inl     any number of tokens: float experts wherever tiles serve
-    quantised   csrc/moe.inl           any number of tokens
-    rows        csrc/moe.inl           few tokens for each expert; for many, the loop of torch costs nothing
+    tiles       csrc/moe_tiles.hpp     any number of tokens: float experts wherever tiles serve
+    quantised   csrc/moe.hpp           any number of tokens
+    rows        csrc/moe.hpp           few tokens for each expert; for many, the loop of torch costs nothing
                                        beside its products, and oneDNN computes them faster
 """
 

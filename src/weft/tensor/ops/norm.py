@@ -1,4 +1,4 @@
-"""Root-mean-square norms: plain, gated, and of a residual stream after an addition (csrc/norm.inl)."""
+"""Root-mean-square norms: plain, gated, and of a residual stream after an addition (csrc/norm.hpp)."""
 
 from __future__ import annotations
 

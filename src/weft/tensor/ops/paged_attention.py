@@ -1,6 +1,6 @@
 """Causal attention of a step's queries over the pages of their own sequences.
 
-The C++ kernel (csrc/attention.inl) reads pages in place, in one pass. Torch:
+The C++ kernel (csrc/attention.hpp) reads pages in place, in one pass. Torch:
 
     decode   rows sorted by context, cut into groups of similar length whose K fits a cache
              per group:  gather pages -> to fp32, [n x kv_heads, D, ctx] -> bmm -> mask -> softmax

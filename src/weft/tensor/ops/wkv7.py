@@ -4,7 +4,7 @@
 
 ``kk`` reads the state before it decays. What it finds is taken out by ``b`` (kk times a rate for each line),
 and ``k`` writes the value whole. With b = k = beta k' and kk = exp(g) k' this is Kimi's rule. So the C++
-kernel is the same (csrc/gated_delta.inl). Torch goes token by token: the chunked form has four decayed
+kernel is the same (csrc/gated_delta.hpp). Torch goes token by token: the chunked form has four decayed
 products in place of two, and no CPU with the C++ kernels would use it.
 
 Source: Peng et al., "RWKV-7 Goose with expressive dynamic state evolution" (2025), section 4.

@@ -1,6 +1,6 @@
 """Keys and values of a step's tokens into their pages.
 
-Torch scatters once for K and once for V, over the whole step. The C++ kernel is in csrc/elementwise.inl.
+Torch scatters once for K and once for V, over the whole step. The C++ kernel is in csrc/elementwise.hpp.
 """
 
 from __future__ import annotations

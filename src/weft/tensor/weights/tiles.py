@@ -6,7 +6,7 @@
 Sixteen rows are the lanes of a vector: one instruction multiplies a column of them (bfloat16: a pair) by a
 number of x and adds. Nothing is added across lanes, and a row of x gives the same bits whatever rows are
 beside it. Tiles are also operands of a matrix unit (AMX): it multiplies many rows, and vectors multiply few
-in its order (csrc/matrix_products.inl). Tiles replace the rows.
+in its order (csrc/matrix_products.hpp). Tiles replace the rows.
 
 **12 bits per weight**, lossless, of bfloat16. Weights of a trained layer lie within sixteen powers of two,
 except one in some ten thousand:
@@ -18,9 +18,9 @@ except one in some ten thousand:
     odd        the weights with another upper byte than their tile's sixteen, whole
 
 The time of a step of few rows is the time to read the weights, and these are three quarters of the bytes. The
-kernel (csrc/twelve_bit.inl) unpacks in registers, and its sums have the bits of the tiles' sums.
+kernel (csrc/twelve_bit.hpp) unpacks in registers, and its sums have the bits of the tiles' sums.
 
-**Experts** are packed one after the other, straight from a mapped file. The kernel (csrc/moe_tiles.inl) finds
+**Experts** are packed one after the other, straight from a mapped file. The kernel (csrc/moe_tiles.hpp) finds
 an expert by its row of a table.
 """
 
@@ -288,10 +288,10 @@ FP8_SCALE_MAX = 100.0
 @dataclass(frozen=True, slots=True)
 class CodedTiles:
     """Tiles of bfloat16 that are codes in memory: weight = bfloat16(number of the code x scale), as the
-    library that wrote them widens it (csrc/coded_numbers.inl).
+    library that wrote them widens it (csrc/coded_numbers.hpp).
 
     ``units`` uint8 [tiles / 2, columns / 8, 2, 128 or 64]: e4m3, or four bits whose numbers are ``table``
-    float32 [16]. Those in words have four sums for each row in a product (csrc/coded_words.inl), and others
+    float32 [16]. Those in words have four sums for each row in a product (csrc/coded_words.hpp), and others
     the bits of plain tiles. ``scales`` float32 [tiles, groups, 16], or [tiles, groups, 1] where the rows of
     a tile share one, or e8m0 [tiles, groups, 16]; ``group`` columns share one. ``small`` uint8 [tiles,
     columns / 512 rounded up, 8] of e4m3 in words: a bit for each unit that has codes without an exponent."""
@@ -383,7 +383,7 @@ class CodedTiles:
 
 
 def _coded_units(codes: torch.Tensor, bits: int, *, in_words: bool) -> torch.Tensor:
-    """uint8 [rows of whole pairs of tiles, columns] -> units, as csrc/coded_numbers.inl has them."""
+    """uint8 [rows of whole pairs of tiles, columns] -> units, as csrc/coded_numbers.hpp has them."""
     pairs, at = codes.shape[0] // (2 * TILE_ROWS), codes.shape[1] // UNIT_COLUMNS
     if bits == 4:
         both = codes.view(pairs, 2, 4, 2, 2, at, 8).permute(4, 0, 5, 1, 2, 6, 3)

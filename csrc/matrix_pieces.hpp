@@ -1,0 +1,291 @@
+// Pieces of products of bfloat16 tiles, plain or in 12 bits, where a matrix unit multiplies (matrix_unit.hpp). What
+// matrix_products.hpp cuts a product into; code_pieces.hpp has the pieces of int8 and int4.
+//
+// x is copied once into tiles of the unit; W lies in them already. One row of x takes the time of sixteen, and that is the
+// time in which W comes out of memory: vectors in the unit's order were 1.1 (1 row) to 3 times (8 rows) slower. 1 or 2
+// rows by fp8 and by tables of 4 bits go to these vectors, if the unit follows the manual.
+//
+//     piece    4 tiles of W, and rows of x that stay in the L2 cache
+//     chunk    512 columns of 2 tiles of W: 32 KB for the L1 cache. 12 bits are unpacked there, once for all rows of a
+//              piece. 2 blocks of 16 rows of x pass by, 32 KB in all, and sums of 4 KB are added to
+//
+// After the last chunk a pair of blocks is written at once.
+//
+// Sums of a chunk go through memory in float32, which rounds nothing. So rows of x have the same bits whatever the cut.
+//
+//     32 columns    even = sum of w[2 i] x[2 i]      odd = sum of w[2 i + 1] x[2 i + 1]      fused, from zero
+//                   total = total + (even + odd)     denormals are zeros (MXCSR, for the time of a piece)
+//
+// Rejected: fetching the next tiles of plain W by software. It took 0.9 (1024 columns) to 1.15 (4608) of the time without.
+// Rejected: sums that stay in the unit for the whole width. W and x would both come out of the L2 cache, 64 bytes in a
+// cycle. Also rejected: tiles with fewer rows and columns at the edges. Zeros give the same sums.
+#pragma once
+
+#include "code_forms.hpp"
+#include "coded_tiles.hpp"
+#include "flush_denormals.hpp"
+#include "matrix_unit.hpp"
+
+namespace weft {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int64_t kStepColumns = 32;
+constexpr int64_t kStepNumbers = kTileBytes / 2;
+constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
+constexpr int64_t kChunkSteps = 16;
+constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
+constexpr int64_t kMatrixPartBytes = 1 << 20;  // of x in a piece
+constexpr int64_t kMatrixPartRows = 128;       // at least: W is unpacked for each part
+
+struct alignas(64) Line {
+  uint16_t numbers[32];
+};
+
+// Codes whose groups have 16 columns take half of a step for each: the rest of a step is zeros, as the unit adds up all.
+int64_t columns_of_step(const Weight& weight) { return kStepColumns / parts_of_line(weight); }
+int64_t steps_of(const Weight& weight) { return (weight.in + kStepColumns - 1) / kStepColumns * parts_of_line(weight); }
+
+// ``sums``: of one row of x, a number for each step.
+WEFT_INLINE f32x16 without_minimums(const Weight& weight, int64_t tile, const float* sums, f32x16 total) {
+  const GroupNumbers minimums = GroupNumbers::minimums(weight);
+  const int64_t steps = steps_of(weight), of_group = weight.group / columns_of_step(weight);
+  f32x16 taken = splat(0);
+  for (int64_t step = 0, group = 0; step < steps; ++group) {
+    const f32x16 minimum = minimums(tile, group);
+    for (const int64_t end = step + of_group < steps ? step + of_group : steps; step < end; ++step)
+      taken = fused(minimum, splat(sums[step]), taken);
+  }
+  return total - taken;
+}
+
+// Tiles [tile, tile + count) of W, a chunk of steps at a time. Chunks are asked for in order.
+class TileChunks {
+ public:
+  TileChunks(const Weight& weight, int64_t tile, int count, Line* room) : weight_(weight), tile_(tile), count_(count), room_(room) {
+    if (weight.form == WeightForm::bfloat16_twelve_bit)
+      for (int t = 0; t < count; ++t) odd_[t] = SqueezedTile(weight, tile + t).odd;
+  }
+
+  // What a chunk of one pair of blocks should have, where nothing has to stay in the L1 cache for the next pair: so little
+  // that one is unpacked while the unit multiplies another (12 bits: 0.7 of the time for 4 rows). Tables of fp8 by rows
+  // are made anew for each chunk.
+  int64_t steps_of_one_pair() const {
+    if (weight_.form == WeightForm::bfloat16_twelve_bit) return kShortChunkSteps;
+    if (is_coded(weight_.form)) return lookup_of(weight_) == Lookup::fp8_rows ? kChunkSteps : kShortChunkSteps;
+    return steps_of(weight_);
+  }
+
+  int64_t stride() const { return stride_; }
+
+  // Steps [first, first + steps), all of them whole or one that is not.
+  const uint16_t* chunk(int64_t first, int64_t steps) {
+    const bool whole = (first + steps) * kStepColumns <= weight_.in;
+    const bool packed = weight_.form == WeightForm::bfloat16_twelve_bit || is_coded(weight_.form);
+    if (!packed && whole) {
+      stride_ = weight_.in * kTile;
+      return static_cast<const uint16_t*>(weight_.data) + tile_ * stride_ + first * kStepNumbers;
+    }
+    stride_ = steps * kStepNumbers;
+    if (!whole) std::memset(room_, 0, static_cast<size_t>(count_ * stride_ * 2));
+    for (int t = 0; t < count_; ++t) {
+      uint16_t* const to = room_->numbers + t * stride_;
+      if (packed) unpack(t, first * kStepUnits, whole ? steps * kStepUnits : weight_.in / kUnitColumns - first * kStepUnits, to);
+      else std::memcpy(to, static_cast<const uint16_t*>(weight_.data) + ((tile_ + t) * weight_.in + first * kStepColumns) * kTile,
+                       static_cast<size_t>((weight_.in - first * kStepColumns) * kTile * 2));
+    }
+    return room_->numbers;
+  }
+
+ private:
+  void unpack(int t, int64_t unit, int64_t count, uint16_t* to) {
+    if (is_coded(weight_.form)) {
+      const KeepDenormals kept;  // of codes: sums alone take them for zeros
+      return unpack_coded_tile(weight_, tile_ + t, unit, unit + count, reinterpret_cast<Half*>(to));
+    }
+    const SqueezedTile tile(weight_, tile_ + t);
+    const __m512i highs = tile.upper_bytes();
+    for (const int64_t end = unit + count; unit < end; ++unit, to += kUnitWords) {
+      const uint8_t* const from = tile.units + unit * kStepBytes;
+      Half halves[2];
+      for (int line = 0; line < 3; ++line) __builtin_prefetch(from + kFetchedAhead + line * 64, 0, 2);
+      if (__builtin_expect(*odd_[t] >> 16 < (unit + 1) * kUnitWords, 0)) {
+        odd_[t] = unpack_odd(tile, odd_[t], unit, halves);
+      } else {
+        halves[0] = unpacked<0>(from, highs);
+        halves[1] = unpacked<1>(from, highs);
+      }
+      for (int pair = 0; pair < kUnitPairs; ++pair)
+        _mm512_storeu_si512(to + pair * kPairWords, halves[pair / 2].pairs[pair % 2]);
+    }
+  }
+
+  const Weight& weight_;
+  int64_t tile_;
+  int count_;
+  Line* room_;
+  int64_t stride_ = 0;
+  const int64_t* odd_[2] = {};
+};
+
+// body(first, steps) for chunks of whole steps, then for a last step that is not whole.
+template <class Body>
+WEFT_INLINE void each_chunk(const Weight& weight, int64_t chunk, const Body& body) {
+  const int64_t whole = weight.in / kStepColumns;
+  for (int64_t first = 0; first < whole; first += chunk) body(first, whole - first < chunk ? whole - first : chunk);
+  if (whole * kStepColumns < weight.in) body(whole, 1);
+}
+
+// One tile of W times ROWS rows of x, added to sums [ROWS], in the order of a matrix unit.
+template <int ROWS>
+void few_row_sums(const uint16_t* w, const float* x, int64_t x_stride, int64_t steps, f32x16* sums) {
+  for (int64_t step = 0; step < steps; ++step, x += kStepColumns) {
+    f32x16 even[ROWS] = {}, odd[ROWS] = {};
+    for (int64_t pair = 0; pair < kTileSide; ++pair, w += kPairWords) {
+      const bf16* const pairs = reinterpret_cast<const bf16*>(w);
+      const f32x16 first = widened<0>(pairs), second = widened<1>(pairs);
+      for (int r = 0; r < ROWS; ++r) {
+        even[r] = fused(first, splat(x[r * x_stride + 2 * pair]), even[r]);
+        odd[r] = fused(second, splat(x[r * x_stride + 2 * pair + 1]), odd[r]);
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) sums[r] += even[r] + odd[r];
+  }
+}
+
+// The output of a piece: [rows of x][tiles of W], written where it belongs or through a buffer.
+//
+//     direct   a line of 64 bytes for each row and pair of tiles. Rows are kilobytes apart, so each line is on a page of its
+//              own: misses of the TLB and reads for ownership took half of the time of 512 rows, in a copy of the loop.
+//     staged   all tiles of the piece, then each row at once, past the caches. For outputs that no cache holds until they
+//              are read: 1.05 to 1.35 times the products in a second (256 and 512 rows, one core with AMX).
+class PieceOutput {
+ public:
+  PieceOutput(const LinearArgs& args, int64_t first, int64_t last, int64_t tile, int64_t end)
+      : args_(args), first_(first), last_(last), tile_(tile), numbers_(static_cast<bf16*>(args.out)), stride_(args.weight.out) {
+    const bool in_lines = args.weight.out % (2 * kTile) == 0 && reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
+    if (!in_lines || last - first < kStagedRows || args.rows * args.weight.out * 2 < kStagedBytes) return;
+    stride_ = (end - tile) * kTile;
+    numbers_ = scratch_.take<bf16>((last - first) * stride_);
+    staged_ = true;
+  }
+  ~PieceOutput() {
+    if (!staged_) return;
+    const bf16* from = numbers_;
+    for (int64_t row = first_; row < last_; ++row) {
+      bf16* const to = static_cast<bf16*>(args_.out) + row * args_.weight.out + tile_ * kTile;
+      for (int64_t at = 0; at < stride_; at += 2 * kTile, from += 2 * kTile)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_load_si512(from));
+    }
+    _mm_sfence();  // the threads that read this are told of it by an ordinary store
+  }
+  PieceOutput(const PieceOutput&) = delete;
+  PieceOutput& operator=(const PieceOutput&) = delete;
+
+  bf16* at(int64_t row, int64_t tile) const {
+    return staged_ ? numbers_ + (row - first_) * stride_ + (tile - tile_) * kTile : numbers_ + row * stride_ + tile * kTile;
+  }
+
+  // ``sums``: of x, for weights with minimums.
+  WEFT_INLINE void write(int64_t row, int64_t tile, f32x16 sum, const float* sums = nullptr) const {
+    if (sums) sum = without_minimums(args_.weight, tile, sums + row * steps_of(args_.weight), sum);
+    const int64_t count = args_.weight.out - tile * kTile;
+    store_some(at(row, tile), args_.bias ? sum + load_some(args_.bias + tile * kTile, count) : sum, count);
+  }
+
+ private:
+  static constexpr int64_t kStagedRows = 32, kStagedBytes = 1 << 20;
+
+  const LinearArgs& args_;
+  int64_t first_, last_, tile_;
+  bf16* numbers_;
+  int64_t stride_;
+  bool staged_ = false;
+  Scratch scratch_;
+};
+
+// Bytes that the body of a piece with ``rows`` rows of x takes: its output, the sums of its blocks, and, of codes, totals.
+int64_t piece_scratch(int64_t rows) {
+  const int64_t pairs = (rows + 2 * kTileSide - 1) / (2 * kTileSide);
+  return scratch_bytes<bf16>(rows * kOutTiles * kTile) + scratch_bytes<float>(pairs * 2 * 4 * kSumNumbers);
+}
+
+// Of fp8 and 4-bit tables, whose unpacking the unit would wait for: one row took it 1.1 to 1.2 times as long.
+void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_t end) {
+  alignas(64) Line room[2 * kCodeChunkSteps * kTileBytes / 64];
+  f32x16 sums[2][kFewRows];
+  const auto multiply = args.rows == 1 ? few_row_sums<1> : few_row_sums<2>;
+  const int64_t rows = args.rows, width = steps_of(args.weight) * kStepColumns;
+  const PieceOutput output(args, 0, rows, tile, end);
+  for (; tile < end; tile += 2) {
+    const int count = tile + 1 < end ? 2 : 1;
+    for (int t = 0; t < count; ++t)
+      for (int64_t r = 0; r < rows; ++r) sums[t][r] = splat(0);
+    {
+      const FlushDenormals flushed;
+      TileChunks w(args.weight, tile, count, room);
+      each_chunk(args.weight, kCodeChunkSteps, [&](int64_t first, int64_t steps) {
+        const uint16_t* const chunk = w.chunk(first, steps);
+        for (int t = 0; t < count; ++t)
+          multiply(chunk + t * w.stride(), x + first * kStepColumns, width, steps, sums[t]);
+      });
+    }
+    for (int t = 0; t < count; ++t)
+      for (int64_t r = 0; r < rows; ++r) output.write(r, tile + t, sums[t][r]);
+  }
+}
+
+// A pair of blocks of x times ``count`` tiles of W, of which the first is ``tile``.
+struct PairOfBlocks {
+  const PieceOutput& output;
+  int64_t first, last;  // rows of x
+  int64_t tile;
+  int count;
+
+  // The lines that ``write`` needs, while the unit multiplies.
+  void fetch_outputs() const {
+    for (int64_t row = first; row < last; ++row) __builtin_prefetch(output.at(row, tile), 1, 3);
+  }
+  void write(const float* sums) const {
+    for (int64_t row = first; row < last; ++row)
+      for (int t = 0; t < count; ++t)
+        output.write(row, tile + t, load(sums + ((row - first) / kTileSide * count + t) * kSumNumbers + (row - first) % kTileSide * kTile));
+  }
+};
+
+// Rows [first, last) of x, whose tiles are ``x``, times tiles [tile, end).
+void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t last, int64_t tile, int64_t end) {
+  alignas(64) Line room[2 * kChunkSteps * kTileBytes / 64];
+  const int64_t steps_in_all = steps_of(args.weight), blocks = (last - first + kTileSide - 1) / kTileSide;
+  const int64_t pairs = (blocks + 1) / 2;
+  Scratch scratch;
+  float* const sums = scratch.take<float>(pairs * 4 * kSumNumbers);
+  const uint16_t* const numbers = x->numbers + first / kTileSide * steps_in_all * kStepNumbers;
+  const TileKernels& unit = tile_kernels();
+  const PieceOutput output(args, first, last, tile, end);
+  const UnitInUse in_use(unit);
+  for (; tile < end; tile += 2) {
+    const int count = tile + 1 < end ? 2 : 1;
+    TileChunks w(args.weight, tile, count, room);
+    const int64_t chunk_steps = pairs > 1 ? kChunkSteps : w.steps_of_one_pair();
+    each_chunk(args.weight, chunk_steps, [&](int64_t begin, int64_t steps) {
+      const uint16_t* const chunk = w.chunk(begin, steps);
+      const bool is_last = begin + steps == steps_in_all;
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const int64_t row = first + pair * 2 * kTileSide;
+        const PairOfBlocks rows = {output, row, row + 2 * kTileSide < last ? row + 2 * kTileSide : last, tile, count};
+        if (is_last) rows.fetch_outputs();
+        unit.halves({
+            .x = numbers + (2 * pair * steps_in_all + begin) * kStepNumbers, .w = chunk,
+            .x_stride = steps_in_all * kStepNumbers, .w_stride = w.stride(), .steps = steps,
+            .x_tiles = 2 * pair + 1 < blocks ? 2 : 1, .w_tiles = count, .first = begin == 0,
+            .sums = sums + pair * 4 * kSumNumbers});
+        if (is_last) rows.write(sums + pair * 4 * kSumNumbers);
+      }
+    });
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,98 @@
+// Blocks of tile products (matrix_unit.hpp) over ``Tiles``: eight tiles, their loads, stores and products.
+//
+//     tiles 0-3   sums     0 = x0 w0   1 = x0 w1   2 = x1 w0   3 = x1 w1
+//     tiles 4, 5  of x
+//     tiles 6, 7  of W
+//
+// A step loads up to four tiles for up to four products. Sums stay in tiles for all steps of a block. Tiles of x pass by:
+// they must not push those of W out of the L1 cache, which are there for the next rows.
+#pragma once
+
+#include "matrix_unit.hpp"
+
+namespace weft {
+namespace {
+
+template <class Tiles, int X, int W>
+void half_block(const HalfBlock& block) {
+  constexpr int64_t kNumbers = kTileBytes / 2;
+  float* const sums = block.sums;
+  if (block.first) {
+    Tiles::template zero<0>();
+    if constexpr (W == 2) Tiles::template zero<1>();
+    if constexpr (X == 2) Tiles::template zero<2>();
+    if constexpr (X == 2 && W == 2) Tiles::template zero<3>();
+  } else {
+    Tiles::template load<0>(sums);
+    if constexpr (W == 2) Tiles::template load<1>(sums + kSumNumbers);
+    if constexpr (X == 2) Tiles::template load<2>(sums + W * kSumNumbers);
+    if constexpr (X == 2 && W == 2) Tiles::template load<3>(sums + 3 * kSumNumbers);
+  }
+  for (int64_t step = 0; step < block.steps; ++step) {
+    const uint16_t* const x = block.x + step * kNumbers;
+    const uint16_t* const w = block.w + step * kNumbers;
+    Tiles::template load_passing<4>(x);
+    Tiles::template load<6>(w);
+    Tiles::template dot_halves<0, 4, 6>();
+    if constexpr (W == 2) {
+      Tiles::template load<7>(w + block.w_stride);
+      Tiles::template dot_halves<1, 4, 7>();
+    }
+    if constexpr (X == 2) {
+      Tiles::template load_passing<5>(x + block.x_stride);
+      Tiles::template dot_halves<2, 5, 6>();
+      if constexpr (W == 2) Tiles::template dot_halves<3, 5, 7>();
+    }
+  }
+  Tiles::template store<0>(sums);
+  if constexpr (W == 2) Tiles::template store<1>(sums + kSumNumbers);
+  if constexpr (X == 2) Tiles::template store<2>(sums + W * kSumNumbers);
+  if constexpr (X == 2 && W == 2) Tiles::template store<3>(sums + 3 * kSumNumbers);
+}
+
+template <class Tiles, int X, int W>
+void byte_block(const ByteBlock& block) {
+  Tiles::template zero<0>();
+  if constexpr (W == 2) Tiles::template zero<1>();
+  if constexpr (X == 2) Tiles::template zero<2>();
+  if constexpr (X == 2 && W == 2) Tiles::template zero<3>();
+  for (int64_t step = 0; step < block.steps; ++step) {
+    const int8_t* const x = block.x + step * kTileBytes;
+    const uint8_t* const w = block.w + step * kTileBytes;
+    Tiles::template load<4>(x);
+    Tiles::template load<6>(w);
+    Tiles::template dot_bytes<0, 4, 6>();
+    if constexpr (W == 2) {
+      Tiles::template load<7>(w + block.w_stride);
+      Tiles::template dot_bytes<1, 4, 7>();
+    }
+    if constexpr (X == 2) {
+      Tiles::template load<5>(x + block.x_stride);
+      Tiles::template dot_bytes<2, 5, 6>();
+      if constexpr (W == 2) Tiles::template dot_bytes<3, 5, 7>();
+    }
+  }
+  int32_t* const sums = block.sums;
+  Tiles::template store<0>(sums);
+  if constexpr (W == 2) Tiles::template store<1>(sums + kSumNumbers);
+  if constexpr (X == 2) Tiles::template store<2>(sums + W * kSumNumbers);
+  if constexpr (X == 2 && W == 2) Tiles::template store<3>(sums + 3 * kSumNumbers);
+}
+
+template <class Tiles>
+void half_blocks(const HalfBlock& block) {
+  if (block.x_tiles == 2) return block.w_tiles == 2 ? half_block<Tiles, 2, 2>(block) : half_block<Tiles, 2, 1>(block);
+  return block.w_tiles == 2 ? half_block<Tiles, 1, 2>(block) : half_block<Tiles, 1, 1>(block);
+}
+
+template <class Tiles>
+void byte_blocks(const ByteBlock& block) {
+  if (block.x_tiles == 2) return block.w_tiles == 2 ? byte_block<Tiles, 2, 2>(block) : byte_block<Tiles, 2, 1>(block);
+  return block.w_tiles == 2 ? byte_block<Tiles, 1, 2>(block) : byte_block<Tiles, 1, 1>(block);
+}
+
+template <class Tiles>
+constexpr TileKernels kTileKernels = {&Tiles::begin, &Tiles::end, &half_blocks<Tiles>, &byte_blocks<Tiles>};
+
+}  // namespace
+}  // namespace weft

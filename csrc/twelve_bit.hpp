@@ -1,0 +1,416 @@
+// Tiles of bfloat16 in 12 bits a weight, without loss. A step that is bound by memory takes three quarters of the time.
+//
+//     bfloat16   s e e e e e e e | e m m m m m m m   the upper byte is a sign and an exponent without its last bit;
+//                                                   16 of its 256 values cover nearly all weights of a tile
+//
+//     tile       16 bytes that a code of 4 bits stands for   (Weight.scales)
+//     unit       8 columns of 16 rows: 128 weights in 3 lines of 64 bytes
+//                  lower bytes of columns 0-3 | lower bytes of columns 4-7 | codes, 0-3 in the lower halves
+//     two tiles  a unit of one, a unit of the other, the next unit of the one, ...: one stream from memory
+//     odd        the weights whose upper byte is none of the 16, whole:  place in the tile << 16 | bits, by place,
+//                and one behind all places at the end of each tile's
+//
+// Nothing is added in another order than in tiles.hpp, so sums are those of plain tiles to the last bit. Where a unit
+// becomes the four vectors that it was (table lookups and interleaving of bytes, 9 instructions):
+//
+//     under 96 rows of x   in registers, each time that it is multiplied
+//       block              up to 12 rows of x meet two tiles: 24 sums in registers for the whole width of W, and half a
+//                          unit of both tiles at a time
+//       x                  copied once: 8 columns of all rows of a block, the next 8, ..., one stream of its own
+//       item               4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.hpp
+//       ahead              a unit of both tiles asks for the next one into the L1 cache, and for lines further on into
+//                          the L2 cache
+//     more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do;
+//                          where an item of W is so wide that it leaves no room for x there, as above
+//
+// Without products of pairs (AVX512-BF16) rows of x are widened to float32 once, and a unit's weights in registers.
+//
+// Interleaving within 16 bytes fixes the order of a unit's bytes; pack_twelve_bit.cpp writes them.
+//
+// Rejected, for 32 rows: unpacking into memory (6 to 8 % slower than plain tiles: the L2 cache also writes and reads
+// each line). Tried were unpacking at once, by the first block for the others, and beside all blocks of the item
+// before. 128 columns at a time, which stay in the L1 cache (15 %: sums go through memory). Blocks of 24 rows and one
+// tile: each product then loads its own number of x, and a core loads one vector in the time of a product (5 %).
+// Tiles one after the other: a single row waits for its one sum, or reads two streams, at four fifths of the speed of
+// one.
+#pragma once
+
+#include "tiles.hpp"
+
+namespace weft {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kUnitPairs = 4;
+constexpr int64_t kPairWords = 2 * kTile;
+constexpr int64_t kUnitWords = kUnitPairs * kPairWords;
+constexpr int64_t kUnitBytes = kUnitWords * 3 / 2;
+constexpr int kUnitColumns = 2 * kUnitPairs;
+constexpr int kTwelveBitRows = 12;
+constexpr int kTwelveBitTiles = 2;
+constexpr int64_t kStepBytes = kTwelveBitTiles * kUnitBytes;  // from a unit to the next of its tile
+constexpr int64_t kFetchedAhead = 8192;
+constexpr int64_t kRowsUnpacked = 96;
+constexpr int64_t kUnpackedItemBytes = 1 << 18;
+constexpr int64_t kUnpackedPartBytes = 1 << 19;
+
+// name(body): body(0), body(1), ... of constants. Sums that a loop counts through would pass through memory.
+#define WEFT_EACH(name, part)                                              \
+  template <class Body, int... I>                                          \
+  part inline void name##_of(const Body& body, std::integer_sequence<int, I...>) { \
+    (body(std::integral_constant<int, I>{}), ...);                         \
+  }                                                                        \
+  template <int COUNT, class Body>                                         \
+  part inline void name(const Body& body) {                                \
+    name##_of(body, std::make_integer_sequence<int, COUNT>{});             \
+  }
+#define WEFT_WIDE_PART __attribute__((always_inline))
+WEFT_EACH(each, WEFT_BF16_PART)
+WEFT_EACH(each_wide, WEFT_WIDE_PART)
+
+// Two pairs of columns, half a unit.
+struct Half {
+  __m512i pairs[2];
+};
+
+// HALF: 0 or 1. ``highs``: the tile's sixteen upper bytes, four times.
+template <int HALF>
+WEFT_INLINE Half unpacked(const uint8_t* unit, __m512i highs) {
+  const __m512i codes = _mm512_loadu_si512(unit + 128), lows = _mm512_loadu_si512(unit + HALF * 64);
+  const __m512i code = _mm512_and_si512(HALF ? _mm512_srli_epi16(codes, 4) : codes, _mm512_set1_epi8(15));
+  const __m512i high = _mm512_shuffle_epi8(highs, code);
+  return {{_mm512_unpacklo_epi8(lows, high), _mm512_unpackhi_epi8(lows, high)}};
+}
+
+// One tile of a 12-bit weight.
+struct SqueezedTile {
+  const uint8_t *units, *highs;
+  const int64_t* odd;
+
+  SqueezedTile(const Weight& weight, int64_t tile)
+      : units(static_cast<const uint8_t*>(weight.data) + tile / 2 * (weight.in / kUnitColumns) * kStepBytes +
+              tile % 2 * kUnitBytes),
+        highs(static_cast<const uint8_t*>(weight.scales) + tile * 16), odd(weight.odd + weight.odd[tile]) {}
+
+  WEFT_INLINE __m512i upper_bytes() const {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(highs)));
+  }
+};
+
+// A unit that has odd weights, from ``odd`` on -> words, and the next unit's. Out of line, so that what is rare sends no
+// other unit through memory.
+__attribute__((noinline, cold)) const int64_t* unpack_odd(const SqueezedTile& tile, const int64_t* odd, int64_t unit,
+                                                          Half* halves) {
+  halves[0] = unpacked<0>(tile.units + unit * kStepBytes, tile.upper_bytes());
+  halves[1] = unpacked<1>(tile.units + unit * kStepBytes, tile.upper_bytes());
+  uint16_t* const words = reinterpret_cast<uint16_t*>(halves);
+  for (; *odd >> 16 < (unit + 1) * kUnitWords; ++odd) {
+    const uint16_t bits = static_cast<uint16_t>(*odd);
+    std::memcpy(words + ((*odd >> 16) - unit * kUnitWords), &bits, sizeof bits);
+  }
+  return odd;
+}
+
+// What is asked for with each unit of both tiles: so many lines of 64 bytes, from ``from`` on.
+struct Fetched {
+  const uint8_t* from;
+  int64_t lines;
+};
+
+// With each unit: lines of the stream itself, some way ahead, where OWN; else ``fetched``. A loop that counts lines would
+// cost 8 rows 6 % of their time.
+template <bool OWN>
+WEFT_INLINE void fetch_lines(const uint8_t* unit, Fetched& fetched) {
+  if constexpr (OWN)
+    for (int line = 0; line < kStepBytes / 64; ++line) __builtin_prefetch(unit + kFetchedAhead + line * 64, 0, 2);
+  else
+    for (int64_t line = 0; line < fetched.lines; ++line, fetched.from += 64) __builtin_prefetch(fetched.from, 0, 2);
+}
+
+// The next unit of both tiles. The products of 8 rows fill a core's window, so it sees a line too late: the wait for the
+// L2 cache is added to them. 8 rows take a tenth less time so.
+WEFT_INLINE void fetch_next_unit(const uint8_t* unit) {
+  for (int line = 0; line < kStepBytes / 64; ++line) __builtin_prefetch(unit + kStepBytes + line * 64, 0, 3);
+}
+
+// Rows [first, first + count) of ``args.x``, and where they are as a block: [in / 8][count][8].
+template <class X>
+struct Block {
+  int64_t first, count;
+  const X* x;
+};
+
+template <int ROWS>
+WEFT_INLINE void store_twelve_bit(const LinearArgs& args, int64_t tile, int64_t first,
+                                  const f32x16 (&sums)[ROWS][kTwelveBitTiles]) {
+  const int64_t at = tile * kTile, all = args.weight.out;
+  const TileOut<bf16> out = {static_cast<bf16*>(args.out) + first * all + at, all, all - at,
+                             args.bias ? args.bias + at : nullptr};
+  store_sums<bf16, ROWS, kTwelveBitTiles>(out, sums);
+}
+
+// ROWS rows of x times tiles ``tile`` and the next, by products of pairs.
+template <int ROWS, bool OWN>
+WEFT_BF16 void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block<bf16>& block, Fetched fetched) {
+  constexpr int TILES = kTwelveBitTiles;
+  const int64_t units = args.weight.in / kUnitColumns;
+  const bf16* x = block.x;
+  const SqueezedTile tiles[TILES] = {{args.weight, tile}, {args.weight, tile + 1}};
+  const int64_t* odd[TILES] = {tiles[0].odd, tiles[1].odd};
+  const uint8_t* from = tiles[0].units;
+  __m512 acc[ROWS][TILES];
+  const auto each_sum = [&](const auto& body) WEFT_BF16_PART {
+    each<ROWS>([&](auto r) WEFT_BF16_PART { each<TILES>([&](auto t) WEFT_BF16_PART { body(r, t); }); });
+  };
+  each_sum([&](auto r, auto t) WEFT_BF16_PART { acc[r][t] = _mm512_setzero_ps(); });
+  for (int64_t unit = 0; unit < units; ++unit, from += kStepBytes, x += ROWS * kUnitColumns) {
+    fetch_lines<OWN>(from, fetched);
+    Half rare[TILES][2];
+    bool has_odd[TILES];
+    each<TILES>([&](auto t) WEFT_BF16_PART {
+      has_odd[t] = __builtin_expect(*odd[t] >> 16 < (unit + 1) * kUnitWords, 0);
+      if (has_odd[t]) odd[t] = unpack_odd(tiles[t], odd[t], unit, rare[t]);
+    });
+    each<2>([&](auto half) WEFT_BF16_PART {
+      Half w[TILES];
+      each<TILES>([&](auto t) WEFT_BF16_PART {
+        w[t] = has_odd[t] ? rare[t][half] : unpacked<half>(from + t * kUnitBytes, tiles[t].upper_bytes());
+      });
+      each<2>([&](auto pair) WEFT_BF16_PART {
+        each_sum([&](auto r, auto t) WEFT_BF16_PART {
+          int32_t two;
+          std::memcpy(&two, x + r * kUnitColumns + 4 * half + 2 * pair, sizeof two);
+          acc[r][t] = _mm512_dpbf16_ps(acc[r][t], (__m512bh)w[t].pairs[pair], (__m512bh)_mm512_set1_epi32(two));
+        });
+      });
+    });
+  }
+  f32x16 sums[ROWS][TILES];
+  each_sum([&](auto r, auto t) WEFT_BF16_PART { sums[r][t] = (f32x16)acc[r][t]; });
+  store_twelve_bit<ROWS>(args, tile, block.first, sums);
+}
+
+// The same by float32 products of widened weights, in the order of tiles.hpp.
+template <int ROWS, bool OWN>
+void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block<float>& block, Fetched fetched) {
+  constexpr int TILES = kTwelveBitTiles;
+  const int64_t units = args.weight.in / kUnitColumns;
+  const float* x = block.x;
+  const SqueezedTile tiles[TILES] = {{args.weight, tile}, {args.weight, tile + 1}};
+  const int64_t* odd[TILES] = {tiles[0].odd, tiles[1].odd};
+  const uint8_t* from = tiles[0].units;
+  f32x16 acc[ROWS][TILES];
+  const auto each_sum = [&](const auto& body) WEFT_WIDE_PART {
+    each_wide<ROWS>([&](auto r) WEFT_WIDE_PART { each_wide<TILES>([&](auto t) WEFT_WIDE_PART { body(r, t); }); });
+  };
+  each_sum([&](auto r, auto t) WEFT_WIDE_PART { acc[r][t] = splat(0); });
+  for (int64_t unit = 0; unit < units; ++unit, from += kStepBytes, x += ROWS * kUnitColumns) {
+    fetch_lines<OWN>(from, fetched);
+    fetch_next_unit(from);
+    Half rare[TILES][2];
+    bool has_odd[TILES];
+    each_wide<TILES>([&](auto t) WEFT_WIDE_PART {
+      has_odd[t] = __builtin_expect(*odd[t] >> 16 < (unit + 1) * kUnitWords, 0);
+      if (has_odd[t]) odd[t] = unpack_odd(tiles[t], odd[t], unit, rare[t]);
+    });
+    each_wide<2>([&](auto half) WEFT_WIDE_PART {
+      Half w[TILES];
+      each_wide<TILES>([&](auto t) WEFT_WIDE_PART {
+        w[t] = has_odd[t] ? rare[t][half] : unpacked<half>(from + t * kUnitBytes, tiles[t].upper_bytes());
+      });
+      each_wide<2>([&](auto pair) WEFT_WIDE_PART {
+        f32x16 numbers[TILES];
+        each_wide<TILES>([&](auto t) WEFT_WIDE_PART { numbers[t] = (f32x16)_mm512_slli_epi32(w[t].pairs[pair], 16); });
+        each_sum([&](auto r, auto t) WEFT_WIDE_PART {
+          acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair];
+        });
+        each_wide<TILES>([&](auto t) WEFT_WIDE_PART {
+          numbers[t] = (f32x16)_mm512_and_si512(w[t].pairs[pair], _mm512_set1_epi32(static_cast<int>(0xFFFF0000)));
+        });
+        each_sum([&](auto r, auto t) WEFT_WIDE_PART {
+          acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair + 1];
+        });
+      });
+    });
+  }
+  f32x16 sums[ROWS][TILES];  // a copy: sums that are stored by counting would be in memory in the loop too
+  each_sum([&](auto r, auto t) WEFT_WIDE_PART { sums[r][t] = acc[r][t]; });
+  store_twelve_bit<ROWS>(args, tile, block.first, sums);
+}
+
+template <class X>
+using SqueezedSums = void (*)(const LinearArgs&, int64_t, const Block<X>&, Fetched);
+
+template <class X, bool OWN, int... R>
+constexpr std::array<SqueezedSums<X>, sizeof...(R)> sums_of(std::integer_sequence<int, R...>) {
+  return {{static_cast<SqueezedSums<X>>(&twelve_bit_sums<R + 1, OWN>)...}};
+}
+template <class X, bool OWN>
+constexpr auto kTwelveBitSums = sums_of<X, OWN>(std::make_integer_sequence<int, kTwelveBitRows>{});
+
+// Blocks [block, end) times an item's tiles [tile, last). ``next``: the item that this thread takes next, or null: nothing
+// known of it, so the stream's own lines are asked for.
+template <class X>
+void twelve_bit_item(const LinearArgs& args, int64_t tile, int64_t last, const Block<X>* block, const Block<X>* end,
+                     const uint8_t* next) {
+  const int64_t units = args.weight.in / kUnitColumns;
+  const int64_t passes = (end - block) * ((last - tile + kTwelveBitTiles - 1) / kTwelveBitTiles);
+  const int64_t lines = kOutTiles * kUnitBytes / 64;  // of an item, for each unit
+  Fetched fetched = {next, next ? (lines + passes - 1) / passes : 0};
+  for (; block < end; ++block)
+    for (int64_t t = tile; t < last; t += kTwelveBitTiles) {
+      const auto& sums = next ? kTwelveBitSums<X, false> : kTwelveBitSums<X, true>;
+      sums[static_cast<size_t>(block->count - 1)](args, t, *block, fetched);
+      fetched.from += fetched.lines * units * 64;
+    }
+}
+
+int64_t blocks_of(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
+
+// The rows of x in blocks of at most ``most``, copied to [rows][in] where there are several. ``each``: how jobs are done.
+template <class X, class Each>
+void set_blocks(const LinearArgs& args, int64_t most, Block<X>* blocks, X* copies, const Each& each) {
+  const int64_t count = blocks_of(args.rows, most), in = args.weight.in;
+  if (args.rows == 1) {
+    blocks[0] = {0, 1, static_cast<const X*>(args.x)};
+    return;
+  }
+  each(count, [&](int64_t i) {
+    const int64_t first = args.rows * i / count, rows = args.rows * (i + 1) / count - first;
+    X* to = copies + first * in;
+    blocks[i] = {first, rows, to};
+    for (int64_t column = 0; column < in; column += kUnitColumns)
+      for (int64_t row = first; row < first + rows; ++row, to += kUnitColumns)
+        std::memcpy(to, static_cast<const X*>(args.x) + row * args.x_stride + column, kUnitColumns * sizeof(X));
+  });
+}
+
+// Bytes that the body of an item takes for ``rows`` rows of x: the item unpacked, and the rows in blocks.
+template <class X>
+int64_t item_scratch(const Weight& weight, int64_t rows) {
+  return scratch_bytes<Half>(kOutTiles * (weight.in / kUnitColumns) * 2) + scratch_bytes<Block<X>>(rows) +
+         scratch_bytes<X>(rows * weight.in);
+}
+
+// ``set_blocks`` inside of a job. Returns the blocks.
+template <class X>
+const Block<X>* own_blocks(const LinearArgs& args, int64_t most, Scratch& scratch) {
+  Block<X>* const blocks = scratch.take<Block<X>>(blocks_of(args.rows, most));
+  X* const copies = args.rows == 1 ? nullptr : scratch.take<X>(args.rows * args.weight.in);
+  set_blocks(args, most, blocks, copies, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); });
+  return blocks;
+}
+
+// Tiles [tile, end) of an item times rows [first, last), by one thread.
+template <class X>
+void few_tiles(const LinearArgs& args, int64_t tile, int64_t end, int64_t first, int64_t last) {
+  LinearArgs own = args;
+  own.rows = last - first;
+  own.x = static_cast<const X*>(args.x) + first * args.x_stride;
+  own.out = static_cast<bf16*>(args.out) + first * args.weight.out;
+  Scratch scratch;
+  const Block<X>* const blocks = own_blocks<X>(own, kTwelveBitRows, scratch);
+  twelve_bit_item<X>(own, tile, end, blocks, blocks + blocks_of(own.rows, kTwelveBitRows), nullptr);
+}
+
+// Four tiles from ``tile`` on, as they are in tiles.hpp.
+const bf16* unpacked_item(const Weight& weight, int64_t tile, Scratch& scratch) {
+  const int64_t units = weight.in / kUnitColumns;
+  Half* const item = scratch.take<Half>(kOutTiles * units * 2);
+  Half* to = item;
+  for (int t = 0; t < kOutTiles; ++t) {
+    const SqueezedTile one(weight, tile + t);
+    const __m512i highs = one.upper_bytes();
+    const int64_t* odd = one.odd;
+    for (int64_t unit = 0; unit < units; ++unit, to += 2) {
+      if (*odd >> 16 < (unit + 1) * kUnitWords) {
+        odd = unpack_odd(one, odd, unit, to);
+      } else {
+        to[0] = unpacked<0>(one.units + unit * kStepBytes, highs);
+        to[1] = unpacked<1>(one.units + unit * kStepBytes, highs);
+      }
+    }
+  }
+  return reinterpret_cast<const bf16*>(item);
+}
+
+// An item from ``tile`` on, unpacked once, times rows [first, last) of x, as tiles are. All of its rows are there.
+template <class X>
+void unpacked_item_products(const LinearArgs& args, int64_t tile, int64_t first, int64_t last, const char* next) {
+  LinearArgs own = args;
+  Scratch scratch;
+  own.weight.data = unpacked_item(args.weight, tile, scratch);
+  own.out = static_cast<bf16*>(args.out) + tile * kTile;
+  own.bias = args.bias ? args.bias + tile * kTile : nullptr;
+  tiles_of_item<bf16, X>(own, 0, first, last, next);
+}
+
+// Many rows of x times a weight whose items, unpacked, leave most of the L2 cache to x: each item is unpacked once for a
+// part of x, and multiplied as tiles are.
+template <class X>
+void unpacked_products(const LinearArgs& args) {
+  const Weight& weight = args.weight;
+  const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
+  const int64_t bytes = kOutTiles * (weight.in / kUnitColumns) * kUnitBytes, width = weight.in * 2;
+  const int64_t x_bytes = weight.in * static_cast<int64_t>(sizeof(X));
+  const int64_t parts = (args.rows * x_bytes + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
+  const double nanoseconds = 0.0025 * static_cast<double>(kOutRows * width * args.rows / parts);
+  Pool::instance().reserve(item_scratch<X>(weight, args.rows / parts + 1));
+  Pool::instance().for_each_ahead(items * parts, nanoseconds, [&](int64_t at, int64_t after) {
+    const int64_t item = at % items, part = at / items, tile = item * kOutTiles;
+    const int64_t first = args.rows * part / parts, last = args.rows * (part + 1) / parts;
+    if (weight.out - tile * kTile < kOutRows) return few_tiles<X>(args, tile, tiles, first, last);  // not all its rows are there
+    const char* next = after == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + after % items * bytes;
+    unpacked_item_products<X>(args, tile, first, last, next);
+  });
+}
+
+bool gains_unpacked(const LinearArgs& args) {
+  return args.rows >= kRowsUnpacked && args.weight.in * kOutRows * 2 <= kUnpackedItemBytes;
+}
+
+template <class X>
+void twelve_bit_products_of(const LinearArgs& args) {
+  if (gains_unpacked(args)) return unpacked_products<X>(args);
+  static thread_local std::vector<Block<X>> rows_of;
+  static thread_local std::vector<X> copies;
+  const int64_t count = blocks_of(args.rows, kTwelveBitRows);
+  const size_t numbers = static_cast<size_t>(args.rows * args.weight.in);
+  rows_of.resize(static_cast<size_t>(count));
+  if (args.rows > 1 && copies.size() < numbers) copies.resize(numbers);
+  const Block<X>* const blocks = rows_of.data();  // of the caller: the threads have others of this name
+  set_blocks(args, kTwelveBitRows, rows_of.data(), copies.data(), [&](int64_t blocks_in_all, const auto& job) {
+    Pool::instance().for_each(blocks_in_all, static_cast<double>(args.weight.in), job);
+  });
+  const Weight& weight = args.weight;
+  const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
+  const int64_t bytes = kOutTiles * (weight.in / kUnitColumns) * kUnitBytes, width = weight.in * 2;
+  const double nanoseconds =
+      0.04 * static_cast<double>(bytes) + 0.0025 * static_cast<double>(kOutRows * width * args.rows);
+  const auto last_of = [&](int64_t item) { return item + 1 < items ? (item + 1) * kOutTiles : tiles; };
+  if (count == 1)
+    return Pool::instance().for_each(items, nanoseconds, [&](int64_t item) {
+      twelve_bit_item<X>(args, item * kOutTiles, last_of(item), blocks, blocks + 1, nullptr);
+    });
+  // Parts of x that stay in the L2 cache, nearly of one size.
+  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTwelveBitRows, together = 2 * fit > 8 ? 2 * fit : 8;
+  const int64_t parts = (count + together - 1) / together;
+  const auto work = [&](int64_t at, int64_t after) {
+    const int64_t item = at % items, part = at / items;
+    const uint8_t* next =
+        after == Pool::kNone ? nullptr : static_cast<const uint8_t*>(weight.data) + after % items * bytes;
+    twelve_bit_item<X>(args, item * kOutTiles, last_of(item), blocks + count * part / parts,
+                       blocks + count * (part + 1) / parts, next);
+  };
+  Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);
+}
+
+void twelve_bit_products(const LinearArgs& args) {
+  if (has_bf16_dot()) return twelve_bit_products_of<bf16>(args);
+  with_widened_rows(args, twelve_bit_products_of<float>);
+}
+
+#endif
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,131 @@
+"""Ceilings of the habits that ``prose.DIALECT`` counts, by area: they only fall.
+
+``python -m tests.arch.dialect_ceilings`` writes this table again from today's counts; it refuses to raise a number.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.arch.prose import DIALECT, NO_VERB, dialect_counts, words_of
+from tests.arch.rules import ROOT, Source, area_of, weft_sources
+
+HABITS = (*DIALECT, NO_VERB)
+"""Columns of ``CEILINGS``."""
+RATES = dict(zip(HABITS, (0.5, 0.5, 0.2, 0.2, 0.2, 0.2), strict=True))
+"""Occurrences per 1,000 words that every area may have; an area within all of them has no row."""
+
+# fmt: off
+CEILINGS: dict[str, tuple[int, ...]] = {
+    "README.md": (0, 17, 1, 0, 1, 0),
+    "docs/adding-a-model.md": (1, 14, 2, 0, 1, 0),
+    "docs/agents.md": (0, 6, 0, 0, 2, 0),
+    "docs/architecture.md": (0, 19, 5, 0, 12, 0),
+    "docs/benchmarks.md": (3, 23, 23, 3, 13, 0),
+    "docs/chat.md": (1, 7, 7, 2, 11, 0),
+    "docs/cli.md": (0, 27, 2, 1, 4, 0),
+    "docs/debugging.md": (0, 4, 0, 0, 1, 0),
+    "docs/embeddings.md": (1, 6, 0, 3, 2, 0),
+    "docs/fleet.md": (0, 28, 6, 1, 8, 0),
+    "docs/gpu.md": (4, 20, 16, 0, 11, 0),
+    "docs/memory.md": (0, 43, 16, 3, 10, 0),
+    "docs/models.md": (4, 24, 13, 1, 15, 0),
+    "docs/operating.md": (0, 35, 12, 0, 9, 0),
+    "docs/page.md": (0, 14, 2, 0, 2, 0),
+    "docs/pictures.md": (1, 7, 4, 1, 9, 0),
+    "docs/plan.md": (1, 16, 8, 0, 5, 0),
+    "docs/python.md": (0, 10, 0, 1, 2, 0),
+    "docs/quantization.md": (1, 31, 11, 2, 13, 0),
+    "docs/refit.md": (0, 8, 2, 0, 1, 0),
+    "docs/releasing.md": (0, 9, 0, 0, 4, 0),
+    "docs/scope.md": (0, 11, 0, 0, 1, 0),
+    "docs/security.md": (0, 15, 3, 0, 5, 0),
+    "docs/server.md": (1, 31, 7, 3, 13, 0),
+    "docs/several-models.md": (1, 17, 5, 3, 9, 0),
+    "docs/speculation.md": (0, 15, 13, 3, 12, 0),
+    "docs/stability.md": (0, 4, 0, 0, 0, 0),
+    "docs/store.md": (1, 22, 12, 3, 14, 0),
+    "docs/testing.md": (2, 32, 9, 2, 18, 0),
+    "docs/words.md": (0, 9, 5, 0, 1, 0),
+    "src/weft": (0, 33, 13, 1, 25, 67),
+    "src/weft/api": (1, 4, 0, 1, 2, 22),
+    "src/weft/assemble": (0, 1, 0, 0, 1, 0),
+    "src/weft/cli": (0, 48, 5, 1, 19, 66),
+    "src/weft/costs": (0, 1, 0, 0, 0, 0),
+    "src/weft/engine": (0, 23, 5, 3, 12, 55),
+    "src/weft/families": (18, 90, 47, 9, 31, 107),
+    "src/weft/fleet": (8, 25, 9, 3, 7, 64),
+    "src/weft/images": (0, 1, 0, 1, 3, 0),
+    "src/weft/memory": (0, 64, 25, 6, 22, 224),
+    "src/weft/models": (69, 190, 73, 9, 68, 364),
+    "src/weft/planning": (0, 3, 0, 3, 1, 0),
+    "src/weft/ranks": (0, 2, 0, 0, 0, 5),
+    "src/weft/router": (0, 14, 6, 4, 1, 26),
+    "src/weft/rpc": (3, 34, 7, 1, 6, 61),
+    "src/weft/runner": (20, 79, 47, 3, 25, 236),
+    "src/weft/schedule": (0, 46, 23, 7, 15, 103),
+    "src/weft/server": (50, 164, 21, 6, 47, 285),
+    "src/weft/speculation": (0, 0, 0, 2, 2, 1),
+    "src/weft/store": (13, 57, 20, 5, 29, 125),
+    "src/weft/tensor": (30, 76, 46, 12, 56, 432),
+    "src/weft/text": (12, 94, 36, 7, 30, 161),
+    "src/weft_tools/bench": (0, 2, 3, 2, 3, 40),
+    "src/weft_tools/commands": (0, 9, 2, 0, 1, 13),
+    "src/weft_tools/eval": (0, 10, 2, 1, 3, 45),
+    "src/weft_tools/quantize": (6, 14, 1, 0, 5, 31),
+    "src/weft_tools/sim": (1, 28, 15, 1, 4, 63),
+}
+# fmt: on
+"""``rules.area_of`` -> occurrences of each of ``HABITS``."""
+
+
+def measured() -> dict[str, tuple[int, Counter[str]]]:
+    """Return words and counts of each area: packages by folder, pages one by one."""
+    pages = [
+        Source(str(path.relative_to(ROOT)), path.read_text("utf-8"))
+        for path in (*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md")
+    ]
+    return counted([*weft_sources(), *pages])
+
+
+def counted(sources: Iterable[Source]) -> dict[str, tuple[int, Counter[str]]]:
+    """Return words and counts of each area of these files."""
+    areas: dict[str, tuple[int, Counter[str]]] = {}
+    for source in sources:
+        words, counts = areas.get(area_of(source.path), (0, Counter()))
+        areas[area_of(source.path)] = words + words_of(source), counts + Counter(dialect_counts(source))
+    return areas
+
+
+def excess(
+    areas: dict[str, tuple[int, Counter[str]]], ceilings: dict[str, tuple[int, ...]]
+) -> list[tuple[str, str, int, int]]:
+    """Return area, habit, count and limit for each count above both its rate and its ceiling."""
+    found = []
+    for area, (words, counts) in areas.items():
+        for habit, ceiling in zip(HABITS, ceilings.get(area, (0,) * len(HABITS)), strict=True):
+            limit = max(ceiling, int(RATES[habit] * words / 1000))
+            if counts[habit] > limit:
+                found.append((area, habit, counts[habit], limit))
+    return found
+
+
+def _main() -> None:
+    areas = measured()
+    raised = excess(areas, CEILINGS) if CEILINGS and "--raise" not in sys.argv else []
+    if raised:
+        sys.exit("\n".join(f"{area}: {habit}: {count}, at most {limit}" for area, habit, count, limit in raised))
+    rows = []
+    for area in sorted({area for area, _, _, _ in excess(areas, {})}):
+        rows.append(f'    "{area}": ({", ".join(str(areas[area][1][habit]) for habit in HABITS)}),\n')
+    path = Path(__file__)
+    table = re.compile(r"(?<=] = \{\n).*?(?=^\}\n# fmt: on)", re.DOTALL | re.MULTILINE)
+    path.write_text(table.sub("".join(rows), path.read_text("utf-8"), count=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main()
