@@ -38,7 +38,7 @@ class Pinning:
         return sum(map(self._core.memory.pins.drop, names))
 
     def is_settled(self, named: Sequence[NamedPrefix]) -> bool:
-        """Whether no write of ``named`` is still to end."""
+        """Return whether no write of ``named`` is still to end."""
         core, pins = self._core, self._core.memory.pins
         for one in named:
             if one.name not in pins:
@@ -54,7 +54,7 @@ class Pinning:
         return [self._state(one.name, pins.of(one.name)) for one in named if one.name in pins]
 
     def offer_again(self, named: Sequence[NamedPrefix]) -> None:
-        """Snapshots that have come meanwhile go to the store too."""
+        """Offer the store the snapshots that have come meanwhile."""
         pins = self._core.memory.pins
         for one in named:
             if one.name in pins:

@@ -60,7 +60,7 @@ class AllEngines:
         await asyncio.gather(*(engine.unload_adapter(digest) for engine in self._serving()))
 
     async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> dict[str, list[PinState]]:
-        """Return what each engine has of the prefixes, by name. Raises EngineUnavailableError."""
+        """Return the state of each prefix in each engine, by name. Raises EngineUnavailableError."""
         answers = await asyncio.gather(*(engine.pin(named, waits=waits) for engine in self._serving()))
         states = [state for answer in answers for state in answer]
         return {one.name: [state for state in states if state.name == one.name] for one in named}
@@ -173,7 +173,7 @@ class AllEngines:
         return infos[0].directory if infos else ""
 
     async def follow(self, engine: EngineClient) -> None:
-        """Of a process that has just started, or was reset: it gets the weights and the pins of the fleet, sleeps if
+        """Prepare a process that has just started, or was reset: it gets the weights and the pins of the fleet, sleeps if
         the fleet does and only then, and is paused if the fleet is."""
         weights = engine.weights
         if self._update is not None and (weights.digest, weights.version) != (self._digest, self._update[1]):

@@ -390,7 +390,7 @@ class EngineClient:
         return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
 
     async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> list[PinState]:
-        """Name prefixes. Returns what the engine has of them; it ``waits`` until their states are durable in the
+        """Name prefixes. Return their states in the engine; it ``waits`` until their states are durable in the
         store, or are not to become so. Raises EngineUnavailableError."""
         reply = await self._ask(lambda number: messages.PinPrefixes(number, list(named), waits))
         return msgspec.msgpack.decode(reply, type=list[PinState])

@@ -25,7 +25,7 @@ class _Waiting:
     step: int
     deadline_s: float
     has_come: bool = False
-    """What ended before the command is in the prefix tree."""
+    """Requests that ended before the command are in the prefix tree."""
 
 
 class PinQueue:
@@ -37,7 +37,7 @@ class PinQueue:
         self._waiting: list[_Waiting] = []
 
     def take(self, command: PinPrefixes | UnpinPrefixes, step: int) -> list[Reply]:
-        """``step``: steps of the engine so far."""
+        """Carry out ``command``. ``step``: steps of the engine so far."""
         if isinstance(command, UnpinPrefixes):
             return [Reply.of(command.number, self._pinning.unpin(command.names))]
         self._pinning.pin(command.named)
@@ -47,7 +47,7 @@ class PinQueue:
         return []
 
     def look(self, step: int) -> list[Reply]:
-        """Between two steps."""
+        """Look, between two steps, which replies are ready."""
         ended = []
         for waiting in list(self._waiting):
             named = waiting.command.named

@@ -318,7 +318,8 @@ class StoreWrites:
         return False
 
     def _priority(self, node: NodeId) -> float:
-        """Tokens that ``node`` is expected to save per byte; infinity where another engine or a name waits for it."""
+        """Return the tokens that ``node`` is expected to save per byte; infinity where another engine
+        or a name waits for it."""
         if (self._orders is not None and self._orders.open) or self._memory.pins.has_due:
             contents = self._memory.snapshot_contents(node)
             if contents is not None and (self._is_ordered(contents) or self._due(contents) is not None):
@@ -332,7 +333,7 @@ class StoreWrites:
         return self._orders is not None and self._orders.wants(contents.salt or None, contents.tokens)
 
     def _due(self, contents: SnapshotContents) -> PinnedPrefix | None:
-        """The pinned prefix that ends at this snapshot and is still to be written."""
+        """Return the pinned prefix that ends at this snapshot and is still to be written."""
         return self._memory.pins.due(contents.salt, contents.tokens.tobytes())
 
     def add(self, node: NodeId) -> None:
@@ -394,7 +395,7 @@ class StoreWrites:
         return _Begin.DONE
 
     def _has_stored(self, form: SnapshotContents) -> bool:
-        """Whether the store has this snapshot, durably."""
+        """Return whether the store has this snapshot, durably."""
         return self._store.match(form.salt or None, form.tokens, form.position - 1) is not None
 
     def _is_share(self, size_bytes: int) -> bool:

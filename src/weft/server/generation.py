@@ -252,7 +252,7 @@ class Generation:
             self._slot_tokens += event.tokens
 
     def _fill_slot(self) -> None:
-        """The slot of the request has its tokens now, but for the last one, which no step has read."""
+        """Give the slot of the request its tokens, but for the last one, which no step has read."""
         if self._slot is not None and self.choices[0].generated_tokens:
             owner, number, salt = self._slot
             content = SlotContent(self._model_name, salt, self.prompts[0].tokens, self._slot_tokens[:-1])

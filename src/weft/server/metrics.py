@@ -408,7 +408,11 @@ FLEET = (
         "request_deadly", "counter", "Requests refused because engines died of them.", lambda fleet: fleet.deadly
     ),
     Row[FleetReport](
-        "sessions", "gauge", "Sessions that are kept.", lambda fleet: fleet.sessions and fleet.sessions[0], combine="once"
+        "sessions",
+        "gauge",
+        "Sessions that are kept.",
+        lambda fleet: fleet.sessions and fleet.sessions[0],
+        combine="once",
     ),
     Row[FleetReport](
         "session_bytes",

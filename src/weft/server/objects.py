@@ -158,7 +158,7 @@ class ObjectDatabase:
             self.insert(kind, new, self._clock())
 
     def forget(self, object_id: str) -> None:
-        """Delete an object, whoever owns it."""
+        """Delete an object of any owner."""
         self.db.execute("DELETE FROM objects WHERE id = ?", (object_id,))
 
     def owned(self, kind: str, owner: str, *, but: str) -> tuple[int, int]:

@@ -45,7 +45,7 @@ FINAL_WRITES_S = 5.0
 STALL_S = 5.0
 """A disk that takes longer for one call is reported."""
 PINNED_SHARE = 0.5
-"""Share of a store that pinned prefixes may hold: the rest stays for what traffic brings."""
+"""Share of a store that pinned prefixes may hold: the rest stays for traffic."""
 
 
 class DirectoryStore:

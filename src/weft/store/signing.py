@@ -52,7 +52,7 @@ def read_signer(file: str, *, flag: str) -> Signer:
 
 
 def read_secret(path: Path, *, flag: str) -> bytes:
-    """Return the secret in ``path``, a file that its owner alone can read. Raises ConfigError that names ``flag``."""
+    """Return the secret in ``path``, a file that only its owner can read. Raises ConfigError that names ``flag``."""
     try:
         with path.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode

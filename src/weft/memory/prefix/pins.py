@@ -9,7 +9,7 @@ A pin holds no memory. Its snapshot is one of the prefix tree like any other, wi
 of one prefix share it: a second name costs no page. ``last`` has the pinned snapshots that fit into
 ``budget_bytes`` together, the most recently named first. Evictions take all other snapshots before these, and
 these before a request waits (law L3): a pin that memory needs gives way, and its prefix is read from the store
-or computed again. What the store has of pinned prefixes is not evicted there (``weft.store.eviction``).
+or computed again. Records of pinned prefixes are not evicted there (``weft.store.eviction``).
 
 A prefix is *due* until its snapshot is on the way to the store: such a write has no price and no pace.
 
@@ -76,7 +76,7 @@ class Pins:
         return name in self._names
 
     def __iter__(self) -> Iterator[PinnedPrefix]:
-        """Each prefix once, the most recently named first."""
+        """Yield each prefix once, the most recently named first."""
         return reversed(self._prefixes.values())
 
     @property
@@ -102,7 +102,7 @@ class Pins:
     # ------------------------------------------------------------------ names
 
     def add(self, name: str, salt: str, tokens: bytes) -> PinnedPrefix:
-        """``name`` names this prefix from now on, and no other."""
+        """Name this prefix ``name``, and no other one."""
         key = salt, tokens
         if self._names.get(name) != key:
             self.drop(name)
@@ -115,7 +115,7 @@ class Pins:
         return prefix
 
     def drop(self, name: str) -> bool:
-        """Whether ``name`` named a prefix; it names none now."""
+        """Forget ``name``. Return whether it named a prefix."""
         key = self._names.pop(name, None)
         if key is None:
             return False
@@ -133,12 +133,12 @@ class Pins:
         return any(prefix.write == "due" for prefix in self._prefixes.values())
 
     def due(self, salt: str, tokens: bytes) -> PinnedPrefix | None:
-        """The pinned prefix ``tokens``, if its snapshot is still to be written."""
+        """Return the pinned prefix ``tokens``, if its snapshot is still to be written."""
         prefix = self._prefixes.get((salt, tokens))
         return prefix if prefix is not None and prefix.write == "due" else None
 
     def covers(self, salt: str, tokens: bytes) -> bool:
-        """Whether ``tokens`` begin with a pinned prefix, or are one."""
+        """Return whether ``tokens`` begin with a pinned prefix, or are one."""
         return (salt, tokens) in self._prefixes or any(
             prefix.salt == salt and tokens.startswith(prefix.tokens) for prefix in self._prefixes.values()
         )
@@ -146,18 +146,20 @@ class Pins:
     # ------------------------------------------------------------------ by a commit
 
     def came(self, node: Node) -> None:
-        """``node`` has a snapshot now."""
+        """Take note that ``node`` has a snapshot now."""
         for prefix in list(self._lacking.get(node.end, ())):
             self._find(prefix)
 
     def went(self, node: Node) -> None:
-        """The snapshot of ``node`` is gone, or ``node`` is, or its end."""
+        """Take note that the snapshot of ``node`` is gone, or ``node`` is, or its end."""
         for prefix in list(self._by_node.get(node.id, ())):
             self._find(prefix)
 
     def audit(self) -> None:
-        """AssertionError where a pin names a node that the tree lacks, or the budget is exceeded."""
-        assert self.held_bytes <= self.budget_bytes, f"pins hold {self.held_bytes} bytes of a budget of {self.budget_bytes}"
+        """Raise AssertionError where a pin names a node that the tree lacks, or the budget is exceeded."""
+        assert self.held_bytes <= self.budget_bytes, (
+            f"pins hold {self.held_bytes} bytes of a budget of {self.budget_bytes}"
+        )
         for node_id in self._by_node:
             assert node_id in self._tree.by_id, f"node {node_id} is pinned and gone"
         assert set(self.last) <= set(self._by_node), "a snapshot goes last that no name needs"
@@ -177,7 +179,7 @@ class Pins:
         self._is_stale = True
 
     def _end_of(self, prefix: PinnedPrefix) -> int:
-        """Position of the snapshot that has all of it. A model without states has whole pages alone."""
+        """Return the position of the snapshot that has all of it. A model without states has whole pages only."""
         return prefix.length if self._plan.slots_per_frame else prefix.length // PAGE_TOKENS * PAGE_TOKENS
 
     def _unlink(self, prefix: PinnedPrefix) -> None:
@@ -187,7 +189,7 @@ class Pins:
         self._is_stale = True
 
     def _choose(self) -> None:
-        """Which snapshots go last: those of the most recent names that fit together."""
+        """Choose the snapshots that go last: those of the most recent names that fit together."""
         if not self._is_stale:
             return
         self._is_stale = False

@@ -195,7 +195,7 @@ class ResponseStore:
         self._begin(put_all, end)
 
     async def run(self, work: Callable[[ObjectDatabase], T]) -> T:
-        """Return ``work`` of the database, done in the thread. Raises what it raises."""
+        """Return ``work`` of the database, done in the thread. Raises ResponseStoreError, and its own errors."""
         self._check_room(self._waiting)
         self._waiting += 1
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()

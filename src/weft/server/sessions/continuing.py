@@ -41,7 +41,7 @@ def session_store(service: Service) -> SessionStore:
 
 
 def identity_of(service: Service, model: ServedModel) -> dict[str, str]:
-    """Return what decides that tokens and states of ``model`` mean the same."""
+    """Return the facts by which tokens and states of ``model`` mean the same."""
     known = model.info.identity
     fleet = service.models.find(model.base).fleet
     weights = "" if fleet is None else fleet.engines.weights.digest[: len(known.get("weights", ""))]
@@ -92,7 +92,7 @@ def tokens_of(session: StoredSession) -> list[int]:
 
 
 def continued_chat(session: StoredSession, conversation: ConversationFields) -> ConversationFields:
-    """The conversation of ``session``, and then ``conversation``. Raises RequestError."""
+    """Return the conversation of ``session``, and then ``conversation``. Raises RequestError."""
     if not session.messages:
         raise RequestError(
             f"the session {session.name!r} was saved from a prompt and has no messages; /v1/completions continues it",
@@ -112,7 +112,7 @@ def decoded(value: bytes) -> Any:
 
 
 def continued_prompts(session: StoredSession, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """``prompts``, each behind the tokens of ``session``."""
+    """Return ``prompts``, each after the tokens of ``session``."""
     before = tokens_of(session)
     return [
         Prompt(

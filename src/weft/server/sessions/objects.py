@@ -4,7 +4,7 @@
     StoredSession --msgpack--> [SessionCipher] --> body
 
 Count and bytes are bounded for each owner, so no owner's session goes for another one's, and none goes for a
-newer one: a save beyond the bounds is refused (law L11). What has expired is not found, and removed by ``sweep``.
+newer one: a save beyond the bounds is refused (law L11). Expired sessions are not found, and ``sweep`` removes them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SessionConflictError(UserError):
 
 
 class SessionLimitError(UserError):
-    """The owner has as many sessions, or bytes of them, as one may have."""
+    """The owner has reached the limit of sessions, or of their bytes."""
 
     status = 429
     kind = "rate_limit_error"
@@ -62,8 +62,8 @@ class SessionLimits:
 
 class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
     """``model``: the name of the engine's model; ``asked``: that of an adapter or a created name, if it is one.
-    ``salt``: that of its requests; ``engine_salt``: with its adapter. ``tokens``: int32 bytes. ``identity``: what
-    decides that they mean the same.
+    ``salt``: that of its requests; ``engine_salt``: with its adapter. ``tokens``: int32 bytes. ``identity``: the
+    facts by which they mean the same.
 
     ``messages``, ``tools`` and ``variables`` are JSON of the conversation, empty for a session of tokens. The text
     of ``tokens`` has ``chars`` characters and the SHA-256 ``digest``; 0 where it is not known. ``nbytes``: of the
@@ -166,7 +166,7 @@ class SessionStore:
         await self._responses.run(lambda database: self._check_room(database, name, owner, size))
 
     async def put(self, session: StoredSession, owner: str) -> None:
-        """Also in place of one with the same name. Raises SessionLimitError."""
+        """Store ``session``, and drop one with the same name. Raises SessionLimitError."""
         body = self._sealed(session)
 
         def put(database: ObjectDatabase) -> None:
@@ -186,7 +186,7 @@ class SessionStore:
         return session
 
     async def listed(self, owner: str | None = None) -> list[StoredSession]:
-        """Those of an owner, or of all; the oldest first. Left out: those that another key encrypted."""
+        """Return those of an owner, or of all; the oldest first. Left out: those that another key encrypted."""
         bodies = await self._responses.run(lambda database: database.listed(KIND, owner))
         now_s = self.clock()
         sessions = [session for body in bodies if (session := self._readable(body)) is not None]

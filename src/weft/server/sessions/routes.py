@@ -1,6 +1,6 @@
 """``/v1/sessions``: save, look, restore, fork and delete sessions of the key of a request.
 
-save, restore    the engine computes what no cache has (a request without an answer), then pins it
+save, restore    the engine computes tokens that no cache has (a request without an answer), then pins the prefix
 fork             a second name for the same tokens: nothing is computed, no page is taken
 delete, expiry   the name goes; pages and records are evicted like any other from then on
 """
@@ -41,7 +41,7 @@ _log = logging.getLogger("weft.server")
 
 
 class SessionBody(msgspec.Struct, kw_only=True):
-    """One of ``messages``, ``response_id`` and ``prompt`` says what the session has. ``expires_after``: seconds."""
+    """One of ``messages``, ``response_id`` and ``prompt`` has the tokens of the session. ``expires_after``: seconds."""
 
     name: str
     model: str | None = None
@@ -96,7 +96,7 @@ class DeletedSession(msgspec.Struct, kw_only=True):
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session is saved of, in tokens. ``known``: the text of ``tokens``, as ``KnownPrefix`` has it."""
+    """The tokens and the conversation of a new session. ``chars``, ``digest``: of the text, as in ``KnownPrefix``."""
 
     tokens: list[int]
     messages: bytes = b""
@@ -107,7 +107,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sessions:
-    """Saves and restores for every way to ask for it; a ``Background`` that removes what has expired."""
+    """Saves and restores for every way to ask for it; a ``Background`` that removes expired ones."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -137,7 +137,7 @@ class Sessions:
         expires_after: float | None,
         parent: str | None = None,
     ) -> SessionObject:
-        """Raises RequestError, SessionLimitError, and what the engine refuses the tokens with."""
+        """Raises RequestError, SessionLimitError, and the engine's refusal of the tokens."""
         owner, store = owner_of(request), self.store
         check_name(name)
         if not content.tokens:
@@ -205,7 +205,7 @@ class Sessions:
         return key
 
     async def named(self, model: HostedModel) -> Sequence[NamedPrefix]:
-        """The prefixes that an engine of ``model`` pins when it starts."""
+        """Return the prefixes that an engine of ``model`` pins when it starts."""
         if self._service.sessions is None:
             return ()
         try:
@@ -240,7 +240,7 @@ class Sessions:
             return None
 
     async def _pin_as(self, failed: StoredSession, before: StoredSession | None) -> None:
-        """``failed`` is not saved: its name stays that of ``before``."""
+        """Leave the name of ``failed``, which is not saved, to ``before``."""
         with contextlib.suppress(WeftError):
             if before is None:
                 await self._unpin([failed.session_id])
@@ -248,9 +248,9 @@ class Sessions:
                 await self._pin(before, waits=False)
 
     async def _bring(self, request: Request, model: ServedModel, session: StoredSession) -> tuple[int, list[PinState]]:
-        """Have an engine with the state of ``session`` in its memory, and pin it. Return the tokens that were computed
-        for it, and what the engines have. A prompt never resumes at its own end: a state that the store has is asked
-        for with one token more."""
+        """Bring the state of ``session`` into an engine's memory, and pin it. Return the tokens that were computed for
+        it, and the states of the engines. A prompt never resumes at its own end: a state that the store has is
+        restored with a prompt of one token more."""
         tokens = tokens_of(session)
         states = await self._pin(session)
         if any(one.tokens == len(tokens) for one in states):
@@ -281,7 +281,7 @@ class Sessions:
 
     async def _unpin(self, keys: Sequence[str]) -> None:
         for _, fleet in self._service.models.fleets:
-            with contextlib.suppress(WeftError):  # an engine that is away pins what is stored when it is back
+            with contextlib.suppress(WeftError):  # an engine that is away pins the stored sessions when it is back
                 await fleet.engines.unpin(keys)
 
     async def _sweep(self) -> None:
@@ -408,7 +408,7 @@ class SessionHandlers:
         )
 
     async def _known(self, request: Request, name: str, model: ServedModel) -> KnownPrefix | None:
-        """The tokens that the session had so far: a longer one goes on from them."""
+        """Return the tokens that the session had so far: a longer one goes on from them."""
         try:
             session = await self._sessions.store.get(name, owner_of(request))
             check_identity(self._service, session, model)

@@ -6,7 +6,7 @@
     erase                       --> the slot has none; the session stays
 
 A slot is a name for the last tokens of one client here, and no part of memory. Only a request that names its slot
-is noted: without API keys all clients are one owner, and none may save what another one wrote by chance.
+is noted: without API keys all clients are one owner, and none may save the tokens of another one by chance.
 """
 
 from __future__ import annotations
