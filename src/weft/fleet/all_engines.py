@@ -173,8 +173,8 @@ class AllEngines:
         return infos[0].directory if infos else ""
 
     async def follow(self, engine: EngineClient) -> None:
-        """Prepare a process that has just started, or was reset: it gets the weights and the pins of the fleet, sleeps if
-        the fleet does and only then, and is paused if the fleet is."""
+        """Prepare a process that has just started, or was reset: it gets the weights and the pins of the fleet, sleeps
+        if the fleet does and only then, and is paused if the fleet is."""
         weights = engine.weights
         if self._update is not None and (weights.digest, weights.version) != (self._digest, self._update[1]):
             if engine.sleep_state.level:

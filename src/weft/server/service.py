@@ -116,7 +116,8 @@ class Service:
         self._drains = Tally() if counts is None else counts.drains
 
     def _count_steps(self, model: HostedModel, fleet: Fleet) -> None:
-        fleet.engines.pinned = functools.partial(self._pinned, model)
+        if isinstance(fleet, Fleet):  # an HTTP worker has none
+            fleet.engines.pinned = functools.partial(self._pinned, model)
         fleet.on_step_tokens = lambda replica, sizes: self.metrics.steps_ran(model.name, replica, sizes)
 
     async def _pinned(self, model: HostedModel) -> Sequence[NamedPrefix]:

@@ -329,6 +329,12 @@ FIELDS: dict[str, FieldWords] = {
     ),
     "priority": FieldWords("Lower runs earlier; then first come, first served.", 0),
     "cache_salt": FieldWords("Requests with different salts share no cached prefix."),
+    "SessionBody.name": FieldWords("The name of the session."),
+    "ForkBody.name": FieldWords("The name of the fork."),
+    "response_id": FieldWords("A stored response: the session has its conversation."),
+    "SessionBody.prompt": FieldWords("A text or token ids: the session has them."),
+    "expires_after": FieldWords("Seconds after which the session is gone.", limits={"exclusiveMinimum": 0}),
+    "filename": FieldWords("The name of the session.", limits={}),
     "session": FieldWords("The session that the request continues: its prompt begins with the session's tokens."),
     "id_slot": FieldWords("The slot that has the tokens of the request afterwards; -1: none."),
     "cache_boundaries": FieldWords(
