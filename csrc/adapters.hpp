@@ -60,11 +60,11 @@ struct AdapterRows {
 };
 
 struct AdaptArgs {
-  const void* x;           // [T, in], x_stride apart
+  const void* x;  // [T, in], x_stride apart
   int64_t x_stride;
-  void* y;                 // [T, out], y_stride apart, in place
+  void* y;  // [T, out], y_stride apart, in place
   int64_t y_stride;
-  Dtype dtype;             // of all
+  Dtype dtype;  // of all
   const AdaptedProduct* product;
   const AdapterRows* whose;
 };

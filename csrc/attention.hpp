@@ -29,13 +29,13 @@ constexpr int64_t kPartPages = 32;  // 512 tokens
 static_assert(kPartPages % kTilePages == 0);
 
 struct Item {
-  const Run* run;                   // of a group the first
+  const Run* run;  // of a group the first
   int64_t table_row;
   int64_t kv_head;
-  int64_t first_row, rows;          // of the run's length * group rows
-  int64_t first_part, last_part;    // the parts of the context
-  int64_t partial;                  // index of the part's result, -1: the item is whole
-  const Group* group = nullptr;     // decodes that share pages, rows member-major; null: one run
+  int64_t first_row, rows;        // of the run's length * group rows
+  int64_t first_part, last_part;  // the parts of the context
+  int64_t partial;                // index of the part's result, -1: the item is whole
+  const Group* group = nullptr;   // decodes that share pages, rows member-major; null: one run
 };
 
 // Row ``r`` of an item: query head ``head`` of the KV head, token ``query`` of ``run``.
@@ -67,7 +67,8 @@ void finish_rows(const AttentionArgs& args, const Item& item, const float* acc, 
     const Place at = place_of(args, item, r);
     Q* out = static_cast<Q*>(args.out) +
              ((at.run->offset + at.query) * heads + item.kv_head * args.group + at.head) * args.dim;
-    const float over = states[r].total == 0 ? 0.0f : 1.0f / with_sink(args, item.kv_head * args.group + at.head, states[r]);
+    const float over =
+        states[r].total == 0 ? 0.0f : 1.0f / with_sink(args, item.kv_head * args.group + at.head, states[r]);
     for (int64_t d = 0; d < args.dim; d += 16) store(out + d, load(acc + r * args.dim + d) * over);
   }
 }
@@ -231,9 +232,15 @@ void add_group(const AttentionArgs& args, const Group& group, Work& work) {
     last = std::max(last, member.run->start / (kPartPages * kPageTokens) + 1);
   }
   for (int64_t head = 0; head < args.kv_heads; ++head)
-    work.items.push_back({
-        .run = group.members[0].run, .table_row = group.members[0].table_row, .kv_head = head, .first_row = 0,
-        .rows = rows, .first_part = 0, .last_part = last, .partial = -1, .group = &group});
+    work.items.push_back({.run = group.members[0].run,
+                          .table_row = group.members[0].table_row,
+                          .kv_head = head,
+                          .first_row = 0,
+                          .rows = rows,
+                          .first_part = 0,
+                          .last_part = last,
+                          .partial = -1,
+                          .group = &group});
 }
 
 template <class Q, class KV, bool DOTS = false>
@@ -262,9 +269,8 @@ void attention_of(const AttentionArgs& args) {
   // The last tiles of a prompt are the heavy ones. They go first, so that none is left over at the end.
   const int64_t count = static_cast<int64_t>(work.items.size());
   const double nanoseconds = work.pages_of_rows * static_cast<double>(args.dim) / static_cast<double>(count + 1);
-  pool.for_each(count, nanoseconds, [&](int64_t i) {
-    attend_item<Q, KV, DOTS>(args, work.items[count - 1 - i], work.partials.data());
-  });
+  pool.for_each(count, nanoseconds,
+                [&](int64_t i) { attend_item<Q, KV, DOTS>(args, work.items[count - 1 - i], work.partials.data()); });
   for (const Join& join : work.joins) join_parts<Q>(args, join.item, work.partials.data() + join.first, join.count);
 }
 

@@ -74,7 +74,9 @@ struct Groups {
 
 // The codes of a step, in bytes.
 template <int BITS>
-int64_t step_bytes(const Weight& weight) { return tile_line_bytes<BITS>() / parts_of_line(weight); }
+int64_t step_bytes(const Weight& weight) {
+  return tile_line_bytes<BITS>() / parts_of_line(weight);
+}
 
 // Of 16 columns. Widening fills a core's window, so it sees a line too late. A row from memory took 1.4 times as long
 // without this.
@@ -141,7 +143,8 @@ auto with_codes(const Weight& weight, const Of& of) {
       if (zero == Zero::of_group) return of.template operator()<BITS, Zero::of_group>();
     if constexpr (BITS == 4)
       if (zero == Zero::looked_up) return of.template operator()<BITS, Zero::looked_up>();
-    return zero == Zero::none ? of.template operator()<BITS, Zero::none>() : of.template operator()<BITS, Zero::middle>();
+    return zero == Zero::none ? of.template operator()<BITS, Zero::none>()
+                              : of.template operator()<BITS, Zero::middle>();
   };
   return weight.form == WeightForm::int8   ? of_bits.template operator()<8>()
          : weight.form == WeightForm::int6 ? of_bits.template operator()<6>()
@@ -263,18 +266,24 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
       const UnitInUse in_use(unit);
       for (int64_t begin = 0; begin < steps; begin += chunk_steps) {
         const FlushDenormals flushed;
-        const int64_t chunk_end = begin + chunk_steps < steps ? begin + chunk_steps : steps, w_stride = (chunk_end - begin) * kStepNumbers;
-        for (int t = 0; t < count; ++t) unpack(weight, tile + t, begin, chunk_end - begin, room->numbers + t * w_stride);
+        const int64_t chunk_end = begin + chunk_steps < steps ? begin + chunk_steps : steps,
+                      w_stride = (chunk_end - begin) * kStepNumbers;
+        for (int t = 0; t < count; ++t)
+          unpack(weight, tile + t, begin, chunk_end - begin, room->numbers + t * w_stride);
         for (int64_t pair = 0; pair < pairs; ++pair) {
           const int both = 2 * pair + 1 < blocks ? 2 : 1;
           for (int64_t step = begin, stop; step < chunk_end; step = stop) {
             const int64_t group = step / groups.steps, group_end = (group + 1) * groups.steps;
             stop = group_end < chunk_end ? group_end : chunk_end;
-            unit.halves({
-                .x = numbers + (2 * pair * steps + step) * kStepNumbers,
-                .w = room->numbers + (step - begin) * kStepNumbers, .x_stride = steps * kStepNumbers,
-                .w_stride = w_stride, .steps = stop - step, .x_tiles = both, .w_tiles = count,
-                .first = step == group * groups.steps, .sums = sums + pair * kPairSums});
+            unit.halves({.x = numbers + (2 * pair * steps + step) * kStepNumbers,
+                         .w = room->numbers + (step - begin) * kStepNumbers,
+                         .x_stride = steps * kStepNumbers,
+                         .w_stride = w_stride,
+                         .steps = stop - step,
+                         .x_tiles = both,
+                         .w_tiles = count,
+                         .first = step == group * groups.steps,
+                         .sums = sums + pair * kPairSums});
             if (stop < group_end && stop < steps) continue;  // the rest of the group is in the next chunk
             for (int b = 0; b < both; ++b)
               for (int t = 0; t < count; ++t) {

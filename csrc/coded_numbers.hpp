@@ -33,7 +33,8 @@ constexpr int kMostPower = 127 + 6;  // a byte of e8m0: 2^6 is below what a scal
 constexpr int kCodedRows = 4;
 
 bool serves_coded() {
-  static const bool serves = !has_bf16_dot() || (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"));
+  static const bool serves =
+      !has_bf16_dot() || (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"));
   return serves;
 }
 
@@ -44,7 +45,9 @@ enum class Lookup { four_bits, fp8_tile, fp8_powers, fp8_rows };
 
 Lookup lookup_of(const Weight& weight) {
   if (weight.form == WeightForm::bfloat16_four_bits) return Lookup::four_bits;
-  return weight.scale_form == ScaleForm::of_tiles ? Lookup::fp8_tile : weight.scale_form == ScaleForm::e8m0 ? Lookup::fp8_powers : Lookup::fp8_rows;
+  return weight.scale_form == ScaleForm::of_tiles ? Lookup::fp8_tile
+         : weight.scale_form == ScaleForm::e8m0   ? Lookup::fp8_powers
+                                                  : Lookup::fp8_rows;
 }
 
 // Codes in words, whose products add up four sums for each row of W.
@@ -62,8 +65,10 @@ struct CodedTile {
   __m512 table;
 
   CodedTile(const Weight& weight, int64_t tile)
-      : units(static_cast<const uint8_t*>(weight.data) + tile / 2 * (weight.in / kUnitColumns) * kStep + tile % 2 * kCodedBytes<FP8>),
-        form(weight.scale_form), units_of_group(weight.group / kUnitColumns) {
+      : units(static_cast<const uint8_t*>(weight.data) + tile / 2 * (weight.in / kUnitColumns) * kStep +
+              tile % 2 * kCodedBytes<FP8>),
+        form(weight.scale_form),
+        units_of_group(weight.group / kUnitColumns) {
     const int64_t groups = (weight.in + weight.group - 1) / weight.group;
     const int64_t bytes = form == ScaleForm::of_tiles ? 4 : form == ScaleForm::e8m0 ? kTile : 4 * kTile;
     scales = static_cast<const char*>(weight.scales) + tile * groups * bytes;
@@ -114,7 +119,8 @@ struct CodedTile {
 
 // Rounded to bfloat16, in the upper half of each lane.
 WEFT_INLINE __m512i rounded_up_half(__m512 x) {
-  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i bits = _mm512_castps_si512(x),
+                odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   return _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7FFF));
 }
 
@@ -130,7 +136,8 @@ WEFT_INLINE void pairs_by_floats(const CodedTile<KIND>& tile, const uint8_t* uni
 }
 
 template <Lookup KIND>
-__attribute__((noinline, cold)) void rare_pairs(const CodedTile<KIND>& tile, const uint8_t* unit, __m512 scale, __m512i* pairs) {
+__attribute__((noinline, cold)) void rare_pairs(const CodedTile<KIND>& tile, const uint8_t* unit, __m512 scale,
+                                                __m512i* pairs) {
   pairs_by_floats(tile, unit, scale, pairs);
 }
 
@@ -141,7 +148,9 @@ WEFT_INLINE __m512i opaque(__m512i constant) {
 }
 
 // ``second`` behind ``first``, rounded.
-WEFT_VBMI_PART inline __m512i words_of(__m512 first, __m512 second) { return (__m512i)_mm512_cvtne2ps_pbh(second, first); }
+WEFT_VBMI_PART inline __m512i words_of(__m512 first, __m512 second) {
+  return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+}
 #endif
 
 }  // namespace

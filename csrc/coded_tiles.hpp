@@ -92,7 +92,7 @@ struct Group {
   // The four pairs of the unit at ``from``.
   WEFT_VBMI_PART inline void pairs(const uint8_t* from, __m512i* to) const {
     if (__builtin_expect(rare, 0)) {
-      __m512i room[kUnitPairs];    // not ``to``, which would then be in memory always
+      __m512i room[kUnitPairs];  // not ``to``, which would then be in memory always
       rare_pairs(tile, from, rare_scale(from), room);
       for (int pair = 0; pair < kUnitPairs; ++pair) to[pair] = room[pair];
       return;
@@ -107,7 +107,9 @@ struct Group {
     });
   }
 
-  WEFT_INLINE __m512 rare_scale(const uint8_t* from) const { return tile.scale((from - tile.units) / CodedTile<KIND>::kStep); }
+  WEFT_INLINE __m512 rare_scale(const uint8_t* from) const {
+    return tile.scale((from - tile.units) / CodedTile<KIND>::kStep);
+  }
 
   // Zeros are negative ones in the table: no power takes them below the least word.
   WEFT_VBMI_PART inline __m512i with_power(__m512i words) const {
@@ -259,7 +261,8 @@ void coded_item(const LinearArgs& args, int64_t tile, int64_t end, int64_t first
     if constexpr (std::is_same_v<X, bf16>) {
       if (in_words(kind)) {
         __m512i* const quads = reinterpret_cast<__m512i*>(room);
-        const auto unpack = kind == Lookup::four_bits ? unpack_quads<Lookup::four_bits> : unpack_quads<Lookup::fp8_rows>;
+        const auto unpack =
+            kind == Lookup::four_bits ? unpack_quads<Lookup::four_bits> : unpack_quads<Lookup::fp8_rows>;
         for (int t = 0; t < kOutTiles; ++t) unpack(weight, tile + t, 0, units, quads + t * units * kQuads);
         return unpacked_quad_products(args, quads, tile, kOutTiles, first, last);
       }
@@ -279,7 +282,8 @@ void coded_item(const LinearArgs& args, int64_t tile, int64_t end, int64_t first
   const Block<X>* const blocks = own_blocks<X>(own, kCodedRows, scratch);
   const auto& sums = coded_sums_for<X>(lookup_of(weight));
   for (int64_t i = 0; i < blocks_of(own.rows, kCodedRows); ++i)
-    for (int64_t t = tile; t < end; t += kTwelveBitTiles) sums[static_cast<size_t>(blocks[i].count - 1)](own, t, blocks[i]);
+    for (int64_t t = tile; t < end; t += kTwelveBitTiles)
+      sums[static_cast<size_t>(blocks[i].count - 1)](own, t, blocks[i]);
 }
 
 template <class X>
@@ -288,7 +292,8 @@ void coded_products_of(const LinearArgs& args) {
   const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
   const int64_t x_bytes = weight.in * static_cast<int64_t>(sizeof(X)), width = weight.in * 2;
   const int64_t parts = (args.rows * x_bytes + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
-  const double nanoseconds = static_cast<double>(kOutRows * width) * (0.02 + 0.0025 * static_cast<double>(args.rows) / static_cast<double>(parts));
+  const double nanoseconds = static_cast<double>(kOutRows * width) *
+                             (0.02 + 0.0025 * static_cast<double>(args.rows) / static_cast<double>(parts));
   Pool::instance().reserve(item_scratch<X>(weight, args.rows / parts + 1));
   Pool::instance().for_each(items * parts, nanoseconds, [&](int64_t at) {
     const int64_t item = at % items, part = at / items, tile = item * kOutTiles;

@@ -43,9 +43,8 @@ struct QuadTables {
   // ``numbers`` of the codes, times the scales of 16 rows.
   WEFT_VBMI_PART inline void set(__m512 numbers, const float* scales) {
     const auto row = [&](int r) WEFT_VBMI_PART { return _mm512_mul_ps(numbers, _mm512_set1_ps(scales[r])); };
-    each_half([&](auto quad, auto half) WEFT_VBMI_PART {
-      halves[quad][half] = words_of(row(8 * half + quad), row(8 * half + 4 + quad));
-    });
+    each_half([&](auto quad, auto half)
+                  WEFT_VBMI_PART { halves[quad][half] = words_of(row(8 * half + quad), row(8 * half + 4 + quad)); });
   }
 
   // One by one: as a whole they would be copied through memory.
@@ -55,7 +54,8 @@ struct QuadTables {
 
   template <class Body>
   static WEFT_VBMI_PART inline void each_half(const Body& body) {
-    each_coded<kQuads>([&](auto quad) WEFT_VBMI_PART { each_coded<2>([&](auto half) WEFT_VBMI_PART { body(quad, half); }); });
+    each_coded<kQuads>([&](auto quad)
+                           WEFT_VBMI_PART { each_coded<2>([&](auto half) WEFT_VBMI_PART { body(quad, half); }); });
   }
 };
 
@@ -64,8 +64,8 @@ template <Lookup KIND>
 struct Quads {
   static constexpr bool FP8 = KIND == Lookup::fp8_rows;
   CodedTile<KIND> tile;
-  const uint64_t* small;  // fp8: a bit for each unit that has codes without an exponent
-  QuadTables tables;      // fp8: of the group. Those of four bits cost less than to keep them
+  const uint64_t* small;                       // fp8: a bit for each unit that has codes without an exponent
+  QuadTables tables;                           // fp8: of the group. Those of four bits cost less than to keep them
   __m512i without_exponent[FP8 ? kQuads : 1];  // 8 words for each row
   __m512 scale;
   int64_t group = 0, next_scales;
@@ -73,7 +73,8 @@ struct Quads {
 
   WEFT_VBMI_PART Quads(const Weight& weight, int64_t at)
       : tile(weight, at), next_scales(kTwelveBitTiles * kTile * ((weight.in + weight.group - 1) / weight.group)) {
-    if constexpr (FP8) small = reinterpret_cast<const uint64_t*>(weight.odd) + at * ((weight.in / kUnitColumns + 63) / 64);
+    if constexpr (FP8)
+      small = reinterpret_cast<const uint64_t*>(weight.odd) + at * ((weight.in / kUnitColumns + 63) / 64);
   }
 
   static WEFT_VBMI_PART inline __m512 numbers_of(int first) {
@@ -95,7 +96,8 @@ struct Quads {
         for (__m512i& half : halves) half = _mm512_sub_epi16(half, _mm512_set1_epi16(2 << 7));
       const __m512 eight = _mm512_shuffle_f32x4(numbers_of(0), numbers_of(0), 0x44);
       const auto both = [&](int r) WEFT_VBMI_PART {  // of rows ``r`` and ``r`` + 4
-        return _mm512_mul_ps(eight, _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(scales[r]), _mm512_set1_ps(scales[r + 4])));
+        return _mm512_mul_ps(eight,
+                             _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(scales[r]), _mm512_set1_ps(scales[r + 4])));
       };
       for (int quad = 0; quad < kQuads; ++quad) without_exponent[quad] = words_of(both(quad), both(quad + 8));
     }
@@ -121,8 +123,10 @@ struct QuadCodes {
   __m512i within, rows, rows_of_eight, upper_bits;
 
   WEFT_VBMI_PART QuadCodes() {
-    const __m512i lanes = _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_setr_epi8(
-        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31)), 3);
+    const __m512i lanes = _mm512_srli_epi16(
+        _mm512_cvtepu8_epi16(_mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
+                                              21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31)),
+        3);
     within = opaque(_mm512_set1_epi16(15));
     rows = opaque(_mm512_slli_epi16(lanes, 4));
     rows_of_eight = _mm512_slli_epi16(lanes, 3);
@@ -137,7 +141,8 @@ struct QuadCodes {
 
   // The quads of the unit at ``from``, each to ``body(quad, words)``. SMALL: fp8 with codes without an exponent.
   template <bool SMALL, class Body>
-  WEFT_VBMI_PART inline void each_quad(const Quads<KIND>& of, const QuadTables& tables, const uint8_t* from, const Body& body) const {
+  WEFT_VBMI_PART inline void each_quad(const Quads<KIND>& of, const QuadTables& tables, const uint8_t* from,
+                                       const Body& body) const {
     if constexpr (KIND == Lookup::four_bits) {
       const __m512i codes = _mm512_loadu_si512(from);
       each_coded<kQuads>([&](auto quad) WEFT_VBMI_PART {
@@ -175,8 +180,8 @@ WEFT_VBMI __attribute__((noinline, cold)) void rare_quads(const Quads<KIND>& of,
 
 // Units [unit, end) of one group and of one turn -> quads, each unit's to ``body(unit, quad, words)``.
 template <Lookup KIND, class Body>
-WEFT_VBMI_PART inline void quads_of_units(const Quads<KIND>& of, const QuadCodes<KIND>& codes, int64_t unit, int64_t end,
-                                          const Body& body) {
+WEFT_VBMI_PART inline void quads_of_units(const Quads<KIND>& of, const QuadCodes<KIND>& codes, int64_t unit,
+                                          int64_t end, const Body& body) {
   constexpr int64_t kStep = CodedTile<KIND>::kStep;
   const uint8_t* from = of.tile.units + unit * kStep;
   if (__builtin_expect(of.rare, 0)) {
@@ -192,7 +197,8 @@ WEFT_VBMI_PART inline void quads_of_units(const Quads<KIND>& of, const QuadCodes
   const auto one = [&](int64_t at, auto small) WEFT_VBMI_PART {
     const uint8_t* const own = from + at * kStep;
     for (int line = 0; line < kStep / 128; ++line) __builtin_prefetch(own + kFetchedAhead + line * 64, 0, 2);
-    codes.template each_quad<small>(of, tables, own, [&](auto quad, __m512i words) WEFT_VBMI_PART { body(unit + at, quad, words); });
+    codes.template each_quad<small>(of, tables, own,
+                                    [&](auto quad, __m512i words) WEFT_VBMI_PART { body(unit + at, quad, words); });
   };
   const std::false_type usual;
   if constexpr (KIND == Lookup::fp8_rows) {
@@ -230,7 +236,8 @@ WEFT_VBMI_PART inline f32x16 added_up(const __m512* quads) {
     const __m512 two = _mm512_add_ps(quads[quad], _mm512_permute_ps(quads[quad], 0xB1));
     sums[quad] = _mm512_add_ps(two, _mm512_permute_ps(two, 0x4E));
   });
-  const __m512 first = _mm512_mask_blend_ps(0x2222, sums[0], sums[1]), second = _mm512_mask_blend_ps(0x8888, sums[2], sums[3]);
+  const __m512 first = _mm512_mask_blend_ps(0x2222, sums[0], sums[1]),
+               second = _mm512_mask_blend_ps(0x8888, sums[2], sums[3]);
   return (f32x16)_mm512_mask_blend_ps(0xCCCC, first, second);
 }
 
@@ -252,12 +259,14 @@ WEFT_VBMI void quad_sums(const LinearArgs& args, int64_t tile, const Block<bf16>
       if (begins) groups[t].begin(group);
       __m512 own[ROWS][kQuads];  // in registers for the turn
       const auto each_sum = [&](const auto& body) WEFT_VBMI_PART {
-        each_coded<ROWS>([&](auto r) WEFT_VBMI_PART { each_coded<kQuads>([&](auto quad) WEFT_VBMI_PART { body(r, quad); }); });
+        each_coded<ROWS>([&](auto r)
+                             WEFT_VBMI_PART { each_coded<kQuads>([&](auto quad) WEFT_VBMI_PART { body(r, quad); }); });
       };
       each_sum([&](auto r, auto quad) WEFT_VBMI_PART { own[r][quad] = acc[t][r][quad]; });
       quads_of_units(groups[t], codes, unit, end, [&](int64_t at, auto quad, __m512i words) WEFT_VBMI_PART {
         each_coded<ROWS>([&](auto r) WEFT_VBMI_PART {
-          own[r][quad] = _mm512_dpbf16_ps(own[r][quad], (__m512bh)words, four_times(block.x + (at * ROWS + r) * kUnitColumns));
+          own[r][quad] =
+              _mm512_dpbf16_ps(own[r][quad], (__m512bh)words, four_times(block.x + (at * ROWS + r) * kUnitColumns));
         });
       });
       each_sum([&](auto r, auto quad) WEFT_VBMI_PART { acc[t][r][quad] = own[r][quad]; });
@@ -284,7 +293,8 @@ WEFT_VBMI void unpack_quads(const Weight& weight, int64_t tile, int64_t unit, in
 
 // ROWS rows of x times a tile of quads.
 template <int ROWS>
-WEFT_VBMI void unpacked_quad_sums(const __m512i* quads, const bf16* x, int64_t x_stride, int64_t in, const TileOut<bf16>& out) {
+WEFT_VBMI void unpacked_quad_sums(const __m512i* quads, const bf16* x, int64_t x_stride, int64_t in,
+                                  const TileOut<bf16>& out) {
   __m512 acc[ROWS][kQuads] = {};
   for (int r = 0; r < ROWS; ++r) __builtin_prefetch(out.row(r), 1);
   for (int64_t unit = 0; unit < in / kUnitColumns; ++unit) {
@@ -306,15 +316,18 @@ constexpr QuadSums kQuadSums[kTileRows] = {unpacked_quad_sums<1>, unpacked_quad_
 
 // Rows [first, last) of x, in blocks of nearly one size, times the ``tiles`` tiles of quads that lie one behind the other;
 // their rows of W begin with tile ``tile``.
-void unpacked_quad_products(const LinearArgs& args, const __m512i* quads, int64_t tile, int64_t tiles, int64_t first, int64_t last) {
-  const int64_t in = args.weight.in, out = args.weight.out, count = last - first, blocks = (count + kTileRows - 1) / kTileRows;
+void unpacked_quad_products(const LinearArgs& args, const __m512i* quads, int64_t tile, int64_t tiles, int64_t first,
+                            int64_t last) {
+  const int64_t in = args.weight.in, out = args.weight.out, count = last - first,
+                blocks = (count + kTileRows - 1) / kTileRows;
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t row = first + count * block / blocks, rows = first + count * (block + 1) / blocks - row;
     const bf16* const x = static_cast<const bf16*>(args.x) + row * args.x_stride;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t at = (tile + t) * kTile;
-      kQuadSums[rows - 1](quads + t * (in / kUnitColumns) * kQuads, x, args.x_stride, in,
-                          {static_cast<bf16*>(args.out) + row * out + at, out, out - at, args.bias ? args.bias + at : nullptr});
+      kQuadSums[rows - 1](
+          quads + t * (in / kUnitColumns) * kQuads, x, args.x_stride, in,
+          {static_cast<bf16*>(args.out) + row * out + at, out, out - at, args.bias ? args.bias + at : nullptr});
     }
   }
 }

@@ -168,8 +168,8 @@ WEFT_INLINE void keep_last_inputs(const ConvArgs& args, const Run& run, int64_t 
     const int64_t token = run.offset + run.length - (K - 1) + k;
     past[k] = load(static_cast<const T*>(args.x.data) + token * args.x.token_stride + channel);
     if (args.in_gate.data)
-      past[k] = rounded<T>(past[k] * load(static_cast<const T*>(args.in_gate.data) +
-                                          token * args.in_gate.token_stride + channel));
+      past[k] = rounded<T>(
+          past[k] * load(static_cast<const T*>(args.in_gate.data) + token * args.in_gate.token_stride + channel));
   }
   keep_window<K>(args, channel, run.slot, past);
 }

@@ -53,8 +53,8 @@ struct FusedBlock {
   }
 
   void swiglu(const Projected& x, void* out, const AdapterRows* whose = nullptr) const;
-  void short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window,
-                  void* out, const AdapterRows* whose = nullptr) const;
+  void short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window, void* out,
+                  const AdapterRows* whose = nullptr) const;
   // logged: columns B and x. Windows alone are computed.
   void replay_short_conv(const Runs& again, const Projected& logged, const ConvWeights& conv,
                          const SlotView& window) const;

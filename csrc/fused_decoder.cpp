@@ -29,20 +29,31 @@ void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const s
     case Core::swiglu: return fused.swiglu(x, out, whose);
     case Core::short_conv: return fused.short_conv(runs, x, stage.conv, stage.first, out, whose);
     case Core::gated_delta:
-      return fused.run(x, out, [&](const Projected& projected, void* to) {
-        static_cast<const GatedDeltaLayer*>(stage.layer)->run(runs, projected, stage.first, stage.second, stage.number, to);
-      }, whose);
+      return fused.run(
+          x, out,
+          [&](const Projected& projected, void* to) {
+            static_cast<const GatedDeltaLayer*>(stage.layer)
+                ->run(runs, projected, stage.first, stage.second, stage.number, to);
+          },
+          whose);
     case Core::mamba2:
-      return fused.run(x, out, [&](const Projected& projected, void* to) {
-        static_cast<const Mamba2Layer*>(stage.layer)->run(runs, projected, stage.first, stage.second, stage.number, to);
-      }, whose);
+      return fused.run(
+          x, out,
+          [&](const Projected& projected, void* to) {
+            static_cast<const Mamba2Layer*>(stage.layer)
+                ->run(runs, projected, stage.first, stage.second, stage.number, to);
+          },
+          whose);
     case Core::attention:
-      return fused.run(x, out, [&](const Projected& projected, void* to) {
-        const Rotation none = {nullptr, nullptr, 0};
-        static_cast<const AttentionLayer*>(stage.layer)->run(
-            runs, runs, projected, stage.rope < 0 ? none : rotated[static_cast<size_t>(stage.rope)],
-            {stage.first, stage.second, page_table, table_stride, stage.scales}, to);
-      }, whose);
+      return fused.run(
+          x, out,
+          [&](const Projected& projected, void* to) {
+            const Rotation none = {nullptr, nullptr, 0};
+            static_cast<const AttentionLayer*>(stage.layer)
+                ->run(runs, runs, projected, stage.rope < 0 ? none : rotated[static_cast<size_t>(stage.rope)],
+                      {stage.first, stage.second, page_table, table_stride, stage.scales}, to);
+          },
+          whose);
   }
 }
 
@@ -75,7 +86,8 @@ int64_t bytes_of(Dtype dtype) { return dtype == Dtype::bfloat16 ? 2 : 4; }
 
 void replay_stage(const Stage& stage, const Runs& again, const Projected& logged) {
   if (stage.core == Core::gated_delta)
-    static_cast<const GatedDeltaLayer*>(stage.layer)->run(again, logged, stage.first, stage.second, stage.number, nullptr);
+    static_cast<const GatedDeltaLayer*>(stage.layer)
+        ->run(again, logged, stage.first, stage.second, stage.number, nullptr);
   if (stage.core == Core::mamba2)
     static_cast<const Mamba2Layer*>(stage.layer)->run(again, logged, stage.first, stage.second, stage.number, nullptr);
   if (stage.core == Core::short_conv) stage.fused->replay_short_conv(again, logged, stage.conv, stage.first);
@@ -108,8 +120,8 @@ void FusedDecoder::replay(const Runs& again, Dtype dtype, const char* log, int64
   }
 }
 
-void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
-                int64_t table_stride, const AdapterRows* whose, void* out) const {
+void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated,
+                       const int32_t* page_table, int64_t table_stride, const AdapterRows* whose, void* out) const {
   const int64_t dim = stages.front().fused->first.in();
   const Buffer normed = fused_buffer(2, x, dim), rooms[2] = {fused_buffer(3, x, dim), fused_buffer(4, x, dim)};
   Projected stream = x;
@@ -121,8 +133,7 @@ void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<R
       stream = *added;  // the sum took its place
       spare = added == &rooms[0] ? 1 : 0;
     }
-    run_stage(stage, runs, normed, rotated, page_table, table_stride, whose,
-              rooms[spare].data);
+    run_stage(stage, runs, normed, rotated, page_table, table_stride, whose, rooms[spare].data);
     added = &rooms[spare];
   }
   norm_stream(last, stream, added, scale, dim, added ? added->data : nullptr, out);

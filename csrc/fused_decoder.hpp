@@ -32,7 +32,7 @@ struct Stage {
 };
 
 struct FusedDecoder {
-  float scale;             // of what is added to the stream
+  float scale;  // of what is added to the stream
   StreamNorm last;
   std::vector<Stage> stages;
 

@@ -190,8 +190,7 @@ void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Ru
   const NextState<S, WIDE> next_state = {next, v_dim};
   for (int64_t i = 0; i < k_dim; ++i) {
     next_state.ask(i, 0);
-    for (int w = 0; w < WIDE; ++w)
-      ahead[w] = fused(load(state + (i * WIDE + w) * 16), splat(reader[i]), ahead[w]);
+    for (int w = 0; w < WIDE; ++w) ahead[w] = fused(load(state + (i * WIDE + w) * 16), splat(reader[i]), ahead[w]);
   }
   size_t tap = 0;
   for (int64_t t = 0; t < run.length; ++t) {
@@ -339,7 +338,8 @@ void gated_delta_of(const GatedDeltaArgs& args) {
 #if defined(__AVX512F__)
   constexpr bool kStaysFloat = std::is_same_v<S, float>;  // states in fewer bits are rounded in registers
   const int64_t heads_in_all = static_cast<int64_t>(more.size()) * args.heads;
-  if (kStaysFloat && args.v_dim % 64 == 0 && args.k_dim <= kLongColumns && heads_in_all * args.v_dim / 64 >= pool.threads())
+  if (kStaysFloat && args.v_dim % 64 == 0 && args.k_dim <= kLongColumns &&
+      heads_in_all * args.v_dim / 64 >= pool.threads())
     wide = 64;
 #endif
   const int64_t columns = args.v_dim / wide;
@@ -354,16 +354,17 @@ void gated_delta_of(const GatedDeltaArgs& args) {
   };
   pool.for_each_ahead(static_cast<int64_t>(more.size()) * args.heads * columns, lines * (3.0 + each),
                       [&](int64_t item, int64_t next) {
-    const FlushDenormals flush;
-    const int64_t column = item % columns * wide, head = item / columns % args.heads;
-    const Run& run = *more[item / columns / args.heads];
+                        const FlushDenormals flush;
+                        const int64_t column = item % columns * wide, head = item / columns % args.heads;
+                        const Run& run = *more[item / columns / args.heads];
 #if defined(__AVX512F__)
-    if constexpr (kStaysFloat)
-      if (wide == 64) return delta_columns<T, S, 4, RULE>(args, gates, run, head, column, columns_of(next));
+                        if constexpr (kStaysFloat)
+                          if (wide == 64)
+                            return delta_columns<T, S, 4, RULE>(args, gates, run, head, column, columns_of(next));
 #endif
-    if (wide == 32) delta_columns<T, S, 2, RULE>(args, gates, run, head, column, columns_of(next));
-    else delta_columns<T, S, 1, RULE>(args, gates, run, head, column, columns_of(next));
-  });
+                        if (wide == 32) delta_columns<T, S, 2, RULE>(args, gates, run, head, column, columns_of(next));
+                        else delta_columns<T, S, 1, RULE>(args, gates, run, head, column, columns_of(next));
+                      });
   const auto state_of = [&](int64_t item) {
     return static_cast<const S*>(args.state) + one[item / args.heads]->slot * args.slot_stride +
            item % args.heads * args.k_dim * args.v_dim;
@@ -372,7 +373,7 @@ void gated_delta_of(const GatedDeltaArgs& args) {
   pool.for_each_ahead(static_cast<int64_t>(one.size()) * args.heads, nanoseconds, [&](int64_t item, int64_t next) {
     const FlushDenormals flush;
     delta_head<T, S, RULE>(args, gates, *one[item / args.heads], item % args.heads,
-                            next == Pool::kNone ? nullptr : state_of(next));
+                           next == Pool::kNone ? nullptr : state_of(next));
   });
 }
 

@@ -100,14 +100,12 @@ WEFT_INLINE uint32_t narrow_bits(float size, float most, uint32_t most_bits) {
 
 WEFT_INLINE void narrow(f16* to, float x) {
   const uint32_t sign = __builtin_signbit(x) ? 0x8000 : 0, nan = 0x7E00;
-  to->bits = static_cast<uint16_t>(
-      sign | (x != x ? nan : narrow_bits<10, 15>(__builtin_fabsf(x), 65504.0f, 0x7BFF)));
+  to->bits = static_cast<uint16_t>(sign | (x != x ? nan : narrow_bits<10, 15>(__builtin_fabsf(x), 65504.0f, 0x7BFF)));
 }
 
 WEFT_INLINE void narrow(f8* to, float x) {
   const uint32_t sign = __builtin_signbit(x) ? 0x80 : 0, nan = 0x7F;
-  to->bits = static_cast<uint8_t>(
-      sign | (x != x ? nan : narrow_bits<3, 7>(__builtin_fabsf(x), 448.0f, 0x7E)));
+  to->bits = static_cast<uint8_t>(sign | (x != x ? nan : narrow_bits<3, 7>(__builtin_fabsf(x), 448.0f, 0x7E)));
 }
 
 // A whole number: what scale x is about, scaled before.

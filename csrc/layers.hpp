@@ -52,7 +52,7 @@ struct NormWeights {
 
 struct GatedDeltaLayer {
   ConvWeights conv;
-  NormWeights norm;             // [v_dim]
+  NormWeights norm;              // [v_dim]
   const float *decay, *dt_bias;  // [heads]
   float beta_scale;
   int64_t k_heads, heads, k_dim, v_dim;
@@ -65,8 +65,8 @@ struct GatedDeltaLayer {
 
 struct Mamba2Layer {
   ConvWeights conv;
-  NormWeights norm;                  // [heads * head_dim]
-  const float *a, *d, *dt_bias;      // [heads]
+  NormWeights norm;              // [heads * head_dim]
+  const float *a, *d, *dt_bias;  // [heads]
   int64_t heads, groups, head_dim, state_dim, norm_group;
   bool gate_first;
   float dt_min, dt_max;
@@ -82,8 +82,8 @@ struct Rotation {
 };
 
 struct Pages {
-  SlotView k, v;           // slots are pages
-  const int32_t* table;    // [R, ...]
+  SlotView k, v;         // slots are pages
+  const int32_t* table;  // [R, ...]
   int64_t table_stride;
   TokenScales scales;
 };
@@ -94,8 +94,8 @@ struct AttentionLayer {
   NormWeights q_norm, k_norm;          // weight null for a layer without
   bool plus_one;
   float scale;
-  int64_t window;                      // 0 for all
-  const float* sinks;                  // [heads] or null
+  int64_t window;      // 0 for all
+  const float* sinks;  // [heads] or null
 
   // out: [T, heads * dim] dense
   // KV of ``runs`` is written; what is made is the output of ``asked``, rows of theirs, and no other.

@@ -71,7 +71,8 @@ WEFT_VNNI void rounded_tiles(const Weight& weight, int64_t tile, const Prepared&
     if (PARTS == 2 || left == 0) {
       for (int t = 0; t < TILES; ++t) {
         scale[t] = scales(tile + t, group);
-        if constexpr (ZERO == Zero::of_group) zero[t] = (__m512i)tile_zeros(weight, ((tile + t) * groups + group) * kTile);
+        if constexpr (ZERO == Zero::of_group)
+          zero[t] = (__m512i)tile_zeros(weight, ((tile + t) * groups + group) * kTile);
       }
       left = weight.group;
       ++group;
@@ -99,8 +100,7 @@ WEFT_VNNI void rounded_tiles(const Weight& weight, int64_t tile, const Prepared&
       }
     for (int r = 0; r < ROWS; ++r) {
       const float x_scale = x.scales[static_cast<size_t>((row + r) * lines + part / PARTS)];
-      for (int t = 0; t < TILES; ++t)
-        total[t][r] += (f32x16)_mm512_cvtepi32_ps(acc[t][r]) * (scale[t] * x_scale);
+      for (int t = 0; t < TILES; ++t) total[t][r] += (f32x16)_mm512_cvtepi32_ps(acc[t][r]) * (scale[t] * x_scale);
     }
   }
   for (int r = 0; r < ROWS; ++r)
@@ -133,7 +133,8 @@ WEFT_VNNI void rounded_blocks(const Weight& weight, int64_t tile, const Prepared
         const auto sum_at = [&](int r) { return static_cast<size_t>(((row + r) * lines + line) * PARTS + part); };
         for (int r = 0; r < ROWS; ++r)
           for (int t = 0; t < TILES; ++t)
-            acc[t][r] = ZERO == Zero::none ? _mm512_setzero_si512() : _mm512_set1_epi32(-kMiddleOf<BITS, ZERO> * x.sums[sum_at(r)]);
+            acc[t][r] = ZERO == Zero::none ? _mm512_setzero_si512()
+                                           : _mm512_set1_epi32(-kMiddleOf<BITS, ZERO> * x.sums[sum_at(r)]);
         const int8_t* codes = x.codes.data() + row * x.padded + line * kLine + part * kHalfLine;
         for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
           for (int pair = 0; pair < 2; ++pair) {
@@ -191,13 +192,15 @@ WEFT_VNNI void rounded_blocks(const Weight& weight, int64_t tile, const Prepared
     }
   }
   for (int r = 0; r < ROWS; ++r)
-    for (int t = 0; t < TILES; ++t) store(y + r * kOutRows + t * kTile, minimums ? total[t][r] - taken_off[t][r] : total[t][r]);
+    for (int t = 0; t < TILES; ++t)
+      store(y + r * kOutRows + t * kTile, minimums ? total[t][r] - taken_off[t][r] : total[t][r]);
 }
 
 // What ``rounded_blocks`` takes off where it adds up minimums, to the bit, behind a product.
 template <int ROWS, int PARTS>
 void take_block_minimums(const Weight& weight, int64_t tile, int tiles, const Prepared& x, int64_t row, float* y) {
-  const int64_t groups = x.lines * PARTS, block_groups = 256 / kLine * PARTS, blocks = (groups + block_groups - 1) / block_groups;
+  const int64_t groups = x.lines * PARTS, block_groups = 256 / kLine * PARTS,
+                blocks = (groups + block_groups - 1) / block_groups;
   const float* const sums = x.value_sums.data() + row * groups;
   for (int t = 0; t < tiles; ++t) {
     f32x16 taken_off[ROWS] = {};
@@ -398,13 +401,10 @@ void linear_in(const LinearArgs& args) {
   Prepared& x = buffer;
   const Weight& weight = args.weight;
   x.resize(weight, args.exact, args.rows);
-  const auto set = [&](int64_t row) {
-    x.set_row(row, static_cast<const T*>(args.x) + row * args.x_stride, weight.in);
-  };
+  const auto set = [&](int64_t row) { x.set_row(row, static_cast<const T*>(args.x) + row * args.x_stride, weight.in); };
   if (args.rows < kRowsTogether)
     for (int64_t row = 0; row < args.rows; ++row) set(row);
-  else
-    Pool::instance().for_each(args.rows, set);
+  else Pool::instance().for_each(args.rows, set);
   Pool::instance().for_each((weight.out + kOutRows - 1) / kOutRows, [&](int64_t item) {
     const int64_t first = item * kOutRows;
     const int64_t count = weight.out - first < kOutRows ? weight.out - first : kOutRows;
@@ -433,7 +433,7 @@ void widen_tiles(const WidenArgs& args) {
       const f32x16 scale = scales(tile, group), minimum = weight.minimums ? minimums(tile, group) : splat(0);
       const f32x16 zero = weight.minimums && !weight.middle ? splat(0)
                           : weight.zeros ? converted<f32x16>(tile_zeros(weight, (tile * groups + group) * kTile))
-                                          : splat(static_cast<float>(weight.table ? kMiddle<8> : kMiddle<BITS>));
+                                         : splat(static_cast<float>(weight.table ? kMiddle<8> : kMiddle<BITS>));
       for (int i = 0; i < kHalfLine; ++i) {
         const int64_t column = half * kHalfLine + i;
         if (column >= weight.in) break;

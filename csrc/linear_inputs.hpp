@@ -58,7 +58,9 @@ bool has_bf16_dot() { return false; }
 
 enum class Inputs { floats, halves, codes };
 
-bool in_tiles(WeightForm form) { return form == WeightForm::int8 || form == WeightForm::int4 || form == WeightForm::int6; }
+bool in_tiles(WeightForm form) {
+  return form == WeightForm::int8 || form == WeightForm::int4 || form == WeightForm::int6;
+}
 
 // How many groups a line of ``weight`` has at most: 1 where groups are whole lines.
 int64_t parts_of_line(const Weight& weight) { return in_tiles(weight.form) && weight.group == kHalfLine ? 2 : 1; }
@@ -74,14 +76,14 @@ Inputs inputs_for(const Weight& weight, bool exact) {
 // once, and drops the products of the additional ones.
 struct Prepared {
   Inputs kind;
-  int64_t padded, lines, parts;   // parts: of a line
+  int64_t padded, lines, parts;  // parts: of a line
   bool scaled_sums;
   std::vector<float> values;
   std::vector<bf16> halves;
   std::vector<int8_t> codes;
-  std::vector<float> scales;     // [rows][lines]
-  std::vector<int32_t> sums;     // [rows][lines][parts] of codes
-  std::vector<float> value_sums; // the same of values: of floats, and for minimums
+  std::vector<float> scales;      // [rows][lines]
+  std::vector<int32_t> sums;      // [rows][lines][parts] of codes
+  std::vector<float> value_sums;  // the same of values: of floats, and for minimums
 
   // For products of ``rows`` rows with ``weight``.
   void resize(const Weight& weight, bool exact, int64_t rows) {
@@ -125,8 +127,7 @@ struct Prepared {
       const f32x16 half = splat(0.5f);
       for (int part = 0; part < 2; ++part) {
         const f32x16 scaled = finite ? (part ? second : first) * up : splat(0);
-        const i32x16 whole =
-            converted<i32x16>(scaled + select(scaled < splat(0), -half, half));
+        const i32x16 whole = converted<i32x16>(scaled + select(scaled < splat(0), -half, half));
         for (int i = 0; i < 16; ++i) {
           to[part * 16 + i] = static_cast<int8_t>(whole[i]);
           totals[part] += whole[i];
@@ -182,9 +183,7 @@ WEFT_INLINE f32x16 load_halves(const uint16_t* from) {
   const __m128i* const halves = reinterpret_cast<const __m128i*>(from);
   return {(f32x8)_mm256_cvtph_ps(_mm_loadu_si128(halves)), (f32x8)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 #elif defined(__aarch64__)
-  const auto four = [from](int at) {
-    return (f32x4)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + at)));
-  };
+  const auto four = [from](int at) { return (f32x4)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + at))); };
   return {{four(0), four(4)}, {four(8), four(12)}};
 #else
   f32x16 x;
@@ -241,9 +240,13 @@ class GroupNumbers {
 
  private:
   GroupNumbers(const Weight& weight, const void* numbers, const uint16_t* of_blocks)
-      : numbers_(numbers), of_blocks_(of_blocks), of_rows_(weight.row_scales), form_(weight.scale_form),
+      : numbers_(numbers),
+        of_blocks_(of_blocks),
+        of_rows_(weight.row_scales),
+        form_(weight.scale_form),
         groups_((padded_of(weight) + weight.group - 1) / weight.group),
-        blocks_((padded_of(weight) + kBlockColumns - 1) / kBlockColumns), shift_(weight.group == kHalfLine ? 4 : 3) {}
+        blocks_((padded_of(weight) + kBlockColumns - 1) / kBlockColumns),
+        shift_(weight.group == kHalfLine ? 4 : 3) {}
 
   static constexpr int64_t kBlockColumns = 256;
   static int64_t padded_of(const Weight& weight) { return (weight.in + kLine - 1) / kLine * kLine; }

@@ -152,10 +152,8 @@ void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& ru
   Scratch scratch;
   S* const slots = static_cast<S*>(args.state) + head * numbers;
   S* const state = in_place ? slots + run.slot * args.slot_stride : scratch.take<S>(numbers);
-  if (run.fresh || run.slot == kPad)
-    std::memset(static_cast<void*>(state), 0, sizeof(S) * numbers);
-  else if (!in_place)
-    std::memcpy(static_cast<void*>(state), slots + run.slot * args.slot_stride, sizeof(S) * numbers);
+  if (run.fresh || run.slot == kPad) std::memset(static_cast<void*>(state), 0, sizeof(S) * numbers);
+  else if (!in_place) std::memcpy(static_cast<void*>(state), slots + run.slot * args.slot_stride, sizeof(S) * numbers);
   size_t tap = 0;
   for (int64_t t = 0; t < run.length;) {
     int64_t end = t + kTokensTogether < run.length ? t + kTokensTogether : run.length;
@@ -240,10 +238,12 @@ void mamba2_of(const Mamba2Args& args) {
   };
   pool.for_each_ahead(static_cast<int64_t>(one.size()) * parts, static_cast<double>(heads * head_numbers) * 0.2,
                       [&](int64_t item, int64_t next) {
-    const FlushDenormals flush;
-    const int64_t begin = item % parts * heads, end = begin + heads < args.heads ? begin + heads : args.heads;
-    mamba2_decode<T, S>(args, steps, *one[item / parts], begin, end, next == Pool::kNone ? nullptr : state_of(next));
-  });
+                        const FlushDenormals flush;
+                        const int64_t begin = item % parts * heads,
+                                      end = begin + heads < args.heads ? begin + heads : args.heads;
+                        mamba2_decode<T, S>(args, steps, *one[item / parts], begin, end,
+                                            next == Pool::kNone ? nullptr : state_of(next));
+                      });
 }
 
 void mamba2(const Mamba2Args& args) {

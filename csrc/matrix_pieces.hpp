@@ -62,7 +62,8 @@ WEFT_INLINE f32x16 without_minimums(const Weight& weight, int64_t tile, const fl
 // Tiles [tile, tile + count) of W, a chunk of steps at a time. Chunks are asked for in order.
 class TileChunks {
  public:
-  TileChunks(const Weight& weight, int64_t tile, int count, Line* room) : weight_(weight), tile_(tile), count_(count), room_(room) {
+  TileChunks(const Weight& weight, int64_t tile, int count, Line* room)
+      : weight_(weight), tile_(tile), count_(count), room_(room) {
     if (weight.form == WeightForm::bfloat16_twelve_bit)
       for (int t = 0; t < count; ++t) odd_[t] = SqueezedTile(weight, tile + t).odd;
   }
@@ -90,9 +91,12 @@ class TileChunks {
     if (!whole) std::memset(room_, 0, static_cast<size_t>(count_ * stride_ * 2));
     for (int t = 0; t < count_; ++t) {
       uint16_t* const to = room_->numbers + t * stride_;
-      if (packed) unpack(t, first * kStepUnits, whole ? steps * kStepUnits : weight_.in / kUnitColumns - first * kStepUnits, to);
-      else std::memcpy(to, static_cast<const uint16_t*>(weight_.data) + ((tile_ + t) * weight_.in + first * kStepColumns) * kTile,
-                       static_cast<size_t>((weight_.in - first * kStepColumns) * kTile * 2));
+      if (packed)
+        unpack(t, first * kStepUnits, whole ? steps * kStepUnits : weight_.in / kUnitColumns - first * kStepUnits, to);
+      else
+        std::memcpy(
+            to, static_cast<const uint16_t*>(weight_.data) + ((tile_ + t) * weight_.in + first * kStepColumns) * kTile,
+            static_cast<size_t>((weight_.in - first * kStepColumns) * kTile * 2));
     }
     return room_->numbers;
   }
@@ -162,7 +166,12 @@ void few_row_sums(const uint16_t* w, const float* x, int64_t x_stride, int64_t s
 class PieceOutput {
  public:
   PieceOutput(const LinearArgs& args, int64_t first, int64_t last, int64_t tile, int64_t end)
-      : args_(args), first_(first), last_(last), tile_(tile), numbers_(static_cast<bf16*>(args.out)), stride_(args.weight.out) {
+      : args_(args),
+        first_(first),
+        last_(last),
+        tile_(tile),
+        numbers_(static_cast<bf16*>(args.out)),
+        stride_(args.weight.out) {
     const bool in_lines = args.weight.out % (2 * kTile) == 0 && reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
     if (!in_lines || last - first < kStagedRows || args.rows * args.weight.out * 2 < kStagedBytes) return;
     stride_ = (end - tile) * kTile;
@@ -183,7 +192,8 @@ class PieceOutput {
   PieceOutput& operator=(const PieceOutput&) = delete;
 
   bf16* at(int64_t row, int64_t tile) const {
-    return staged_ ? numbers_ + (row - first_) * stride_ + (tile - tile_) * kTile : numbers_ + row * stride_ + tile * kTile;
+    return staged_ ? numbers_ + (row - first_) * stride_ + (tile - tile_) * kTile
+                   : numbers_ + row * stride_ + tile * kTile;
   }
 
   // ``sums``: of x, for weights with minimums.
@@ -249,7 +259,9 @@ struct PairOfBlocks {
   void write(const float* sums) const {
     for (int64_t row = first; row < last; ++row)
       for (int t = 0; t < count; ++t)
-        output.write(row, tile + t, load(sums + ((row - first) / kTileSide * count + t) * kSumNumbers + (row - first) % kTileSide * kTile));
+        output.write(
+            row, tile + t,
+            load(sums + ((row - first) / kTileSide * count + t) * kSumNumbers + (row - first) % kTileSide * kTile));
   }
 };
 
@@ -275,11 +287,15 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
         const int64_t row = first + pair * 2 * kTileSide;
         const PairOfBlocks rows = {output, row, row + 2 * kTileSide < last ? row + 2 * kTileSide : last, tile, count};
         if (is_last) rows.fetch_outputs();
-        unit.halves({
-            .x = numbers + (2 * pair * steps_in_all + begin) * kStepNumbers, .w = chunk,
-            .x_stride = steps_in_all * kStepNumbers, .w_stride = w.stride(), .steps = steps,
-            .x_tiles = 2 * pair + 1 < blocks ? 2 : 1, .w_tiles = count, .first = begin == 0,
-            .sums = sums + pair * 4 * kSumNumbers});
+        unit.halves({.x = numbers + (2 * pair * steps_in_all + begin) * kStepNumbers,
+                     .w = chunk,
+                     .x_stride = steps_in_all * kStepNumbers,
+                     .w_stride = w.stride(),
+                     .steps = steps,
+                     .x_tiles = 2 * pair + 1 < blocks ? 2 : 1,
+                     .w_tiles = count,
+                     .first = begin == 0,
+                     .sums = sums + pair * 4 * kSumNumbers});
         if (is_last) rows.write(sums + pair * 4 * kSumNumbers);
       }
     });

@@ -31,12 +31,12 @@ constexpr int64_t kSumNumbers = kTileSide * kTileSide;
 
 // Counts of ``x_tiles`` and ``w_tiles`` are 1 or 2. Sums lie as [x_tiles][w_tiles][16][16].
 struct HalfBlock {
-  const uint16_t* x;    // bfloat16 [x_tiles][steps][16 rows][32 columns]; tiles of other rows x_stride apart
-  const uint16_t* w;    // bfloat16 [w_tiles][steps][16 pairs of columns][16 rows][2]; w_stride apart
+  const uint16_t* x;           // bfloat16 [x_tiles][steps][16 rows][32 columns]; tiles of other rows x_stride apart
+  const uint16_t* w;           // bfloat16 [w_tiles][steps][16 pairs of columns][16 rows][2]; w_stride apart
   int64_t x_stride, w_stride;  // in numbers
   int64_t steps;               // of 32 columns
   int x_tiles, w_tiles;
-  bool first;                  // sums begin at zero
+  bool first;  // sums begin at zero
   float* sums;
 };
 

@@ -66,7 +66,7 @@ struct ExpertRows {
 };
 
 struct Routing {
-  std::vector<int64_t> pairs, place;   // sorted: token * choices + choice; place of each pair, or kPad
+  std::vector<int64_t> pairs, place;  // sorted: token * choices + choice; place of each pair, or kPad
   std::vector<ExpertRows> groups;
 
   void sort(const MoeArgs& args) {
@@ -78,7 +78,8 @@ struct Routing {
     for (int64_t i = 0; i < count; ++i)
       if (args.ids[i] != kPad) ++begin[static_cast<size_t>(args.ids[i] + 1)];
     for (int64_t e = 0; e < args.experts; ++e) {
-      if (const int64_t rows = begin[static_cast<size_t>(e + 1)]) groups.push_back({e, begin[static_cast<size_t>(e)], rows});
+      if (const int64_t rows = begin[static_cast<size_t>(e + 1)])
+        groups.push_back({e, begin[static_cast<size_t>(e)], rows});
       begin[static_cast<size_t>(e + 1)] += begin[static_cast<size_t>(e)];
     }
     pairs.resize(static_cast<size_t>(begin.back()));

@@ -98,8 +98,7 @@ void run_products(TiledMoeStep<bf16>& step) {
       store_some(step.wide.data() + i, load_some(from + i, left), left);
     }
   });
-  for (LinearArgs& args : step.products)
-    args.x = step.wide.data() + (static_cast<const bf16*>(args.x) - from);
+  for (LinearArgs& args : step.products) args.x = step.wide.data() + (static_cast<const bf16*>(args.x) - from);
   items_of_products<bf16, float>(step.products);
 }
 
@@ -117,12 +116,18 @@ template <class T>
 void expert_products(TiledMoeStep<T>& step, const std::vector<T>& x, const Weight& size, const ExpertTiles* tiles,
                      std::vector<T>& out, Dtype dtype) {
   step.products.clear();
-  if (out.size() < step.pairs.size() * static_cast<size_t>(size.out)) out.resize(step.pairs.size() * static_cast<size_t>(size.out));
+  if (out.size() < step.pairs.size() * static_cast<size_t>(size.out))
+    out.resize(step.pairs.size() * static_cast<size_t>(size.out));
   for (const ExpertRows& group : step.groups) {
     const Weight weight = tiles ? in_own_tiles(size, tiles[group.expert]) : expert_of(size, group.expert);
-    step.products.push_back({
-        .x = x.data() + group.first * size.in, .x_stride = size.in, .x_dtype = dtype, .rows = group.count,
-        .weight = weight, .bias = nullptr, .exact = false, .out = out.data() + group.first * size.out});
+    step.products.push_back({.x = x.data() + group.first * size.in,
+                             .x_stride = size.in,
+                             .x_dtype = dtype,
+                             .rows = group.count,
+                             .weight = weight,
+                             .bias = nullptr,
+                             .exact = false,
+                             .out = out.data() + group.first * size.out});
   }
   if (!step.products.empty()) run_products(step);
 }

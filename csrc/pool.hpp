@@ -90,13 +90,14 @@ class Pool {
       return item < count ? item : kNone;
     };
     const int64_t lanes = threads() < count ? threads() : count;
-    for_each(lanes, nanoseconds * static_cast<double>(count) / static_cast<double>(lanes > 0 ? lanes : 1), [&](int64_t) {
-      for (int64_t item = claim(); item != kNone;) {
-        const int64_t next = claim();
-        body(item, next);
-        item = next;
-      }
-    });
+    for_each(lanes, nanoseconds * static_cast<double>(count) / static_cast<double>(lanes > 0 ? lanes : 1),
+             [&](int64_t) {
+               for (int64_t item = claim(); item != kNone;) {
+                 const int64_t next = claim();
+                 body(item, next);
+                 item = next;
+               }
+             });
   }
 
   static constexpr int64_t kNone = -1;

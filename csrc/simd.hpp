@@ -80,6 +80,7 @@ struct Two {
 template <class Half>
 Two(Half, Half) -> Two<Half>;
 
+// clang-format off: it takes op##= for an assignment.
 #define WEFT_OPERATOR(op)                                                                                             \
   template <class H>                                                                                                  \
   WEFT_INLINE Two<H> operator op(const Two<H>& a, const Two<H>& b) {                                                  \
@@ -97,6 +98,7 @@ Two(Half, Half) -> Two<Half>;
   WEFT_INLINE Two<H>& operator op##=(Two<H>& a, const B& b) {                                                         \
     return a = a op b;                                                                                                \
   }
+// clang-format on
 WEFT_OPERATOR(+)
 WEFT_OPERATOR(-)
 WEFT_OPERATOR(*)
@@ -109,14 +111,14 @@ WEFT_OPERATOR(>>)
 #undef WEFT_OPERATOR
 
 // All ones where it holds, as 32-bit integers.
-#define WEFT_COMPARISON(op)                                                       \
-  template <class H>                                                              \
-  WEFT_INLINE auto operator op(const Two<H>& a, const Two<H>& b) {                \
-    return Two{a.low op b.low, a.high op b.high};                                 \
-  }                                                                               \
-  template <class H, class S, class = std::enable_if_t<std::is_arithmetic_v<S>>>  \
-  WEFT_INLINE auto operator op(const Two<H>& a, S b) {                            \
-    return Two{a.low op b, a.high op b};                                          \
+#define WEFT_COMPARISON(op)                                                      \
+  template <class H>                                                             \
+  WEFT_INLINE auto operator op(const Two<H>& a, const Two<H>& b) {               \
+    return Two{a.low op b.low, a.high op b.high};                                \
+  }                                                                              \
+  template <class H, class S, class = std::enable_if_t<std::is_arithmetic_v<S>>> \
+  WEFT_INLINE auto operator op(const Two<H>& a, S b) {                           \
+    return Two{a.low op b, a.high op b};                                         \
   }
 WEFT_COMPARISON(<)
 WEFT_COMPARISON(>)
@@ -138,10 +140,8 @@ WEFT_INLINE Two<H> operator~(const Two<H>& x) {
 // ``yes`` where ``chosen`` is all ones, ``no`` where it is 0.
 template <class M, class T>
 WEFT_INLINE T chosen_of(const M& chosen, const T& yes, const T& no) {
-  if constexpr (kIsTwo<T>)
-    return {chosen_of(chosen.low, yes.low, no.low), chosen_of(chosen.high, yes.high, no.high)};
-  else
-    return chosen ? yes : no;
+  if constexpr (kIsTwo<T>) return {chosen_of(chosen.low, yes.low, no.low), chosen_of(chosen.high, yes.high, no.high)};
+  else return chosen ? yes : no;
 }
 
 // A vector of the compiler in two: numbers of type T in ``bytes`` bytes each.
@@ -444,7 +444,9 @@ WEFT_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
 WEFT_INLINE f32x16 silu(f32x16 x) { return x / (1.0f + exp(-x)); }
 
 // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as a sigmoid.
-WEFT_INLINE f32x16 gelu_tanh(f32x16 x) { return x / (1.0f + exp(x * (-1.5957691216057308f - 0.07135481282725557f * x * x))); }
+WEFT_INLINE f32x16 gelu_tanh(f32x16 x) {
+  return x / (1.0f + exp(x * (-1.5957691216057308f - 0.07135481282725557f * x * x)));
+}
 
 // log(1 + e^x) = max(x, 0) + log1p(e^-|x|), the second by 2 atanh(u / (2 + u)).
 WEFT_INLINE f32x16 softplus(f32x16 x) {

@@ -244,10 +244,17 @@ void tile_block(const T* tiles, int64_t in, const X* x, int64_t x_stride, int ro
   switch (rows) {
     case 1: tile_sums<1, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
     case 2: tile_sums<2, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
-    case 3: if constexpr (kTileRows >= 3) tile_sums<3, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
-    case 4: if constexpr (kTileRows >= 4) tile_sums<4, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
-    case 5: if constexpr (kTileRows >= 5) tile_sums<5, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
-    default: if constexpr (kTileRows >= 6) tile_sums<6, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
+    case 3:
+      if constexpr (kTileRows >= 3) tile_sums<3, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
+      break;
+    case 4:
+      if constexpr (kTileRows >= 4) tile_sums<4, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
+      break;
+    case 5:
+      if constexpr (kTileRows >= 5) tile_sums<5, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
+      break;
+    default:
+      if constexpr (kTileRows >= 6) tile_sums<6, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
   }
 }
 
@@ -305,9 +312,8 @@ void tile_products(const LinearArgs& args) {
                              (0.04 + 0.0025 * static_cast<double>(args.rows));
   const int64_t items = (weight.out + kOutRows - 1) / kOutRows;
   if (args.rows <= kTileRows) {
-    Pool::instance().for_each(items, nanoseconds, [&](int64_t item) {
-      tiles_of_item<T, X>(args, item * kOutTiles, 0, args.rows, nullptr);
-    });
+    Pool::instance().for_each(
+        items, nanoseconds, [&](int64_t item) { tiles_of_item<T, X>(args, item * kOutTiles, 0, args.rows, nullptr); });
     return;
   }
   // Whole blocks of x, and the parts nearly of one size.
@@ -320,7 +326,8 @@ void tile_products(const LinearArgs& args) {
     return row < args.rows ? row : args.rows;
   };
   const auto work = [&](int64_t item, int64_t next) {
-    const char* ahead = next == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + next % items * item_bytes;
+    const char* ahead =
+        next == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + next % items * item_bytes;
     tiles_of_item<T, X>(args, item % items * kOutTiles, begin_of(item / items), begin_of(item / items + 1), ahead);
   };
   Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);

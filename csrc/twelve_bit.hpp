@@ -55,14 +55,14 @@ constexpr int64_t kUnpackedItemBytes = 1 << 18;
 constexpr int64_t kUnpackedPartBytes = 1 << 19;
 
 // name(body): body(0), body(1), ... of constants. Sums that a loop counts through would pass through memory.
-#define WEFT_EACH(name, part)                                              \
-  template <class Body, int... I>                                          \
+#define WEFT_EACH(name, part)                                                      \
+  template <class Body, int... I>                                                  \
   part inline void name##_of(const Body& body, std::integer_sequence<int, I...>) { \
-    (body(std::integral_constant<int, I>{}), ...);                         \
-  }                                                                        \
-  template <int COUNT, class Body>                                         \
-  part inline void name(const Body& body) {                                \
-    name##_of(body, std::make_integer_sequence<int, COUNT>{});             \
+    (body(std::integral_constant<int, I>{}), ...);                                 \
+  }                                                                                \
+  template <int COUNT, class Body>                                                 \
+  part inline void name(const Body& body) {                                        \
+    name##_of(body, std::make_integer_sequence<int, COUNT>{});                     \
   }
 #define WEFT_WIDE_PART __attribute__((always_inline))
 WEFT_EACH(each, WEFT_BF16_PART)
@@ -90,7 +90,8 @@ struct SqueezedTile {
   SqueezedTile(const Weight& weight, int64_t tile)
       : units(static_cast<const uint8_t*>(weight.data) + tile / 2 * (weight.in / kUnitColumns) * kStepBytes +
               tile % 2 * kUnitBytes),
-        highs(static_cast<const uint8_t*>(weight.scales) + tile * 16), odd(weight.odd + weight.odd[tile]) {}
+        highs(static_cast<const uint8_t*>(weight.scales) + tile * 16),
+        odd(weight.odd + weight.odd[tile]) {}
 
   WEFT_INLINE __m512i upper_bytes() const {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(highs)));
@@ -221,15 +222,13 @@ void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block<float>& b
       each_wide<2>([&](auto pair) WEFT_WIDE_PART {
         f32x16 numbers[TILES];
         each_wide<TILES>([&](auto t) WEFT_WIDE_PART { numbers[t] = (f32x16)_mm512_slli_epi32(w[t].pairs[pair], 16); });
-        each_sum([&](auto r, auto t) WEFT_WIDE_PART {
-          acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair];
-        });
+        each_sum([&](auto r, auto t)
+                     WEFT_WIDE_PART { acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair]; });
         each_wide<TILES>([&](auto t) WEFT_WIDE_PART {
           numbers[t] = (f32x16)_mm512_and_si512(w[t].pairs[pair], _mm512_set1_epi32(static_cast<int>(0xFFFF0000)));
         });
-        each_sum([&](auto r, auto t) WEFT_WIDE_PART {
-          acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair + 1];
-        });
+        each_sum([&](auto r, auto t)
+                     WEFT_WIDE_PART { acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair + 1]; });
       });
     });
   }
@@ -297,7 +296,9 @@ template <class X>
 const Block<X>* own_blocks(const LinearArgs& args, int64_t most, Scratch& scratch) {
   Block<X>* const blocks = scratch.take<Block<X>>(blocks_of(args.rows, most));
   X* const copies = args.rows == 1 ? nullptr : scratch.take<X>(args.rows * args.weight.in);
-  set_blocks(args, most, blocks, copies, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); });
+  set_blocks(args, most, blocks, copies, [](int64_t count, const auto& job) {
+    for (int64_t i = 0; i < count; ++i) job(i);
+  });
   return blocks;
 }
 
@@ -359,7 +360,8 @@ void unpacked_products(const LinearArgs& args) {
   Pool::instance().for_each_ahead(items * parts, nanoseconds, [&](int64_t at, int64_t after) {
     const int64_t item = at % items, part = at / items, tile = item * kOutTiles;
     const int64_t first = args.rows * part / parts, last = args.rows * (part + 1) / parts;
-    if (weight.out - tile * kTile < kOutRows) return few_tiles<X>(args, tile, tiles, first, last);  // not all its rows are there
+    if (weight.out - tile * kTile < kOutRows)
+      return few_tiles<X>(args, tile, tiles, first, last);  // not all its rows are there
     const char* next = after == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + after % items * bytes;
     unpacked_item_products<X>(args, tile, first, last, next);
   });
@@ -393,7 +395,8 @@ void twelve_bit_products_of(const LinearArgs& args) {
       twelve_bit_item<X>(args, item * kOutTiles, last_of(item), blocks, blocks + 1, nullptr);
     });
   // Parts of x that stay in the L2 cache, nearly of one size.
-  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTwelveBitRows, together = 2 * fit > 8 ? 2 * fit : 8;
+  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTwelveBitRows,
+                together = 2 * fit > 8 ? 2 * fit : 8;
   const int64_t parts = (count + together - 1) / together;
   const auto work = [&](int64_t at, int64_t after) {
     const int64_t item = at % items, part = at / items;

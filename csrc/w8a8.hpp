@@ -146,8 +146,7 @@ struct ByteRows {
 template <int ROWS, int TILES>
 __attribute__((noinline)) WEFT_VNNI void add_part(const uint8_t* tiles, int64_t tile_stride, const f32x16* tile_scale,
                                                   const int8_t* x, int64_t x_stride, const float* x_scale,
-                                                  const int32_t* starts, int64_t parts, int64_t quads,
-                                                  f32x16* totals) {
+                                                  const int32_t* starts, int64_t parts, int64_t quads, f32x16* totals) {
   i32x16 acc[ROWS][TILES];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
@@ -199,8 +198,7 @@ void byte_sums(const Weight& weight, int64_t tile, const ByteRows<Code>& x, int6
   for (int64_t part = 0; part < x.parts; ++part) {
     const int64_t first = part * (kPart / 4), count = quads - first < kPart / 4 ? quads - first : kPart / 4;
     f32x16 scales[TILES];
-    for (int t = 0; t < TILES; ++t)
-      scales[t] = scales_of(tile + t, part * kPart / weight.group);
+    for (int t = 0; t < TILES; ++t) scales[t] = scales_of(tile + t, part * kPart / weight.group);
     const int64_t at = row * x.parts + part;
     add_part<ROWS, TILES>(from + first * 64, stride, scales, x.codes.data() + row * x.padded + 4 * first, x.padded,
                           x.scales.data() + at, x.starts.data() + at, x.parts, count, totals);
@@ -213,10 +211,17 @@ void byte_block(const LinearArgs& args, const ByteRows<Code>& x, int64_t tile, i
   switch (rows) {
     case 1: byte_sums<1, TILES>(args.weight, tile, x, row, totals); break;
     case 2: byte_sums<2, TILES>(args.weight, tile, x, row, totals); break;
-    case 3: if constexpr (kBlockRows >= 3) byte_sums<3, TILES>(args.weight, tile, x, row, totals); break;
-    case 4: if constexpr (kBlockRows >= 4) byte_sums<4, TILES>(args.weight, tile, x, row, totals); break;
-    case 5: if constexpr (kBlockRows >= 5) byte_sums<5, TILES>(args.weight, tile, x, row, totals); break;
-    default: if constexpr (kBlockRows >= 6) byte_sums<6, TILES>(args.weight, tile, x, row, totals);
+    case 3:
+      if constexpr (kBlockRows >= 3) byte_sums<3, TILES>(args.weight, tile, x, row, totals);
+      break;
+    case 4:
+      if constexpr (kBlockRows >= 4) byte_sums<4, TILES>(args.weight, tile, x, row, totals);
+      break;
+    case 5:
+      if constexpr (kBlockRows >= 5) byte_sums<5, TILES>(args.weight, tile, x, row, totals);
+      break;
+    default:
+      if constexpr (kBlockRows >= 6) byte_sums<6, TILES>(args.weight, tile, x, row, totals);
   }
   for (int r = 0; r < rows; ++r)
     for (int t = 0; t < TILES; ++t) {
@@ -247,7 +252,8 @@ void byte_products_of(const LinearArgs& args) {
       const int rows = static_cast<int>(end - row);
       // Few rows: one tile after the other is one stream (linear.hpp).
       if (args.rows > kOneTileRows && tiles >= kOutTiles) byte_block<T, kOutTiles>(args, x, tile, row, rows);
-      else for (int64_t t = 0; t < tiles && t < kOutTiles; ++t) byte_block<T, 1>(args, x, tile + t, row, rows);
+      else
+        for (int64_t t = 0; t < tiles && t < kOutTiles; ++t) byte_block<T, 1>(args, x, tile + t, row, rows);
       row = end;
     }
   });
@@ -259,8 +265,8 @@ constexpr int64_t kMatrixBytesOfX = 1 << 19;  // of a piece, in the L2 cache
 // Rows [first, last) of x times tiles [tile, end) by the matrix unit: a part of 128 columns of 2 x 2 tiles at a time,
 // whose sums are scaled and added as vectors do it.
 template <class T>
-void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, int64_t first, int64_t last, int64_t tile,
-                       int64_t end) {
+void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, int64_t first, int64_t last,
+                       int64_t tile, int64_t end) {
   constexpr int64_t kPartTile = kPart * kTile, kQuadBytes = 4 * kTile;
   const Weight& weight = args.weight;
   const int64_t quads = (weight.in + kLine - 1) / kLine * (kLine / 4), stride = quads * kQuadBytes;
@@ -321,7 +327,8 @@ void matrix_byte_products(const LinearArgs& args) {
     x.set_row(row, static_cast<const T*>(args.x) + row * args.x_stride, weight.in);
   });
   const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
-  const int64_t blocks = (args.rows + kTile - 1) / kTile, parts = (args.rows * x.padded + kMatrixBytesOfX - 1) / kMatrixBytesOfX;
+  const int64_t blocks = (args.rows + kTile - 1) / kTile,
+                parts = (args.rows * x.padded + kMatrixBytesOfX - 1) / kMatrixBytesOfX;
   // Some 25 GB of weights, or 500 billion products, in a second.
   const double nanoseconds = static_cast<double>(kOutRows * weight.in) *
                              (0.04 + 0.002 * static_cast<double>(args.rows) / static_cast<double>(parts));

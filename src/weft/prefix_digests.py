@@ -20,7 +20,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from weft.units import PAGE_TOKENS
+from weft.units import PAD, PAGE_TOKENS
 
 Digests = npt.NDArray[np.uint64]
 Int32s = npt.NDArray[np.int32]
@@ -41,24 +41,24 @@ _LANES = _odd_words(PAGE_TOKENS)
 
 @lru_cache(maxsize=1024)
 def salt_digest(salt: str) -> int:
-    """The digest of no tokens."""
+    """Return the digest of the empty prefix."""
     return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little")
 
 
 def token_array(tokens: Sequence[int] | Int32s) -> Int32s:
-    """int32 [tokens]."""
+    """Return the tokens as int32 [tokens]."""
     if isinstance(tokens, np.ndarray):
         return tokens.astype(np.int32, copy=False)
     return np.frombuffer(struct.pack(f"{len(tokens)}i", *tokens), dtype=np.int32)
 
 
 def prefix_digests(tokens: Sequence[int] | Int32s, salt: str) -> Digests:
-    """uint64 [pages]: entry k is the digest of the first k + 1 whole pages of ``tokens``."""
+    """Return uint64 [pages]: entry k is the digest of the first k + 1 complete pages of ``tokens``."""
     return extended_digests(salt_digest(salt), token_array(tokens), 0)
 
 
 def extended_digests(digest: int, tokens: Int32s, first_page: int) -> Digests:
-    """The digests behind ``digest``, which is that of ``first_page`` pages, for the whole pages of
+    """Return the digests that continue ``digest``, which is that of ``first_page`` pages, for the complete pages of
     ``tokens``."""
     page_count = tokens.size // PAGE_TOKENS
     pages = tokens[: page_count * PAGE_TOKENS].reshape(page_count, PAGE_TOKENS).astype(np.uint64)
@@ -72,8 +72,16 @@ def extended_digests(digest: int, tokens: Int32s, first_page: int) -> Digests:
     return sums
 
 
+def partial_digest(digest: int, tail: Int32s, first_page: int) -> int:
+    """Return the digest of a prefix that ends within a page: ``digest`` is that of its ``first_page`` whole pages.
+    The page is filled up with PAD."""
+    page = np.full(PAGE_TOKENS, PAD, np.int32)
+    page[: tail.size] = tail
+    return int(extended_digests(digest, page, first_page)[0])
+
+
 def _powers(count: int) -> Digests:
-    """The first ``count`` powers."""
+    """Return the first ``count`` powers of C."""
     return _power_table(-(-max(count, 1) // _POWERS_STEP) * _POWERS_STEP)[:count]
 
 

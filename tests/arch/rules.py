@@ -28,6 +28,7 @@ BASE = {
     "families",
     "files",
     "info",
+    "kv_events",
     "logs",
     "host",
     "config_check",

@@ -46,6 +46,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/debugging.md", "ulimit"): PROCESS,
     ("docs/debugging.md", "weft serve"): PROCESS,
     ("docs/debugging.md", "gdb"): PROCESS,
+    ("docs/kv-events.md", "weft serve"): "a model of the hub, and ports; tests/server/test_kv_events.py starts one",
     ("docs/releasing.md", "apt-get"): SHELL,
     ("docs/releasing.md", "deploy/aarch64_root.sh"): SHELL,
     ("docs/releasing.md", "make release"): SHELL,

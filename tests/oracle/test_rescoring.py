@@ -17,6 +17,7 @@ import torch
 from msgspec import structs
 
 from tests.fixtures.checkpoint_families_attention import MORE_CHECKPOINTS
+from tests.fixtures.checkpoint_families_dense import DENSE_CHECKPOINTS
 from tests.fixtures.checkpoint_families_mamba import MAMBA_CHECKPOINTS
 from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint, make_checkpoint
 from tests.fixtures.drafters import AnswerDrafter
@@ -40,10 +41,15 @@ DIFFERS: dict[str, tuple[str, ...]] = {
         "mistral", "qwen3_window", "smollm3_window", "olmo3", "lfm3", "lfm3_plain", "gpt_oss", "gemma3", "gemma4",
         "gemma4_moe", "jet_nemotron", "recurrent_gemma",
     ),
+    "the ring of a window, in common decoders": (
+        "qwen2_window", "phi3", "cohere2", "exaone4", "ministral", "cwm", "starcoder2", "gemma2",
+        "mixtral", "qwen2_moe", "granite_swa", "granite_moe_swa", "dots1",
+    ),
     "attention over latents": (
         "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5", "ling_2_5_plain", "gigachat3_5",
-        "gigachat3_5_plain",
+        "gigachat3_5_plain", "glm4_moe_lite", "deepseek_v3", "deepseek_v2", "youtu",
     ),
+    "a gate that passes GELU": ("gemma",),
     "attention over chosen blocks": (
         "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain",
     ),
@@ -65,9 +71,12 @@ USUAL: dict[str, dict[str, Any]] = {
 GAP = 3e-5
 """Largest difference of a logit of those."""
 GROUPS = {
-    "qwen3, qwen3.5, lfm2, granite": [name for name in CHECKPOINTS if name not in MAMBA_CHECKPOINTS | MORE_CHECKPOINTS],
+    "qwen3, qwen3.5, lfm2, granite": [
+        name for name in CHECKPOINTS if name not in MAMBA_CHECKPOINTS | MORE_CHECKPOINTS | DENSE_CHECKPOINTS
+    ],
     "states": list(MAMBA_CHECKPOINTS),
     "attention": list(MORE_CHECKPOINTS),
+    "dense": list(DENSE_CHECKPOINTS),
 }
 PROMPT, STEPS = 70, 14
 

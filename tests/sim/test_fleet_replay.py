@@ -74,5 +74,5 @@ def test_equal_runs_are_equal(traffic: Traffic, undisturbed: FleetReplayReport) 
 
 
 def test_an_unknown_router_is_refused(traffic: Traffic) -> None:
-    with pytest.raises(ConfigError, match="no router"):
+    with pytest.raises(ConfigError, match="not a router"):
         replay_fleet(traffic, ARENA, COST, replicas=2, router="best")

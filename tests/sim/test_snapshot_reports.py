@@ -116,9 +116,9 @@ def test_a_flush_removes_everything_that_was_reported() -> None:
     assert follow.table.snapshots_of(0) == 0
     assert not follow.table._holders
     assert follow.follower.take() is None
-    assert not follow.follower._digests or follow.player.memory.prefix_tree.by_id
-    follow.follower.stop()
-    assert follow.player.memory.prefix_tree.changed_nodes is None
+    assert not follow.follower.watch.digests or follow.player.memory.prefix_tree.by_id
+    follow.follower.watch.stop()
+    assert follow.player.memory.prefix_tree.watches == []
 
 
 def test_pages_are_reported_of_a_model_with_states_if_a_router_asks() -> None:

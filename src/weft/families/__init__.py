@@ -4,6 +4,9 @@
     llama, mistral    llama            attention                      dense
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
     smollm3           smollm3          attention, some unturned       dense
+    qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
+    mixtral ...       routed           attention                      experts
+    deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
@@ -26,6 +29,7 @@
     gigachat3_5       gigachat3_5      gated delta + latent attention, gated norms
                                                                       dense or experts + shared expert
     gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
+    gemma, gemma2     gemma            attention, caps and windows    dense
     gemma3[_text]     gemma3           attention, windows             dense
     gemma4[_text]     gemma4           attention, windows, shared KV  dense, or experts beside dense
     minimax           minimax          lightning + attention          experts
@@ -65,7 +69,10 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.families import (
     attention,
+    centred,
+    deepseek,
     delta,
+    dense,
     gemma,
     gigachat,
     gpt_oss,
@@ -75,6 +82,7 @@ from weft.families import (
     lightning,
     mamba,
     nemotron_h,
+    routed,
     rwkv,
     zamba2,
 )
@@ -208,7 +216,10 @@ FAMILIES: tuple[Family, ...] = tuple(
     family
     for module in (
         attention,
+        centred,
+        deepseek,
         delta,
+        dense,
         gemma,
         gigachat,
         gpt_oss,
@@ -218,6 +229,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         lightning,
         mamba,
         nemotron_h,
+        routed,
         rwkv,
         zamba2,
     )

@@ -83,6 +83,8 @@ class Architecture:
     @property
     def why_no_gpu(self) -> str:
         """What it does that GPUs have no kernel for; nothing where they compute it."""
+        if any(getattr(mixer, "cap", 0.0) for mixer in self.mixers):
+            return "caps the scores of attention"
         return "attends over chosen blocks" if self.indexed else ""
 
     @property

@@ -6,6 +6,7 @@ OLMo's attention norms queries and keys over all heads at once, and what comes o
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from weft.families import reading
 from weft.families.architecture import Architecture
@@ -14,8 +15,12 @@ from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.names import Names
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
+from weft.families.residuals import Residual
 
-OLMO_NAMES = Names(layer_reader="weft.models.spellings:olmo_layers")
+NAMES = Names({Attention: "self_attn"})
+OUT_NAMES = replace(NAMES, out_norms=("post_attention_layernorm", "post_feedforward_layernorm"))
+OUT_NORMED = Residual(in_norms=False, out_norms=True)
+"""Norms follow blocks, and none is before them."""
 
 
 def read_llama(family: str, keys: ConfigKeys) -> Architecture:
@@ -38,21 +43,25 @@ def _llama(family: str, keys: ConfigKeys, *, window: bool, max_positions: int) -
     return build_architecture(family, keys, [attention] * count, [dense] * count, max_positions=max_positions)
 
 
-def read_qwen3(family: str, keys: ConfigKeys) -> Architecture:
-    """Dense and mixture of experts. Windows, where ``use_sliding_window`` says so: the layers that
-    ``layer_types`` names, or those from ``max_window_layers`` on; in the sparse models all."""
+def read_qwen(family: str, keys: ConfigKeys, *, qk_norm: bool) -> Architecture:
+    """Read Qwen 3 (``qk_norm``) and Qwen 2 (with biases), dense and mixture of experts. Windows, where
+    ``use_sliding_window`` says so: the layers that ``layer_types`` names, or those from ``max_window_layers`` on; in
+    the sparse models all."""
     count = keys.integer("num_hidden_layers")
     sparse = _expert_count(keys) > 0
-    full = read_attention(keys, qk_norm=True, head_dim=None if sparse else 128)
+    full = read_attention(keys, qk_norm=qk_norm, head_dim=None if sparse or not qk_norm else 128)
+    if not qk_norm:
+        full = replace(full, bias=keys.boolean("qkv_bias", True), out_bias=False)
     windows = keys.boolean("use_sliding_window", False) and reading.states_window(keys)
-    first = 0 if sparse else keys.integer("max_window_layers", 28, least=0)
-    kinds = _kinds_that_switch(keys, windows, [i >= first for i in range(count)])
+    first = 0 if sparse and qk_norm else keys.integer("max_window_layers", 28, least=0)
+    inside = [i < first and i % 2 == 0 if sparse and not qk_norm else i >= first for i in range(count)]
+    kinds = _kinds_that_switch(keys, windows, inside)
     window = windowed(full, keys, default=4096) if windows else full
     return build_architecture(
         family,
         keys,
         [window if kind == WINDOW_KIND else full for kind in kinds],
-        [qwen_feed_forward(keys, layer, shared=False) for layer in range(count)],
+        [qwen_feed_forward(keys, layer, shared=not qk_norm) for layer in range(count)],
         max_positions=32768,
     )
 
@@ -71,8 +80,9 @@ def _expert_count(keys: ConfigKeys) -> int:
     return keys.integer("num_experts", keys.integer("num_local_experts", 0, least=0), least=0)
 
 
-def qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool) -> FeedForward:
-    """``shared``: the families with a shared expert; they normalise weights where config.json is silent."""
+def qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool, normalized: bool = False) -> FeedForward:
+    """``shared``: the families with a shared expert. ``normalized``: weights are normalised where config.json is
+    silent."""
     count = _expert_count(keys)
     sparse = count > 0 and (layer + 1) % keys.integer("decoder_sparse_step", 1) == 0
     if not sparse or layer in (keys.get("mlp_only_layers") or ()):
@@ -81,7 +91,7 @@ def qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool) -> FeedForw
         count=count,
         per_token=reading.experts_per_token(keys, count),
         width=keys.integer("moe_intermediate_size"),
-        normalized=keys.boolean("norm_topk_prob", shared),
+        normalized=keys.boolean("norm_topk_prob", normalized),
         shared_width=keys.integer("shared_expert_intermediate_size") if shared else 0,
         shared_gate=shared,
     )
@@ -141,14 +151,14 @@ def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:
         [dense] * count,
         default_eps=1e-5,
         max_positions=2048,
+        residual=OUT_NORMED,
     )
 
 
-_NAMES = Names({Attention: "self_attn"})
 FAMILIES = (
-    Family("llama", ("llama",), read_llama, names=_NAMES),
-    Family("llama", ("mistral",), read_mistral, names=_NAMES),
-    Family("qwen3", ("qwen3", "qwen3_moe"), read_qwen3, names=_NAMES),
-    Family("smollm3", ("smollm3",), read_smollm3, names=_NAMES),
-    Family("olmo3", ("olmo3",), read_olmo3, names=OLMO_NAMES),
+    Family("llama", ("llama",), read_llama, names=NAMES),
+    Family("llama", ("mistral",), read_mistral, names=NAMES),
+    Family("qwen3", ("qwen3", "qwen3_moe"), partial(read_qwen, qk_norm=True), names=NAMES),
+    Family("smollm3", ("smollm3",), read_smollm3, names=NAMES),
+    Family("olmo3", ("olmo3",), read_olmo3, names=OUT_NAMES),
 )

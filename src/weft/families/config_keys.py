@@ -169,7 +169,9 @@ def read_rope(
     if not isinstance(stated, Mapping) or any(isinstance(value, Mapping) for value in stated.values()):
         fail("rope_parameters", stated, "one flat set of rotary settings is served")
     inner = ConfigKeys(stated, fallback=stated)
-    kind = inner.get("rope_type", inner.get("type", "default"))
+    kind: Any = inner.get("rope_type", inner.get("type", "default"))
+    # Turned by places of pictures, a text is turned by its positions.
+    kind = {"su": "longrope", "mrope": "default"}.get(str(kind), kind)
     if kind not in get_args(RopeKind):
         fail("rope_type", kind, f"the rotary kinds served are {', '.join(get_args(RopeKind))}")
     partial = inner.number("partial_rotary_factor", keys.number("partial_rotary_factor", partial))
@@ -191,6 +193,8 @@ def read_rope(
     original = keys.integer(
         "original_max_position_embeddings", inner.integer("original_max_position_embeddings", max_positions)
     )
+    if kind == "longrope":
+        return _longrope(inner, theta, rotary_dim, max_positions, original)
     longer = kind == "yarn" and original < max_positions  # then their ratio is the factor
     needed = ("factor",) if not longer else ()
     for name in (*needed, "low_freq_factor", "high_freq_factor") if kind == "llama3" else needed:
@@ -209,6 +213,26 @@ def read_rope(
         beta_slow=inner.number("beta_slow", 1.0),
         truncate=inner.boolean("truncate", True),
         attention_factor=_attention_factor(inner, factor) if kind == "yarn" else 1.0,
+    )
+
+
+def _longrope(inner: ConfigKeys, theta: float, rotary_dim: int, most: int, original: int) -> Rope:
+    """Return the rope of Phi 3. A model for more than ``original`` positions has the long factors at any length of a
+    text: a key that is cached can't turn again once a text is longer."""
+    name = "long_factor" if most > original else "short_factor"
+    divisors = inner.get(name)
+    if not isinstance(divisors, list) or len(divisors) != rotary_dim // 2 or not all(map(_is_number, divisors)):
+        fail(f"rope_parameters.{name}", divisors, f"it must list {rotary_dim // 2} numbers")
+    if min(divisors) <= 0:
+        fail(f"rope_parameters.{name}", divisors, "all must be above 0")
+    factor = inner.number("factor", most / original)
+    grown = 1.0 if factor <= 1 or original < 2 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return Rope(
+        theta,
+        rotary_dim,
+        "longrope",
+        divisors=tuple(map(float, divisors)),
+        attention_factor=inner.number("attention_factor", grown),
     )
 
 

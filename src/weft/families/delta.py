@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from weft.families.architecture import Architecture, MtpLayer
-from weft.families.attention import OLMO_NAMES, qwen_feed_forward
+from weft.families.attention import qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.delta import GatedDelta, KimiDelta
@@ -44,7 +44,7 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
         family,
         keys,
         [attention if kind == "attention" else delta for kind in kinds],
-        [qwen_feed_forward(keys, layer, shared=True) for layer in range(len(kinds))],
+        [qwen_feed_forward(keys, layer, shared=True, normalized=True) for layer in range(len(kinds))],
         tied=keys.outer_boolean("tie_word_embeddings", False),
         mtp=qwen_mtp(keys, attention),
     )
@@ -79,7 +79,7 @@ def qwen_mtp(keys: ConfigKeys, attention: Attention, residual: Residual = PLAIN)
     layers = keys.integer("mtp_num_hidden_layers", 1, least=0)
     if layers != 1 or keys.boolean("mtp_use_dedicated_embeddings", False):
         return None
-    return MtpLayer(attention, qwen_feed_forward(keys, 0, shared=True), residual)
+    return MtpLayer(attention, qwen_feed_forward(keys, 0, shared=True, normalized=True), residual)
 
 
 def read_olmo_hybrid(family: str, keys: ConfigKeys) -> Architecture:
@@ -294,6 +294,8 @@ KIMI_NAMES = Names(
 FAMILIES = (
     Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid, names=_QWEN),
     Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid, names=_QWEN_NEXT),
-    Family("olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid, names=OLMO_NAMES),
+    Family(
+        "olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid, names=Names(layer_reader="weft.models.spellings:olmo_layers")
+    ),
     Family("kimi_linear", ("kimi_linear",), read_kimi_linear, names=KIMI_NAMES),
 )

@@ -1,6 +1,7 @@
-"""Gemma 3 and Gemma 4, their text part: GELU, an embedding times the root of its width.
+"""Gemma 1 to 4, their text part: GELU, an embedding times the root of its width.
 
-Both have full attention after each five layers with a window, and a norm before and behind each block.
+Gemma 2 has a cap on scores, and full attention in every other layer. Gemma 3 and 4 have full attention after each five
+layers with a window. From 2 on, norms are before and after each block.
 
 Gemma 4 has more. Full layers have wider heads, of which a quarter turns, and values may be the keys before
 their norm. Values are normed. The last layers have no keys: they read those of the last layer of their kind
@@ -9,7 +10,7 @@ before them. A second embedding gives each token some numbers for each layer.
     layer      0 w   1 w   2 full   3 w   4 full        w: a window, in a ring
     reads      0     1     2        1     2             1 is read by 3 too, so it is in pages
 
-Source: transformers ``Gemma3TextConfig``, ``Gemma4TextConfig`` and their models; their defaults stand here.
+Source: transformers ``GemmaConfig`` to ``Gemma4TextConfig`` and their models; their defaults stand here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from weft.families.mixers.attention import Attention, Rope
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.names import Names
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
-from weft.families.residuals import PerLayer, Residual
+from weft.families.residuals import PLAIN, PerLayer, Residual
 
 FULL = "full_attention"
 _DEFAULTS: dict[str, Any] = {
@@ -59,9 +60,42 @@ def read_gemma3(family: str, keys: ConfigKeys) -> Architecture:
         family,
         keys,
         [window if kind == WINDOW_KIND else full for kind in kinds],
-        [Dense(keys.integer("intermediate_size"), "gelu_tanh")] * len(kinds),
+        [_feed(keys)] * len(kinds),
         Residual(out_norms=True),
     )
+
+
+def read_gemma(family: str, keys: ConfigKeys) -> Architecture:
+    keys = keys.with_defaults(
+        **_DEFAULTS | {"hidden_size": 3072, "intermediate_size": 24_576, "num_attention_heads": 16,
+                       "num_key_value_heads": 16, "max_position_embeddings": 8192},
+        num_hidden_layers=28, vocab_size=256_000)  # fmt: skip
+    keys.only(hidden_activation="gelu_pytorch_tanh", use_bidirectional_attention=None)
+    count = keys.integer("num_hidden_layers")
+    return _architecture(family, keys, [read_attention(keys)] * count, [_feed(keys)] * count, PLAIN)
+
+
+def read_gemma2(family: str, keys: ConfigKeys) -> Architecture:
+    keys = keys.with_defaults(
+        **_DEFAULTS | {"max_position_embeddings": 8192}, num_hidden_layers=26, vocab_size=256_000, sliding_window=4096
+    )
+    keys.only(hidden_activation="gelu_pytorch_tanh", use_bidirectional_attention=None)
+    plain = read_attention(keys, scale=keys.number("query_pre_attn_scalar", 256.0) ** -0.5)
+    full = replace(plain, cap=_cap(keys, "attn_logit_softcapping", 50.0))
+    kinds = _kinds(keys, 2)
+    window = windowed(full, keys)
+    mixers = [window if kind == WINDOW_KIND else full for kind in kinds]
+    keys = keys.over({"final_logit_softcapping": _cap(keys, "final_logit_softcapping", 30.0)})
+    return _architecture(family, keys, mixers, [_feed(keys)] * len(kinds), Residual(out_norms=True))
+
+
+def _cap(keys: ConfigKeys, key: str, default: float) -> float:
+    """Return the cap that ``key`` names: ``default`` where it is silent, none where it says null."""
+    return 0.0 if keys.has(key) and keys.get(key) is None else keys.number(key, default)
+
+
+def _feed(keys: ConfigKeys) -> Dense:
+    return Dense(keys.integer("intermediate_size"), "gelu_tanh")
 
 
 def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
@@ -181,6 +215,14 @@ _GEMMA4 = replace(
     ends_reader="weft.models.blocks.per_layer:ends_reader",
 )
 FAMILIES = (
+    Family(
+        "gemma",
+        ("gemma",),
+        read_gemma,
+        "gelu_pytorch_tanh",
+        replace(_NAMES, plus_one=True, feed_norm="post_attention_layernorm"),
+    ),
+    Family("gemma2", ("gemma2",), read_gemma2, "gelu_pytorch_tanh", replace(_NAMES, plus_one=True)),
     Family("gemma3", ("gemma3", "gemma3_text"), read_gemma3, "gelu_pytorch_tanh", replace(_NAMES, plus_one=True)),
     Family("gemma4", ("gemma4", "gemma4_text"), read_gemma4, "gelu_pytorch_tanh", _GEMMA4),
 )

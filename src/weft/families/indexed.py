@@ -80,7 +80,7 @@ def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
             return attention
         return WithNgrams(delta, ngrams[layer]) if layer in ngrams else delta
 
-    feed = qwen_feed_forward(keys, 0, shared=True)
+    feed = qwen_feed_forward(keys, 0, shared=True, normalized=True)
     return build_architecture(
         family,
         keys,

@@ -23,8 +23,11 @@ COMMON: dict[str, tuple[str, ...]] = {
     "read elsewhere: by the generation settings, the reader of files, the wrapper": (
         "bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "tie_word_embeddings",
     ),
+    "ids of tokens that nothing asks for": ("eod_token_id", "sep_token_id"),
     "training": (
-        "attention_dropout", "hidden_dropout", "initializer_range", "output_router_logits", "router_aux_loss_coef",
+        "attention_dropout", "embd_pdrop", "embedding_dropout", "embedding_initializer_range", "hidden_dropout",
+        "initializer_range", "output_router_logits", "resid_pdrop", "residual_dropout", "router_aux_loss_coef",
+        "router_jitter_noise",
     ),
     "which code computes the same, and what it returns": (
         "chunk_size_feed_forward", "output_attentions", "output_hidden_states", "pretraining_tp", "use_cache",
@@ -61,7 +64,15 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "kimi_linear": ("head_dim", "qk_head_dim"),
     "gemma3": ("_sliding_window_pattern",),
     "recurrent_gemma": ("final_w_init_variance_scale", "w_init_variance_scale"),
-    "minimax": ("block_size", "router_jitter_noise"),
+    "minimax": ("block_size",),
+    # Sizes that transformers derives itself.
+    "deepseek_v2": ("head_dim", "qk_head_dim"),
+    "deepseek_v3": ("head_dim", "qk_head_dim"),
+    "glm4_moe_lite": ("qk_head_dim",),
+    "youtu": ("head_dim", "qk_head_dim"),
+    # layer_types says it.
+    "dots1": ("max_window_layers",),
+    "exaone4": ("sliding_window_pattern",),
     "glm5_next": ("head_dim", "qk_head_dim"),
     "qwen4_exp": ("number_of_conv_states", "split_ngram_parts"),
     "zaya": ("intermediate_size",),

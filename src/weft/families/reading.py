@@ -197,13 +197,15 @@ def experts_per_token(keys: ConfigKeys, count: int, default: int | None = None) 
     return chosen
 
 
-def expert_groups(keys: ConfigKeys, count: int, name: str, groups: int, default: int = 1) -> tuple[int, int]:
+def expert_groups(
+    keys: ConfigKeys, count: int, name: str, groups: int, default: int = 1, *, best: int = 2
+) -> tuple[int, int]:
     """Return ``groups``, which the key ``name`` says, and how many of them ``topk_group`` chooses. Raises
     CheckpointError for groups that ``count`` experts cannot have."""
     if count % groups:
         fail(name, groups, f"it must divide the {count} experts")
-    if groups > 1 and count // groups < 2:
-        fail(name, groups, f"the two best of a group are its worth; there are {count} experts")
+    if groups > 1 and count // groups < best:
+        fail(name, groups, f"the {best} best of a group are its worth; there are {count} experts")
     chosen = keys.integer("topk_group", default)
     if chosen > groups:
         fail("topk_group", chosen, f"{name} is {groups}")

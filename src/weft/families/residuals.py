@@ -4,7 +4,7 @@
     Streams           several streams, mixed around each block      Qwen4, GLM 5
     PerLayer          a second embedding, and a factor              Gemma 4
     NormedStream      the stream is what a norm gives               MiniMax
-    LayerNorms        norms that subtract the mean                  RWKV-7
+    LayerNorms        and blocks hold their norms                   RWKV-7
 
 A family with another kind has a record of its own. Every rank holds all but the second embedding whole. Pure.
 """
@@ -31,30 +31,42 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """``scale``: on what a block gives (Granite, MiniCPM). ``out_norms``: what comes out of each block is normed too
-    (LFM3, Gemma). ``float32``: the stream is kept in float32 whatever the weights are in (Mamba). ``gate``: of every
-    norm of the stream (GigaChat 3.5)."""
+    """``scale``: on what a block gives (Granite, MiniCPM). ``in_norms`` and ``out_norms``: norms before and after each
+    block (OLMo 2 has those after; LFM3 and Gemma have both). ``float32``: the stream is kept in float32
+    whatever the weights are in (Mamba). ``gate``: of every norm of the stream (GigaChat 3.5). ``centred``: norms
+    subtract the mean, with a weight ("weight"), with weight and bias ("bias"), or with neither ("plain").
+    ``parallel``: mixer and feed-forward of a layer read the same stream, under one norm or under a norm each
+    ("one", "two")."""
 
     adapts_embedding: ClassVar[bool] = True
     """Whether adapters may change the embedding: nothing is between it and the stream."""
     scale: float = 1.0
+    in_norms: bool = True
     out_norms: bool = False
     float32: bool = False
     gate: NormGate | None = None
+    centred: Literal["", "plain", "weight", "bias"] = ""
+    parallel: Literal["", "one", "two"] = ""
 
-    def norm_table(self, hidden: int) -> Table:
-        """Return the table of one norm of the stream."""
-        return norm_weight("norm", hidden) | norm_gate("norm", self.gate, hidden, "norm")
+    def norm_table(self, hidden: int, name: str = "norm") -> Table:
+        """Return the table of one norm of the stream, whose tensors are under ``name``."""
+        if self.centred == "plain":
+            return {}
+        if self.centred == "bias":
+            return layer_norm("norm", hidden, name)
+        return norm_weight("norm", hidden, name) | norm_gate("norm", self.gate, hidden, name)
 
     def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
         """Return all tables beside the blocks, embedding and head aside, each with what plans count it as."""
-        norms = 1 + sum(1 + self.out_norms + record.further_norms for record in model.records)
+        each = self.in_norms + self.out_norms
+        norms = 1 + sum(each + record.further_norms for record in model.records)
+        norms -= model.layers * (self.parallel == "one")
         yield from _norms(self.norm_table(model.hidden), norms)
 
     def head_tables(self, hidden: int) -> Iterator[Table]:
         """Return those of a head for multi-token prediction: norms of its two inputs, of its layer and of its output.
         The join of the inputs is the same for all."""
-        yield from [self.norm_table(hidden)] * (5 + 2 * self.out_norms)
+        yield from [self.norm_table(hidden)] * (3 + 2 * (self.in_norms + self.out_norms))
 
 
 PLAIN = Residual()
@@ -154,10 +166,9 @@ class NormedStream(Residual):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms(Residual):
-    """Norms subtract the mean and have biases, blocks hold their own, and the embedding has one."""
+    """Blocks hold their own norms, and the embedding has one."""
 
-    def norm_table(self, hidden: int) -> Table:
-        return layer_norm("norm", hidden, "norm")
+    centred: Literal["", "plain", "weight", "bias"] = "bias"
 
     def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
         yield from Residual.tables(self, model)

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from weft.families.architecture import Architecture
 from weft.families.mixers import BlockShape
-from weft.families.tensors import Table, norm_gate
+from weft.families.tensors import Table
 from weft.models.blocks.linear import Norm
 from weft.models.table_reader import TableReader
-from weft.models.vision.encoder import LayerNorm
 from weft.models.weights import TensorSource
 
 
@@ -39,6 +40,8 @@ class BlockReader:
         self.source = source
         self.plus_one = architecture.names.plus_one
         self.hidden, self.eps = architecture.hidden_size, architecture.norm_eps
+        self._ones = torch.ones(self.hidden, dtype=source.dtype, device=source.device)
+        """Weight of all norms without one."""
 
     def table(self, table: Table, name: str) -> TableReader:
         return TableReader(self.source, table, name)
@@ -48,14 +51,14 @@ class BlockReader:
         return function(shape.reader)(self, shape, name, **spelled)
 
     def norm(self, name: str, width: int | None = None) -> Norm:
-        """Of the stream; ``width``: of several beside each other."""
-        shape, width = self.architecture.residual.gate, width or self.hidden
-        gate = self.table(norm_gate("norm", shape, width, name), "").gate("norm", shape)
-        return Norm(self.source.tensor(f"{name}.weight", width), self.eps, self.plus_one, gate=gate)
-
-    def layer_norm(self, name: str) -> LayerNorm:
-        weight, bias = (self.source.tensor(f"{name}.{part}", self.hidden) for part in ("weight", "bias"))
-        return LayerNorm(weight, bias, self.eps)
+        """Return a norm of the stream; ``width``: of several streams."""
+        residual, width = self.architecture.residual, width or self.hidden
+        table = self.table(residual.norm_table(width, name), "")
+        weight, gate = table.get("norm"), table.gate("norm", residual.gate)
+        weight = self._ones if weight is None else weight
+        return Norm(
+            weight, self.eps, self.plus_one, gate=gate, centred=bool(residual.centred), bias=table.get("norm.bias")
+        )
 
     def out_name(self, name: str) -> str:
         """Of a Kimi or Ling layer."""

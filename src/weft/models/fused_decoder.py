@@ -207,7 +207,7 @@ def _first_fused(layer: DecoderLayer) -> FusedBlock:
 
 def _servable(norm: Norm, width: int) -> bool:
     return (
-        norm.gate is None
+        norm.usual
         and norm.weight.dtype in native.DTYPES
         and norm.weight.shape == (width,)
         and norm.weight.is_contiguous()

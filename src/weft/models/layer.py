@@ -71,7 +71,7 @@ class ResidualStream:
     def normed(self, norm: Norm | None) -> torch.Tensor:
         """Return the norm of the stream, taken in ``dtype``."""
         x_TD, y_TD = self.x_TD, self.y_TD
-        if y_TD is not None and norm is not None and x_TD.dtype == y_TD.dtype == self.dtype:
+        if y_TD is not None and norm is not None and not norm.centred and x_TD.dtype == y_TD.dtype == self.dtype:
             self.x_TD, normed_TD = add_norm(x_TD, y_TD, norm.weight, norm.eps, plus_one=norm.plus_one, scale=self.scale)
             self.y_TD = None
             return normed_TD if norm.gate is None else norm.gate(normed_TD)
@@ -147,6 +147,30 @@ class ResidualBlock:
     def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
         """Give ``y_TD`` to the stream."""
         stream.y_TD = y_TD
+
+
+@dataclass(slots=True)
+class FirstOfTwo(ResidualBlock):
+    """The next block reads the stream as it was before this one: ``SecondOfTwo``. ``same``: under the same norm."""
+
+    same: bool = field(kw_only=True)
+
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
+        seen_TD = stream.normed(self.norm)
+        stream.rows[_SEEN] = seen_TD if self.same else stream.summed()
+        return seen_TD, ()
+
+
+@dataclass(slots=True)
+class SecondOfTwo(ResidualBlock):
+    """Reads the same stream as the block before it."""
+
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
+        stream.summed()
+        return normed(self.norm, stream.rows.pop(_SEEN)), ()
+
+
+_SEEN = "seen"
 
 
 @dataclass(slots=True)

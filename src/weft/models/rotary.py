@@ -7,7 +7,7 @@ Where a token has three positions (time, row and column of a picture), each freq
 For tokens of text the three are equal: then every bit is that of plain positions.
 
 Sources: RoPE (Su et al., 2021); linear interpolation (Chen et al., 2023); YaRN (Peng et al., 2023,
-"NTK-by-parts", equations 17-22); llama3 scaling (the Llama 3.1 release's reference code).
+"NTK-by-parts", equations 17-22); llama3 scaling (the Llama 3.1 release's reference code); LongRoPE (Ding et al., 2024).
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
         return torch.where(turning, plain / rope.factor, 0.0)
     if rope.kind == "yarn":
         return _yarn(rope, plain)
+    if rope.kind == "longrope":
+        return plain / torch.tensor(rope.divisors)
     return plain
 
 

@@ -48,7 +48,8 @@ def granite_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwa
         block = read_experts(
             read, shape, sparse, router="router.layer.weight", stacks=("input_linear.weight", "output_linear.weight")
         )
-    block.shared = read_swiglu(read, shape.shared, shared, parts)
+    if shape.shared_width:
+        block.shared = read_swiglu(read, shape.shared, shared, parts)
     return read.source.summed(block)
 
 

@@ -23,7 +23,7 @@ _MIX = 0xBF58476D1CE4E5B9
 
 
 class RoundRobin(Router):
-    """A ``Router``."""
+    """A ``Router`` that takes each candidate in turn."""
 
     def __init__(self) -> None:
         self._last = -1
@@ -37,7 +37,7 @@ class RoundRobin(Router):
 
 
 class PrefixHash(Router):
-    """A ``Router``. ``prefix_tokens``: the part of the prompt that is hashed."""
+    """A ``Router`` by rendezvous hashing of the first ``prefix_tokens`` tokens of the prompt."""
 
     def __init__(self, prefix_tokens: int = PREFIX_TOKENS) -> None:
         self._prefix_tokens = prefix_tokens
@@ -59,7 +59,7 @@ class PrefixHash(Router):
 
 
 def _weight(prefix: int, replica: int) -> int:
-    """A number that mixes both; the same in every process."""
+    """Return a number that mixes both; the same in every process."""
     mixed = (prefix ^ ((replica + 1) * _MIX)) & _WORD
     mixed = ((mixed ^ (mixed >> 30)) * _MIX) & _WORD
     return mixed ^ (mixed >> 31)
@@ -86,8 +86,10 @@ ROUTERS = tuple(_MAKERS)
 
 
 def make_router(name: str, clock: Callable[[], float]) -> Router:
-    """Raises ConfigError that lists the names."""
+    """Return the router called ``name``. Raise ConfigError that lists the names."""
     maker = _MAKERS.get(name)
     if maker is None:
-        raise ConfigError(f"debug.router {name!r} is no router: there are {', '.join(ROUTERS)}", param="debug.router")
+        raise ConfigError(
+            f"debug.router {name!r} is not a router: there are {', '.join(ROUTERS)}", param="debug.router"
+        )
     return maker(clock)

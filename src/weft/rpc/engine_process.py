@@ -36,8 +36,9 @@ from weft.errors import ConfigError, RankLostError, RequestError, UserError, Wef
 from weft.handoff import Handoff
 from weft.host import TRIM_EVERY_S, end_memory_turn, end_start, in_background, trim_heap, use_part_of_host
 from weft.info import ModelInfo
+from weft.kv_events import FLAG
 from weft.logs import set_up_child_logging
-from weft.memory.prefix.readings import SnapshotFollower
+from weft.memory.prefix.followers import SnapshotFollower
 from weft.request import Request, TokenEvent
 from weft.rpc.child import die_with_parent, own_group, read_launch
 from weft.rpc.heartbeat import StepClock, start_beating
@@ -74,21 +75,22 @@ from weft.snapshot_report import SnapshotReport
 from weft.store.peer_store import PeerStore
 
 if TYPE_CHECKING:
+    from weft.rpc.kv_publisher import KvEventFeed
     from weft.rpc.recorder import Recorder
 
 _log = logging.getLogger("weft.engine")
 _AUDIT_AFTER_MS = 100
 _GRAMMAR_LOOK_MS = 2
-"""While the engine waits only for a grammar, it looks at the compiling thread this often."""
+"""Milliseconds between two looks at the compiling thread while the engine waits only for a grammar."""
 _STORE_LOOK_MS = 10
-"""While snapshots wait to be written, an idle engine looks at its store this often."""
+"""Milliseconds between two looks at the store while an idle engine has snapshots to write."""
 _HANDOFF_LOOK_MS = 1
-"""The same while another engine waits for records of it."""
+"""Milliseconds between two looks at the store while another engine waits for records of this one."""
 _STEPS_TO_CLOSE = 2
 _STATS_EVERY_S = 0.1
 _IDLE_LOOK_MS = 1000
-"""How often an idle engine reports whether its bucket answers, and drops records that no request took.
-Without either it has no news."""
+"""Milliseconds between two looks of an idle engine, which reports whether its bucket answers, and drops records that no
+request took. Without either it has no news."""
 _LINGER_MS = 2000
 _GIVEN_UP = "the server gave the request up"
 _encoder = msgspec.msgpack.Encoder()
@@ -96,15 +98,21 @@ _commands = msgspec.msgpack.Decoder(Command)
 
 
 class EngineLoop:
-    """Steps a core until a Stop command. ``commands`` and ``events`` are connected sockets; ``step_clock``
-    says when the running step began."""
+    """The loop that steps a core until a Stop command. ``commands`` and ``events`` are connected sockets;
+    ``step_clock`` says when the running step began."""
 
     def __init__(
-        self, core: EngineCore, commands: zmq.Socket[bytes], events: zmq.Socket[bytes], recorder: Recorder | None = None
+        self,
+        core: EngineCore,
+        commands: zmq.Socket[bytes],
+        events: zmq.Socket[bytes],
+        recorder: Recorder | None = None,
+        kv_events: KvEventFeed | None = None,
     ) -> None:
         self.step_clock = StepClock()
         self._core = core
         self._recorder = recorder
+        self._kv_events = kv_events
         self._commands = commands
         self._events = events
         self._stopping = False
@@ -123,7 +131,7 @@ class EngineLoop:
         self._handoffs: dict[str, str] = {}
         self._step_count = 0
         self._computed: dict[str, int] = {}
-        """Requests of others' orders whose prompt is computed, and the step after which it is in the tree."""
+        """Requests of other engines' orders whose prompt is computed, and the step after which it is in the tree."""
         self._stats_due_s = 0.0
         self._follower: SnapshotFollower | None = None
         self._full_report_due = False
@@ -131,9 +139,12 @@ class EngineLoop:
         self._poller.register(commands, zmq.POLLIN)
         for descriptor in () if core.processes is None else core.processes.descriptors:
             self._poller.register(descriptor, zmq.POLLIN)
+        if kv_events is not None and kv_events.replay is not None:
+            self._poller.register(kv_events.replay, zmq.POLLIN)
 
     def run(self) -> None:
-        """Raises the error that ended the engine: a failure of the executor, or a failed audit."""
+        """Run until a Stop command. Raise the error that ended the engine: a failure of the executor, or a failed
+        audit."""
         audited = True
         while not self._stopping:
             self._replies += self._standstill.look() + self._pin_queue.look(self._step_count)
@@ -174,8 +185,11 @@ class EngineLoop:
         return self._peers is not None and self._peers.open
 
     def _wait(self, limit_ms: int | None = None) -> bool:
-        """Whether a command arrived. Raises what ended a process that the executor needs."""
+        """Wait for a command, and return whether one arrived. Raise the error of a process that the executor needs."""
         ready = dict(self._poller.poll(limit_ms))
+        if self._kv_events is not None:
+            self._kv_events.answer()
+            ready.pop(self._kv_events.replay, None)
         if self._core.processes is not None and any(source is not self._commands for source in ready):
             self._core.processes.check()
         return self._commands in ready
@@ -249,7 +263,7 @@ class EngineLoop:
             self._stopping = True
 
     def _reset(self, number: int) -> None:
-        """The server that sent the requests has given them up."""
+        """Drop all requests, as the server that sent them has given them up."""
         for request_id in self._submit_numbers:
             self._grammar_queue.cancel(request_id)
             self._adapter_queue.cancel(request_id)
@@ -277,12 +291,14 @@ class EngineLoop:
             self._adapter_queue.ask(command.number, command.adapter)
 
     def _submit(self, number: int, request: Request, refusal: WeftError | None = None) -> None:
-        """``refusal``: the error of its grammar or its adapter."""
+        """Submit a request. ``refusal``: the error of its grammar or its adapter."""
         try:
             if refusal is not None:
                 raise refusal
             if self._standstill.waits and self._standstill.hold(number, request):
                 return
+            if request.adapter is not None and self._kv_events is not None:
+                self._kv_events.name(request.adapter)
             if (request.adapter is not None and self._adapter_queue.take(request)) or (
                 request.sampling.grammar is not None and self._grammar_queue.take(request)
             ):
@@ -299,8 +315,8 @@ class EngineLoop:
                 self._recorder.accepted(request)
 
     def _in_chunks(self, request: Request) -> Request:
-        """A prompt for another engine saves a state behind each chunk, if the link is slow beside prefills:
-        each chunk goes there while the next one is computed."""
+        """Return ``request`` with states saved after each chunk of its prompt, if it is for another engine and the link
+        is slow compared with prefills: each chunk is sent while the next one is computed."""
         if request.handoff is None or self._peers is None:
             return request
         start, end, costs = request.handoff.start, len(request.prompt_tokens), self._core.meter.cost()
@@ -332,6 +348,11 @@ class EngineLoop:
             stats = self._core.stats()
             self._stats_due_s = now_s + _STATS_EVERY_S
         snapshots = self._snapshots()
+        if self._kv_events is not None:
+            self._kv_events.publish()
+            self._kv_events.answer()
+            if stats is not None:
+                stats = msgspec.structs.replace(stats, kv_events=self._kv_events.stats())
         if events or stats is not None or snapshots is not None or self._handoffs:
             send(
                 self._events,
@@ -366,7 +387,7 @@ class EngineLoop:
 
 
 def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
-    """Raises ConfigError where the file cannot be created."""
+    """Start the recording, if one is wanted. Raise ConfigError where the file cannot be created."""
     if launch.record is None:
         return None
     from weft.rpc.recorder import Recorder
@@ -383,12 +404,23 @@ def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
     )
 
 
+def start_kv_events(launch: Launch, core: EngineCore, context: zmq.Context[zmq.Socket[bytes]]) -> KvEventFeed | None:
+    """Return the feed that ``launch`` asks for, None for none. Raises ConfigError."""
+    if launch.kv_events is None:
+        return None
+    from weft.rpc.kv_publisher import KvEventFeed
+
+    if not core.memory.caches:
+        raise ConfigError(f"{FLAG} needs the prefix cache, and --no-prefix-cache turns it off", param=FLAG)
+    return KvEventFeed(core.memory, context, launch.kv_events, launch.rank)
+
+
 def send(socket: zmq.Socket[bytes], report: Report) -> None:
     socket.send(_encoder.encode(report))
 
 
 def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
-    """The factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
+    """Return the factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
 
     def assemble() -> Any:  # imports too: they take seconds of a core
         assembled = pkgutil.resolve_name(launch.factory)(
@@ -403,13 +435,13 @@ def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     own_group()
     assembled = in_background(assemble)
     if (native := sys.modules.get("weft.tensor.native")) is not None:
-        native.set_threads(1)  # the kernels' threads start anew: those of the load would give way for ever
+        native.set_threads(1)  # the kernels' threads start again: those of the load would give way for ever
         native.set_threads(assembled.info.threads)
     return assembled
 
 
 def plug_link(assembled: Any, launch: Launch, context: zmq.Context[zmq.Socket[bytes]]) -> ModelInfo:
-    """The engine's info; with handoffs, its address for other engines too. Raises ConfigError."""
+    """Return the engine's info; with handoffs, its address for other engines too. Raise ConfigError."""
     tier = assembled.core.store
     info: ModelInfo = assembled.info
     if tier is None or not isinstance(tier.store, PeerStore):
@@ -438,10 +470,11 @@ def main() -> int:
     try:
         assembled = build(launch, events)
         recorder = start_recording(launch, assembled)
+        kv_events = start_kv_events(launch, assembled.core, context)
         end_memory_turn()
         end_start()
         send(events, Ready(plug_link(assembled, launch, context), assembled.core.stats()))
-        loop = EngineLoop(assembled.core, commands, events, recorder)
+        loop = EngineLoop(assembled.core, commands, events, recorder, kv_events)
         stop_beating = start_beating(context, launch.events_address, loop.step_clock, launch.beat_s)
         try:
             loop.run()

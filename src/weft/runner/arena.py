@@ -14,16 +14,16 @@
 Every plan names a frame here before it writes to it; the scripted executor and the simulator check it. So the
 first time there is nothing to do; later a frame is zeroed in the step that changes its kind.
 
-``copy_slots`` and ``copy_pages`` turn a snapshot into the state of a sequence. They give a sequence its own
-copy of a partly filled shared page (law L7), and move memory to empty a frame. Loads and stores move pages
-and states from and to the transfer buffers of a store (``transfers``); on a GPU they go beside the steps.
+``copy_slots`` and ``copy_pages`` turn a snapshot into the state of a sequence. They give a sequence its own copy of a
+partly filled shared page (law L7), and move memory to empty a frame. Loads and stores move pages and states from and
+to the transfer buffers of a store (``transfers``); on a GPU they run at the same time as the steps.
 
 Items (frames, pages, slots) are named by arrays on the host or by pieces of the step's staging buffer, which
 are on the device already. On a GPU each call is one launch (``arena_kernels``), or two for copies whose
 destinations are also sources. Elsewhere torch's own operators do the same.
 
-Nothing depends on law L6 alone. A fresh sequence starts its states explicitly, and a page is masked beyond
-its written tokens (kernels select, they never multiply with 0).
+Nothing depends only on law L6. A fresh sequence starts its states explicitly, and a page is masked beyond its written
+tokens (kernels select, they never multiply with 0).
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ if TYPE_CHECKING:
 
 Int32s = npt.NDArray[np.int32]
 Items = Sequence[int] | Int32s | Staged
-"""Ids in the form of their ``WorkKind``."""
+"""Item ids in the form of their ``WorkKind``."""
 
 NAN_BYTE = 0xFF
 _ALIGNED_BYTES = 4096
-"""In every byte this is NaN in float32, bfloat16 and float16: for tests and evaluations."""
+"""Byte value for tests and evaluations: a number of such bytes is NaN in float32, bfloat16 and float16."""
 MOVES_ROOM_BYTES = 8 << 20
-"""On a device: of copies some of which go where others come from, and of KV between its two forms."""
+"""Bytes of device memory for copies whose destinations are also sources, and for KV between its two forms."""
 WORD_BYTES = 8
-"""Everything in the arena is aligned to 256 bytes: whole words are moved."""
+"""Bytes of a word. Everything in the arena is aligned to 256 bytes, so it is moved by words."""
 
 
 class DeviceArena:
-    """``plan.arena_bytes`` of device memory. Raises RuntimeError if the device has less."""
+    """Arena of ``plan.arena_bytes`` of device memory. Raises RuntimeError if the device has less."""
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
         self.plan = plan
@@ -78,12 +78,12 @@ class DeviceArena:
         self.allocate()
 
     def allocate(self) -> None:
-        """All of it. Earlier views are void."""
+        """Allocate all bytes. Earlier views become invalid."""
         size = self.plan.arena_bytes
         if self.device.type == "cpu":
-            # An op that meets PAD inside a context, which is a bug of a plan, may read the page before the
-            # first one: that must show in the numbers, and not end the process. Pages of the usual size: with
-            # 2 MiB pages a prompt that begins a frame waits for the system to make room.
+            # An op that meets PAD inside a context, which is a bug of a plan, may read the page before the first one:
+            # that must show in the numbers, not end the process. Pages of the usual size: with 2 MiB pages a prompt
+            # that begins a frame waits for the system to make room.
             before = ceil_div(self.plan.page_bytes, _ALIGNED_BYTES) * _ALIGNED_BYTES
             self.buffer = _zeros_of_the_system(before + size)[before:]
             self._host: npt.NDArray[np.uint8] | None = self.buffer.numpy()
@@ -97,34 +97,34 @@ class DeviceArena:
             self.attach(self._buffers)
 
     def attach(self, buffers: BufferPlaces) -> None:
-        """Loads and stores of a store's ``buffers`` may come."""
+        """Attach a store's ``buffers``, whose loads and stores may come from now on."""
         self._buffers = buffers
         form = DeviceTransfers if is_remote(self.device) else HostTransfers
         self._transfers = form(self.plan, self.buffer, buffers)
 
     @property
     def device_transfers(self) -> DeviceTransfers:
-        """Those of an arena that the host reaches by copies only."""
+        """Transfers of an arena that the host only reaches by copies."""
         assert isinstance(self._transfers, DeviceTransfers), "a plan loads or stores without a store"
         return self._transfers
 
     def settle_loads(self, keys: Collection[Any], pages: Items, slots: Items) -> Work:
-        """See ``DeviceTransfers.settle``."""
+        """Call ``DeviceTransfers.settle``, which see, on a device."""
         if not isinstance(self._transfers, DeviceTransfers):
             return ()
         return self._transfers.settle(keys, _on_host(pages), _on_host(slots))
 
     def follow_loads(self, buffer: BufferId) -> None:
-        """See ``DeviceTransfers.follow``."""
+        """Call ``DeviceTransfers.follow``, which see, on a device."""
         if isinstance(self._transfers, DeviceTransfers):
             self._transfers.follow(buffer)
 
     def transfers_done(self, step: int) -> bool:
-        """Whether all loads and stores up to ``step``, which is computed, have ended. Never waits."""
+        """Return whether all loads and stores up to ``step``, which is computed, have ended. Never waits."""
         return not isinstance(self._transfers, DeviceTransfers) or self._transfers.are_done(step)
 
     def await_transfers(self) -> None:
-        """Until no load and no store is under way."""
+        """Wait until no load and no store is under way."""
         if isinstance(self._transfers, DeviceTransfers):
             self._transfers.wait()
 
@@ -152,7 +152,7 @@ class DeviceArena:
         )
 
     def perform(self, kind: WorkKind, ids: Items) -> None:
-        """One kind of a step's arena work; ``ids`` has the form that ``WorkKind`` says."""
+        """Perform one kind of a step's arena work; ``ids`` has the form that ``WorkKind`` says."""
         match kind:
             case WorkKind.ZERO_FRAMES:
                 self.zero_frames(ids)
@@ -173,7 +173,7 @@ class DeviceArena:
                 self._transfers.perform(kind, _on_host(ids))
 
     def zero_frames(self, frames: Items) -> None:
-        """``frames`` are zero now, and may be written from here on."""
+        """Zero ``frames``, which may be written from here on."""
         never = self._never_written
         if never is None:
             self._fill(frames, self.plan.frame_bytes, 0)
@@ -192,33 +192,38 @@ class DeviceArena:
     # ids are on the device already: all frames are zeroed, if one was used.
 
     def fill(self, items: Items, stride_bytes: int, byte: int) -> None:
-        """Frames, pages or slots, by their size. A fill writes where no plan has been: no frame counts as
-        never written from then on."""
+        """Fill frames, pages or slots, by their size. A fill writes where no plan has been: from then on no frame
+        counts as never written.
+        """
         self._never_written = None
         self._fill(items, stride_bytes, byte)
 
     def copy_slots(self, sources: Items, destinations: Items) -> None:
-        """[k] slot ids each; no destination twice."""
+        """Copy slots, by [k] slot ids each; no destination twice."""
         self._copy(sources, destinations, self.plan.slot_stride_bytes)
 
     def copy_pages(self, sources: Items, destinations: Items) -> None:
-        """[k] page ids each; no destination twice."""
+        """Copy pages, by [k] page ids each; no destination twice."""
         self._copy(sources, destinations, self.plan.page_bytes)
 
     def compress(self, states: Items) -> None:
-        """[k, 1 + pages] of a slot and the pages that its state goes to, in 8 bits."""
+        """Compress states to 8 bits. ``states`` [k, 1 + pages]: a slot and the pages that its state goes to."""
         self._compress(states, restore=False)
 
     def restore(self, state_restores: Items) -> None:
-        """[k, 1 + pages] of a slot and the pages that its state comes from."""
+        """Restore compressed states. ``state_restores`` [k, 1 + pages]: a slot and the pages that its state comes
+        from.
+        """
         self._compress(state_restores, restore=True)
 
     def compress_kv(self, records: Items) -> None:
-        """[k, 4] of a page, the two pages that its record goes to, in 8 bits, and where it begins there."""
+        """Compress pages of KV. ``records`` [k, 4]: a page, the two pages that its record goes to, and the byte at
+        which it begins there.
+        """
         self._compress_kv(records, restore=False)
 
     def restore_kv(self, state_restores: Items) -> None:
-        """[k, 4] of a page, and where its record comes from."""
+        """Restore pages of KV. ``state_restores`` [k, 4]: a page, and the position of its record."""
         self._compress_kv(state_restores, restore=True)
 
     def _compress_kv(self, records: Items, *, restore: bool) -> None:
@@ -292,22 +297,23 @@ class DeviceArena:
             target[item * stride_bytes : (item + 1) * stride_bytes] = byte
 
     def _on_device(self, items: Items) -> torch.Tensor:
-        """int64."""
+        """Return ``items`` as int64 on the device."""
         if isinstance(items, Staged):
             return items.device
         return torch.from_numpy(_on_host(items).astype(np.int64)).to(self.buffer.device)
 
 
 def note_written(arena: DeviceArena, end_bytes: int) -> None:
-    """The frames before byte ``end_bytes`` are not zero any more."""
+    """Record that the frames before byte ``end_bytes`` are not zero any more."""
     if arena._never_written is not None:
         count = min(ceil_div(end_bytes, arena.plan.frame_bytes), arena.plan.frame_count)
         arena._never_written[:count] = bytes(count)
 
 
 def warm(arena: DeviceArena) -> None:
-    """Run every kernel of arena work once, so that none compiles inside a request. The bytes of the first
-    pages and slots change: only before the arena's first use."""
+    """Run every kernel of arena work once, so that none compiles inside a request. The bytes of the first pages and
+    slots change, so call it before the arena's first use.
+    """
     plan, circle = arena.plan, [[0, 1], [1, 0]]
     note_written(arena, max(plan.frame_bytes, 2 * plan.slot_stride_bytes, 2 * plan.page_bytes))
     arena.zero_frames([0])
@@ -326,7 +332,7 @@ def warm(arena: DeviceArena) -> None:
 
 
 def _both(copies: Items) -> tuple[Items, Items]:
-    """Sources and destinations of int32 [2, k]."""
+    """Return sources and destinations of int32 [2, k]."""
     if isinstance(copies, Staged):
         return copies.row(0), copies.row(1)
     sources, destinations = np.asarray(copies)
@@ -338,8 +344,9 @@ def _on_host(items: Items) -> npt.NDArray[Any]:
 
 
 def _zeros_of_the_system(size: int) -> torch.Tensor:
-    """uint8 [size]: anonymous memory, which every system hands out as zeros. An allocator reuses freed
-    memory, which is not zero."""
+    """Return uint8 [size]: anonymous memory, which every system hands out as zeros. An allocator reuses freed memory,
+    which is not zero.
+    """
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:

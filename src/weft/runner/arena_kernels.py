@@ -4,22 +4,21 @@
     copy      program (item, block)     item a -> item b
     compress  program (piece, state)    rows of a slot -> codes, scales in pages     restore: the way back
 
-The arena is seen as 64-bit words: everything in it is aligned to 256 bytes. Addresses are 64 bits wide, as an
-arena is larger than 2^31 of anything. PAD as an item means no work (L4).
+The arena is seen as 64-bit words: everything in it is aligned to 256 bytes. Addresses are 64 bits wide, as an arena
+may have more than 2^31 words. PAD as an item means no work (L4).
 
-A copy reads every source before it writes anything. One launch does that where no destination is also a
-source. Where one is (a moves to b while b moves to c), the programs of one launch would race. Then some words
-of every item go out to a room of fixed size and back in, then the next ones: word w of an item only ever
-becomes word w of another.
+A copy reads every source before it writes anything. One launch does that if no destination is also a source. If one is
+(a moves to b while b moves to c), the programs of one launch would race. Then some words of every item are copied to a
+buffer of fixed size and back, then the next ones: word w of an item only ever becomes word w of another.
 
-A compressed state is scattered over pages, so each of its bytes is looked up: byte b of compressed state k is
-at ``pages[k, b // page_bytes] * page_bytes + b % page_bytes``. A row's codes may lie on two pages; no number
-does. A *piece* is what one program takes: some rows of an accumulator, or some words of a field that is kept
-as it is; the pieces of a geometry are one table on the device, made once.
+A compressed state is scattered over pages, so each of its bytes is looked up: byte b of compressed state k is at
+``pages[k, b // page_bytes] * page_bytes + b % page_bytes``. A row's codes may be on two pages; no single number is. A
+*piece* is the work of one program: some rows of an accumulator, or some words of a field that is kept as it is; the
+pieces of a geometry are one table on the device, made once.
 
-Rounding is that of ``ops.state_codes``: to the nearest, halves to the even one. Adding and taking away
-1.5 x 2^23 rounds so in float32, by the hardware's own addition, in every backend of Triton. The kernels call
-``div_rn``, because ``/`` on a GPU may be off by two units in the last place.
+Rounding is that of ``ops.state_codes``: to the nearest, halves to the even one. Adding and taking away 1.5 x 2^23
+rounds so in float32, by the hardware's own addition, in every backend of Triton. The kernels call ``div_rn``, because
+``/`` on a GPU may be off by two units in the last place.
 """
 
 from __future__ import annotations
@@ -38,7 +37,9 @@ Int64s = npt.NDArray[np.int64]
 WORD_BYTES = 8
 BLOCK_WORDS = 2048
 UNIT_WORDS = 32
-"""Everything in the arena is a multiple of these, and begins at one: so pieces are aligned as items are."""
+"""Words in a unit. Everything in the arena is a multiple of units and begins at one, so pieces are aligned as items
+are.
+"""
 PIECE_NUMBERS = 4096
 """Numbers that one program of a compress takes, at most."""
 _TL_TYPES = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
@@ -77,8 +78,9 @@ def _copy_kernel(
 
 @triton.jit
 def codes_of(wide_RC, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """float32 [ROWS, COLUMNS] -> int8 codes, and what those of a row are multiples of [ROWS], as
-    ``state_codes.encode_state``."""
+    """Return int8 codes of ``wide_RC``, float32 [ROWS, COLUMNS], and the step of each row [ROWS], as
+    ``state_codes.encode_state``.
+    """
     scale_R = tl.math.div_rn(tl.max(tl.abs(wide_RC), axis=1), tl.full((ROWS,), 127.0, tl.float32))
     step_R = tl.where(scale_R > 0, scale_R, 1.0)
     step_RC = tl.broadcast_to(step_R[:, None], (ROWS, COLUMNS))
@@ -89,7 +91,7 @@ def codes_of(wide_RC, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _compressed_address(pages, offset, page_bytes, inside):
-    """Where in the arena byte ``offset`` of a compressed state is (which has fewer than 2^31)."""
+    """Return the address in the arena of byte ``offset`` of a compressed state (which has fewer than 2^31 bytes)."""
     offset = offset.to(tl.int32)
     page = tl.load(pages + offset // page_bytes, mask=inside, other=0).to(tl.int64)
     return page * page_bytes + offset % page_bytes
@@ -151,8 +153,9 @@ def _compress_kernel(
 
 
 def fill(words: torch.Tensor, items: torch.Tensor, item_words: int, byte: int) -> None:
-    """``byte`` into every byte of ``items`` (int64 [k]). ``words``: int64, the whole arena; item i is at
-    ``i * item_words``."""
+    """Write ``byte`` into every byte of ``items`` (int64 [k]). ``words``: int64, the complete arena; item i is at
+    ``i * item_words``.
+    """
     value = int.from_bytes(bytes([byte]) * WORD_BYTES, "little", signed=True)
     grid = (items.numel(), triton.cdiv(item_words, BLOCK_WORDS))
     launch(_fill_kernel, grid)(words, items, value, item_words, BLOCK=BLOCK_WORDS)
@@ -161,9 +164,10 @@ def fill(words: torch.Tensor, items: torch.Tensor, item_words: int, byte: int) -
 def copy(
     words: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, item_words: int, *, room: torch.Tensor | None
 ) -> None:
-    """Item ``sources[k]`` to item ``targets[k]``, all read before one is written. ``room``: int64, for what
-    is held meanwhile; a larger one is made where it has not ``UNIT_WORDS`` for each item. None: no target is
-    also a source."""
+    """Copy item ``sources[k]`` to item ``targets[k]``; all are read before one is written. ``room``: int64, scratch
+    for the copies; a larger one is made if it has less than ``UNIT_WORDS`` for each item. None: no target is also a
+    source.
+    """
     count = sources.numel()
     if room is None:
         _copied(words, sources, words, targets, item_words, item_words)
@@ -194,9 +198,9 @@ def _copied(
 
 
 class CompressionTable:
-    """The pieces of ``plan``'s compressed states on ``device``: int64 [pieces, 5] of the offset in the slot,
-    the offset in the compressed state, that of its scales (negative: copied as it is), rows or words, and
-    columns."""
+    """Pieces of ``plan``'s compressed states on ``device``: int64 [pieces, 5] of the offset in the slot, the offset in
+    the compressed state, the offset of its scales (negative: copied as it is), rows or words, and columns.
+    """
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
         coded = [compressed for compressed in plan.compressed_fields if compressed.scale_offset_bytes is not None]
@@ -257,8 +261,9 @@ def _field_bytes(shape: tuple[int, ...], dtype: str) -> int:
 def compress(
     arena: torch.Tensor, plan: ArenaPlan, table: CompressionTable, states: torch.Tensor, *, restore: bool
 ) -> None:
-    """``states`` (int64 [k, 1 + pages]): slots, and the pages of their compressed form. ``arena``: uint8,
-    all of it."""
+    """Compress or restore ``states`` (int64 [k, 1 + pages]): slots, and the pages of their compressed form. ``arena``:
+    uint8, all of it.
+    """
     grid = (table.pieces.shape[0], states.shape[0])
     launch(_compress_kernel, grid)(
         arena,

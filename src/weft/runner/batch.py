@@ -1,24 +1,24 @@
 """From a step plan to the inputs of the model. Only this file and the rows it drives read a StepPlan.
 
-Persistent, per row of the executor (``rows``):    page table, and the token that the row chose last
-Persistent here:                                   prompts of sequences that asked for prompt logprobs
-Per step, in one staging buffer:                   tokens, positions, starts, slots, contexts, rows, what to
+Persistent, per row of the executor (``rows``):    page table, and the token that the row chose last Persistent here:
+prompts of sequences that asked for prompt logprobs Per step, in one staging buffer:                   tokens,
+positions, starts, slots, contexts, rows, runs to
                                                    sample, table writes, ids of arena work, the table of runs
 
-``apply`` stages what the step brings and sends it in one copy (``staging``). Then it updates rows and arena
-in the order that the plan promises (L5, L6):
+``apply`` stages the inputs of the step and sends them in one copy (``staging``). Then it updates rows and arena in the
+order that the plan promises (L5, L6):
 
     rows_cleared -> admissions -> table_writes, table_patches -> arena work, in the order of ``ArenaWork``
     after the runs: ``store``, the rest of the arena work
 
-``build`` makes the model inputs of what was staged. Decodes come first, so padding follows them:
+``build`` makes the model inputs from the staged arrays. Decodes come first, so padding follows them:
 
     runs       d0 d1 PAD PAD | p0 p1                 PAD row: slot PAD, start PAD, context 0, table all PAD
     tokens_T   d0 d1  0   0  | p0 p0 p0 p1 p1        its position is PAD: no read, no write (L4)
 
-A step of decodes alone is padded to the next of ``decode_widths``, one with prompts to the first of
-``mixed_shapes`` that holds it. PAD as a decode's token is the last token of its row, on the device: a step
-can be sent before the tokens of the previous step have arrived.
+A step of only decodes is padded to the next of ``decode_widths``, a step with prompts to the first of ``mixed_shapes``
+that holds it. PAD as a decode's token is the last token of its row, on the device: a step can be sent before the
+tokens of the previous step have arrived.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class PooledSpan:
-    """Tokens [first, stop) of T are all of run ``run``, from position ``start`` on."""
+    """Tokens [first, stop) of T, which are all of run ``run``, from position ``start`` on."""
 
     run: int
     first: int
@@ -76,13 +76,14 @@ class PooledSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """``inputs``: the model's, or the block of a graph if the step has one.
+    """Inputs of one step. ``inputs``: the model's, or the block of a graph if the step has one.
 
     ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], for the runs that sample: the index in
     the plan, the row, and the position of the token to choose. A verify run has one for each of its tokens.
     On the device: ``sample_index_X``, the index in T of the token before it, None if these are the first X;
     ``sample_rows_X``, their rows, None in a steady step on a CPU. ``head_inputs``: for the model's own head,
-    where a graph computes the step."""
+    where a graph computes the step.
+    """
 
     inputs: StepInputs | DecodeBlock | MixedBlock
     sample_runs: Int64s
@@ -95,9 +96,9 @@ class StepBatch:
     head_inputs: StepInputs | None = None
 
     def sampled_of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the runs that sample [X, D], of the output of ``forward`` for ``inputs``."""
+        """Return the hidden states of the runs that sample [X, D], of the output of ``forward`` for ``inputs``."""
         inputs, index_X = self.inputs, self.sample_index_X
-        # Asking a tensor for its rows costs 10 to 40 us after kernels that empty the caches.
+        # Reading rows of a tensor costs 10 to 40 us after kernels that empty the caches.
         if isinstance(inputs, StepInputs) and (
             inputs.asked is not None or (index_X is None and not inputs.runs.padded)
         ):
@@ -110,8 +111,9 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Padding:
-    """``rows`` of PAD behind the decodes; ``graphed``: a graph computes the step, of ``shape`` if it has
-    prompts. Then ``runs`` and ``tokens`` of PAD follow the prompts, all tokens in the last run."""
+    """Padding of a step. ``rows`` of PAD after the decodes; ``graphed``: a graph computes the step, of ``shape`` if it
+    has prompts. Then ``runs`` and ``tokens`` of PAD follow the prompts, all tokens in the last run.
+    """
 
     rows: int = 0
     graphed: bool = False
@@ -124,11 +126,12 @@ class _Padding:
 class _StagedRuns:
     """The runs of a step, staged by ``apply`` for ``build``. By run, with PAD rows: ``offsets``, ``lengths``.
 
-    ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T,
-    row [X each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens
-    behind those of each run in the plan's ``prompt_logprob_runs``. ``embedded``: rows of pictures;
-    ``turns``: by which positions tokens turn where a row has pictures. ``adapter_rows``: of
-    ``AdapterBlocks``, by count of rows as in ``adapters``."""
+    ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T, row [X
+    each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens after those of
+    each run in the plan's ``prompt_logprob_runs``. ``embedded``: rows of pictures; ``turns``: positions of the
+    rotation of tokens, if a row has pictures. ``adapter_rows``: rows of ``AdapterBlocks``, by count of rows as in
+    ``adapters``.
+    """
 
     plan: StepPlan
     padding: _Padding
@@ -158,10 +161,11 @@ class _StagedRuns:
 
 
 class BatchBuilder:
-    """Steps of up to ``step_tokens_max`` tokens over ``rows``.
+    """Builder of steps of up to ``step_tokens_max`` tokens over ``rows``.
 
-    ``pad_decode_to``: least rows in the decode part of a batch. ``decode_widths``: ascending sizes to which
-    steps of decodes alone are padded; a step above the largest one is not padded."""
+    ``pad_decode_to``: least rows in the decode part of a batch. ``decode_widths``: ascending sizes to which steps of
+    only decodes are padded; a step above the largest one is not padded.
+    """
 
     def __init__(self, rows: Rows, *, step_tokens_max: int, pad_decode_to: int = 0) -> None:
         rows_max = len(rows.table) - 1
@@ -171,29 +175,28 @@ class BatchBuilder:
         self._tokens_max = max(step_tokens_max, rows_max) + pad_decode_to
         self.decode_widths: Sequence[int] = ()
         self.adapted_widths: Sequence[int] = ()
-        """Those of ``decode_widths`` that are recorded with adapters too."""
+        """Sizes of ``decode_widths`` that are recorded with adapters too."""
         self.active: ActiveAdapters | None = None
-        """Of the model, where the Triton kernels multiply factors."""
+        """Adapters of the model, if the Triton kernels multiply factors."""
         self.mixed_shapes: Sequence[MixedShape] = ()
         self._steady: SteadyDecodes | None = None
         self._steady_block: SteadyBlock | None = None
         self._steady_widths: Sequence[int] = ()
-        """Those for which the block was made."""
+        """Widths for which the block was made."""
         self._prompts: dict[int, tuple[Int64s, int]] = {}
         self._pooled: dict[int, Pooling] = {}
         self._adapters: dict[int, str] = {}
-        """By row, the digest of its adapter; rows of the base model are not in it."""
+        """Digest of the adapter by row; rows of the base model are not in it."""
         self._places = np.arange(self._tokens_max, dtype=np.int64)
         self._staged: _StagedRuns | None = None
         self.pictures: PictureRows | None = None
 
     def pages_of(self, row: int) -> list[int]:
-        """Pages of ``row``, in order: for tests and evaluations that write into them."""
+        """Return the pages of ``row``, in order: for tests and evaluations that write into them."""
         return [page for page in self.rows.table[row].tolist() if page != PAD]
 
     def apply(self, plan: StepPlan, sampler: Sampler, arena: DeviceArena) -> None:
-        """Bring rows, sampler and arena to where the runs of the plan expect them, and the runs to the
-        device."""
+        """Bring rows, sampler and arena to the state that the runs of the plan expect, and the runs to the device."""
         if self.pictures is not None:
             self.pictures.apply(plan)
         if plan.rows_cleared or plan.admissions:
@@ -220,7 +223,7 @@ class BatchBuilder:
         rows.perform(arena)
 
     def store(self, arena: DeviceArena) -> None:
-        """The arena work that comes after the runs of the plan applied last."""
+        """Perform the arena work that comes after the runs of the plan applied last."""
         self.rows.store(arena)
 
     def _change_rows(self, plan: StepPlan, sampler: Sampler) -> None:
@@ -240,7 +243,7 @@ class BatchBuilder:
                 self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
 
     def _block_to_go_on(self, staged: _StagedRuns | None) -> SteadyBlock | None:
-        """Where the steps that follow may be the same decodes in the same graph."""
+        """Return a block for the steps that follow, if they may be the same decodes in the same graph."""
         self._steady_widths = self.decode_widths
         if staged is None or not staged.padding.graphed or staged.padding.shape is not None:
             return None
@@ -249,7 +252,7 @@ class BatchBuilder:
         return SteadyBlock(staged.plan, staged.flat.host.reshape(BLOCK_FIELDS, -1), len(staged.lengths))
 
     def _block_going_on(self, plan: StepPlan) -> SteadyBlock | None:
-        """The one of the step before, where ``plan`` is of the same decodes."""
+        """Return the block of the step before, if ``plan`` is of the same decodes."""
         # A row that changes hands may get an adapter, and graphs that are recorded again other widths.
         if plan.rows_cleared or plan.admissions or self._steady_widths is not self.decode_widths:
             return None
@@ -257,11 +260,11 @@ class BatchBuilder:
         return block if block is not None and block.goes_on(plan) else None
 
     def note_chosen(self, batch: StepBatch, choice: TokenChoice) -> None:
-        """``choice`` is of the runs that sample: what their rows decode next."""
+        """Record ``choice`` of the runs that sample: the tokens that their rows decode next."""
         self.rows.note_chosen(batch.sample_rows, batch.sample_rows_X, choice)
 
     def adapters_of(self, plan: StepPlan) -> list[str]:
-        """By run, the digest of its adapter, empty for the base model."""
+        """Return the digest of the adapter of each run, empty for the base model."""
         if not self._adapters:
             return [""] * plan.run_count
         return [self._adapters.get(row, "") for row in plan.rows.tolist()]
@@ -372,7 +375,7 @@ class BatchBuilder:
             sample_runs=sample_runs,
             sample_positions=positions,
             runs_table=runs_table,
-            # prefills stand behind the decodes
+            # prefills come after the decodes
             embedded=None if embedded is None else (self.rows.staging.add(embedded[0] + pads), embedded[1]),
             turns=turns,
             following=tuple(self.rows.staging.add(self._following(plan, run)) for run in plan.prompt_logprob_runs),
@@ -381,7 +384,7 @@ class BatchBuilder:
         )
 
     def _stage_adapters(self, adapters: StepAdapters | None, graphed: int) -> dict[int, Staged]:
-        """By count of rows; ``graphed`` rows are those of a graph."""
+        """Stage the rows of adapters, by count of rows; ``graphed`` rows are those of a graph."""
         if adapters is None or self.active is None:
             return {}
         return {
@@ -394,7 +397,7 @@ class BatchBuilder:
     def _stage_sampling(
         self, plan: StepPlan, sampler: Sampler, pads: int, offsets: Int64s, lengths: Int64s, contexts: Int64s
     ) -> tuple[Staged, Int64s, Int64s]:
-        """``_StagedRuns.sampling``, ``sample_runs`` and ``sample_positions``."""
+        """Return ``_StagedRuns.sampling``, ``sample_runs`` and ``sample_positions``."""
         sample_runs, behind = _sampled(plan)
         in_batch = sample_runs + np.where(sample_runs >= plan.decode_count, pads, 0)
         sampling = self.rows.staging.take((2, len(sample_runs)))
@@ -406,8 +409,9 @@ class BatchBuilder:
         return sampling, sample_runs, positions
 
     def build(self, plan: StepPlan) -> StepBatch:
-        """Inputs of the forward pass for the plan applied last. The next ``apply`` overwrites their
-        memory."""
+        """Return the inputs of the forward pass for the plan applied last. The next ``apply`` overwrites their
+        memory.
+        """
         if self._steady is not None:
             assert self._steady.step == plan.step, "the plan was not applied"
             return StepBatch(
@@ -419,7 +423,7 @@ class BatchBuilder:
         staged = self._staged
         assert staged is not None, "there is nothing to compute"
         assert staged.plan.step == plan.step, "the plan was not applied"
-        first = len(staged.sample_runs) == plan.decode_count == plan.run_count  # pads stand behind them
+        first = len(staged.sample_runs) == plan.decode_count == plan.run_count  # pads come after them
         return StepBatch(
             inputs=self._block(staged) if staged.padding.graphed else self._inputs(staged),
             head_inputs=(self._inputs(staged) if staged.padding.graphed and plan.mtp_drafts is not None else None),
@@ -493,8 +497,9 @@ class BatchBuilder:
         return StepAdapters.of(digests, lengths.tolist(), asked.tolist())
 
     def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
-        """The rows whose output is needed; None if it is needed for all, as for prompt logprobs, pooled
-        prompts, verify runs and the model's own head."""
+        """Return the rows whose output is needed; None if it is needed for all, as for prompt logprobs, pooled
+        prompts, verify runs and the model's own head.
+        """
         if (
             len(staged.sample_runs) == token_count
             or staged.plan.verify_count
@@ -522,7 +527,7 @@ class BatchBuilder:
     def _pooled_spans(self, staged: _StagedRuns) -> list[PooledSpan]:
         plan, spans = staged.plan, []
         for run in plan.pooled_runs:
-            first = int(staged.offsets[run + staged.pads])  # prefills stand behind the decodes
+            first = int(staged.offsets[run + staged.pads])  # prefills come after the decodes
             spans.append(
                 PooledSpan(
                     run, first, first + int(plan.lengths[run]), int(plan.starts[run]), self._pooled[int(plan.rows[run])]
@@ -532,8 +537,9 @@ class BatchBuilder:
 
 
 def _sampled(plan: StepPlan) -> tuple[Int64s, Int64s]:
-    """int64 [X]: the run of each token that is chosen, and how many tokens of the run lie behind the one that
-    chooses it: 0, but for verify runs."""
+    """Return int64 [X]: the run of each token that is chosen, and how many tokens of the run come after the one that
+    chooses it: 0, except in verify runs.
+    """
     runs = np.flatnonzero(plan.samples)
     if not plan.verify_count:
         return runs, np.zeros(len(runs), np.int64)
@@ -566,7 +572,7 @@ def _log(staged: _StagedRuns) -> ReplayLog | None:
 
 
 def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int64s]:
-    """tokens, positions [2, T]; starts, slots, contexts, rows [4, R]: each begins on 16 bytes."""
+    """Return tokens, positions [2, T]; starts, slots, contexts, rows [4, R]: each begins on 16 bytes."""
     tokens, runs = stride_of(token_count), stride_of(run_count)
     return (
         flat[: 2 * tokens].reshape(2, tokens)[:, :token_count],
@@ -577,8 +583,9 @@ def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int
 def _with_pads(
     values: npt.NDArray[Item], decodes: int, pads: int, value: int | bool, behind: int = 0, last: int | None = None
 ) -> npt.NDArray[Item]:
-    """``values`` with ``pads`` entries of ``value`` behind the first ``decodes``, and ``behind`` entries of
-    ``last``, or of ``value`` again, at the end."""
+    """Return ``values`` with ``pads`` entries of ``value`` after the first ``decodes``, and ``behind`` entries of
+    ``last``, or of ``value`` again, at the end.
+    """
     padded = np.insert(values, decodes, [value] * pads) if pads else values
     if not behind:
         return padded

@@ -2,17 +2,17 @@
 
     slots [k]  --each part of each layer-->  staging uint8 [k, compressed bytes] --whole pages--> pages [k, p]
                <--                                                            <--
-    pages [k]  --each K and V block of a layer-->  staging uint8 [k, record bytes]  -->  pages, side by side
+    pages [k]  --each K and V block of a layer-->  staging uint8 [k, record bytes]  -->  pages, one after another
                <--                                                                  <--
 
-A compressed state lies in pages that need not be side by side. Each field of it is laid out in one piece of
-staging memory (``ArenaPlan.compressed_fields``), and that is cut into pages. Accumulators become codes and
-scales (``tensor.few_bits``); windows are the same bytes.
+A compressed state is stored in pages that need not be neighbours. Each field of it is laid out in one piece of staging
+memory (``ArenaPlan.compressed_fields``), and that is cut into pages. Accumulators become codes and scales
+(``tensor.few_bits``); windows are the same bytes.
 
-A row of ``records`` is int64 [4]: a page, the two pages that its record lies on (or one, twice), and the byte
-of the first at which it begins. In int8 a record has the codes in the order of the page's numbers
-(``tensor.layout``), and a float32 scale for each block, head and token. In int4 a record has rows: a row of K
-is one channel, a row of V is one token. Each row has a minimum and a step.
+A row of ``records`` is int64 [4]: a page, the two pages that its record is on (or one, twice), and the byte of the
+first at which it begins. In int8 a record has the codes in the order of the page's numbers (``tensor.layout``), and a
+float32 scale for each block, head and token. In int4 a record has rows: a row of K is one channel, a row of V is one
+token. Each row has a minimum and a step.
 
 This is the form for every device; on a GPU ``arena_kernels`` and ``compressed_kv_kernels`` do the same.
 """
@@ -33,13 +33,15 @@ from weft.units import PAGE_TOKENS
 Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 STATES_AT_ONCE = 8
-"""In staging. All of it happens before the step computes: no source of it is written by the step's other
-copies, and no destination is read by them."""
+"""States in staging memory at once. All of it happens before the step computes: no source of it is written by the
+step's other copies, and no destination is read by them.
+"""
 
 
 def compress_states(buffer: torch.Tensor, plan: ArenaPlan, state_compressions: torch.Tensor) -> None:
-    """``buffer``: the arena's bytes; ``state_compressions`` int64 [k, 1 + pages]: a slot, and where its state
-    goes."""
+    """Compress states. ``buffer``: the arena's bytes; ``state_compressions`` int64 [k, 1 + pages]: a slot, and the
+    pages that its state goes to.
+    """
     for slots_K, pages_KP, staging in _state_groups(buffer, plan, state_compressions):
         for state, compressed_K, scales_K in _fields(buffer, staging, plan):
             source_K = state.index_select(0, slots_K)
@@ -51,7 +53,7 @@ def compress_states(buffer: torch.Tensor, plan: ArenaPlan, state_compressions: t
 
 
 def restore_states(buffer: torch.Tensor, plan: ArenaPlan, state_restores: torch.Tensor) -> None:
-    """``state_restores`` int64 [k, 1 + pages]: a slot, and the pages whose state it gets."""
+    """Restore states. ``state_restores`` int64 [k, 1 + pages]: a slot, and the pages whose state it gets."""
     for slots_K, pages_KP, staging in _state_groups(buffer, plan, state_restores):
         _words(staging, plan).copy_(_words(buffer, plan).index_select(0, pages_KP.flatten()))
         for state, compressed_K, scales_K in _fields(buffer, staging, plan):
@@ -62,7 +64,7 @@ def restore_states(buffer: torch.Tensor, plan: ArenaPlan, state_restores: torch.
 def _state_groups(
     buffer: torch.Tensor, plan: ArenaPlan, rows: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Slots int64 [g], pages int64 [g, p] and staging memory uint8 [g x compressed bytes], g few at once."""
+    """Yield slots int64 [g], pages int64 [g, p] and staging memory uint8 [g x compressed bytes], a few g at once."""
     for first in range(0, len(rows), STATES_AT_ONCE):
         group = rows[first : first + STATES_AT_ONCE]
         staging = torch.empty(len(group) * plan.compressed_bytes, dtype=torch.uint8, device=buffer.device)
@@ -70,7 +72,7 @@ def _state_groups(
 
 
 def _fields(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Iterator[Views]:
-    """Of each part of each layer: all slots [S, ...], what is staged [g, ...], its scales if it has any."""
+    """Yield, for each part of each layer: all slots [S, ...], the staged part [g, ...], its scales if it has any."""
     count = staging.numel() // plan.compressed_bytes
     for compressed in plan.compressed_fields:
         field = compressed.field
@@ -108,18 +110,18 @@ def _fields(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Ite
 
 
 def _words(memory: torch.Tensor, plan: ArenaPlan) -> torch.Tensor:
-    """``memory`` by pages, in words: everything is aligned to 256 bytes."""
+    """Return ``memory`` by pages, in words: everything is aligned to 256 bytes."""
     return memory.view(torch.int64).view(-1, plan.page_bytes // torch.int64.itemsize)
 
 
 PAGES_AT_ONCE = 512
-"""In staging. Rows are ordered so that all of them may be read before one is written."""
+"""Pages in staging memory at once. Rows are ordered so that all of them may be read before one is written."""
 
 
 class Block(NamedTuple):
-    """A K or a V block: ``pages`` [P, H, x, y, pack], all of them, and of the staged records ``codes`` and
-    ``scales``: in int8 [k, H, x, y, pack] and float32 [k, H, 16], in int4 uint8 [k, H, rows, bytes] and
-    bfloat16 [k, H, rows, 2]."""
+    """A K or a V block: ``pages`` [P, H, x, y, pack], all of them, and ``codes`` and ``scales`` of the staged records:
+    in int8 [k, H, x, y, pack] and float32 [k, H, 16], in int4 uint8 [k, H, rows, bytes] and bfloat16 [k, H, rows, 2].
+    """
 
     pages: torch.Tensor
     codes: torch.Tensor
@@ -127,7 +129,7 @@ class Block(NamedTuple):
     is_k: bool
 
     def encode(self, pages: torch.Tensor) -> None:
-        """Codes and scales of ``pages`` int64 [k]."""
+        """Write codes and scales of ``pages`` int64 [k] to the staged records."""
         wide_K = _by_token(self.pages.index_select(0, pages), self.is_k)
         if self.codes.dtype == torch.uint8:
             encode_nibbles(wide_K.mT if self.is_k else wide_K, self.codes, self.scales)
@@ -137,7 +139,7 @@ class Block(NamedTuple):
         self.codes.copy_(_as_in_page(by_token_K, self.pages, self.is_k))
 
     def decode(self, pages: torch.Tensor) -> None:
-        """The way back."""
+        """Write the numbers of the staged records to ``pages`` int64 [k]."""
         if self.codes.dtype == torch.uint8:
             rows_K = decode_nibbles(self.codes, self.scales, self.pages.dtype)
             wide_K = rows_K.mT if self.is_k else rows_K
@@ -147,7 +149,7 @@ class Block(NamedTuple):
 
 
 def compress_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) -> None:
-    """``buffer``: the arena's bytes. ``records`` int64 [k, 4]."""
+    """Compress pages of KV. ``buffer``: the arena's bytes. ``records`` int64 [k, 4]."""
     for rows, staging in _page_groups(buffer, plan, records):
         for block in _blocks(buffer, staging, plan):
             block.encode(rows[:, 0])
@@ -155,7 +157,7 @@ def compress_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) ->
 
 
 def restore_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) -> None:
-    """``records`` int64 [k, 4]."""
+    """Restore pages of KV. ``records`` int64 [k, 4]."""
     for rows, staging in _page_groups(buffer, plan, records):
         _units(staging).copy_(_units(buffer).index_select(0, _places(plan, rows)))
         for block in _blocks(buffer, staging, plan):
@@ -214,14 +216,14 @@ def _blocks(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Ite
 
 
 def _by_token(block_K: torch.Tensor, is_k: bool) -> torch.Tensor:
-    """[k, H, 16, D] of [k, H, D/pack, 16, pack] (K) or [k, H, 16/pack, D, pack] (V)."""
+    """Return [k, H, 16, D] of [k, H, D/pack, 16, pack] (K) or [k, H, 16/pack, D, pack] (V)."""
     count, heads = block_K.shape[:2]
     order = (0, 1, 3, 2, 4) if is_k else (0, 1, 2, 4, 3)
     return block_K.permute(order).reshape(count, heads, PAGE_TOKENS, -1)
 
 
 def _as_in_page(by_token_K: torch.Tensor, block: torch.Tensor, is_k: bool) -> torch.Tensor:
-    """Back to the form of ``block`` [.., H, x, y, pack]."""
+    """Return ``by_token_K`` in the form of ``block`` [.., H, x, y, pack]."""
     heads, first, second, pack = block.shape[1:]
     if is_k:
         return by_token_K.reshape(-1, heads, second, first, pack).permute(0, 1, 3, 2, 4)
@@ -233,7 +235,7 @@ def _units(memory: torch.Tensor) -> torch.Tensor:
 
 
 def _places(plan: ArenaPlan, rows: torch.Tensor) -> torch.Tensor:
-    """int64: which units of the arena the records of ``rows`` are, one after another."""
+    """Return int64: the units of the arena that the records of ``rows`` fill, one after another."""
     in_page = plan.page_bytes // COMPRESSED_KV_ALIGN
     units = torch.arange(plan.compressed_kv_bytes // COMPRESSED_KV_ALIGN, device=rows.device)
     at = rows[:, 3:] // COMPRESSED_KV_ALIGN + units

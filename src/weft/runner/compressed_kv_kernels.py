@@ -1,17 +1,17 @@
 """Compressed KV on a GPU: two launches for a group of pages in int8, three in int4. Twin: ``compressed``.
 
     compress      program (block, record)   a head of a K or V block -> codes and scales in scratch
-              program (piece, record)   scratch -> where the record lies on its two pages
+              program (piece, record)   scratch -> the record's bytes on its two pages
     restore   the same, the other way about
 
-Two, because pages are compressed in place: a record goes to a page that another program may still have to
-read. Addresses are 64 bits wide. PAD in place of a page means no work (L4).
+Two, because pages are compressed in place: a record goes to a page that another program may still have to read.
+Addresses are 64 bits wide. PAD instead of a page means no work (L4).
 
-In int4 rows are channels of K and tokens of V, so there is a launch for each of the two. A number of steps
-has four bits and a step has eight, so their product is exact. It is the same fused or not.
+In int4 rows are channels of K and tokens of V, so there is a launch for each of the two. A number of steps has four
+bits and a step has eight, so their product is exact. The result is the same fused or not.
 
-Rounding is that of ``arena_kernels``: to the nearest, halves to the even one, by additions that every backend
-rounds alike, and the division that is asked for by name. To bfloat16 it is done on the bits.
+Rounding is that of ``arena_kernels``: to the nearest, halves to the even one, by additions that every backend rounds
+alike, and the division that is asked for by name. Rounding to bfloat16 is done on the bits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def _code_kernel(
     CHANNELS: tl.constexpr,
     RESTORE: tl.constexpr,
 ):
-    """``blocks`` int64 [b, 4]: offset in the page, of codes, of scales in the record, channels."""
+    """Code or restore pages in int8. ``blocks`` int64 [b, 4]: offset in the page, offsets of codes and of scales in
+    the record, channels.
+    """
     number = tl.program_id(1).to(tl.int64)
     page = tl.load(records + number * 4).to(tl.int64)
     block = blocks + tl.program_id(0).to(tl.int64) * 4
@@ -77,7 +79,7 @@ def _code_kernel(
 
 @triton.jit
 def _in_bfloat16(wide):
-    """float32 -> the bits of the nearest bfloat16, in the upper half of 32."""
+    """Return the bits of the nearest bfloat16 of float32 ``wide``, in the upper half of 32."""
     bits = wide.to(tl.int32, bitcast=True)
     return (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
 
@@ -97,8 +99,9 @@ def _nibble_kernel(
     AS_K: tl.constexpr,
     RESTORE: tl.constexpr,
 ):
-    """``blocks`` as for ``_code_kernel``, all of K or all of V. A tile has the ROWS of a head by the PAIRS of
-    numbers that share a byte, first and second."""
+    """Code or restore pages in int4. ``blocks`` as for ``_code_kernel``, all of K or all of V. A tile has the ROWS of
+    a head by the PAIRS of numbers that share a byte, first and second.
+    """
     number = tl.program_id(1).to(tl.int64)
     page = tl.load(records + number * 4).to(tl.int64)
     block = blocks + tl.program_id(0).to(tl.int64) * 4
@@ -149,7 +152,7 @@ def _nibble_kernel(
 
 @triton.jit
 def _nibble_of(above_RP, step_RP):
-    """int32: the nearest number of steps, halves to the even one."""
+    """Return int32: the nearest number of steps, halves to the even one."""
     nearest_RP = (tl.math.div_rn(above_RP, step_RP) + 12582912.0) - 12582912.0
     return tl.minimum(tl.maximum(nearest_RP, 0.0), 15.0).to(tl.int32)
 
@@ -173,8 +176,9 @@ def _place_kernel(words, records, scratch, page_words, record_words, GATHER: tl.
 
 
 class BlockTable:
-    """A row for each head of each K and V block of ``plan``, on ``device``: see ``_code_kernel``. ``k_rows``
-    of them, all those of K, come first."""
+    """Rows for each head of each K and V block of ``plan``, on ``device``: see ``_code_kernel``. The first ``k_rows``
+    are all those of K.
+    """
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
         assert plan.kv_layout == "rows", f"the kernels read rows, and these pages are {plan.kv_layout}"
@@ -207,8 +211,9 @@ class BlockTable:
 def compress(
     arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: torch.Tensor, *, room: torch.Tensor, restore: bool
 ) -> None:
-    """``records`` int64 [k, 4], as for ``compressed``. ``arena``: uint8, all of it. ``room``: int64, for
-    records on their way; a larger one is made where it has not space for one."""
+    """Compress or restore pages of KV. ``records`` int64 [k, 4], as for ``compressed``. ``arena``: uint8, all of it.
+    ``room``: int64, scratch for records; a larger one is made if it has no space for one.
+    """
     words, record_bytes = arena.view(torch.int64), plan.compressed_kv_bytes
     record_words = record_bytes // WORD_BYTES
     if room.numel() < record_words:
@@ -235,7 +240,7 @@ def compress(
 def _code(
     arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, rows: torch.Tensor, scratch: torch.Tensor, *, restore: bool
 ) -> None:
-    """Between the pages of ``rows`` and the records in ``scratch``."""
+    """Convert between the pages of ``rows`` and the records in ``scratch``."""
     staged, form = scratch.view(torch.uint8), (plan.page_bytes, plan.compressed_kv_bytes)
     kinds = {"NUMBER": _TL_TYPES[plan.kv_dtype], "TOKENS": PAGE_TOKENS, "RESTORE": restore}
     if plan.compressed_kv_dtype == "int8":
@@ -252,6 +257,6 @@ def _code(
 
 
 def nibble_tile(channels: int, *, as_k: bool) -> dict[str, int]:
-    """ROWS and PAIRS of ``_nibble_kernel`` for heads of ``channels``, a power of two."""
+    """Return ROWS and PAIRS of ``_nibble_kernel`` for heads of ``channels``, a power of two."""
     rows, numbers = (channels, PAGE_TOKENS) if as_k else (PAGE_TOKENS, channels)
     return {"ROWS": rows, "PAIRS": numbers // 2}

@@ -4,14 +4,14 @@ On a CPU (``SteadyDecodes``):
 
     reused while rows stay      rows, slots, offsets, lengths, fresh, their tensors; the page table by run
     written in each step        tokens | starts | contexts            three rows of one array, in place
-    new in each step            the list of starts, and the values that hold it all together
+    new in each step            the list of starts, and the objects that refer to all of it
 
-While the rows stay, a step calls no operator of torch here. An operator takes a microsecond in a loop, but
-twenty right after a model has emptied the caches, and new tensors would need many. This works only where the
-host's memory is the device's.
+While the rows stay, a step calls no operator of torch here. An operator takes a microsecond in a loop, but twenty
+right after a model has emptied the caches, and new tensors would need many. This works only if the host's memory is
+the device's.
 
-On a GPU the inputs of a step go over in one copy. Those of a graph are one block (``SteadyBlock``): its
-tokens, positions, starts and contexts are written anew, and the rest is that of the step before.
+On a GPU the inputs of a step go over in one copy. Those of a graph are one block (``SteadyBlock``): its tokens,
+positions, starts and contexts are written in each step, and the rest is that of the step before.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ Int64s = npt.NDArray[np.int64]
 
 
 class SteadyDecodes:
-    """``plan`` is of decodes alone, all of which sample. ``table``: int32 [rows + 1, pages], of the rows;
-    ``chosen``: int64 [rows + 1], the token that each row chose last."""
+    """Inputs of steady decodes on a CPU. ``plan`` has only decodes, all of which sample. ``table``: int32 [rows + 1,
+    pages], of the rows; ``chosen``: int64 [rows + 1], the token that each row chose last.
+    """
 
     def __init__(self, plan: StepPlan, table: Int32s, chosen: Int64s) -> None:
         count = plan.run_count
         self._same = _what_stays(plan)
         self._chosen = chosen
         self.rows: Int64s = plan.rows.astype(np.int64)
-        """[R], of each run."""
+        """[R], the row of each run."""
         self.runs: Int64s = np.arange(count, dtype=np.int64)
-        """[R]: all of them."""
+        """[R]: the index of each run."""
         self._offsets = self.runs.tolist()
         self._lengths, self._fresh = plan.lengths.tolist(), plan.fresh.tolist()
         self._slots = plan.slots.tolist()
@@ -54,35 +55,38 @@ class SteadyDecodes:
         self._table = np.concatenate((table[self.rows], table[:1]))
         self._table_RP = torch.from_numpy(self._table[:count])
         self._pages, self._page_table_RP = 0, self._table_RP
-        self._run_of_row = np.full(len(table), count)  # the last line of the table is of rows with no run
+        self._run_of_row = np.full(len(table), count)  # the last line of the table is for rows with no run
         self._run_of_row[self.rows] = self.runs
         self.step = -1
-        """Of the plan that the inputs are of."""
+        """Step number of the plan these inputs belong to."""
         self._host_starts: Sequence[int] = ()
         self._deltas: Int64s | None = None
         self._turns: Int64s = self._starts
         self._turns_T: torch.Tensor | None = None
         self.adapters: StepAdapters | None = None
-        """Whose the rows are: they stay, and so does this."""
+        """Adapters of the rows: the rows stay, so these do too."""
 
     def goes_on(self, plan: StepPlan) -> bool:
-        """Whether ``plan`` is a step of the same decodes."""
+        """Return whether ``plan`` is a step of the same decodes."""
         # By identity: the planner hands out the same frozen arrays while the same sequences decode.
         return all(one is other for one, other in zip(self._same, _what_stays(plan), strict=True))
 
     def write(self, writes: Int32s) -> None:
-        """(row, page index, page) [3, k] were written into the table of the rows."""
+        """Record (row, page index, page) [3, k], which were written into the table of the rows."""
         # A copy of the rows' table, by run: `HostRows` writes both, or drops this.
         self._table[self._run_of_row[writes[0]], writes[1]] = writes[2]
 
     def turn_by(self, deltas: Int64s) -> None:
-        """[R]: what each run adds to its position before it turns (``weft.pictures.Turns``)."""
+        """Set ``deltas`` [R]: the number that each run adds to its position before the rotation
+        (``weft.pictures.Turns``).
+        """
         self._deltas, self._turns = deltas, np.empty_like(self._starts)
         self._turns_T = torch.from_numpy(self._turns)
 
     def advance(self, plan: StepPlan) -> None:
-        """Tokens and positions are those of ``plan``: ``contexts`` (int64 [R]) too, the position of the token
-        to be chosen."""
+        """Take tokens and positions from ``plan``, and ``contexts`` (int64 [R]), the positions of the tokens to be
+        chosen.
+        """
         self.step = plan.step
         self._host_starts = plan.starts.tolist()
         self._starts[:] = plan.starts
@@ -92,8 +96,9 @@ class SteadyDecodes:
         self._tokens[:] = plan.tokens
 
     def inputs(self) -> StepInputs:
-        """In memory that the next ``advance`` overwrites. The tokens that the plan did not know are taken
-        from ``chosen`` now."""
+        """Return the inputs, in memory that the next ``advance`` overwrites. Tokens that the plan does not know are
+        taken from ``chosen`` now.
+        """
         if PAD in self._tokens.tolist():
             np.copyto(self._tokens, self._chosen[self.rows], where=self._tokens == PAD)
         pages = ceil_div(max(self._host_starts) + 1, PAGE_TOKENS)
@@ -115,8 +120,9 @@ class SteadyDecodes:
 
 
 class SteadyBlock:
-    """``plan`` is of decodes alone, all of which sample, without adapters. ``fields``: int64 [6, stride], of
-    the graph of ``width`` rows (``graphs.BLOCK_FIELDS``), as ``plan`` has them."""
+    """Inputs of steady decodes on a GPU. ``plan`` has only decodes, all of which sample, without adapters. ``fields``:
+    int64 [6, stride], of the graph of ``width`` rows (``graphs.BLOCK_FIELDS``), as ``plan`` has them.
+    """
 
     def __init__(self, plan: StepPlan, fields: Int64s, width: int) -> None:
         count = plan.run_count
@@ -126,15 +132,15 @@ class SteadyBlock:
         by_run = self._fields[:, :count]
         self._tokens, self._positions, self._starts = by_run[:3]
         self.contexts: Int64s = by_run[4]
-        """[R] of each run: the position of the token to be chosen too."""
+        """[R], the context of each run, which is also the position of the token to be chosen."""
         self.rows: Int64s = by_run[5]
         self.runs: Int64s = np.arange(count, dtype=np.int64)
         self._staged: Staged | None = None
         self.step = -1
-        """Of the plan that is staged."""
+        """Step number of the plan that is staged."""
 
     def goes_on(self, plan: StepPlan) -> bool:
-        """Whether ``plan`` is a step of the same decodes, in the same graph."""
+        """Return whether ``plan`` is a step of the same decodes, in the same graph."""
         return plan.mtp_drafts is None and all(
             one is other for one, other in zip(self._same, _what_stays(plan), strict=True)
         )
@@ -147,14 +153,14 @@ class SteadyBlock:
         self._staged = staging.add(self._fields.ravel())
 
     def block(self) -> DecodeBlock:
-        """Once it is sent."""
+        """Return the block, once it is sent."""
         assert self._staged is not None, "nothing is staged"
         return DecodeBlock(
             self._width, self._staged.device, self._fields[2, : self._width], self._fields[3, : self._width]
         )
 
     def rows_R(self) -> torch.Tensor:
-        """``rows`` on the device."""
+        """Return ``rows`` on the device."""
         assert self._staged is not None, "nothing is staged"
         stride = self._fields.shape[1]
         return self._staged.device[5 * stride : 5 * stride + len(self.rows)]

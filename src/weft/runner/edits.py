@@ -1,4 +1,4 @@
-"""What a request changes in its logits before anything is drawn, kept sparse.
+"""Changes that a request makes to its logits before a token is drawn, kept sparse.
 
     min_tokens      logit[stop id] = -inf            while fewer than min_tokens are made
     logit bias      logit[id] += bias                for the ids the request names
@@ -6,14 +6,14 @@
     frequency       logit[id] -= f * count           ids of the output
     presence        logit[id] -= p                   ids of the output
     banned          logit[id] = -inf                 ids that would complete a banned sequence (``bad_words``)
-    allowed         logit[id] = -inf                 all other ids; a refused one among them stays above these
+    allowed         logit[id] = -inf                 all other ids; a refused id that is allowed stays above these
 
 applied in this order. Repetition is that of Keskar et al., "CTRL" (2019), section 4.1, as in transformers;
 frequency and presence are those of the OpenAI API.
 
-A row holds the distinct tokens it has seen and how often each was generated, not a count per token of the
-vocabulary. Rows that ask for nothing cost nothing. The seen tokens are bounded by the sequence's length, and
-``SamplingParams.check`` bounds banned sequences and their tokens (L11).
+A row holds the distinct tokens it has seen and how often each was generated, not a count per token of the vocabulary.
+Rows without edits cost nothing. The seen tokens are bounded by the sequence's length, and ``SamplingParams.check``
+bounds banned sequences and their tokens (L11).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.runner.staging import Staged, Staging
 
 
 class BannedSequences:
-    """Of one row. ``generated``: the tokens of its answer so far."""
+    """Banned sequences of one row. ``generated``: the tokens of its answer so far."""
 
     __slots__ = ("_last_by_head", "_lengths", "_tail", "_tail_max")
 
@@ -46,17 +46,17 @@ class BannedSequences:
 
     @property
     def needs_previous_token(self) -> bool:
-        """Whether what is refused depends on the answer's tokens."""
+        """Whether the refused tokens depend on the answer's tokens."""
         return self._tail_max > 0
 
     def add(self, token: int) -> None:
-        """``token`` was generated."""
+        """Record that ``token`` was generated."""
         if self._tail_max:
             self._tail.append(token)
             del self._tail[: -self._tail_max]
 
     def refused_ids(self) -> npt.NDArray[np.int64]:
-        """The tokens that would complete a sequence."""
+        """Return the tokens that would complete a sequence."""
         refused: list[int] = []
         for length in self._lengths:
             if length <= len(self._tail):
@@ -67,7 +67,7 @@ class BannedSequences:
 
 Int64s = npt.NDArray[np.int64]
 _LAST_RESORT = torch.finfo(torch.float32).min / 2
-"""The logit of an allowed token that another edit refuses: chosen before any token that is not allowed."""
+"""Logit of an allowed token that another edit refuses: chosen before any token that is not allowed."""
 
 
 class TokenHistory:
@@ -83,7 +83,7 @@ class TokenHistory:
         self._index: dict[int, int] = {int(token): i for i, token in enumerate(ids)}
 
     def add(self, token: int) -> None:
-        """``token`` was generated."""
+        """Record that ``token`` was generated."""
         i = self._index.get(token)
         if i is None:
             i = self._size
@@ -145,7 +145,7 @@ class RowEdits:
 
     @property
     def learners(self) -> list[TokenHistory | BannedSequences]:
-        """What must learn each generated token."""
+        """Objects that record each generated token."""
         return [learner for learner in (self.history, self.banned) if learner is not None]
 
     @property
@@ -156,9 +156,10 @@ class RowEdits:
 
 @dataclass(frozen=True, slots=True)
 class StagedEdits:
-    """What ``stage_edits`` made, None where nothing of the kind is asked. ``*_index``: int64 into the flat
-    logits; ``bias`` and the rows of ``penalties`` (repetition, what is subtracted): float32.
-    ``limited_rows``: the rows of ``allowed_index``."""
+    """Staged edits of a step, None for kinds that no row needs. ``*_index``: int64 into the flat logits; ``bias`` and
+    the rows of ``penalties`` (repetition, amount to subtract): float32. ``limited_rows``: the rows of
+    ``allowed_index``.
+    """
 
     masked_index: Staged | None = None
     bias_index: Staged | None = None
@@ -192,8 +193,9 @@ class StagedEdits:
 
 
 def stage_edits(staging: Staging, edits: list[tuple[int, int, RowEdits]], vocab_size: int) -> StagedEdits:
-    """``edits``: (row of the logits, position of the token about to be chosen, the row's edits), of rows of
-    ``vocab_size`` logits. Their histories hold every token before that position."""
+    """Stage edits. ``edits``: (row of the logits, position of the token about to be chosen, the row's edits), of rows
+    of ``vocab_size`` logits. Their histories have every token before that position.
+    """
     masked = [row * vocab_size + e.stop_ids for row, position, e in edits if position < e.min_position]
     biased = [(row, e) for row, _, e in edits if e.bias_ids.size]
     histories = [(row, e.history, e.sampling) for row, _, e in edits if e.history is not None]
@@ -222,13 +224,13 @@ def stage_edits(staging: Staging, edits: list[tuple[int, int, RowEdits]], vocab_
 
 
 def _indices(staging: Staging, parts: list[Int64s]) -> Staged | None:
-    """All ``parts`` in one; None where they are empty."""
+    """Return all ``parts`` as one array; None if they are empty."""
     # An empty piece would cost a launch for nothing.
     return staging.add(np.concatenate(parts)) if any(part.size for part in parts) else None
 
 
 def _penalties(histories: list[tuple[int, TokenHistory, SamplingParams]]) -> npt.NDArray[np.float64]:
-    """[2, E]: what logits are divided or multiplied by, and what is subtracted then."""
+    """Return [2, E]: repetition penalties; amounts to subtract."""
     counts = np.concatenate([h.generated_counts for _, h, _ in histories])
     sizes = [len(h.ids) for _, h, _ in histories]
     subtracted = np.repeat([s.frequency_penalty for _, _, s in histories], sizes) * counts

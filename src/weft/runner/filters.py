@@ -1,11 +1,11 @@
-"""Temperature, top-k, top-p and min-p, each a threshold on the logit; and the draw from what is left.
+"""Temperature, top-k, top-p and min-p, each a threshold on the logit; and the draw from the remaining tokens.
 
     scaled = (logit - max) / temperature              the best token is at 0, all others below
 
-    top-k   keep what is >= the k-th largest value
-    top-p   keep what is >= the smallest value whose strictly better tokens hold less than p of the mass
-            (of what top-k kept)
-    min-p   keep what is >= log(min_p): exp(scaled) is the ratio to the best token
+    top-k   keep values >= the k-th largest one
+    top-p   keep values >= the smallest one whose strictly better tokens have less than p of the mass
+            (of the tokens that top-k kept)
+    min-p   keep values >= log(min_p): exp(scaled) is the ratio to the best token
 
     keep = scaled >= max(of the three);   draw among the kept in ascending token id
 
@@ -18,9 +18,9 @@ There is no state to save, restore or share: the same seed and request give the 
 (The logits themselves may differ in the last bits with the batch's shape.) ``mix`` is the finaliser of
 splitmix64 (Steele, Lea, Flood, 2014).
 
-Sorting a vocabulary of 150,000 for each row is the cost here. So rows with top-k or top-p look at their few
-best candidates first. They look at the whole row if the threshold is not strictly inside these. The order of
-the filters is that of transformers' generation. ``sampling_kernels`` are the twin that sorts nothing.
+Sorting a vocabulary of 150,000 for each row is the cost here. So rows with top-k or top-p look at their few best
+candidates first. They look at the full row if the threshold is not strictly inside these. The order of the filters is
+that of transformers' generation. ``sampling_kernels`` are the twin that sorts nothing.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def _mix(z: UInt64s) -> UInt64s:
 
 
 def seed_word(seed: int) -> int:
-    """Any Python int (negative ones too) to the 64 bits that ``uniforms`` takes."""
+    """Convert any Python int (negative ones too) to the 64 bits that ``uniforms`` takes."""
     return seed & _SEED_MASK
 
 
 def uniforms(seeds: UInt64s, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """float64 [N] in [0, 1), a pure function of each (seed, position)."""
+    """Return float64 [N] in [0, 1), a pure function of each (seed, position)."""
     # Mixed before the position is added: neighbouring seeds must not walk along the same sequence.
     key = _mix(seeds + _GOLDEN)
     bits = _mix(key + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
@@ -59,11 +59,11 @@ def uniforms(seeds: UInt64s, positions: npt.NDArray[np.int64]) -> npt.NDArray[np
 
 
 def draw(weights_NW: torch.Tensor, uniforms_N: torch.Tensor) -> torch.Tensor:
-    """Index of the draw in each row: int64 [N], by inverse CDF over the columns in their order.
+    """Return the index of the draw in each row: int64 [N], by inverse CDF over the columns in their order.
 
-    ``weights_NW``: float32, finite, >= 0, not normalised, with at least one above 0 per row;
-    ``uniforms_N``: float64 in [0, 1). A column of weight 0 is never drawn. Sums are float64, over blocks of
-    columns first: only the block that holds the draw is summed column by column.
+    ``weights_NW``: float32, finite, >= 0, not normalised, with at least one above 0 per row; ``uniforms_N``: float64
+    in [0, 1). A column of weight 0 is never drawn. Sums are float64, over blocks of columns first: only the block that
+    holds the draw is summed column by column.
     """
     rows, width = weights_NW.shape
     blocks = -(-width // _BLOCK_COLUMNS)
@@ -81,10 +81,11 @@ def draw(weights_NW: torch.Tensor, uniforms_N: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(running_NW: torch.Tensor, target_N1: torch.Tensor) -> torch.Tensor:
-    """First column whose running sum is above the target, int64 [N, 1]. A target that rounding has put at
-    or beyond the end means the last column that adds anything; one below 0, the first that does."""
+    """Return the first column whose running sum is above the target, int64 [N, 1]. A target that rounding has put at
+    or beyond the end means the last column that adds anything; a target below 0, the first that does.
+    """
     end_N1 = running_NW[:, -1:]
-    # Rounding may put the target at the end, behind the last token that has any weight.
+    # Rounding may put the target at the end, after the last token that has any weight.
     below_end_N1 = torch.nextafter(end_N1, torch.zeros_like(end_N1))
     target_N1 = torch.minimum(target_N1, below_end_N1).clamp_(min=0.0)
     return torch.searchsorted(running_NW, target_N1, right=True)
@@ -98,8 +99,9 @@ _CANDIDATES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Of N rows. On the host, for what is decided there: ``top_k`` int64 [N] (below 1: all) and ``top_p``
-    float64 [N] (1: all). On the device ``numbers_5N``, as ``fill_numbers`` made them."""
+    """Filters of N rows. On the host, for decisions made there: ``top_k`` int64 [N] (below 1: all) and ``top_p``
+    float64 [N] (1: all). On the device ``numbers_5N``, as ``fill_numbers`` made them.
+    """
 
     top_k: npt.NDArray[np.int64]
     top_p: npt.NDArray[np.float64]
@@ -115,12 +117,12 @@ class Filters:
 
     @property
     def narrow(self) -> npt.NDArray[np.bool_]:
-        """Rows that need an order among their tokens."""
+        """Return rows that need an order among their tokens."""
         return (self.top_k > 0) | (self.top_p < 1.0)
 
     @property
     def temperature_N(self) -> torch.Tensor:
-        """float32, above 0."""
+        """Return the temperatures, float32, above 0."""
         return self.numbers_5N[0].float()
 
     @property
@@ -133,7 +135,7 @@ class Filters:
 
     @property
     def floor_N(self) -> torch.Tensor:
-        """float32: what min-p filters is below it."""
+        """Return float32 [N]: min-p filters tokens below it."""
         return self.numbers_5N[3].float()
 
     @property
@@ -149,15 +151,16 @@ def fill_numbers(
     min_p: npt.NDArray[np.float64],
     uniforms: npt.NDArray[np.float64],
 ) -> None:
-    """All numbers of some rows, so that one copy brings them to the device. ``temperature`` is above 0 (0 for
-    rows that a kernel is to take for greedy), ``uniforms`` are in [0, 1)."""
+    """Write all numbers of some rows, so that one copy brings them to the device. ``temperature`` is above 0 (0 for
+    rows that a kernel takes as greedy), ``uniforms`` are in [0, 1).
+    """
     with np.errstate(divide="ignore"):
         out_5N[:] = temperature, top_k, top_p, np.log(min_p), uniforms
 
 
 def choose(logits_NV: torch.Tensor, filters: Filters, *, remote: bool) -> torch.Tensor:
-    """One token per row, int64 [N], drawn with the filters' uniform numbers from the filtered distribution.
-    ``remote``: without a look at the device.
+    """Return one token per row, int64 [N], drawn with the filters' uniform numbers from the filtered distribution.
+    ``remote``: the host reads nothing from the device.
 
     ``logits_NV``: float32 without NaN or +inf, and with a finite maximum in each row; not changed.
     """
@@ -174,7 +177,7 @@ def choose(logits_NV: torch.Tensor, filters: Filters, *, remote: bool) -> torch.
 
 
 def _choose_unseen(logits_NV: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Every row over the whole vocabulary: nothing is decided by what the device found."""
+    """Choose for every row over the complete vocabulary: the host decides nothing by results of the device."""
     scaled_NV = _scaled(logits_NV, filters)
     threshold_N = filters.floor_N
     if filters.narrow.any():
@@ -212,7 +215,7 @@ def _choose_block(logits_NV: torch.Tensor, filters: Filters) -> torch.Tensor:
 
 
 def _scaled(logits_NW: torch.Tensor, filters: Filters, best_N1: torch.Tensor | None = None) -> torch.Tensor:
-    """(logit - best) / temperature, a new tensor; ``best_N1`` None: of the columns given."""
+    """Return (logit - best) / temperature, a new tensor; ``best_N1`` None: the best of the columns given."""
     best_N1 = logits_NW.amax(dim=1, keepdim=True) if best_N1 is None else best_N1
     return (logits_NW - best_N1).div_(filters.temperature_N[:, None])
 
@@ -220,9 +223,10 @@ def _scaled(logits_NW: torch.Tensor, filters: Filters, best_N1: torch.Tensor | N
 def _choose_among_candidates(
     logits_NV: torch.Tensor, filters: Filters
 ) -> tuple[torch.Tensor, torch.Tensor, npt.NDArray[np.int64]]:
-    """(token [N], threshold [N], ``outside``): the rows whose candidates did not hold all that the threshold
-    keeps; there the token is void and the threshold is the one of the whole row. Whether there are any is
-    what the host waits for."""
+    """Return (token [N], threshold [N], ``outside``). ``outside`` has the rows whose candidates lack some tokens that
+    the threshold keeps; there the token is void and the threshold is that of the full row. The host waits to learn
+    whether there are any.
+    """
     vocab_size = logits_NV.shape[1]
     wanted = int(np.where(filters.top_k > 0, filters.top_k + 1, _CANDIDATES_MIN).max())
     count = min(wanted, _CANDIDATES_MAX, vocab_size)
@@ -246,7 +250,7 @@ def _choose_among_candidates(
 
 
 def _mass(logits_NV: torch.Tensor, filters: Filters, best_N1: torch.Tensor) -> torch.Tensor:
-    """Sum of exp(scaled) over the whole row, float64 [N]; 0 where top-k makes it moot (``_threshold``)."""
+    """Return the sum of exp(scaled) over the full row, float64 [N]; 0 where top-k makes it moot (``_threshold``)."""
     mass_N = torch.zeros(logits_NV.shape[0], dtype=torch.float64, device=logits_NV.device)
     rows = np.flatnonzero(filters.top_k <= 0)
     if rows.size == len(mass_N):
@@ -259,11 +263,11 @@ def _mass(logits_NV: torch.Tensor, filters: Filters, best_N1: torch.Tensor) -> t
 
 
 def _threshold(values_NW: torch.Tensor, filters: Filters, mass_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the value below which a token is filtered, float32 [N]; whether the best W suffice, bool [N]).
+    """Return (the value below which a token is filtered, float32 [N]; whether the best W suffice, bool [N]).
 
-    ``values_NW``: the best W of each row, descending; ``mass_N``: sum of exp over the whole row, read
-    where there is no top-k. If W is less than the vocabulary, a threshold at the last of them says nothing of
-    tokens that tie with it or lie below. A top-k there leaves the mass that top-p divides unknown.
+    ``values_NW``: the best W of each row, descending; ``mass_N``: sum of exp over the full row, read where there is no
+    top-k. If W is less than the vocabulary, a threshold at the last of them says nothing of tokens that tie with it or
+    are below it. A top-k there leaves the mass that top-p divides unknown.
     """
     width, top_k_N, top_p_N = values_NW.shape[1], filters.top_k_N, filters.top_p_N
     kth_N = values_NW.gather(1, (top_k_N.clamp(1, width) - 1)[:, None])[:, 0]

@@ -2,13 +2,12 @@
 
     begin(rows)             masks are worked out in a thread, while the device computes the step's logits
     stage(staging, rows)    they go to the device, all in one copy
-    Masks.apply(logits)     logit[token] = -inf for what the grammar does not allow
+    Masks.apply(logits)     logit[token] = -inf for tokens that the grammar does not allow
     Constrained.advance(tokens)  each matcher takes the token that was chosen
 
-Owns one matcher per constrained row. Its state is a function of the answer's tokens and nothing else: a
-sequence that comes back after a preemption is admitted with what it had made, and its matcher reads that
-again. Which tokens may come next hangs on the last one: where steps overlap, the step before must be home
-before ``begin``.
+Owns one matcher per constrained row. Its state is a function of only the answer's tokens: a sequence that comes back
+after a preemption is admitted with its earlier tokens, and its matcher reads them again. The tokens that may come next
+depend on the last one: if steps overlap, the tokens of the step before must be on the host before ``begin``.
 
     mask words (int32 [N, vocabulary / 32], a bit per token) --to the device--> bool [N, V] --> logits[rows]
 
@@ -16,10 +15,10 @@ The end of an answer is a token like any other: the mask allows it where the gra
 can outgrow the limits of one step in the middle of an answer: its row is reported in ``failures``, and every
 other row goes on.
 
-*A slow grammar ends its own answer.* The parser's work for a token may grow with the answer, and every row of
-the step waits for it. All rows together may take ``step_s`` of a step, in seconds of CPU. More is a debt, and
-less pays it back. Above DEBT_S the rows end that took more than an even share of ``step_s`` for a token of
-late. An answer that resumes reads its tokens again, for RESUME_S at most.
+*A slow grammar ends its own answer.* The parser's work for a token may grow with the answer, and every row of the step
+waits for it. All rows together may take ``step_s`` of a step, in seconds of CPU. More is a debt, and less pays it
+back. Above DEBT_S the rows end that took more than an even share of ``step_s`` for a token of late. An answer that
+resumes reads its tokens again, for RESUME_S at most.
 """
 
 from __future__ import annotations
@@ -50,30 +49,31 @@ _SLOW = (
     "(limits.grammar_step_ms), and it holds up every other request"
 )
 DEBT_S = 0.25
-"""Seconds by which the grammars of several steps may exceed what they may take."""
+"""Seconds by which the grammars of several steps may exceed their budget."""
 RESUME_S = 0.25
 _SHARE_MIN_S = 0.0005
-"""Even share of a row where there are many: a grammar of the field takes a fifth of it."""
+"""Seconds, the even share of a row when there are many: a grammar of the field takes a fifth of it."""
 _RECENT = 8
 """Tokens that the seconds of a token are averaged over."""
 _RESUME_TOKENS = 32
 _MEASURED_STEPS = 32
-"""Steps whose masks are worked out one by one, after a step whose masks were slow."""
+"""Steps whose masks are computed one by one, after a step whose masks were slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Of one step, on the device once they are sent. ``words``: int32 [N, words], of the rows ``index`` of
-    some logits; None: of all of them, in order. ``ended``: rows where only the end is left."""
+    """Masks of one step, on the device once they are sent. ``words``: int32 [N, words], of the rows ``index`` of some
+    logits; None: of all of them, in order. ``ended``: rows where only the end is left.
+    """
 
     words: Staged
     index: Staged | None
     ended: Staged | None
 
     def apply(self, logits_XV: torch.Tensor) -> None:
-        """What is refused becomes -inf, in place."""
+        """Set refused logits to -inf, in place."""
         if self.ended is not None:
-            # Whatever `min_tokens` or a NaN made of it: the row always has a token, and the end always comes.
+            # Independent of `min_tokens` and NaN: the row always has a token, and the end always comes.
             logits_XV.index_fill_(0, self.ended.device, 0.0)
         refused_NV = _refused(self.words.device, logits_XV.shape[1])
         if self.index is None:
@@ -84,7 +84,7 @@ class Masks:
 
 
 class _Row:
-    """One constrained row. ``spent_s``: for the token under way; ``token_s``: for a token, of late."""
+    """One constrained row. ``spent_s``: seconds for the token under way; ``token_s``: recent seconds per token."""
 
     __slots__ = ("failure", "matcher", "spent_s", "token_s")
 
@@ -104,8 +104,9 @@ class _Row:
 
 
 class Constrained:
-    """A step's constrained rows, by their index among the rows that choose. ``slow`` is told that they took a
-    token, and returns those that end for it."""
+    """Constrained rows of a step, by their index among the rows that choose. ``slow`` is told that they took a token,
+    and returns those that end for it.
+    """
 
     __slots__ = ("_clock", "_rows", "_slow")
 
@@ -117,7 +118,7 @@ class Constrained:
         self._clock = clock
 
     def advance(self, tokens: npt.NDArray[np.int32]) -> dict[int, str]:
-        """``tokens`` were chosen. Returns, by index, why a row cannot go on."""
+        """Let the matchers read ``tokens``, which were chosen. Return, by index, why a row cannot go on."""
         failures = {}
         began_s = self._clock()
         for at, row in self._rows:
@@ -134,7 +135,7 @@ class Constrained:
 
 
 class GrammarRows:
-    """``clock``: seconds of CPU of the thread that asks."""
+    """Matchers of all constrained rows. ``clock``: seconds of CPU of the calling thread."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
@@ -149,7 +150,7 @@ class GrammarRows:
         self._measured_steps = 0
 
     def admit(self, row: int, grammar: CompiledGrammar, generated: npt.NDArray[np.int32]) -> None:
-        """``row`` belongs to a constrained sequence that has made ``generated``."""
+        """Give ``row`` to a constrained sequence that has made ``generated``."""
         self._token_count = grammar.token_count
         self._step_s = grammar.step_s
         admitted = self._rows[row] = _Row(grammar.matcher())
@@ -167,17 +168,18 @@ class GrammarRows:
 
     @property
     def any(self) -> bool:
-        """Whether any row follows a grammar."""
+        """Return whether any row follows a grammar."""
         return bool(self._rows)
 
     def among(self, rows: Int64s) -> Constrained | None:
-        """The constrained ones among ``rows``; None where there are none."""
+        """Return the constrained ones among ``rows``; None if there are none."""
         constrained = self._constrained(rows)
         return Constrained(constrained, self._slow, self._clock) if constrained else None
 
     def begin(self, rows: Int64s) -> None:
-        """The step that is about to run chooses a token for each of ``rows``, and all that came before is
-        known: start working out the masks."""
+        """Start computing the masks for a step that chooses a token for each of ``rows``. All earlier tokens must be
+        known.
+        """
         constrained = self._constrained(rows)
         if not constrained:
             return
@@ -186,7 +188,7 @@ class GrammarRows:
         self._masks = self._thread.submit(self._fill, [row for _, row in constrained])
 
     def stage(self, staging: Staging, rows: Int64s) -> Masks | None:
-        """The masks of ``rows`` (those of ``begin``, if it was called), None where none is constrained."""
+        """Return the masks of ``rows`` (those of ``begin``, if it was called), None if none is constrained."""
         constrained = self._constrained(rows)
         if not constrained:
             return None
@@ -201,7 +203,7 @@ class GrammarRows:
         return Masks(staging.add(words), index, staging.add(np.array(ended, np.int64)) if ended else None)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Drop all rows and stop the thread. Idempotent."""
         self._rows.clear()
         if self._thread is not None:
             self._thread.shutdown()
@@ -213,7 +215,7 @@ class GrammarRows:
         return [(at, self._rows[row]) for at, row in enumerate(rows.tolist()) if row in self._rows]
 
     def _slow(self, rows: list[_Row]) -> dict[int, str]:
-        """``rows`` took a token. Return those that end, by their place, with the reason."""
+        """Record that ``rows`` took a token. Return those that end, by their place, with the reason."""
         self._debt_s = max(0.0, self._debt_s + sum(row.spent_s for row in rows) - self._step_s)
         for row in rows:
             row.end_token()
@@ -224,7 +226,7 @@ class GrammarRows:
         return {at: row.slow(self._step_s) for at, row in enumerate(rows) if row.token_s > share_s}
 
     def _fill(self, rows: list[_Row]) -> Words:
-        """int32 [N, words]: bit b of word w is token 32 w + b."""
+        """Return int32 [N, words]: bit b of word w is token 32 w + b."""
         from llguidance import LLExecutor
         from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
@@ -246,7 +248,7 @@ class GrammarRows:
 
 
 def _refused(words_NW: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """bool [N, vocab_size]; a token that the tokenizer does not know is refused."""
+    """Return bool [N, vocab_size]; a token that the tokenizer does not know is refused."""
     bits_8 = torch.bitwise_left_shift(
         torch.ones(8, dtype=torch.uint8, device=words_NW.device),
         torch.arange(8, dtype=torch.uint8, device=words_NW.device),

@@ -8,18 +8,18 @@
 A decode step of a small model is some hundred launches of a few microseconds each. The host needs longer to
 issue them than the device needs to run them. Recorded, they are one call.
 
-Recording fixes every address that a graph reads or writes, so each of them has an owner that outlives the
-graph. After a sleep all graphs are recorded again. A step is padded to the next recorded width. PAD rows read
-and write nothing (L4), so a replay touches only pages and slots of live rows (L5).
+Recording fixes every address that a graph reads or writes, so each such tensor has an owner that outlives the graph.
+After a sleep all graphs are recorded again. A step is padded to the next recorded width. PAD rows read and write
+nothing (L4), so a replay touches only pages and slots of live rows (L5).
 
-A graph would freeze lists of the host (``Runs.starts``, ``Runs.slots``), so ``UnreadableList`` replaces them
-and refuses to be read. An op that decides by them, or makes the host wait for the device, cannot be recorded,
-and says so at start. A width that cannot be recorded costs that width alone.
+A graph would freeze lists of the host (``Runs.starts``, ``Runs.slots``), so ``UnreadableList`` replaces them and
+refuses to be read. An op that decides by them, or makes the host wait for the device, cannot be recorded, and says so
+at start. A width that cannot be recorded costs only that width.
 
-Steps with rows of adapters have graphs of their own, recorded when the first adapter comes: which adapter a
-row has, and where its factors lie, is data (``tensor.kernels.adapters``).
+Steps with rows of adapters have their own graphs, recorded when the first adapter comes: the adapter of a row, and the
+addresses of its factors, are data (``tensor.kernels.adapters``).
 
-``Capture`` is the seam: ``CudaCapture`` records; tests without a GPU run the function at every replay.
+``Capture`` is the interface: ``CudaCapture`` records; tests without a GPU run the function at every replay.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.units import PAD
 
 BLOCK_FIELDS = 6
-"""tokens, positions, starts, slots, contexts, rows."""
+"""Number of fields of a block: tokens, positions, starts, slots, contexts, rows."""
 WIDEST = 512
 """Rows of the largest graph. Wider steps are long enough to hide their launches."""
 
@@ -53,7 +53,7 @@ Replay = Callable[[], torch.Tensor]
 
 
 class Ordered(Protocol):
-    """Integers, and shapes of steps."""
+    """Type of keys: integers, and shapes of steps."""
 
     def __lt__(self, other: Any, /) -> bool: ...
 
@@ -62,19 +62,22 @@ Key = TypeVar("Key", bound=Ordered)
 
 
 class Capture(Protocol):
-    """Makes a function that computes on the device repeatable."""
+    """Recorder that makes a function on the device repeatable."""
 
     @property
     def reads_host(self) -> bool:
         """Whether the function runs at every replay, and may read lists on the host."""
 
     def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
-        """A call that repeats ``run``, and returns the same tensor with its new contents. It need not keep
-        ``run`` alive. Raises one of ``refusals()``."""
+        """Return a call that repeats ``run``, and returns the same tensor with its new contents. It need not keep
+        ``run`` alive. Raises one of ``refusals()``.
+        """
 
 
 class CudaCapture:
-    """Graphs that share one stream and one pool of memory: a replay overwrites the results of the others."""
+    """Recorder of graphs that share one stream and one pool of memory: a replay overwrites the results of the
+    others.
+    """
 
     reads_host = False
 
@@ -92,7 +95,7 @@ class CudaCapture:
         try:
             with torch.cuda.stream(stream):
                 run()
-        finally:  # of a step that is refused too: the next one writes what its kernels still read
+        finally:  # also of a refused step: the next one writes memory that its kernels still read
             current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -116,8 +119,9 @@ class CudaCapture:
 
 
 class UnreadableList(Sequence[int]):
-    """A list of the host that a recorded step may not read. Only its length is the same at every replay, and
-    its first values where ``known`` has them."""
+    """List on the host that a recorded step may not read. Only its length is the same at every replay, and its first
+    values if ``known`` has them.
+    """
 
     def __init__(self, name: str, length: int, known: Sequence[int] = ()) -> None:
         self._name = name
@@ -135,20 +139,23 @@ class UnreadableList(Sequence[int]):
 
 @dataclass(frozen=True, slots=True)
 class DecodeBlock:
-    """A step of decodes alone, padded to a recorded ``width``. ``flat_6W``: int64, on the device, fields of
-    ``stride_of(width)``; ``starts`` and ``slots`` [width]: the same numbers on the host."""
+    """A step of only decodes, padded to a recorded ``width``. ``flat_6W``: int64, on the device, fields of
+    ``stride_of(width)``; ``starts`` and ``slots`` [width]: the same numbers on the host.
+    """
 
     width: int
     flat_6W: torch.Tensor
     starts: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
     adapters: StepAdapters | None = None
-    """With the device's rows of ``width`` in ``most_blocks`` blocks; None for the base model's alone."""
+    """Adapters of the ``width`` rows, on the device, in ``most_blocks`` blocks; None if all rows are of the base
+    model.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """``replay``, and the tensors outside the graph's pool that its kernels read by address."""
+    """One graph: ``replay``, and the tensors outside the graph's pool that its kernels read by address."""
 
     replay: Replay
     tensors: tuple[torch.Tensor, ...]
@@ -169,12 +176,13 @@ class Recordings(Generic[Key]):
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """Those with a graph, ascending."""
+        """Keys with a graph, ascending."""
         return tuple(sorted(self._recorded))
 
     def record(self, keys: Sequence[Key], step_of: Callable[[Key], Step]) -> None:
-        """The graphs of ``keys`` (ascending), the largest first: the others fit into its memory. Earlier
-        graphs are dropped: arena and weights may have moved."""
+        """Record the graphs of ``keys`` (ascending), the largest first: the others fit into its memory. Earlier graphs
+        are dropped: arena and weights may have moved.
+        """
         self.forget()
         started = time.perf_counter()
         for key in reversed(keys):
@@ -195,8 +203,9 @@ class Recordings(Generic[Key]):
         self.refused.clear()
 
     def refused_in_words(self, kind: str, name: Callable[[Key], str]) -> str | None:
-        """The keys without a graph, as ``name`` calls each ``kind``, the last one first, and the reason; None
-        where all have one."""
+        """Return the keys without a graph, as ``name`` calls each ``kind``, the last one first, and the reason; None
+        if all have one.
+        """
         names_of: dict[str, list[str]] = {}
         for key, reason in reversed(self.refused.items()):
             names_of.setdefault(reason, []).append(name(key))
@@ -207,9 +216,10 @@ class Recordings(Generic[Key]):
 
 
 class DecodeGraphs:
-    """``table``: the rows' page table, int32 [rows + 1, pages], its last row PAD for ever; ``chosen``: the
-    last token of each row, int64 [rows + 1]. ``widths``: ascending. ``deltas``: what each row adds to its
-    position before it turns, int64 [rows + 1], None where that is nothing."""
+    """Graphs of decode steps. ``table``: the rows' page table, int32 [rows + 1, pages], whose last row is always PAD;
+    ``chosen``: the last token of each row, int64 [rows + 1]. ``widths``: ascending. ``deltas``: the number that each
+    row adds to its position before the rotation, int64 [rows + 1], None if that is always 0.
+    """
 
     def __init__(
         self,
@@ -235,12 +245,12 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def record(self, forward: Forward, caches: list[LayerCache]) -> None:
-        """``forward`` over ``caches`` at all widths."""
+        """Record ``forward`` over ``caches`` at all widths."""
         self._record(self._recordings, forward, caches)
 
     @torch.inference_mode()
     def record_adapted(self, forward: Forward, caches: list[LayerCache]) -> None:
-        """Once more, with the factors of whatever adapters the rows have: which they are is data."""
+        """Record ``forward`` again, with the factors of the rows' adapters: the choice of adapters is data."""
         self._adapter_rows.fill_(PAD)
         self._record(self._adapted, forward, caches)
 
@@ -264,12 +274,12 @@ class DecodeGraphs:
 
     @property
     def adapted_widths(self) -> tuple[int, ...]:
-        """Ascending; of ``record_adapted``."""
+        """Widths recorded by ``record_adapted``, ascending."""
         return self._adapted.keys
 
     @property
     def recorded_widths(self) -> tuple[int, ...]:
-        """Ascending."""
+        """Recorded widths, ascending."""
         return self._recordings.keys
 
     @property
@@ -277,11 +287,11 @@ class DecodeGraphs:
         return self._recordings.seconds
 
     def refused_in_words(self) -> str | None:
-        """The widths without a graph and the reason for each; None where all are recorded."""
+        """Return the widths without a graph and the reason for each; None if all are recorded."""
         return self._recordings.refused_in_words("batch size", str)
 
     def replay(self, block: DecodeBlock) -> torch.Tensor:
-        """hidden [width, D] after the final norm, valid until the next replay."""
+        """Return hidden [width, D] after the final norm, valid until the next replay."""
         self._static[: block.flat_6W.numel()].copy_(block.flat_6W)
         if self._reads_host:
             self._starts[block.width], self._slots[block.width] = block.starts.tolist(), block.slots.tolist()
@@ -295,14 +305,15 @@ class DecodeGraphs:
         return self._adapted.replay(block.width)
 
     def idle(self, width: int) -> torch.Tensor:
-        """A step of PAD rows alone, in the smallest graph with ``width`` rows. It reads and writes nothing of
-        the arena."""
+        """Replay a step of only PAD rows, in the smallest graph with ``width`` rows. It reads and writes nothing of
+        the arena.
+        """
         padded_width = next(recorded for recorded in self.recorded_widths if recorded >= width)
         pads = np.full(padded_width, PAD, np.int64)
         return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads))
 
     def _rows_of(self, width: int) -> AdapterBlocks:
-        """Those that the graph of ``width`` reads."""
+        """Return the rows of adapters that the graph of ``width`` reads."""
         return AdapterBlocks.of(self._adapter_rows[: most_blocks(width) * (BLOCK_ROWS + 1)])
 
     def _lists(self, width: int) -> tuple[Sequence[int], Sequence[int]]:
@@ -318,7 +329,7 @@ class DecodeGraphs:
         return torch.from_numpy(block.ravel()).to(self._table.device)
 
     def _runs_table(self, width: int) -> tuple[torch.Tensor, ...]:
-        """The table of runs for the Triton kernels, the same at every step of this width; () without them."""
+        """Return the table of runs for the Triton kernels, the same at every step of this width; () without them."""
         if not gpu.fits(self._table):
             return ()
         flat, _ = device_runs.pack_lists(list(range(width)), [PAD] * width, [1] * width, [False] * width, width, ())
@@ -357,8 +368,9 @@ class DecodeGraphs:
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """Errors that say that a step cannot be recorded: Triton's too (a kernel that takes more shared memory
-    than the card has, say), which can only come once Triton is imported."""
+    """Return the errors that say that a step cannot be recorded: Triton's too (a kernel that takes more shared memory
+    than the card has, say), once Triton is imported.
+    """
     errors = sys.modules.get("triton.errors")
     return REFUSALS if errors is None else (*REFUSALS, errors.TritonError)
 
@@ -368,24 +380,26 @@ def first_line(error: Exception) -> str:
 
 
 def decode_widths(rows_max: int) -> tuple[int, ...]:
-    """1, 2, 4, then every 8 rows to 256, then every 32. Padding costs little, and recording takes seconds."""
+    """Return the widths 1, 2, 4, then every 8 rows to 256, then every 32. Padding costs little, and recording takes
+    seconds.
+    """
     widths = [1, 2, 4, *range(8, 256, 8), *range(256, WIDEST + 1, 32)]
     most = min(rows_max, WIDEST)
     return (*(width for width in widths if width < most), most)
 
 
 def stride_of(width: int) -> int:
-    """Numbers from one field of a block to the next: every field begins on 16 bytes, as kernels expect."""
+    """Return the numbers from one field of a block to the next: every field begins on 16 bytes, as kernels expect."""
     return width + width % 2
 
 
 def known_tokens(tokens_R: torch.Tensor, rows_R: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """``tokens_R`` of decodes; PAD is replaced by the last token of its row."""
+    """Return ``tokens_R`` of decodes with PAD replaced by the last token of its row."""
     return torch.where(tokens_R == PAD, chosen.index_select(0, rows_R), tokens_R)
 
 
 def pad_rows(width: int, pages: int, device: torch.device) -> StepInputs:
-    """A decode step of PAD rows alone, for a model that runs without graphs. ``pages``: of the table."""
+    """Return a decode step of only PAD rows, for a model that runs without graphs. ``pages``: width of the table."""
     pads = [PAD] * width
     pads_R = torch.full((width,), PAD, dtype=torch.int64, device=device)
     nothing_R = torch.zeros_like(pads_R)

@@ -1,17 +1,17 @@
 """Drafts of the model's own head as CUDA graphs: one replay for each draft.
 
     fixed     hidden [W, D] | tokens [W]     of the last right token of each run; then of the draft before
-    block     positions, contexts, rows      ``graphs.DecodeGraphs``: PAD where a run has no page there
+    block     positions, contexts, rows      ``graphs.DecodeGraphs``: PAD if a run has no page there
                  |
                  v
     graph of W rows: join -> layer -> head -> hidden, tokens, and (token, chance) [W, 2]
 
-A draft of a dense head is some fifty launches from Python. Recorded, it is two copies and a replay. A graph
-ends by writing what the next draft begins with, so all drafts of a step have one graph. Its rows stay where
-they are: a run that drafts no further is a PAD row, which writes no key.
+A draft of a dense head is some fifty launches from Python. Recorded, it is two copies and a replay. A graph ends by
+writing the inputs of the next draft, so all drafts of a step have one graph. Its rows keep their places: a run that
+drafts no further is a PAD row, which writes no key.
 
-All recordings share one pool: the first replay overwrites the hidden states of the trunk. So what the head
-reads of them is copied before it.
+All recordings share one pool: the first replay overwrites the hidden states of the trunk. So the states that the head
+reads are copied before it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from weft.units import PAD
 
 
 class HeadGraphs:
-    """``table``, ``chosen``, ``widths``, ``deltas``: as for ``DecodeGraphs``. ``dtype``: of hidden
-    states."""
+    """Graphs of the head's drafts. ``table``, ``chosen``, ``widths``, ``deltas``: as for ``DecodeGraphs``. ``dtype``:
+    of hidden states.
+    """
 
     def __init__(
         self,
@@ -51,11 +52,11 @@ class HeadGraphs:
         self._graphs = DecodeGraphs(table, chosen, widths, capture, deltas)
 
     def record(self, caches: list[LayerCache]) -> None:
-        """``caches``: of the head's layer."""
+        """Record a draft at all widths. ``caches``: of the head's layer."""
         self._graphs.record(self._draft, caches)
 
     def warm(self) -> None:
-        """Replay each once, on PAD rows."""
+        """Replay each graph once, on PAD rows."""
         for width in self._graphs.recorded_widths:
             self._graphs.idle(width)
 
@@ -64,11 +65,11 @@ class HeadGraphs:
         return None if refused is None else f"drafts of the model's head, {refused}"
 
     def width_of(self, runs: int) -> int | None:
-        """Rows of the smallest graph for ``runs``."""
+        """Return the rows of the smallest graph for ``runs``."""
         return next((width for width in self._graphs.recorded_widths if width >= runs), None)
 
     def block(self, width: int, starts: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Of one draft: each row's position, PAD for a run that drafts no further."""
+        """Return the block of one draft: each row's position, PAD for a run that drafts no further."""
         block = np.full((BLOCK_FIELDS, stride_of(width)), PAD, np.int64)
         block[0] = block[4] = 0  # tokens, contexts
         block[5] = self._pad_row
@@ -87,8 +88,9 @@ class HeadGraphs:
         blocks: Sequence[torch.Tensor],
         starts: Sequence[list[int]],
     ) -> torch.Tensor:
-        """float64 [drafts, width, 2]: tokens and chances. ``blocks``: of each draft, on the device;
-        ``starts``: their positions on the host."""
+        """Return float64 [drafts, width, 2]: tokens and chances. ``blocks``: of each draft, on the device; ``starts``:
+        their positions on the host.
+        """
         self._hidden_WD[: len(hidden_XD)].copy_(hidden_XD)
         self._tokens_W[: len(tokens_X)].copy_(tokens_X)
         numbers_CW2 = self._numbers_W2.new_empty((len(blocks), width, 2))

@@ -1,16 +1,15 @@
-"""Steps on their way: the thread that launches them, and each one until its tokens have arrived.
+"""Steps in flight: the thread that launches them, and each step until its tokens have arrived.
 
     engine's thread   begin(k+1)  finish(k) ...                begin(k+2)  finish(k+1)
                           |           ^                            |
     StepWorker         launch k+1 .   |                        launch k+2 .
     a GPU             [ step k       ][ step k+1                      ][ step k+2
 
-    LaunchedStep      chosen on the device --copy--> PendingReadback --home--> StepResult
+    LaunchedStep      chosen on the device --copy--> PendingReadback --to host--> StepResult
 
-The worker's thread enqueues everything that a step needs, and on a GPU this ends long before the step does.
-``finish`` waits on the caller's thread. On a CPU launching is computing; kernels and torch release the
-interpreter lock. Two threads may wait for a step: one needs its result, the other launches the next step,
-which may have penalties or a grammar.
+The worker's thread enqueues all work of a step, and on a GPU this ends long before the step does. ``finish`` waits on
+the caller's thread. On a CPU launching is computing; kernels and torch release the interpreter lock. Two threads may
+wait for a step: one needs its result, the other launches the next step, which may have penalties or a grammar.
 """
 
 from __future__ import annotations
@@ -35,8 +34,9 @@ from weft.units import PAD
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
-    """Logprobs of ``count`` pieces of a prompt are in the pending, for run ``run``, ``top_count`` beside
-    each."""
+    """Logprobs of a prompt: ``count`` pieces in the pending readback, for run ``run``, with ``top_count`` further
+    tokens for each.
+    """
 
     run: int
     top_count: int
@@ -44,9 +44,10 @@ class ScoredPrompt:
 
 
 class LaunchedStep:
-    """Of ``run_count`` runs, launched at ``began_s`` (``time.perf_counter``). ``choice``: of the runs
-    ``sample_runs``, its pieces first in the pending, those of ``prompts`` behind them, then one for each of
-    ``pooled_runs``."""
+    """Step of ``run_count`` runs, launched at ``began_s`` (``time.perf_counter``). ``choice``: tokens of the runs
+    ``sample_runs``. In the pending readback its pieces come first, those of ``prompts`` after them, then one for each
+    of ``pooled_runs``.
+    """
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class LaunchedStep:
 
     @classmethod
     def arrived_with(cls, result: StepResult) -> LaunchedStep:
-        """A step whose ``result`` is on the host already."""
+        """Return a step whose ``result`` is on the host already."""
         step = cls(time.perf_counter(), len(result.tokens), Readback.arrived_now([]))
         step._result = result
         return step
@@ -81,11 +82,11 @@ class LaunchedStep:
         return self._pending.arrived
 
     def home(self) -> StepResult:
-        """Waits for the device. May be called by any thread, and again."""
+        """Wait for the device and return the result. May be called by any thread, and repeatedly."""
         with self._lock:
             if self._result is None:
                 self._result = self._open()
-                self._choice = None  # tensors of the device are held no longer than that
+                self._choice = None  # tensors of the device are released as early as possible
             return self._result
 
     def _open(self) -> StepResult:
@@ -118,15 +119,16 @@ class LaunchedStep:
 
 
 class Launched(Protocol):
-    """A step that is asked for."""
+    """A step that was launched."""
 
     def home(self) -> StepResult:
-        """Wait for it."""
+        """Wait for the result and return it."""
 
 
 class StepWorker:
-    """``launch(plan)`` is called on the thread, ``prepare()`` once before. The thread starts with the first
-    step, or call."""
+    """Thread that launches steps. ``launch(plan)`` is called on the thread, ``prepare()`` once before. The thread
+    starts with the first step, or call.
+    """
 
     def __init__(self, launch: Callable[[StepPlan], Launched], prepare: Callable[[], None]) -> None:
         self._launch = launch
@@ -144,7 +146,7 @@ class StepWorker:
         self._flights.append(self._started().submit(self._run, plan))
 
     def finish(self) -> StepResult:
-        """Of the oldest step; raises what it raised."""
+        """Return the result of the oldest step; raises its error."""
         try:
             return self._flights.popleft().result().home()
         except BaseException:
@@ -152,7 +154,7 @@ class StepWorker:
             raise
 
     def call(self, function: Callable[[], None]) -> None:
-        """On the thread; waits for it. Nothing is in flight."""
+        """Call ``function`` on the thread and wait for it. Nothing may be in flight."""
         assert not self._flights, "a step is in flight"
         self._started().submit(function).result()
 
@@ -162,15 +164,14 @@ class StepWorker:
         return self._thread
 
     def rest(self) -> None:
-        """Let the thread end, with the step buffers that are its own; the next step starts another. Nothing
-        is in flight."""
+        """Let the thread end, with its step buffers; the next step starts another. Nothing may be in flight."""
         assert not self._flights, "a step is in flight"
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
 
     def close(self) -> None:
-        """Wait for what is launched now. Idempotent."""
+        """Wait for the step that is being launched, and stop. Idempotent."""
         self._failed = True
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)

@@ -1,8 +1,8 @@
-"""Steps with prompts in them on a GPU as CUDA graphs: a graph for each shape of a short table.
+"""Steps with prompts on a GPU as CUDA graphs: a graph for each shape of a short table.
 
     runs     d0 d1 PAD PAD | p0 p1 PAD PAD | PAD            decodes | prompts | one run of all PAD tokens
     tokens   1  1  1   1   | 70 13         | the rest       ``MixedShape.tokens`` in all
-    chunks                 | 64 6 13       | 64 20 | 0 0 0  chunks of PAD behind, without a token or a run
+    chunks                 | 64 6 13       | 64 20 | 0 0 0  then chunks of PAD, without a token or a run
 
 A step of a thousand tokens is some thousand launches from Python. They take the host longer than the device
 needs for a model of a few billion weights. Recorded, they are one call, as for decodes (``graphs``).
@@ -13,24 +13,24 @@ and PAD fills the rest. All numbers of a step arrive in one block:
 
     int64   tokens | positions [T each] | starts | slots | contexts | rows [R each] | table of runs (int32s)
 
-A step with *verify runs* is one too: in the place of prompts it has runs of a few tokens each
-(``MixedShape.verify_tokens``). Their states follow from the tokens that are chosen: a second graph for each
-shape. It reads the log that the first one wrote (``tensor.replay_log``), and is recorded right behind it. No
-other graph is replayed between the two, so the log may lie in the memory that all graphs share.
+A step with *verify runs* is one too: instead of prompts it has runs of a few tokens each
+(``MixedShape.verify_tokens``). Their states follow from the tokens that are chosen: a second graph for each shape. It
+reads the log that the first one wrote (``tensor.replay_log``), and is recorded right after it. No other graph is
+replayed between the two, so the log may be in the memory that all graphs share.
 
     replay   int64   starts | slots | contexts [verify runs + 1 each] | table of runs    lengths: right tokens
 
-Shapes. Tokens from 64 to 2,048: longer steps hide their launches behind the device's work. Decode rows are 8,
-64 and all rows. Up to 4 prompts. Verify runs: 1, 4 or 16 of up to 2, 4, 8 or 16 tokens, 64 in all, which
-makes 10 shapes of two graphs. A step that fits no shape is launched from Python: more prompts, prompts beside
-verify runs, longer. A PAD token costs what a token costs in matrix products, so the table is fine where the
-device is busy: at most a quarter is PAD from 384 tokens on, and no more than the launches cost below.
+Shapes. Tokens from 64 to 2,048: longer steps hide their launches in the device's work. Decode rows are 8, 64 and all
+rows. Up to 4 prompts. Verify runs: 1, 4 or 16 of up to 2, 4, 8 or 16 tokens, 64 in all, which makes 10 shapes of two
+graphs. A step that fits no shape is launched from Python: more prompts, prompts together with verify runs, longer. A
+PAD token costs as much as a token in matrix products, so the table is fine-grained where the device is busy: at most a
+quarter is PAD from 384 tokens on, and no more than the launches cost below.
 
-Memory. All graphs record into the pool of the decode graphs, the largest shape first, so that each further
-graph adds its nodes alone. ``reserve`` measures both before the arena takes the rest.
+Memory. All graphs record into the pool of the decode graphs, the largest shape first, so that each further graph adds
+only its nodes. ``reserve`` measures both before the arena takes the rest.
 
-A recorded step computes the output of all tokens in the last layer, as it cannot know which ones sample. A
-library for prompts that plans on the host (FlashInfer) cannot be recorded; the refusal is reported at start.
+A recorded step computes the output of all tokens in the last layer, as it cannot know which ones sample. A library for
+prompts that plans on the host (FlashInfer) cannot be recorded; the refusal is reported at start.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from weft.units import CHUNK_TOKENS, PAD, VERIFY_TOKENS_MAX, ceil_div
 TOKENS = (64, 128, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 TOKENS_MAX = TOKENS[-1]
 DECODES = (8, 64)
-"""Rows for decodes besides all rows."""
+"""Numbers of rows for decodes, in addition to all rows."""
 PROMPTS = 4
 CUTS = 3
-"""Chunks of a prompt beyond its tokens by 64. It begins and ends inside of one; a tap may be off the grid."""
+"""Chunks of a prompt beyond its tokens by 64: it may begin and end inside a chunk, and a tap may be off the grid."""
 VERIFY_COUNTS = (1, 4, 16)
 VERIFY_LENGTHS = (2, 4, 8, 16)
-"""Verify runs of a step, and tokens of each."""
+"""Verify runs of a step, and tokens of each run."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -68,8 +68,8 @@ Int64s = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True, order=True)
 class MixedShape:
     """Counts of a recorded step: ``tokens`` of all runs; ``decodes``, ``prompts`` and ``chunks`` at most.
-    ``verify_tokens``: of each verify run, where they stand for prompts. ``forward``: False for the replay of
-    their states."""
+    ``verify_tokens``: of each verify run, if these replace prompts. ``forward``: False for the replay of their states.
+    """
 
     tokens: int
     decodes: int
@@ -84,7 +84,7 @@ class MixedShape:
 
     @property
     def block_numbers(self) -> int:
-        """int64 values of a block."""
+        """Number of int64 values of a block."""
         if not self.forward:
             runs = self.prompts + 1
             return 3 * stride_of(runs) + device_runs.table_numbers(runs, self.chunks) // 2
@@ -110,13 +110,13 @@ class MixedBlock:
 
 
 def recorded_shapes(rows_max: int, step_tokens_max: int, *, verify_runs: bool) -> tuple[MixedShape, ...]:
-    """Ascending: of steps with prompts and, with ``verify_runs``, of steps with drafts."""
+    """Return the shapes, ascending: of steps with prompts and, with ``verify_runs``, of steps with drafts."""
     with_drafts = verify_shapes(rows_max) if verify_runs and step_tokens_max else ()
     return tuple(sorted([*mixed_shapes(rows_max, step_tokens_max), *with_drafts]))
 
 
 def verify_shapes(rows_max: int) -> tuple[MixedShape, ...]:
-    """Ascending: steps with verify runs, and behind each the replay of its states."""
+    """Return the shapes, ascending: steps with verify runs, and after each the replay of its states."""
     return tuple(
         sorted(
             MixedShape(
@@ -136,7 +136,9 @@ def verify_shapes(rows_max: int) -> tuple[MixedShape, ...]:
 
 
 def mixed_shapes(rows_max: int, step_tokens_max: int) -> tuple[MixedShape, ...]:
-    """Ascending, for steps of up to ``step_tokens_max`` tokens in up to ``rows_max`` rows; () for 0."""
+    """Return the shapes, ascending, for steps of up to ``step_tokens_max`` tokens in up to ``rows_max`` rows; () for
+    0.
+    """
     if not step_tokens_max:
         return ()
     widths = [*(rows for rows in DECODES if rows < rows_max), rows_max]
@@ -153,12 +155,12 @@ def mixed_shapes(rows_max: int, step_tokens_max: int) -> tuple[MixedShape, ...]:
 
 
 def fill_tables(block: Int64s, packed: npt.NDArray[np.int32]) -> None:
-    """Write the table of runs behind the fields of ``block``."""
+    """Write the table of runs after the fields of ``block``."""
     block[len(block) - len(packed) // 2 :] = packed.view(np.int64)
 
 
 class MixedGraphs:
-    """``table``, ``chosen``: as for ``DecodeGraphs``; ``shapes``: ascending."""
+    """Graphs of steps with prompts. ``table``, ``chosen``: as for ``DecodeGraphs``; ``shapes``: ascending."""
 
     def __init__(
         self, table: torch.Tensor, chosen: torch.Tensor, shapes: Sequence[MixedShape], capture: Capture
@@ -170,7 +172,7 @@ class MixedGraphs:
         numbers = max((shape.block_numbers for shape in shapes), default=0)
         self._static = torch.zeros(numbers, dtype=torch.int64, device=table.device)
         self._log: ReplayLog | None = None
-        """Of the verify runs that were recorded last."""
+        """Log of the verify runs that were recorded last."""
         self._replays = Staging(
             table.device, 8 * max((shape.block_numbers for shape in shapes if not shape.forward), default=0)
         )
@@ -178,7 +180,7 @@ class MixedGraphs:
 
     @torch.inference_mode()
     def record(self, forward: Forward, caches: list[LayerCache]) -> None:
-        """``forward`` over ``caches`` at all shapes."""
+        """Record ``forward`` over ``caches`` at all shapes."""
 
         def step_of(shape: MixedShape) -> Step:
             pad_block = self._pad_block(shape) if shape.forward else _replay_block(shape, [], [], [], [])
@@ -194,7 +196,7 @@ class MixedGraphs:
 
     @property
     def recorded_shapes(self) -> tuple[MixedShape, ...]:
-        """Ascending; those with verify runs whose replay is recorded too."""
+        """Recorded shapes, ascending; those with verify runs only if their replay is recorded too."""
         keys = self._recordings.keys
         return tuple(
             shape
@@ -217,7 +219,7 @@ class MixedGraphs:
         )
 
     def replay(self, block: MixedBlock) -> torch.Tensor:
-        """hidden [tokens, D] after the final norm, valid until the next replay of any graph."""
+        """Return hidden [tokens, D] after the final norm, valid until the next replay of any graph."""
         self._block(block.shape).copy_(block.flat)
         return self._recordings.replay(block.shape)
 
@@ -229,8 +231,9 @@ class MixedGraphs:
         right: Sequence[int],
         slots: Sequence[int],
     ) -> None:
-        """The states of the verify runs of the last replayed step, which had ``lengths`` tokens: after
-        ``right`` of them each."""
+        """Replay the states of the verify runs of the last replayed step, which had ``lengths`` tokens: after
+        ``right`` of them each.
+        """
         again = replace(shape, forward=False)
         offsets = [sum(lengths[:at]) for at in range(len(lengths))]
         self._replays.begin()
@@ -240,8 +243,9 @@ class MixedGraphs:
         self._recordings.replay(again)
 
     def idle(self, shape: MixedShape) -> torch.Tensor:
-        """A step without a sequence. It reads and writes nothing of the arena, but for the bytes of a slot
-        where it has verify runs: with what is there."""
+        """Replay a step without a sequence. It reads and writes nothing of the arena, except the bytes of a slot for
+        verify runs, whose contents stay the same.
+        """
         block = torch.from_numpy(self._pad_block(shape)).to(self._table.device)
         hidden = self.replay(MixedBlock(shape, block))
         if shape.verify_tokens:
@@ -252,7 +256,7 @@ class MixedGraphs:
         return self._static[: shape.block_numbers]
 
     def _pad_block(self, shape: MixedShape) -> Int64s:
-        """A step without a sequence."""
+        """Return the block of a step without a sequence."""
         tokens, runs = stride_of(shape.tokens), stride_of(shape.runs)
         block = np.full(shape.block_numbers, PAD, np.int64)
         block[:tokens] = 0
@@ -307,7 +311,7 @@ class MixedGraphs:
         return run
 
     def _replay_of(self, shape: MixedShape) -> Callable[[], torch.Tensor]:
-        """``shape`` is that of a replay."""
+        """Return the function that replays the states of ``shape``."""
         block, count = self._block(shape), shape.prompts + 1
         starts_R, slots_R, context_R = block[: 3 * stride_of(count)].view(3, -1)[:, :count].unbind()
         memo: dict[str, Any] = {}
@@ -345,7 +349,7 @@ class MixedGraphs:
 def _replay_block(
     shape: MixedShape, offsets: list[int], starts: list[int], lengths: list[int], slots: list[int]
 ) -> Int64s:
-    """Verify runs of ``lengths`` right tokens, which begin at ``offsets`` of the log; PAD behind them."""
+    """Return the block of verify runs of ``lengths`` right tokens, which begin at ``offsets`` of the log, then PAD."""
     count, pads = shape.prompts + 1, shape.prompts + 1 - len(starts)
     block = np.full(shape.block_numbers, PAD, np.int64)
     by_run = block[: 3 * stride_of(count)].reshape(3, -1)

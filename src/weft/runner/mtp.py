@@ -1,4 +1,4 @@
-"""Drafts of the model's own head, behind the tokens of a step.
+"""Drafts of the model's own head, after the tokens of a step.
 
     trunk      h0 h1 h2 | h5 | ...           hidden states of the step's tokens
     chosen        x1 x2 x3 | x6 | ...        tokens that follow them: chosen, right drafts, or of the prompt
@@ -12,8 +12,8 @@ The head keeps keys and values in the pages of the sequence, in the field of its
     a plan with ``mtp_drafts``      the head reads all tokens of the step; runs that chose a token draft
     a plan without                  nothing: the positions stay zero, and later drafts see less
 
-Drafts take no page: where the next position needs a new one, the run drafts less. Drafts are guesses. No
-token depends on this file.
+Drafts take no page: if the next position needs a new one, the run drafts less. Drafts are guesses. No token depends on
+this file.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from weft.units import PAD, PAGE_TOKENS
 
 
 class HeadPages:
-    """Pages that hold no keys of the head yet. ``pages_per_frame``: of the arena."""
+    """Pages that have no keys of the head yet. ``pages_per_frame``: of the arena."""
 
     def __init__(self, pages_per_frame: int) -> None:
         self._pages_per_frame = pages_per_frame
         self._pending: set[int] = set()
 
     def admit(self, plan: StepPlan) -> list[int]:
-        """The pages to zero before the arena work of ``plan``. Called for every plan, in order."""
+        """Return the pages to zero before the arena work of ``plan``. Called for every plan, in order."""
         reservation, work = plan.reservation, plan.arena_work
         if not self._pending and not reservation.pages:
             return []
@@ -74,8 +74,9 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The runs that chose a token. ``runs``: their numbers; ``rows``: index in T of the last right token
-    of each; ``starts``: its position."""
+    """Runs that chose a token. ``runs``: their numbers; ``rows``: index in T of the last right token of each;
+    ``starts``: its position.
+    """
 
     runs: list[int]
     rows: list[int]
@@ -84,8 +85,9 @@ class _Ends:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the head computes one token of each of ``runs``: at ``starts``. ``going``: of the rows of the
-    place before, those that go on; None for all. ``table``: of runs, for the Triton kernels."""
+    """Positions at which the head computes one token of each of ``runs``: ``starts``. ``going``: indices of the rows
+    of the previous place that go on; None for all. ``table``: of runs, for the Triton kernels.
+    """
 
     runs: list[int]
     starts: list[int]
@@ -104,10 +106,11 @@ class _Place:
 
 
 class HeadRunner:
-    """``table``: int32 [rows + 1, pages], of the rows. ``cache``: the views of the head's layer.
-    ``pages_per_frame``: of the arena. ``known``: by row, the prompt of its sequence and the answer before a
-    preemption. ``pictures``: those of the rows. ``staging_bytes``: of a usual step. ``graphs``: those that
-    compute drafts, once they are recorded."""
+    """Runner of the model's own head. ``table``: int32 [rows + 1, pages], of the rows. ``cache``: the views of the
+    head's layer. ``pages_per_frame``: of the arena. ``known``: by row, the prompt of its sequence and the answer
+    before a preemption. ``pictures``: those of the rows. ``staging_bytes``: of a usual step. ``graphs``: those that
+    compute drafts, once they are recorded.
+    """
 
     def __init__(
         self,
@@ -124,7 +127,7 @@ class HeadRunner:
         self._pictures = pictures
         self._table = table
         self._has_page = np.zeros(tuple(table.shape), np.bool_)
-        """As ``table``, on the host: reading that would wait for the device."""
+        """Like ``table``, on the host: reading ``table`` would wait for the device."""
         self._staging = Staging(table.device, staging_bytes)
         self._caches = [cache]
         self._zeroed = [
@@ -138,7 +141,7 @@ class HeadRunner:
         self.known: dict[int, Int32s] = {}
 
     def admit(self, plan: StepPlan) -> None:
-        """Rows and pages of ``plan``, before its arena work."""
+        """Take rows and pages of ``plan``, before its arena work."""
         due = self._unzeroed.admit(plan)
         if due:
             self.zero(due)
@@ -155,7 +158,7 @@ class HeadRunner:
             self.graphs.record(self._caches)
 
     def zero(self, pages: Sequence[int]) -> None:
-        """``pages`` hold neutral keys of this layer, of no sequence."""
+        """Write neutral keys of this layer, of no sequence, to ``pages``."""
         self._staging.begin()
         index = self._staging.add(np.array(pages, np.int64))
         self._staging.send()
@@ -165,8 +168,9 @@ class HeadRunner:
     def run(
         self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult
     ) -> tuple[dict[int, HeadDraft], float]:
-        """Drafts by run of ``plan``, and the seconds that they took. ``result``: what the step chose. All
-        numbers go to the device in one copy, and all drafts come home in one."""
+        """Return the drafts by run of ``plan``, and the seconds that they took. ``result``: the tokens that the step
+        chose. All numbers go to the device in one copy, and all drafts return to the host in one.
+        """
         began_s = time.perf_counter()
         assert plan.mtp_drafts is not None
         ends = self._ends(plan, inputs, result)
@@ -203,8 +207,9 @@ class HeadRunner:
     def _replayed(
         self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult, ends: _Ends, width: int
     ) -> dict[int, HeadDraft]:
-        """Drafts of graphs of ``width`` rows. Of a step that is not of decodes alone, the keys of all tokens
-        are written first: a graph has those of its own rows."""
+        """Return the drafts of graphs of ``width`` rows. For a step that is not of only decodes, the keys of all
+        tokens are written first: a graph writes only those of its own rows.
+        """
         assert self.graphs is not None
         rows = plan.rows[ends.runs].tolist()
         starts = [ends.starts]
@@ -240,8 +245,9 @@ class HeadRunner:
         return drafts
 
     def _send(self, inputs: StepInputs, *, tables: bool) -> None:
-        """What was added, and the tables of the runs of ``inputs`` where kernels read them and nothing has
-        them."""
+        """Send the staged arrays, and the tables of the runs of ``inputs`` if kernels read them and they are not on
+        the device yet.
+        """
         table, chunk_count = None, 0
         if tables and gpu.fits(self._table) and not device_runs.is_known(inputs.runs):  # a graph has its own
             flat, chunk_count = device_runs.pack(inputs.runs)
@@ -251,7 +257,7 @@ class HeadRunner:
             device_runs.remember(inputs.runs, table.device, chunk_count)
 
     def _drafts(self, places: list[_Place], pages_XP: torch.Tensor, hidden_XD: torch.Tensor) -> dict[int, HeadDraft]:
-        """A draft for each place. ``hidden_XD``: of the first."""
+        """Return a draft for each place. ``hidden_XD``: of the first."""
         best_X, chances_X = self._head.best(hidden_XD)
         columns = [(best_X, chances_X)]
         for place in places[1:]:
@@ -274,7 +280,9 @@ class HeadRunner:
         return {run: HeadDraft(tuple(tokens), tuple(chances)) for run, (tokens, chances) in drafts.items()}
 
     def _places(self, plan: StepPlan, ends: _Ends) -> list[_Place]:
-        """Of the drafts of ``plan``, while ``staging`` has begun: as long as a run has a page there."""
+        """Return the places of the drafts of ``plan``, while ``staging`` has begun: as long as a run has a
+        page there.
+        """
         runs, starts = ends.runs, ends.starts
         places = [self._place(plan, runs, starts, None)]
         for _ in range(1, plan.mtp_drafts or 0):
@@ -288,7 +296,7 @@ class HeadRunner:
         return places
 
     def _reaches(self, row: int, position: int) -> bool:
-        """Whether ``row`` has a page for it."""
+        """Return whether ``row`` has a page for ``position``."""
         page = position // PAGE_TOKENS
         return page < self._has_page.shape[1] and bool(self._has_page[row, page])
 
@@ -314,7 +322,7 @@ class HeadRunner:
         return _Ends(runs, rows, starts)
 
     def _following(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> Int64s:
-        """int64 [T]: the token after each of the step; any token behind the wrong drafts of a verify run."""
+        """Return int64 [T]: the token after each of the step; any token after the wrong drafts of a verify run."""
         pads = inputs.runs.decode_count - plan.decode_count
         following = np.zeros(inputs.tokens_T.shape[0], np.int64)
         decodes = plan.decode_count

@@ -1,19 +1,18 @@
-"""Rows of pictures on the device: encoded once, and put into steps in place of embeddings.
+"""Rows of pictures on the device: encoded once, and put into steps instead of embeddings.
 
     PictureQueue (weft.engine.pictures) --pieces--> rows of a digest [R, D]
     admission: row 3 of the batch has picture d at positions 17..272
     a step with run [0, 64) of row 3  --> index in the step 17..63 <- rows 0..46 of d
                                       --> turns 0..16, then by the grid of d (``weft.pictures.Turns``)
 
-Rows are addressed by the position in the prompt alone, and turns are worked out of the places of the pictures
-alone. So the edges of chunks, hits, preemptions and resumptions are no cases of their own.
+Rows are addressed only by the position in the prompt, and turns are computed only from the places of the pictures. So
+the edges of chunks, hits, preemptions and resumptions need no special cases.
 
-Decodes stand behind every picture: their turn is their position and one number of their row. Graphs read it
-from ``deltas_R``.
+Decodes come after every picture: their turn is their position plus one number of their row. Graphs read it from
+``deltas_R``.
 
-The engine drops rows while a step may be in flight that admits a sequence with them: such a sequence was
-cancelled, and what it computes is cached all the same. So rows go only when a step that began later is
-applied.
+The engine drops rows while a step may be in flight that admits a sequence with them: such a sequence was cancelled,
+and its results are cached all the same. So rows go only when a step that began later is applied.
 """
 
 from __future__ import annotations
@@ -45,15 +44,16 @@ _PLAIN = Turns(())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Encoded:
-    """``rows_RD`` of one picture; ``grids``: (rows, columns) of the text that each tile fills."""
+    """One encoded picture: ``rows_RD``; ``grids``: (rows, columns) of the text that each tile fills."""
 
     rows_RD: torch.Tensor
     grids: Grids
 
 
 class PictureRows:
-    """See ``weft.engine.pictures.PictureEncoder``, which it is. ``vision`` None: of a rank that gets rows
-    from the first (``receive``). ``hidden``: of the text, in ``dtype``. ``rows_max``: of the batch."""
+    """The ``weft.engine.pictures.PictureEncoder`` of one device. ``vision`` None: a rank that receives rows from the
+    first (``receive``). ``hidden``: width of the text model, in ``dtype``. ``rows_max``: rows of the batch.
+    """
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PictureRows:
         self.picture_tokens = tower.picture_tokens
         self.row_bytes = hidden * dtype.itemsize
         self.deltas_R = torch.zeros(rows_max + 1, dtype=torch.int64, device=device) if tower.sections else None
-        """By row of the batch; None for a model whose positions are plain."""
+        """Number that a row of the batch adds to its position; None for a model whose positions are plain."""
         self._factor = tower.projector.downsample_factor
         self._hidden, self._dtype = hidden, dtype
         self._device = device
@@ -78,7 +78,7 @@ class PictureRows:
         self._places: dict[int, list[tuple[int, torch.Tensor]]] = {}
         """By row of the batch: (first position, rows [n, D]) of each place."""
         self._turns: dict[int, Turns] = {}
-        """By row of the batch, of those that turn otherwise."""
+        """Turns by row of the batch, of rows whose turns differ from their positions."""
 
     # ------------------------------------------------------------------ the engine's side
 
@@ -109,7 +109,7 @@ class PictureRows:
             yield
 
     def encoded(self, digest: bytes) -> tuple[bytes, Grids]:
-        """A picture that is encoded, for ``receive`` of another rank."""
+        """Return an encoded picture, for ``receive`` of another rank."""
         one = self._rows[digest]
         return one.rows_RD.contiguous().view(torch.uint8).cpu().numpy().tobytes(), one.grids
 
@@ -121,8 +121,9 @@ class PictureRows:
         self._dropped.append((digest, self._rows[digest]))
 
     def release(self, *, weights: bool) -> None:
-        """Gives all rows back at once, and the tower with ``weights``. No step is in flight, none is admitted
-        before ``vision`` is set again."""
+        """Free all rows at once, and the tower with ``weights``. No step may be in flight, and none is admitted before
+        ``vision`` is set again.
+        """
         self._rows.clear()
         self._dropped.clear()
         self._drops_by_step.clear()
@@ -131,14 +132,14 @@ class PictureRows:
             self.vision = None
 
     def begun(self, step: int) -> None:
-        """Step ``step`` is the next that is applied after those in flight."""
+        """Record that step ``step`` is the next that is applied after those in flight."""
         if self._dropped:
             self._drops_by_step[step], self._dropped = self._dropped, []
 
     # ------------------------------------------------------------------ the side of the steps
 
     def apply(self, plan: StepPlan) -> None:
-        """The rows of the batch that ``plan`` clears and fills."""
+        """Take the rows of the batch that ``plan`` clears and fills."""
         for row in plan.rows_cleared:
             self._places.pop(row, None)
             if self._turns.pop(row, None) is not None and self.deltas_R is not None:
@@ -154,7 +155,9 @@ class PictureRows:
                 del self._rows[digest]
 
     def of_step(self, plan: StepPlan) -> tuple[Int64s, torch.Tensor] | None:
-        """What ``plan`` computes of pictures: indices in its tokens, without padding [N], and rows [N, D]."""
+        """Return the rows of pictures that ``plan`` computes: indices in its tokens, without padding [N], and rows [N,
+        D].
+        """
         indices, parts = [], []
         if self._places:
             offsets = plan.lengths.cumsum() - plan.lengths
@@ -168,12 +171,11 @@ class PictureRows:
         return (np.concatenate(indices), torch.cat(parts)) if indices else None
 
     def turn(self, rows: Sequence[int]) -> bool:
-        """Whether some of ``rows`` of the batch turn otherwise than by their positions."""
+        """Return whether the turns of some of ``rows`` of the batch differ from their positions."""
         return bool(self._turns) and any(row in self._turns for row in rows)
 
     def turns_of_step(self, plan: StepPlan) -> Int64s:
-        """By which positions the tokens of ``plan`` turn, without padding: [T], and [3, T] where a picture is
-        among them."""
+        """Return the turns of the tokens of ``plan``, without padding: [T], and [3, T] if a picture is among them."""
         parts, plain = [], True
         for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True):
             turns = self._turns.get(row, _PLAIN)
@@ -183,7 +185,7 @@ class PictureRows:
         return turned_3T[0] if plain else turned_3T
 
     def turns_at(self, rows: Sequence[int], positions: Sequence[int]) -> Int64s | None:
-        """By which positions single tokens of ``rows`` turn: [3, X], None where they are the positions."""
+        """Return the turns of single tokens of ``rows``: [3, X], None if they equal the positions."""
         if not self.turn(rows):
             return None
         return np.concatenate(
@@ -195,7 +197,7 @@ class PictureRows:
         )
 
     def deltas(self, rows: Sequence[int]) -> Int64s:
-        """What decodes of ``rows`` add to their positions."""
+        """Return the numbers that decodes of ``rows`` add to their positions."""
         return np.array([self._turns.get(row, _PLAIN).delta for row in rows], np.int64)
 
     def _spans(self, pictures: tuple[PlacedPicture, ...]) -> list[tuple[int, int, int]]:
@@ -214,12 +216,12 @@ class PictureRows:
 
 
 def padded(turns: Int64s, decodes: int, pads: int) -> Int64s:
-    """``turns`` of a step with ``pads`` rows of PAD behind its decodes."""
+    """Return ``turns`` of a step with ``pads`` rows of PAD after its decodes."""
     return np.insert(turns, [decodes] * pads, PAD, axis=-1) if pads else turns
 
 
 def picture_rows(model: Model, device: torch.device, rows_max: int) -> PictureRows | None:
-    """None where ``model`` reads text only."""
+    """Return the pictures of ``model``, None if it reads only text."""
     if not isinstance(model, CausalModel) or model.architecture.vision is None:
         return None
     architecture = model.architecture

@@ -1,12 +1,12 @@
-"""Pooled prompts: what comes back of the hidden rows of a prompt that asks for no answer.
+"""Pooled prompts: the result that a prompt without an answer has from its hidden rows.
 
     first  [ x . . . . . . ]           the row of the first token (CLS)
     last   [ . . . . . . x ]           the row of the last token: as it is, through the score head, or its
                                        logits of some tokens
     mean   [ skip | 1 1 1 | 2 2 2 ]    sums of rows between multiples of CHUNK_TOKENS, float64
 
-A chunk of a prompt ends at a multiple of CHUNK_TOKENS or at its end. So the sums are the same however the
-prompt was cut. ``Stream.add_pooled`` adds them in order. Nothing here depends on other rows of the step.
+A chunk of a prompt ends at a multiple of CHUNK_TOKENS or at its end. So the sums are the same however the prompt was
+cut. ``Stream.add_pooled`` adds them in order. Nothing here depends on other rows of the step.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from weft.units import CHUNK_TOKENS
 
 
 class Heads(Protocol):
-    """``score_LD``: float32 [labels, D], where the model has a score head."""
+    """Model with heads. ``score_LD``: float32 [labels, D], if the model has a score head."""
 
     def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor: ...
 
 
 def pool(model: Heads, spans: Iterable[PooledSpan], hidden_TD: torch.Tensor) -> list[torch.Tensor]:
-    """For each span float64 [parts, width]. ``hidden_TD``: of the whole step."""
+    """Return float64 [parts, width] for each span. ``hidden_TD``: of the complete step."""
     return [
         _sums(span, hidden_TD) if span.pooling.kind == "mean" else _row(model, span, hidden_TD).double()
         for span in spans

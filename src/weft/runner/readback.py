@@ -1,12 +1,11 @@
-"""Readback: what a step brings back to the host, in one buffer, one copy and one wait.
+"""Readback of a step's results to the host, in one buffer, one copy and one wait.
 
     device          tokens [X] | logprobs, ranks, best ones of rows that asked | the same of prompts
-                       '------------- one asynchronous copy, an event behind it -------------'
+                       '------------- one asynchronous copy, an event after it -------------'
     host (pinned)   words of 64 bits                  PendingReadback.open(): waits for the event, cuts them
 
-The mirror of ``staging``. The copy is enqueued when the step is launched. The wait comes when the tokens are
-needed, so the host may launch the next step in between. On a CPU nothing is copied: the tensors are the
-host's.
+The mirror of ``staging``. The copy is enqueued when the step is launched. The wait comes when the tokens are needed,
+so the host may launch the next step in between. On a CPU nothing is copied: the tensors are the host's.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Words = npt.NDArray[np.int64]
 
 
 class PendingReadback:
-    """Of one step. ``open`` may be called again, by one thread at a time."""
+    """Results of one step. ``open`` may be called again, by one thread at a time."""
 
     __slots__ = ("_event", "_pieces", "_shapes", "_words")
 
@@ -36,8 +35,9 @@ class PendingReadback:
         event: Any,
         pieces: list[npt.NDArray[Any]] | None = None,
     ) -> None:
-        """``shapes``: of each piece, and whether it holds floats; ``words``: where they arrive, once
-        ``event`` has come (None: at once). ``pieces``: those that are on the host already."""
+        """Keep the parts of a readback. ``shapes``: of each piece, and whether it has floats; ``words``: the memory in
+        which they arrive, once ``event`` has come (None: at once). ``pieces``: pieces that are on the host already.
+        """
         self._shapes = shapes
         self._words = words
         self._event = event
@@ -49,7 +49,7 @@ class PendingReadback:
         return self._pieces is not None or self._event is None or bool(self._event.query())
 
     def open(self) -> list[npt.NDArray[Any]]:
-        """The pieces in the order in which they were sent: int64, or float64 where they were floats."""
+        """Return the pieces in the order in which they were sent: int64, or float64 for floats."""
         if self._pieces is None:
             if self._event is not None:
                 wait_for(self._event)
@@ -65,13 +65,14 @@ class PendingReadback:
 
 
 def step_words(rows: int) -> int:
-    """Of a step of ``rows`` rows that all ask for logprobs."""
+    """Return the words of a step of ``rows`` rows that all ask for logprobs."""
     return rows * (4 + 2 * LOGPROBS_MAX)
 
 
 class Readback:
-    """From ``device``. ``words``: of a usual step (``step_words``). Larger buffers are made when a step needs
-    them, which takes milliseconds on a GPU."""
+    """Readbacks from ``device``. ``words``: of a usual step (``step_words``). Larger buffers are made when a step
+    needs them, which takes milliseconds on a GPU.
+    """
 
     def __init__(self, device: torch.device, words: int = 0) -> None:
         self._device = device
@@ -81,12 +82,11 @@ class Readback:
         self._pending: list[PendingReadback | None] = [None, None]
 
     def send(self, pieces: Sequence[torch.Tensor]) -> PendingReadback:
-        """Integers or floats of any shape, none of which is written later."""
+        """Send integers or floats of any shape, none of which is written later."""
         if not self._remote:
             return self.arrived_now([piece.numpy() for piece in pieces])
         self._turn = 1 - self._turn
-        # The step before the last was opened long ago, as two steps are on their way at most; if not, it is
-        # now.
+        # The step before the last was opened long ago, as at most two steps are in flight; if not, it is opened now.
         before = self._pending[self._turn]
         if before is not None:
             before.open()
@@ -103,7 +103,7 @@ class Readback:
 
     @staticmethod
     def arrived_now(pieces: list[npt.NDArray[Any]]) -> PendingReadback:
-        """A readback whose ``pieces`` are on the host already."""
+        """Return a readback whose ``pieces`` are on the host already."""
         return PendingReadback((), None, None, pieces)
 
     def _room(self, count: int) -> torch.Tensor:

@@ -1,25 +1,25 @@
-"""What a step takes of a GPU's memory besides weights and arena: measured, before the arena takes the rest.
+"""Measured memory of a step on a GPU in addition to weights and arena, before the arena takes the rest.
 
     driver's free memory, weights loaded
     |--- the largest step: activations, scratch, sampling ---|--- CUDA graphs ---|--- arena: a fraction ---|
 
-First all kernels are compiled, side by side (``tensor.gpu.ahead``), so no request waits for a compiler. Then
-every shape of ``step_shapes`` runs twice on a small arena of its own that is then freed, and the second run
-is measured. Torch counts its own allocations, so the peak is exact. Memory outside torch (contexts,
-workspaces) is allocated by these runs and so is missing from the free memory that is read afterwards.
+First all kernels are compiled, in parallel (``tensor.gpu.ahead``), so no request waits for a compiler. Then every
+shape of ``step_shapes`` runs twice on a small separate arena that is then freed, and the second run is measured. Torch
+counts its own allocations, so the peak is exact. Memory outside torch (contexts, workspaces) is allocated by these
+runs and so is missing from the free memory that is read afterwards.
 
-    long prompt      a whole token budget of one new sequence
+    long prompt      a full token budget of one new sequence
     short runs       the same tokens in as many runs as there are rows, each after a prefix hit: every run has
                      at least one chunk of float32 states, and starts off the grid of chunks
-    mixed            decodes of short contexts beside a prompt: a page table of one page, where attention is
+    mixed            decodes of short contexts with a prompt: a page table of one page, where attention is
                      not split, so that its kernel has no partial results
     few tokens       prompts of 1, 2, 4, ... tokens: matrix and expert kernels choose tiles by rows
-    verify runs      two verify runs behind hits, the states of which are computed again afterwards
-    decodes          PAD rows alone, with a page table as wide as that of a CUDA graph
+    verify runs      two verify runs after hits, whose states are computed again afterwards
+    decodes          only PAD rows, with a page table as wide as that of a CUDA graph
 
-Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the
-first shows the pool that all of them share, the second what each further graph adds. With adapters,
-decodes have a second set of graphs in that pool.
+Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the first
+shows the pool that all of them share, the second the memory of each further graph. With adapters, decodes have a
+second set of graphs in that pool.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from weft.tensor.scratch import scratch
 from weft.units import PAD, VERIFY_TOKENS_MAX, format_bytes, pages_for
 
 HIT_TOKENS = 40
-"""Off the grid of chunks: the first chunk of a run ends inside it."""
+"""Cached tokens of the runs, off the grid of chunks: the first chunk of a run ends inside it."""
 MIXED_DECODES = 4
 MIXED_PROMPT_TOKENS = 16
 VERIFY_TOKENS = 4
@@ -60,7 +60,7 @@ VERIFY_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """``decodes``: a CUDA graph may hold this step's memory."""
+    """Inputs of one measured step. ``decodes``: a CUDA graph may hold this step's memory."""
 
     name: str
     inputs: StepInputs
@@ -70,8 +70,10 @@ class StepShape:
 def step_shapes(
     *, tokens: int, rows: int, positions: int, table_pages: int, vocab_size: int, device: torch.device, first_page: int
 ) -> list[StepShape]:
-    """``tokens``, ``rows``: the most of a step; ``positions``: the most of a sequence; ``table_pages``: of
-    the rows' table; ``first_page``: pages from there on are free, for ``min(tokens, positions)`` tokens."""
+    """Return the shapes to measure. ``tokens``, ``rows``: the most of a step; ``positions``: the most of a sequence;
+    ``table_pages``: width of the rows' table; ``first_page``: pages from there on are free, for
+    ``min(tokens, positions)`` tokens.
+    """
     longest = min(tokens, positions)
     # First: its KV fills the pages that the other shapes read.
     shapes = [StepShape("long prompt", one_prompt(longest, vocab_size, device, first_page=first_page))]
@@ -103,7 +105,7 @@ def _runs(
     starts: list[int], lengths: list[int], decode_count: int, vocab_size: int, device: torch.device, first_page: int
 ) -> StepInputs:
     # Rows that write the same page race; nothing reads the result.
-    """Runs without slots that all lie in the same pages."""
+    """Return runs without slots that are all in the same pages."""
     contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
     offsets = [sum(lengths[:run]) for run in range(len(lengths))]
     width = pages_for(max(contexts))
@@ -133,16 +135,16 @@ SCORED_TOKENS = 128
 
 
 class Meter(Protocol):
-    """Memory of one device."""
+    """Meter of one device's memory."""
 
     def begin(self) -> None:
         """Start a new peak."""
 
     def peak_bytes(self) -> int:
-        """The most that torch held at once since ``begin``, beyond what it held then."""
+        """Return the most bytes that torch held at once since ``begin``, beyond those that it held then."""
 
     def used_bytes(self) -> int:
-        """Held now by all, as the driver counts, without torch's cached blocks."""
+        """Return the bytes that are used now by all, as the driver counts, without torch's cached blocks."""
 
 
 class CudaMeter:
@@ -168,8 +170,9 @@ class CudaMeter:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Bytes: the most of a step while it runs, by the shape ``largest``; of all graphs together; of pages on
-    their way inside of the arena, and to and from a store; of adapters."""
+    """Reserved bytes: the most of a step while it runs, by the shape ``largest``; of all graphs together; of pages in
+    transit inside of the arena, and to and from a store; of adapters.
+    """
 
     step_bytes: int
     graph_bytes: int
@@ -207,10 +210,11 @@ def measure_reserve(
     adapters: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Reserve:
-    """``spec``: with the dtypes of states; ``step_tokens`` and ``rows``: the most of a step; ``model_len``:
-    the longest sequence, which makes the width of the page table of every graph; ``capture``: None without
-    graphs; ``mixed_tokens_max``: of a recorded step with prompts; ``verify_runs``: as for the executor;
-    ``adapters``: decodes with them are recorded too; ``tell``: of the compilations."""
+    """Return the measured reserve. ``spec``: with the dtypes of states; ``step_tokens`` and ``rows``: the most of a
+    step; ``model_len``: the longest sequence, which decides the width of the page table of every graph; ``capture``:
+    None without graphs; ``mixed_tokens_max``: most tokens of a recorded step with prompts; ``verify_runs``: as for the
+    executor; ``adapters``: decodes with them are recorded too; ``tell``: receives the progress of compilations.
+    """
     with current(device):
         scratch.home = device
         shapes = recorded_shapes(rows, min(step_tokens, mixed_tokens_max), verify_runs=verify_runs)
@@ -257,7 +261,7 @@ class _Measurement:
             vocab_size=spec.vocab_size,
             device=device,
             first_page=plan.pages_per_frame if plan.slots_per_frame else 0,
-        )  # behind the frame of the slot
+        )  # after the frame of the slot
         self._sampler = Sampler(rows, spec.vocab_size, device)
         self._verify_tables = Staging(device)
         sampling = SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, logprobs=LOGPROBS_MAX)
@@ -265,7 +269,7 @@ class _Measurement:
             self._sampler.admit(row, np.zeros(1, np.int32), 1, sampling, row, ())
 
     def compile(self, tell: Callable[[str], None]) -> None:
-        """All that the start launches, but a few small kernels that depend on the real arena."""
+        """Compile everything that the start launches, except a few small kernels that depend on the real arena."""
         from weft.tensor.gpu.ahead import compiled_ahead  # triton, which may be missing
 
         with compiled_ahead(usable_cores(), tell):
@@ -300,14 +304,14 @@ class _Measurement:
 
     def _step(self, shape: StepShape) -> None:
         inputs, verified = shape.inputs, shape.inputs.runs.verify_count
-        # A memo of its own: that of the step before has tables, and addresses of its log.
+        # A separate memo: that of the step before has tables, and addresses of its log.
         log = ReplayLog(0, len(inputs.tokens_T)) if verified else None
         inputs = replace(inputs, runs=replace(inputs.runs, log=log, memo={}))
         hidden_TD = self._model.forward(inputs, self._caches)
         if verified:
             replay(inputs.runs, range(1, 1 + verified), self._verify_tables)
         sampled = min(self._rows, shape.inputs.runs.run_count)
-        if verified:  # each token of a verify run chooses one, beside those of the other decodes
+        if verified:  # each token of a verify run chooses one, in addition to those of the other decodes
             sampled = min(self._rows + VERIFY_TOKENS_MAX, self._step_tokens)
         sampled_XD = hidden_TD[torch.arange(sampled, device=self._device) % len(hidden_TD)]
         rows = np.arange(sampled) % self._rows
@@ -318,7 +322,7 @@ class _Measurement:
             score(self._model.logits(scored_ND), following_N, LOGPROBS_MAX)
 
     def _graph_bytes(self, capture: Capture, shapes: Sequence[MixedShape], decode_sets: int) -> int:
-        """Of one graph for each width, in each of ``decode_sets``, and each shape."""
+        """Return the bytes of one graph for each width, in each of ``decode_sets``, and each shape."""
         table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
         last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
         total = self._bytes_of(

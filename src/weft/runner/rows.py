@@ -1,19 +1,19 @@
 """Rows of the executor: the page table, the token that each row chose last, and the step's staging buffer.
 
     stage(plan)      clear rows, write and patch the table, take the arena work          before ``send``
-    perform(arena)   what is left of it, and the arena work in its one order             after ``send``
+    perform(arena)   the rest of it, and the arena work in its one order                  after ``send``
     store(arena)     the arena work that comes after the runs
-    steady(plan)     inputs that go on from the step before, where there are such
+    steady(plan)     inputs that go on from the step before, if there are any
 
     HostRows      a CPU: numpy and torch see the same bytes; entries are written in place
-    DeviceRows    a GPU: whatever a step changes is staged with the rest of the step, in one copy; indexed
-                  writes on the device apply it, in the order of the stream. Loads go beside later steps,
-                  and restores of what they bring come with the step that hands the load over
+    DeviceRows    a GPU: all changes of a step are staged with the rest of the step, in one copy; indexed
+                  writes on the device apply it, in the order of the stream. Loads overlap later steps,
+                  and their restores come with the step that hands the load over
 
-The executor decides once which one it has (``rows_on``), and the batch builder does not ask.
+The executor chooses one of them once (``rows_on``), and the batch builder uses either.
 
-Laws: L4 (one extra row stays PAD: it is the row of every PAD run); L5 (a cleared row is PAD before its next
-sequence writes it); L6 and L7 (the order of ``ArenaWork``).
+Laws: L4 (one extra row stays PAD: it is the row of every PAD run); L5 (a cleared row is PAD before its next sequence
+writes it); L6 and L7 (the order of ``ArenaWork``).
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from weft.units import PAD
 
 
 class DeviceRows:
-    """``table``: int32 [rows_max + 1, pages_max]; the last row is that of every PAD run. ``chosen``: int64
-    [rows_max + 1], the token that each row chose last."""
+    """Rows on a GPU. ``table``: int32 [rows_max + 1, pages_max]; the last row is that of every PAD run. ``chosen``:
+    int64 [rows_max + 1], the token that each row chose last.
+    """
 
     def __init__(self, rows_max: int, pages_max: int, device: torch.device, *, staging_bytes: int) -> None:
         self.table = torch.full((rows_max + 1, max(pages_max, 1)), PAD, dtype=torch.int32, device=device)
@@ -50,7 +51,7 @@ class DeviceRows:
         self._plan: StepPlan | None = None
 
     def stage(self, plan: StepPlan) -> None:
-        """Take what ``plan`` changes in rows and arena, once ``staging`` has begun."""
+        """Stage the changes of ``plan`` in rows and arena, once ``staging`` has begun."""
         add = self.staging.add
         self._cleared = add(np.array(plan.rows_cleared, np.int64)) if plan.rows_cleared else None
         self._table_writes = [
@@ -72,7 +73,7 @@ class DeviceRows:
         self._stores = [(kind, add(ids, np.int64)) for kind, ids in plan.arena_work.after_runs()]
 
     def perform(self, arena: DeviceArena) -> None:
-        """Apply what was staged, once ``staging`` is sent."""
+        """Apply the staged changes, once ``staging`` is sent."""
         if self._cleared is not None:
             self.table.index_fill_(0, self._cleared.device, PAD)
         for writes in self._table_writes:
@@ -96,21 +97,21 @@ class DeviceRows:
             arena.device_transfers.store(self._plan.step, self._stores)
 
     def steady(self, plan: StepPlan) -> SteadyDecodes | None:
-        """The inputs of ``plan`` if it is of decodes alone and they can go on from step to step."""
+        """Return the inputs of ``plan`` if it has only decodes that can go on from step to step."""
         return None  # a step goes over in one copy, or is a graph's
 
     def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None, choice: TokenChoice) -> None:
-        """``choice`` is what ``rows`` decode next; ``rows_X``: the same rows on the device."""
+        """Record ``choice``, the tokens that ``rows`` decode next; ``rows_X``: the same rows on the device."""
         if rows_X is not None:
             self.chosen.index_copy_(0, rows_X, as_tensor(choice.chosen_X))
 
     def table_row(self, row: int) -> torch.Tensor:
-        """int32 [pages_max], the live row. The caller may write it before the next step."""
+        """Return int32 [pages_max], the live row. The caller may write it before the next step."""
         return self.table[row]
 
 
 class HostRows:
-    """As ``DeviceRows``, in memory that numpy writes."""
+    """Rows on a CPU, like ``DeviceRows``, in memory that numpy writes."""
 
     def __init__(self, rows_max: int, pages_max: int, *, staging_bytes: int) -> None:
         self._table = np.full((rows_max + 1, max(pages_max, 1)), PAD, np.int32)
@@ -167,7 +168,7 @@ Rows = DeviceRows | HostRows
 
 
 def rows_on(device: torch.device, *, rows_max: int, pages_max: int, step_tokens_max: int) -> Rows:
-    """The staging buffer holds a usual step of up to ``step_tokens_max`` tokens."""
+    """Return the rows of ``device``. The staging buffer holds a usual step of up to ``step_tokens_max`` tokens."""
     staging_bytes = step_bytes(max(step_tokens_max, rows_max), rows_max, pages_max)
     if is_remote(device):
         return DeviceRows(rows_max, pages_max, device, staging_bytes=staging_bytes)

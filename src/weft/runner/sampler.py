@@ -1,4 +1,4 @@
-"""From logits to tokens, for all rows of a step at once.
+"""Sampling: logits to tokens, for all rows of a step at once.
 
     logits_XV --copy of rows that ask--> logprobs
         |
@@ -6,25 +6,23 @@
                                                                                   +-- other rows:   filters
                                                                                       -> one uniform -> token
 
-Owns, per row of the executor, what a sequence asked for: parameters in numpy columns (one gather per step,
-no loop over rows) and, for the rows that need them, their edits. A row is written by ``admit`` and emptied by
-``clear``, when the plan says so (L5).
+Owns, per row of the executor, the settings of a sequence: parameters in numpy columns (one gather per step, no loop
+over rows) and, for the rows that need them, their edits. A row is written by ``admit`` and emptied by ``clear``, when
+the plan says so (L5).
 
-A token is a function of its row alone: logits, parameters, the row's own tokens, and the pair (seed,
-position). Log probabilities are softmax of the raw logits: temperature, penalties, bias and filters do not
-change them.
+A token is a function of only its row: logits, parameters, the row's own tokens, and the pair (seed, position). Log
+probabilities are softmax of the raw logits: temperature, penalties, bias and filters do not change them.
 
 A step goes through in three parts, so that the host never waits for a device in the middle of one:
 
-    stage      what it draws with, and which rows ask for logprobs, go over with the step's other inputs
+    stage      random numbers and the rows that ask for logprobs go over with the step's other inputs
     launch     logits -> tokens, asked for and not read: a ``TokenChoice``
     result     of a ``TokenChoice``: histories and grammars learn the tokens, logprobs are put together
 
 Penalties and grammars need the tokens of the step before (``needs_previous_token``). That step is read back
 before ``launch``, and its effects follow in a second small copy.
 
-A row of logits with NaN in it (a bug of a model or a kernel) neither raises nor spreads: NaN counts as
-impossible.
+A row of logits with NaN in it (a bug of a model or a kernel) neither raises nor spreads: NaN counts as impossible.
 """
 
 from __future__ import annotations
@@ -51,11 +49,11 @@ from weft.tensor.device import is_remote
 from weft.tensor.ops.elementwise import each, softmax_
 
 PIECES = 5
-"""Tensors of one call of ``score``."""
+"""Number of tensors that one call of ``score`` returns."""
 
 
 def score(logits_NV: torch.Tensor, tokens_N: torch.Tensor, top_count: int) -> list[torch.Tensor]:
-    """``tokens_N`` (int64 [N]), their logprobs and ranks, and each row's best ``top_count`` tokens with their
+    """Return ``tokens_N`` (int64 [N]), their logprobs and ranks, and each row's best ``top_count`` tokens with their
     logprobs, best first: five tensors. The host reads none of them.
 
     ``logits_NV``: float32, changed: a NaN becomes -inf, as it counts as impossible.
@@ -72,8 +70,9 @@ def score(logits_NV: torch.Tensor, tokens_N: torch.Tensor, top_count: int) -> li
 def _normaliser(logits_NV: torch.Tensor) -> torch.Tensor:
     """Return the log of the sum of powers of e of each row: [N, 1].
 
-    On a CPU its bits depend on no other row, so a decoded token is scored as the same token of a prompt. Torch
-    adds the numbers of one row alone in another order than those of several rows."""
+    On a CPU its bits depend on no other row, so a decoded token is scored as the same token of a prompt. Torch adds
+    the numbers of a single row in another order than those of several rows.
+    """
     if not logits_NV.is_cpu or not logits_NV.numel():
         return logits_NV.logsumexp(dim=1, keepdim=True)
     width = min(logits_NV.shape[1], native.SOFTMAX_COLUMNS_MAX)
@@ -81,13 +80,14 @@ def _normaliser(logits_NV: torch.Tensor) -> torch.Tensor:
     most_NP = parts_NPW.amax(-1)
     # The largest share of a softmax is one by the sum that is asked for.
     sums_NP = most_NP - each(torch.log, softmax_(parts_NPW, 1.0).amax(-1))
-    sums_NP.masked_fill_(most_NP == -torch.inf, -torch.inf)  # of what a grammar rules out
+    sums_NP.masked_fill_(most_NP == -torch.inf, -torch.inf)  # tokens that a grammar rules out
     return sums_NP if sums_NP.shape[1] == 1 else _normaliser(sums_NP)
 
 
 def token_logprobs(pieces: Sequence[npt.NDArray[Any]], top_counts: Sequence[int]) -> list[TokenLogprobs]:
-    """The result of ``score`` on the host: one entry per row, with its best ``top_counts[i]`` tokens. The
-    lower id comes first in a tie."""
+    """Return the result of ``score`` on the host: one entry per row, with its best ``top_counts[i]`` tokens. The lower
+    id comes first in a tie.
+    """
     tokens, chosen, ranks, ids, values = (piece.tolist() for piece in pieces)
     entries = []
     for i, token in enumerate(tokens):
@@ -103,15 +103,16 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """``tokens``: int32 [X]; ``logprobs`` by index in X, for rows that asked; ``failures`` by index in X: why
-    a row cannot go on."""
+    """Sampled tokens: int32 [X]; ``logprobs`` by index in X, for rows that asked; ``failures`` by index in X: the
+    reason that a row cannot go on.
+    """
 
     tokens: npt.NDArray[np.int32]
     logprobs: dict[int, TokenLogprobs]
     failures: dict[int, str]
 
     def of(self, at: npt.NDArray[np.int64]) -> Sampled:
-        """Of these rows alone."""
+        """Return only the rows ``at``."""
         rows = at.tolist()
         return Sampled(
             self.tokens[at],
@@ -122,9 +123,10 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """Tokens that are being chosen: ``chosen_X``, int64, on the device of the logits, or an array where they
-    are on the host already. In ``logprobs`` what else comes home: of the rows ``asking``, with so many best
-    tokens each."""
+    """Tokens that are being chosen: ``chosen_X``, int64, on the device of the logits, or an array if they are on the
+    host already. ``logprobs`` has the other results to copy to the host: of the rows ``asking``, with the requested
+    number of best tokens each.
+    """
 
     chosen_X: torch.Tensor | npt.NDArray[np.int64]
     logprobs: list[torch.Tensor]
@@ -135,17 +137,17 @@ class TokenChoice:
 
     @property
     def piece_count(self) -> int:
-        """Of what comes home."""
+        """Number of tensors to copy to the host."""
         return 1 + len(self.logprobs)
 
     def sent(self, readback: Readback, more: list[torch.Tensor]) -> PendingReadback:
-        """Everything on its way home, ``more`` behind it."""
+        """Send everything to the host, ``more`` last."""
         if isinstance(self.chosen_X, np.ndarray) and not self.logprobs and not more:
             return readback.arrived_now([self.chosen_X])
         return readback.send([as_tensor(self.chosen_X), *self.logprobs, *more])
 
     def result(self, pieces: list[npt.NDArray[Any]]) -> Sampled:
-        """``pieces`` are home. Once: histories and grammars learn what was chosen."""
+        """Return the result once ``pieces`` are on the host. Call it once: histories and grammars record the tokens."""
         tokens = pieces[0].astype(np.int32)
         for i, learner in self.learners:
             learner.add(int(tokens[i]))
@@ -158,8 +160,9 @@ class TokenChoice:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What ``stage`` sent. ``drawn``: indices in X of rows that are drawn; ``numbers`` [5, drawn or X]; the
-    two ``*_places``: ``drawn`` and ``asking`` on the device; ``top_k``, ``top_p``: a row has that filter."""
+    """Staged inputs of ``launch``. ``drawn``: indices in X of rows that are drawn; ``numbers`` [5, drawn or X]; the
+    two ``*_places``: ``drawn`` and ``asking`` on the device; ``top_k``, ``top_p``: a row has that filter.
+    """
 
     drawn: npt.NDArray[np.int64]
     asking: npt.NDArray[np.int64]
@@ -189,7 +192,7 @@ class Sampler:
         self._edits: dict[int, RowEdits] = {}
         self._grammars = GrammarRows()
         self._greedy_alone = True
-        """No row draws, and none asks for logprobs."""
+        """Whether no row draws, and none asks for logprobs."""
         self._device = device
         self._remote = is_remote(device)
         self._early, self._late = Staging(device), Staging(device)
@@ -206,8 +209,9 @@ class Sampler:
         stop_ids: tuple[int, ...],
         grammar: CompiledGrammar | None = None,
     ) -> None:
-        """A sequence takes ``row``. ``tokens``: its prompt, then what it had generated before a preemption;
-        ``stop_ids`` are masked while fewer than ``sampling.min_tokens`` are generated."""
+        """Give ``row`` to a sequence. ``tokens``: its prompt, then the tokens that it generated before a preemption;
+        ``stop_ids`` are masked while fewer than ``sampling.min_tokens`` are generated.
+        """
         self._greedy[row] = sampling.greedy
         self._temperature[row] = 1.0 if sampling.greedy else sampling.temperature
         self._top_k[row] = max(sampling.top_k, 0)
@@ -225,7 +229,7 @@ class Sampler:
         self._look_over()
 
     def clear(self, row: int) -> None:
-        """The row's sequence left: nothing of it stays."""
+        """Drop everything of the row's sequence, which has left."""
         self._greedy[row] = True
         self._logprobs[row] = _NO_LOGPROBS
         self._edits.pop(row, None)
@@ -236,37 +240,39 @@ class Sampler:
         self._greedy_alone = bool(self._greedy.all()) and bool((self._logprobs == _NO_LOGPROBS).all())
 
     def warm(self) -> None:
-        """On a GPU: have kernels compiled before the first request comes."""
+        """Compile the kernels, on a GPU, before the first request comes."""
         if self._by_kernels and self._device.type == "cuda":
             from weft.runner import sampling_kernels
 
             sampling_kernels.warm(self.vocab_size, self._device)
 
     def needs_previous_token(self, rows: npt.NDArray[np.int64]) -> bool:
-        """Whether the choice of one of ``rows`` hangs on what was chosen before: all of that must be told
-        before ``begin`` and ``launch``."""
+        """Return whether the choice of one of ``rows`` depends on tokens chosen before: all of these must be recorded
+        before ``begin`` and ``launch``.
+        """
         return bool(self._grammars.among(rows)) or (
             bool(self._edits)
             and any(self._edits[row].needs_previous_token for row in rows.tolist() if row in self._edits)
         )
 
     def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
-        """Whether tokens of a row may be chosen before those before them are known, and dropped."""
+        """Return whether tokens of a row may be chosen before earlier ones are known, and dropped."""
         return not self._grammars.among(rows) and not any(
             self._edits[row].learners for row in rows.tolist() if row in self._edits
         )
 
     def begin(self, rows: npt.NDArray[np.int64]) -> None:
-        """``launch`` will be called for these rows: what does not need their logits may start now."""
+        """Start work for these rows that does not need their logits; ``launch`` will follow."""
         self._grammars.begin(rows)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop the thread of grammars. Idempotent."""
         self._grammars.close()
 
     def stage(self, staging: Staging, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
-        """``launch`` will be called for these: ``positions`` are the index in its sequence of the token about
-        to be chosen."""
+        """Stage the inputs of ``launch`` for these rows: ``positions`` are the index in its sequence of the token
+        about to be chosen.
+        """
         if self._greedy_alone:
             self._staged = _GREEDY_ALONE
             return
@@ -274,7 +280,7 @@ class Sampler:
         asking = np.flatnonzero(self._logprobs[rows] >= 0)
         numbers = None
         if drawn.size:
-            # Kernels take all rows at once, and know greedy ones by their temperature of 0.
+            # Kernels take all rows at once, and recognise greedy ones by their temperature of 0.
             of, at = (rows, positions) if self._by_kernels else (rows[drawn], positions[drawn])
             numbers = staging.take((5, len(of)), np.float64)
             fill_numbers(
@@ -311,7 +317,7 @@ class Sampler:
         return staged
 
     def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Sampled:
-        """``launch``, and wait for what it makes."""
+        """Launch, and wait for the result."""
         choice = self.launch(logits_XV, rows, positions)
         return choice.result(choice.sent(self._readback, []).open())
 
@@ -322,10 +328,10 @@ class Sampler:
         positions: npt.NDArray[np.int64],
         host_XV: npt.NDArray[np.float32] | None = None,
     ) -> TokenChoice:
-        """The next token of each row. What ``stage`` sent is taken, once; without that it is brought now.
+        """Return the next token of each row. The staged inputs are used once; without them they are sent now.
 
-        ``logits_XV``: float32, contiguous, changed in place by the edits; ``rows``: the row of each;
-        ``host_XV``: the same logits as the host reads them, where the caller has that at hand.
+        ``logits_XV``: float32, contiguous, changed in place by the edits; ``rows``: the row of each; ``host_XV``: the
+        same logits on the host, if the caller has them.
         """
         asked = self._asked(rows, positions)
         raw = None
@@ -369,8 +375,7 @@ class Sampler:
     def _edit(
         self, logits_XV: torch.Tensor, edits: list[tuple[int, int, RowEdits]], rows: npt.NDArray[np.int64]
     ) -> Masks | None:
-        """Change the logits, by one copy of what that takes. Returns the masks of constrained rows, if
-        any."""
+        """Change the logits, with one copy of all edits. Return the masks of constrained rows, if any."""
         if not edits and not self._grammars.any:
             return None
         self._late.begin()
@@ -382,7 +387,7 @@ class Sampler:
         if staged is not None:
             staged.apply(logits_XV)
         if masks is not None:
-            if self._remote:  # what a grammar refuses is less than what a NaN becomes
+            if self._remote:  # a logit that a grammar refuses is less than one that a NaN becomes
                 _make_finite(logits_XV)
             masks.apply(logits_XV)
         return masks
@@ -390,7 +395,7 @@ class Sampler:
     def _choose(
         self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], asked: _Asked, masks: Masks | None
     ) -> torch.Tensor:
-        """By torch's operators, and numpy's where it can read what is there."""
+        """Choose with torch's operators, and with numpy's for memory that it can read."""
         if not self._remote:
             chosen_X = torch.from_numpy(_best_of(logits_XV, logits_XV.numpy(), masks))
         else:
@@ -409,14 +414,15 @@ class Sampler:
 
 
 def as_tensor(chosen_X: torch.Tensor | npt.NDArray[np.int64]) -> torch.Tensor:
-    """An array by its own memory."""
+    """Return an array as a tensor of the same memory."""
     return chosen_X if isinstance(chosen_X, torch.Tensor) else torch.from_numpy(chosen_X)
 
 
 def _best_of(logits_XV: torch.Tensor, host_XV: npt.NDArray[np.float32], masks: Masks | None) -> npt.NDArray[np.int64]:
-    """The first of each row's highest logits [X], by ``host_XV``, the same memory. Where one is not finite,
-    they are made so in place, and what ``masks`` refuse is refused again."""
-    best_X: npt.NDArray[np.int64] = host_XV.argmax(axis=1)  # of NaN, where there is any
+    """Return the first of each row's highest logits [X], by ``host_XV``, the same memory. If one is not finite, the
+    rows are made so in place, and the tokens that ``masks`` refuse are refused again.
+    """
+    best_X: npt.NDArray[np.int64] = host_XV.argmax(axis=1)  # of NaN, if there is any
     # A sum of a few of Python's floats is finite where they are. More operators of numpy would say no more.
     if not math.isfinite(sum(map(host_XV.item, range(len(best_X)), best_X.tolist()))):
         _make_finite(logits_XV)
@@ -427,6 +433,6 @@ def _best_of(logits_XV: torch.Tensor, host_XV: npt.NDArray[np.float32], masks: M
 
 
 def _make_finite(logits_XV: torch.Tensor) -> None:
-    """In place: NaN and -inf become the lowest finite value, never chosen unless there is nothing else."""
+    """Replace NaN and -inf in place by the lowest finite value, never chosen unless there is nothing else."""
     limits = torch.finfo(logits_XV.dtype)
     logits_XV.nan_to_num_(nan=limits.min, posinf=limits.max, neginf=limits.min)

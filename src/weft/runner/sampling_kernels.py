@@ -7,30 +7,28 @@ logits, and each program reads one part.
     _part_mass    (row, part)  mass of the part's remaining tokens          if a row is drawn
     _pick         (row)        best token, or the token at u x mass         all steps
 
-The promises are those of ``filters`` and ``randomness``: every filter is a threshold on the scaled logit;
-ties share their fate; the draw is by inverse CDF over the remaining tokens in ascending id. What differs is
-the search for the threshold. Sorting 150,000 logits for each row is the cost of the torch path. Here nothing
-is sorted: a scaled logit is at most 0, so the bits of its negative are an integer that grows as the token
-gets worse. The threshold is the largest integer t for which
+The promises are those of ``filters`` and ``randomness``: every filter is a threshold on the scaled logit; ties are
+kept or filtered together; the draw is by inverse CDF over the remaining tokens in ascending id. Only the search for
+the threshold differs. Sorting 150,000 logits for each row is the cost of the torch path. Here nothing is sorted: a
+scaled logit is at most 0, so the bits of its negative are an integer that grows as the token gets worse. The threshold
+is the largest integer t for which
 
     top-k    fewer than k tokens                          are better than t
     top-p    less than p of the mass (of top-k's tokens)  is better than t
 
-Both sums grow with t, so t is found digit by digit (11, 11 and 9 bits). A launch adds every token that agrees
-with the digits so far to the histogram of its next digit. The next launch reads the digit off the running
-sums. Each of its programs does that alone, which is cheaper than a launch between them. Counts of top-k are
-taken inside a program, and merged by one addition for each digit that it has. So are masses at the first
-level, where nearly all tokens of a part share some twenty digits: a program adds up those of the 32 worst
-digits that it has, which are four octaves of distances. Other tokens, and those of the finer levels, are
-added one by one, as few of them meet at an address.
+Both sums grow with t, so t is found digit by digit (11, 11 and 9 bits). A launch adds every token that agrees with the
+digits so far to the histogram of its next digit. The next launch reads the digit off the running sums. Each of its
+programs does that itself, which is cheaper than a launch between them. Counts of top-k are taken inside a program, and
+merged by one addition for each digit that it has. So are masses at the first level, where nearly all tokens of a part
+share some twenty digits: a program adds up those of the 32 worst digits that it has, which are four octaves of
+distances. Other tokens, and those of the finer levels, are added one by one, as few of them meet at an address.
 
 Masses are integers: exp(scaled) in units of 2^-44. Integer sums do not depend on the order of the atomic
 additions. So a token depends neither on the batch nor on the order of programs. 2^19 tokens of the largest
 mass fit in an int64. A token 30 nats below the best has no mass.
 
-NaN is taken for the lowest finite number as it is read, +inf for the highest. -inf is the lowest too, but not
-in a step with grammars (``masked``): there the rows were made finite before the masks, and -inf is what they
-refuse.
+NaN is taken for the lowest finite number as it is read, +inf for the highest. -inf is the lowest too, but not in a
+step with grammars (``masked``): there the rows were made finite before the masks, and -inf marks refused tokens.
 """
 
 from __future__ import annotations
@@ -46,19 +44,19 @@ _LOWEST = -3.4028234663852886e38
 LOWEST: tl.constexpr = tl.constexpr(_LOWEST)
 HIGHEST: tl.constexpr = tl.constexpr(-_LOWEST)
 INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
-"""The bits of infinity: no threshold."""
+"""Bits of infinity: no threshold."""
 BUCKETS: tl.constexpr = tl.constexpr(2048)
 LEVELS: tl.constexpr = tl.constexpr(3)
 MASS_UNITS: tl.constexpr = tl.constexpr(float(1 << 44))
 WINDOW: tl.constexpr = tl.constexpr(32)
 """Digits of the first level whose masses are added up inside a program: 8 are an octave of distances."""
 VOCABULARY_MAX = 1 << 19
-"""Above it the sum of masses could leave an int64."""
+"""Largest vocabulary: above it the sum of masses could leave an int64."""
 
 
 @triton.jit
 def _logits(row, begin, V, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """float32 [BLOCK], -inf behind the vocabulary."""
+    """Return float32 [BLOCK], -inf after the end of the vocabulary."""
     at = begin + tl.arange(0, BLOCK)
     x = tl.load(row + at, mask=at < V, other=0.0)
     x = tl.where(x == x, tl.where(x > HIGHEST, HIGHEST, x), LOWEST)
@@ -69,7 +67,7 @@ def _logits(row, begin, V, MASKED: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _worse(row, begin, best, temperature, V, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """(best - logit) / temperature >= 0, float32 [BLOCK], and its bits, int32 [BLOCK]."""
+    """Return (best - logit) / temperature >= 0, float32 [BLOCK], and its bits, int32 [BLOCK]."""
     x = _logits(row, begin, V, MASKED, BLOCK)
     worse = tl.abs(tl.div_rn(x - best, tl.zeros_like(x) + temperature))
     return worse, worse.to(tl.int32, bitcast=True)
@@ -77,7 +75,7 @@ def _worse(row, begin, best, temperature, V, MASKED: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def _shift(level):
-    """Where the digit of ``level`` begins in the bits; of level -1, where all bits end."""
+    """Return the bit at which the digit of ``level`` begins; for level -1 the end of all bits."""
     return tl.where(level < 0, 31, tl.where(level == 0, 20, tl.where(level == 1, 9, 0)))
 
 
@@ -89,7 +87,7 @@ def _row_best(part_best, at, PARTS, PARTS_PADDED: tl.constexpr):
 
 @triton.jit
 def _digits(histograms, limit, levels):
-    """The threshold's bits above ``_shift(levels - 1)``, int32; 0 below. ``limit``: int64, above 0."""
+    """Return the threshold's bits above ``_shift(levels - 1)``, int32; 0 below. ``limit``: int64, above 0."""
     bucket = tl.arange(0, BUCKETS)
     threshold, better = tl.full((), 0, tl.int32), limit * 0
     for level in range(levels):
@@ -105,15 +103,16 @@ def _digits(histograms, limit, levels):
 
 @triton.jit
 def _top_k_limit(numbers, at, rows, V):
-    """int64; 0 where top-k filters nothing or the row is greedy."""
+    """Return the limit of top-k, int64; 0 if top-k filters nothing or the row is greedy."""
     top_k = tl.load(numbers + rows + at).to(tl.int64)
     return tl.where((tl.load(numbers + at) > 0.0) & (top_k < V), top_k, 0)
 
 
 @triton.jit
 def _top_p_limit(numbers, histograms, at, rows):
-    """int64, of the mass that the first level of ``histograms`` holds; 0 where top-p filters nothing or the
-    row is greedy."""
+    """Return the limit of top-p, int64, of the mass in the first level of ``histograms``; 0 if top-p filters nothing
+    or the row is greedy.
+    """
     top_p = tl.load(numbers + 2 * rows + at)
     mass = tl.sum(tl.load(histograms + tl.arange(0, BUCKETS)))
     limit = tl.maximum(tl.ceil(top_p * mass.to(tl.float64)).to(tl.int64), 1)
@@ -122,7 +121,7 @@ def _top_p_limit(numbers, histograms, at, rows):
 
 @triton.jit
 def _most(numbers, histograms, at, rows, V, TOP_K: tl.constexpr, TOP_P: tl.constexpr):
-    """The bits of the worst token that top-k and top-p keep, int32."""
+    """Return the bits of the worst token that top-k and top-p keep, int32."""
     most = tl.full((), INFINITY, tl.int32)
     of_row = histograms + at * (2 * LEVELS * BUCKETS)
     if TOP_K:
@@ -138,14 +137,14 @@ def _most(numbers, histograms, at, rows, V, TOP_K: tl.constexpr, TOP_P: tl.const
 
 @triton.jit
 def _mass(worse, bits, begin, most, floor, V, BLOCK: tl.constexpr):
-    """int64 [BLOCK], 0 for filtered tokens."""
+    """Return the masses, int64 [BLOCK], 0 for filtered tokens."""
     keep = (bits <= most) & (-worse >= floor) & (begin + tl.arange(0, BLOCK) < V)
     return tl.where(keep, tl.exp(-worse) * MASS_UNITS, 0.0).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _part_best(logits, part_best, V, rows, logits_row, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """``part_best`` float32 [rows, parts]."""
+    """Write the best logit of a part to ``part_best``, float32 [rows, parts]."""
     at, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     x = _logits(logits + at * logits_row, part * BLOCK, V, MASKED, BLOCK)
     tl.store(part_best + at * tl.num_programs(1) + part, tl.max(x))
@@ -153,8 +152,9 @@ def _part_best(logits, part_best, V, rows, logits_row, MASKED: tl.constexpr, BLO
 
 @triton.jit
 def _add_masses(sums, digit, amount):
-    """Adds ``amount`` [BLOCK] to the ``sums`` of its WINDOW worst digits, one addition for each. Returns what
-    is left, 0 inside of the window."""
+    """Add ``amount`` [BLOCK] to the ``sums`` of its WINDOW worst digits, one addition for each. Return the rest, 0
+    inside of the window.
+    """
     worst = tl.max(tl.where(amount > 0, digit, 0))
     for step in range(WINDOW):
         mass = tl.sum(tl.where(digit == worst - step, amount, 0))
@@ -179,8 +179,9 @@ def _histogram(
     PARTS_PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Adds a part to ``histograms``, int64 [rows, 2 (top-k, top-p), LEVELS, BUCKETS], of top-p if MASS.
-    TOP_K: the histograms of top-k are complete."""
+    """Add a part to ``histograms``, int64 [rows, 2 (top-k, top-p), LEVELS, BUCKETS], of top-p if MASS. TOP_K: the
+    histograms of top-k are complete.
+    """
     at, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
     own = histograms + (at * 2 + (1 if MASS else 0)) * (LEVELS * BUCKETS)
     if MASS:
@@ -225,7 +226,7 @@ def _part_mass(
     PARTS_PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``part_mass`` int64 [rows, parts]; not written for greedy rows."""
+    """Write the mass of a part to ``part_mass``, int64 [rows, parts]; nothing for greedy rows."""
     at, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(numbers + at).to(tl.float32)
     if temperature > 0.0:
@@ -255,7 +256,7 @@ def _drawn(
     PARTS_PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The token whose running mass first exceeds u x mass, int32."""
+    """Return the token whose running mass first exceeds u x mass, int32."""
     part = tl.arange(0, PARTS_PADDED)
     masses = tl.load(part_mass + at * PARTS + part, mask=part < PARTS, other=0)
     sums = tl.cumsum(masses, axis=0)
@@ -291,7 +292,7 @@ def _pick(
     PARTS_PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``chosen`` int64 [rows]."""
+    """Write the token of a row to ``chosen``, int64 [rows]."""
     at = tl.program_id(0).to(tl.int64)
     row = logits + at * logits_row
     part = tl.arange(0, PARTS_PADDED)
@@ -311,9 +312,10 @@ def _pick(
 def choose(
     logits_XV: torch.Tensor, numbers_5X: torch.Tensor | None, *, masked: bool, top_k: bool = True, top_p: bool = True
 ) -> torch.Tensor:
-    """int64 [X]. ``numbers_5X``: float64, as ``filters.fill_numbers`` wrote them (temperature, top-k, top-p,
-    log of min-p, uniform), with a temperature of 0 for greedy rows; None where all are. ``top_k``, ``top_p``:
-    whether a row has that filter."""
+    """Return the tokens, int64 [X]. ``numbers_5X``: float64, as ``filters.fill_numbers`` wrote them (temperature,
+    top-k, top-p, log of min-p, uniform), with a temperature of 0 for greedy rows; None if all are greedy. ``top_k``,
+    ``top_p``: whether a row has that filter.
+    """
     assert logits_XV.stride(1) == 1
     rows, vocab_size = logits_XV.shape
     assert vocab_size <= VOCABULARY_MAX
@@ -384,7 +386,7 @@ def choose(
 
 
 def warm(vocab_size: int, device: torch.device) -> None:
-    """Have every form of the kernels compiled now, not when the first request asks for it."""
+    """Compile every form of the kernels now, not when the first request needs it."""
     logits_1V = torch.zeros((1, vocab_size), dtype=torch.float32, device=device)
     numbers_51 = torch.ones((5, 1), dtype=torch.float64, device=device)
     for masked in (False, True):

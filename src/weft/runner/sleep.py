@@ -1,4 +1,4 @@
-"""Where weights are while the engine sleeps, and how the system gets memory back.
+"""Weights of a sleeping engine, and the return of memory to the system.
 
     level 1, on a device   every storage -> a pinned buffer on the host; the storage shrinks to 0 bytes
                            waking: it grows again, and the bytes come back
@@ -24,7 +24,7 @@ from weft.tensor.scratch import scratch
 
 
 class DroppedModel:
-    """Replaces a model whose weights are gone: it has the shapes, and computes nothing."""
+    """Stand-in for a model whose weights are gone: it has the shapes, and computes nothing."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -37,8 +37,9 @@ class DroppedModel:
 
 
 class HostWeights:
-    """The bytes of ``storages`` on the host until ``restore``; meanwhile these have none. ``pin``: locks the
-    host's memory, by default for storages on a GPU."""
+    """Bytes of ``storages`` on the host until ``restore``; meanwhile the storages are empty. ``pin``: locks the host's
+    memory, by default for storages on a GPU.
+    """
 
     def __init__(self, storages: Iterable[torch.UntypedStorage], *, pin: Pin | None = None) -> None:
         self._copies: list[tuple[torch.UntypedStorage, HostBuffer, int]] = []
@@ -57,8 +58,9 @@ class HostWeights:
         return sum(size for _, _, size in self._copies)
 
     def restore(self) -> None:
-        """Raises RuntimeError (torch's) where the device has not enough memory. Restored storages stay, and
-        another call goes on from there."""
+        """Restore the storages. Raises RuntimeError (torch's) if the device has not enough memory. Restored storages
+        stay, and another call goes on from there.
+        """
         while self._copies:
             storage, buffer, size = self._copies[-1]
             storage.resize_(size)
@@ -74,13 +76,14 @@ class HostWeights:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """All of it, uint8."""
+    """Return all bytes of ``storage``, uint8."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def storages_of(root: object) -> list[torch.UntypedStorage]:
-    """The storages of every tensor that ``root`` holds, each once. Tensors in a layout of the matrix library
-    (on a CPU) have no storage and are left out."""
+    """Return the storages of every tensor that ``root`` reaches, each once. Tensors in a layout of the matrix library
+    (on a CPU) have no storage and are left out.
+    """
     storages: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors_of(root):
         if tensor.layout == torch.strided:
@@ -90,12 +93,12 @@ def storages_of(root: object) -> list[torch.UntypedStorage]:
 
 
 def storages_on_devices(root: object) -> list[torch.UntypedStorage]:
-    """Those that are not on a CPU."""
+    """Return the storages that are not on a CPU."""
     return [storage for storage in storages_of(root) if storage.device.type != "cpu"]
 
 
 def tensors_of(root: object) -> Iterator[torch.Tensor]:
-    """Every tensor that weft's own objects and plain containers reach from ``root``."""
+    """Yield every tensor that weft's own objects and plain containers reach from ``root``."""
     seen: set[int] = set()
     waiting: list[object] = [root]
     while waiting:

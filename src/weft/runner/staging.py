@@ -1,4 +1,4 @@
-"""Everything that a step brings to the device, in one buffer and one copy.
+"""Staging of all inputs of a step for the device, in one buffer and one copy.
 
     host (pinned)   | tokens, positions, starts, ... | table writes | frames to zero | copies | ... |
                     '------------------------- one asynchronous copy --------------------------------'
@@ -8,8 +8,8 @@ A step asks for its pieces with ``take`` (to be filled in place) or ``add`` (an 
 ``Staged``: the host's view of it now, the device's after ``send``. A dozen small copies would cost the host
 ten microseconds each, and one from memory that is not pinned makes it wait for the device.
 
-The buffer has the size of the largest usual step (``step_bytes``). A step that needs more gets the rest by
-copies of their own. The next step has a larger buffer, bounded by the largest step (law L11).
+The buffer has the size of the largest usual step (``step_bytes``). A step that needs more sends the rest in separate
+copies. The next step has a larger buffer, bounded by the largest step (law L11).
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from weft.tensor.device import is_remote, recorded, wait_for
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 ALIGN = 16
-"""Bytes: every piece starts on a multiple of it."""
+"""Alignment, bytes: every piece starts on a multiple of it."""
 
 _ELSEWHERE = -1
-"""Where a piece begins that did not fit."""
+"""Begin of a piece that did not fit."""
 _BEFORE_SEND = "a staged piece is read before it was sent"
 
 
 def step_bytes(tokens: int, rows: int, pages: int) -> int:
-    """Bytes of a step with ``tokens`` tokens in up to ``rows`` rows, one of them new with ``pages`` pages:
-    for the batch, the table of runs and the sampler. A power of two."""
+    """Return the bytes of a step with ``tokens`` tokens in up to ``rows`` rows, one of them new with ``pages`` pages:
+    for the batch, the table of runs and the sampler. A power of two.
+    """
     by_token = 3 * tokens  # tokens, positions, those that prompts score
     by_row = 24 * rows  # of runs, sampling and its numbers
     table_writes = 3 * (pages + tokens // PAGE_TOKENS + 2 * rows)
@@ -49,8 +50,9 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 class Staged:
-    """``host``: the numpy array; ``device``: its twin, a tensor of the same shape and dtype, from ``send``
-    until the next ``begin``."""
+    """One staged array. ``host``: the numpy array; ``device``: its twin, a tensor of the same shape and dtype, from
+    ``send`` until the next ``begin``.
+    """
 
     __slots__ = ("_begin", "_device", "host")
 
@@ -65,21 +67,22 @@ class Staged:
         return self._device
 
     def copy(self) -> Staged:
-        """In memory of its own, once it is sent: good beyond the next ``begin``."""
+        """Return a copy in memory of its own, once the piece is sent: valid beyond the next ``begin``."""
         copy = Staged(self.host.copy(), _ELSEWHERE)
         copy._device = self.device.clone()
         return copy
 
     def row(self, index: int) -> Staged:
-        """One row of it, once it is sent."""
+        """Return one row of the piece, once it is sent."""
         row = Staged(self.host[index], self._begin)
         row._device = self.device[index]
         return row
 
 
 class Staging:
-    """One step at a time: ``begin``, any number of ``take`` and ``add``, ``send``. ``capacity_bytes``: of a
-    usual step; it grows. ``send`` copies where the device is remote."""
+    """Buffer of one step at a time: ``begin``, any number of ``take`` and ``add``, ``send``. ``capacity_bytes``: of a
+    usual step; it grows. ``send`` copies if the device is remote.
+    """
 
     def __init__(self, device: torch.device, capacity_bytes: int = 1 << 16) -> None:
         self._device = device
@@ -96,12 +99,12 @@ class Staging:
         return len(self._hosts[0])
 
     def begin(self) -> None:
-        """A new step. The pieces of the step before are void."""
+        """Begin a new step. The pieces of the step before become invalid."""
         if self._asked > self.capacity_bytes:
             self._grow()
         self._turn = (self._turn + 1) % len(self._hosts)
-        # Two buffers in turn: this one's copy is of the step before the last, and practically always over. On
-        # the device one is enough: copies and kernels are in the order of one stream.
+        # Two buffers in turn: the copy of this one is of the step before the last, and practically always done. On the
+        # device one is enough: copies and kernels are in the order of one stream.
         busy = self._events[self._turn]
         if busy is not None:
             wait_for(busy)
@@ -109,7 +112,7 @@ class Staging:
         self._pieces.clear()
 
     def take(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.int64) -> Staged:
-        """A piece to be filled through ``host``, with unspecified contents."""
+        """Return a piece to be filled through ``host``, with unspecified contents."""
         count = shape if isinstance(shape, int) else math.prod(shape)
         size_bytes = count * np.dtype(dtype).itemsize
         begin, end = self._used, self._used + size_bytes
@@ -125,13 +128,13 @@ class Staging:
         return piece
 
     def add(self, values: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> Staged:
-        """A piece that holds ``values`` now, as ``dtype`` if one is named."""
+        """Return a piece that has ``values`` now, as ``dtype`` if one is named."""
         piece = self.take(values.shape, values.dtype if dtype is None else dtype)
         piece.host[...] = values
         return piece
 
     def send(self) -> None:
-        """One copy. Every piece has its ``device`` from here on."""
+        """Send all pieces in one copy. Every piece has its ``device`` from here on."""
         if not self._remote:
             # On a CPU nothing is copied: the device's view is the host's memory.
             for piece in self._pieces:

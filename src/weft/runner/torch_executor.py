@@ -1,18 +1,18 @@
 """The executor that runs a model in torch: a plan in, tokens out.
 
     plan --BatchBuilder--> StepInputs --model--> hidden_TD --rows that need them--> logits --Sampler--> tokens
-    '------------------------------ launch: nothing is waited for ------------------------------' '-- home --'
+    '------------------------------ launch: nothing is waited for ------------------------------' '- to host -'
 
 Owns the arena's bytes, the views into it that each layer sees, the rows (page table, sampling state), and
-the order of a step. It decides nothing: what runs, where its pages and state are, and which frames to zero
-first is in the plan.
+the order of a step. It decides nothing: the plan names the runs, the pages and states of each, and the frames to
+zero first.
 
-A step is launched, and later its tokens are brought home (``LaunchedStep``). The next one may be launched in
-between: its decodes are fed from ``BatchBuilder.chosen``, on the device. Only where its choice hangs on the
-tokens before (penalties, grammars) are those waited for, once its forward pass is under way.
+A step is launched, and later its tokens are copied to the host (``LaunchedStep``). The next one may be launched in
+between: its decodes read ``BatchBuilder.chosen``, on the device. Only a step whose choice depends on the tokens before
+(penalties, grammars) waits for them, once its forward pass is under way.
 
-``observer(plan, logits_XV)`` sees the raw logits of the sampling runs, in run order, before the sampler edits
-them; ``before_step(plan)`` runs before anything of the plan is applied. Both are for tests and evaluations.
+``observer(plan, logits_XV)`` sees the raw logits of the sampling runs, in run order, before the sampler edits them;
+``before_step(plan)`` runs before anything of the plan is applied. Both are for tests and evaluations.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from weft.tensor.layout import DTYPES
 from weft.tensor.scratch import scratch
 
 _LINES_BYTES = 1 << 20
-"""Of the numbers by which kernels find the factors of an adapter."""
+"""Bytes of the adapter address table, by which kernels find the factors."""
 _log = logging.getLogger("weft")
 
 Observer = Callable[[StepPlan, torch.Tensor], None]
@@ -75,18 +75,19 @@ class MakeSampler(Protocol):
 
 
 PROMPT_LOGITS_TOKENS = 128
-"""Prompt positions whose logits exist at the same time."""
+"""Prompt positions whose logits exist at the same time, at most."""
 
 
 class TorchExecutor:
-    """One model on one device. ``kv_scales``: the checkpoint's, of layers that have some; used where KV is
-    fp8, and measured for the other layers. ``reload`` reads the checkpoint again, after a sleep of level 2, in
-    the directory that ``read_from`` named last. ``capture``: how decode steps are recorded as graphs, once
-    ``record_graphs`` is called; None: never. ``mixed_tokens_max``: of a recorded step with prompts; 0: none is
-    recorded. ``verify_runs``: steps with verify runs are recorded too.
-    ``on_worker``: steps are begun ahead, on a thread; False: ``execute`` computes all of them.
-    ``pad_decode_to`` and the two hooks are described above and in ``weft.runner.batch``. ``sampler`` makes
-    the sampler: of one rank of several it is another. Not thread-safe: one step at a time."""
+    """One model on one device. ``kv_scales``: the checkpoint's, of layers that have some; used if KV is fp8, and
+    measured for the other layers. ``reload`` reads the checkpoint again, after a sleep of level 2, in the directory
+    that ``read_from`` named last. ``capture``: recorder of decode steps as graphs, once ``record_graphs`` is called;
+    None: never. ``mixed_tokens_max``: most tokens of a recorded step with prompts; 0: none is recorded.
+    ``verify_runs``: steps with verify runs are recorded too. ``on_worker``: steps are begun ahead, on a thread; False:
+    ``execute`` computes all of them. ``pad_decode_to``: see ``weft.runner.batch.BatchBuilder``; the two hooks are
+    described above. ``sampler`` makes the sampler, which is a special one with several ranks. Not thread-safe: one
+    step at a time.
+    """
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class TorchExecutor:
         self._verify_tables = Staging(device)
         self._adapter_lines: Staging | None = None
         self._ring: PinnedRing | None = None
-        """What brings adapters to a GPU, from the first one on."""
+        """Pinned memory through which adapters reach a GPU, from the first one on."""
         self._keeps_room = not is_remote(device)
         self._room: LogitsRoom | None = None
         self._inference = torch.inference_mode()
@@ -169,7 +170,7 @@ class TorchExecutor:
         self._worker = StepWorker(self._launch, prepare=lambda: use(device))
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """On the caller's thread."""
+        """Compute the step of ``plan`` on the caller's thread and return its result."""
         assert not self._worker.in_flight, "a step is in flight"
         if self.pictures is not None:
             self.pictures.begun(plan.step)
@@ -177,7 +178,7 @@ class TorchExecutor:
             return self._launch(plan).home()
 
     def begin(self, plan: StepPlan) -> None:
-        """On a thread of the executor's own, from the first call on."""
+        """Begin the step of ``plan`` on the executor's own thread."""
         if self.pictures is not None:
             self.pictures.begun(plan.step)
         self._worker.begin(plan)
@@ -189,7 +190,7 @@ class TorchExecutor:
         return self.arena.transfers_done(step)
 
     def read_adapter(self, adapter: Adapter) -> LoadedAdapter:
-        """In any thread. Raises CheckpointError, see ``weft.models.adapters``."""
+        """Read an adapter, in any thread. Raises CheckpointError, see ``weft.models.adapters``."""
         assert isinstance(self.model, CausalModel), "an engine that sleeps loads no adapter"
         if self._adapter_lines is None:
             self._ring = ring_for(self.arena.device, least_bytes=0)
@@ -198,7 +199,7 @@ class TorchExecutor:
             return load_adapter(adapter, self.model, self._ring)
 
     def install_adapter(self, loaded: LoadedAdapter) -> None:
-        """Between two steps: rows of its digest may come from now on."""
+        """Install the adapter, between two steps: rows of its digest may come from now on."""
         assert isinstance(self.model, CausalModel)
         with current(self.arena.device), torch.inference_mode():
             install(self.model, loaded, self._send_lines)
@@ -212,13 +213,13 @@ class TorchExecutor:
         return piece.device
 
     def remove_adapter(self, loaded: LoadedAdapter) -> None:
-        """Between two steps, once no row of it comes any more."""
+        """Remove the adapter, between two steps, once no row of it comes any more."""
         self._adapters.pop(loaded.adapter.digest, None)
         if isinstance(self.model, CausalModel):
             remove(self.model, loaded)
 
     def _record_adapted(self) -> None:
-        """Graphs for steps with rows of adapters, once there is one."""
+        """Record graphs for steps with rows of adapters, once there is one."""
         self._adapted_recorded = True
         if self.graphs is None or self.batches.active is None:
             return
@@ -228,7 +229,7 @@ class TorchExecutor:
         self.batches.adapted_widths = self.graphs.adapted_widths
 
     def change_adapter(self, adapter: Adapter, *, forget: bool) -> None:
-        """Of a rank that follows rank 0."""
+        """Install or forget an adapter on a rank that follows rank 0."""
         if not forget:
             self.install_adapter(self.read_adapter(adapter))
         elif adapter.digest in self._adapters:
@@ -286,7 +287,7 @@ class TorchExecutor:
         return self._before
 
     def _drafted(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor, result: StepResult) -> StepResult:
-        """``result`` with what the model's own head drafts behind it, where there is one."""
+        """Return ``result`` with the drafts of the model's own head, if there is one."""
         if self._head is None or plan.mtp_drafts is None:
             return result
         if isinstance(self.model, CausalModel) and self.model.streams_TN is not None:
@@ -327,8 +328,9 @@ class TorchExecutor:
             )
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, began_s: float) -> LaunchedStep:
-        """The rest of a step with verify runs. It is home at once: their states follow from its
-        tokens."""
+        """Compute the rest of a step with verify runs. Its tokens are on the host at once, since its states follow
+        from them.
+        """
         room = self._logits_room(len(batch.sample_runs))
         logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
         if self.observer is not None:
@@ -375,7 +377,7 @@ class TorchExecutor:
 
     def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:
         if isinstance(self.model, CausalModel):
-            # A replay calls no ``forward`` that would say whose the rows of the head are.
+            # A replay calls no ``forward`` that would name the adapters of the head's rows.
             self.model.adapters.step = None if isinstance(inputs, MixedBlock) else inputs.adapters
         if isinstance(inputs, DecodeBlock):
             assert self.graphs is not None
@@ -394,9 +396,10 @@ class TorchExecutor:
         return self._room.first(rows)
 
     def record_graphs(self) -> str | None:
-        """Record steps, where a ``Capture`` was given: those with prompts first, which are larger. From then
-        on steps are padded to the recorded sizes. Returns the sizes without a graph and why; None where all
-        are recorded or none was asked for."""
+        """Record steps, if a ``Capture`` was given: those with prompts first, which are larger. From then on steps are
+        padded to the recorded sizes. Return the sizes without a graph and the reason; None if all are recorded or none
+        was asked for.
+        """
         if self.graphs is None:
             return None
         self._forget_graphs()
@@ -417,8 +420,9 @@ class TorchExecutor:
         return "; ".join(filter(None, refused)) or None
 
     def warm(self) -> None:
-        """On a GPU: what the first steps would otherwise wait for. Libraries have a handle and a workspace
-        for each thread, and the first replay of a graph brings it to the device."""
+        """Do work on a GPU that the first steps would otherwise wait for. Libraries have a handle and a workspace for
+        each thread, and the first replay of a graph brings it to the device.
+        """
         if self.arena.device.type == "cuda" and self._on_worker:
             self._worker.call(self._warm)
         elif self.arena.device.type == "cuda":
@@ -439,7 +443,7 @@ class TorchExecutor:
         self._readback.send([]).open()
 
     def _lay_out(self, device: torch.device) -> list[LayerCache]:
-        """The views of every layer into the arena. In fp8 with the scales of the model that is there now."""
+        """Return the views of every layer into the arena; in fp8 with the scales of the present model."""
         caches = self.arena.layer_caches(len(self.model.spec.layers))
         if self.arena.plan.kv_dtype == "float8_e4m3":
             with current(device):
@@ -450,11 +454,11 @@ class TorchExecutor:
 
     @property
     def fp8_scales(self) -> list[list[list[float]]]:
-        """[layer][K and V][kv_head], of the layers with keys; empty where KV is not fp8."""
+        """Return [layer][K and V][kv_head], of the layers with keys; empty if KV is not fp8."""
         return [cache.head_scales.tolist() for cache in self._caches if cache.head_scales is not None]
 
     def sleep(self, level: int) -> tuple[Part, ...]:
-        """Raises ConfigError for level 2 where there is no checkpoint to read again."""
+        """Put weights and arena to sleep. Raises ConfigError for level 2 if there is no checkpoint to read again."""
         device = self.arena.device
         if level == 2 and self._reload is None:
             raise ConfigError(
@@ -489,8 +493,9 @@ class TorchExecutor:
         self._read_from(directory)
 
     def wake(self, part: Part) -> None:
-        """Raises what ``load_model`` raises; CheckpointError where the checkpoint has other shapes now;
-        EngineUnavailableError where the device has not enough memory."""
+        """Wake ``part``. Raises as ``load_model``; CheckpointError if the checkpoint has other shapes now;
+        EngineUnavailableError if the device has not enough memory.
+        """
         try:
             if part == "kv_cache":
                 self.arena.allocate()
@@ -513,7 +518,7 @@ class TorchExecutor:
                 _log.warning("after waking, some steps run without a CUDA graph and are slower: %s", refused)
 
     def _forget_graphs(self) -> None:
-        """They hold addresses in the arena and in the weights."""
+        """Drop the graphs, which keep addresses in the arena and in the weights."""
         self.batches.decode_widths = self.batches.adapted_widths = self.batches.mixed_shapes = ()
         self._adapted_recorded = False
         for graphs in (self.graphs, self.mixed_graphs):
@@ -526,7 +531,7 @@ class TorchExecutor:
         if loaded.spec != spec:
             raise CheckpointError(
                 "the checkpoint has changed while the engine slept: its layers, sizes or "
-                "dtype are others now. Put the old one back, or start the engine anew",
+                "dtype are others now. Put the old one back, or restart the engine",
                 param="model",
             )
         self.model, self._kv_scales = loaded.model, loaded.kv_scales
@@ -547,7 +552,7 @@ class TorchExecutor:
     def _score_prompts(
         self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor
     ) -> tuple[tuple[ScoredPrompt, ...], list[torch.Tensor]]:
-        """What is asked of prompts, and the pieces that bring it home."""
+        """Return prompt logprobs, and the device tensors to read back."""
         prompts, pieces = [], []
         digests = self.batches.adapters_of(plan) if batch.prompt_spans else []
         for span in batch.prompt_spans:
@@ -563,14 +568,14 @@ class TorchExecutor:
         return tuple(prompts), pieces
 
     def _only(self, digest: str, rows: int) -> AbstractContextManager[None]:
-        """Meanwhile all rows of the head are of one adapter, or of none."""
+        """Return a context in which all rows of the head are of one adapter, or of none."""
         if not isinstance(self.model, CausalModel):
             return nullcontext()
         return self.model.adapters.only(digest, rows)
 
 
 def _step_inputs(batch: StepBatch) -> StepInputs:
-    """For the model's own head, which is launched from Python."""
+    """Return inputs for the model's own head, which is launched from Python."""
     inputs = batch.inputs if batch.head_inputs is None else batch.head_inputs
     assert isinstance(inputs, StepInputs)
     return inputs
@@ -578,15 +583,15 @@ def _step_inputs(batch: StepBatch) -> StepInputs:
 
 @dataclass(slots=True)
 class LogitsRoom:
-    """float32 [rows, vocab] for the logits of a step, written again and again on a CPU: new memory comes page
-    by page, and the faults take longer than the writing. A GPU's allocator reuses blocks.
-    ``host_XV``: the same memory."""
+    """Memory for the logits of a step, float32 [rows, vocab], used again and again on a CPU: new memory comes page by
+    page, and the faults take longer than the writing. A GPU's allocator reuses blocks. ``host_XV``: the same memory.
+    """
 
     rows: int
     logits_XV: torch.Tensor
     host_XV: npt.NDArray[np.float32]
     _first: LogitsRoom | None = None
-    """The last one of fewer rows: steps ask for as many again and again, and views cost them 40 us."""
+    """The last view of fewer rows: steps ask for the same number again and again, and views cost them 40 us."""
 
     @staticmethod
     def of(rows: int, vocab_size: int) -> LogitsRoom:

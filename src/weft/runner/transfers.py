@@ -1,4 +1,4 @@
-"""Transfers between the arena and the transfer buffers of a store: pages and states, whole, bit for bit.
+"""Transfers between the arena and the transfer buffers of a store: complete pages and states, bit for bit.
 
     load    pages_PB of a buffer --> pages          state_B --> the first bytes of a slot
     store   pages                --> pages_PB       the first bytes of a slot --> state_B
@@ -7,7 +7,7 @@ A page crosses with all of its bytes, so every layout of a page is the same here
 kernels included. A slot crosses without its padding: S bytes of S'. With several ranks, a rank copies its own
 columns of a buffer (``ranks.shared_buffers``).
 
-On a CPU numpy copies memory, inside the step. A GPU has a stream for each direction beside that of the steps,
+On a CPU numpy copies memory, inside the step. A GPU has a stream for each direction in addition to that of the steps,
 so that no step waits for a transfer:
 
     steps    work k | runs k | gather | work k+1 | runs k+1 | ...        | unpack | work m | ...
@@ -15,10 +15,10 @@ so that no step waits for a transfer:
     loads           '-> room, pages, room, pages, ..., slot --- done ----'
     stores                          '-> room to buffer --- done
 
-*Loads* begin behind all work that the steps were given before, which may still use their pages. They end some
-steps later. The host asks whether they have ended (``are_done``), and only then are their pages and slots
-handed to readers. A plan that hands them over, or moves them, first gives the stream of the steps their end
-and what is left to do: unpacking what was stored compressed.
+*Loads* begin after all earlier work of the steps, which may still use their pages. They end some steps later. The host
+asks whether they have ended (``are_done``), and only then are their pages and slots handed to readers. A plan that
+hands them over, or moves them, first makes the stream of the steps wait for their end and unpack records that were
+stored compressed.
 
 *Stores* are gathered on the stream of the steps, because the next step may write those pages.
 
@@ -52,7 +52,7 @@ Ids = npt.NDArray[Any]
 Work = Sequence[tuple[WorkKind, Staged]]
 
 ROOMS_BYTES = 64 << 20
-"""On the device: a half for loads, two quarters for stores."""
+"""Bytes of buffers on the device: a half for loads, two quarters for stores."""
 
 
 class _Places:
@@ -65,7 +65,7 @@ class _Places:
         self.pages_NP = arena_B[: plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
 
     def states(self, ids_K2: Ids) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The bytes of each slot and of its buffer."""
+        """Yield the bytes of each slot and of its buffer."""
         plan = self._plan
         for slot, buffer in ids_K2.tolist():
             assert 0 <= slot < plan.slot_count, f"slot {slot} is not in the arena"
@@ -76,8 +76,9 @@ class _Places:
             )
 
     def pages(self, ids_K3: Ids, most: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Rows of ``ids_K3`` whose pages lie side by side in one buffer, up to ``most`` of them, and those
-        pages of the buffer [rows, page_bytes]."""
+        """Yield rows of ``ids_K3`` whose pages are neighbours in one buffer, up to ``most`` of them, and those pages
+        of the buffer [rows, page_bytes].
+        """
         if not ids_K3.size:
             return
         assert ids_K3[:, 0].min() >= 0, "PAD is loaded or stored"
@@ -94,13 +95,13 @@ class _Places:
 
 
 class HostTransfers:
-    """``arena_B``: uint8 [arena_bytes], memory of the host."""
+    """Transfers on a CPU. ``arena_B``: uint8 [arena_bytes], memory of the host."""
 
     def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces) -> None:
         self._places = _Places(plan, arena_B, buffers)
 
     def perform(self, kind: WorkKind, ids: Ids) -> None:
-        """Loads or stores; they are done when this returns."""
+        """Perform loads or stores; they are done when this returns."""
         if kind in (WorkKind.LOAD_STATES, WorkKind.STORE_STATES):
             for slot_B, state_B in self._places.states(ids):
                 if kind is WorkKind.LOAD_STATES:
@@ -117,7 +118,7 @@ class HostTransfers:
 
 
 class _Lane:
-    """A stream for one direction, and its rooms; on a device that is no GPU, the order of the calls."""
+    """A stream for one direction, and its rooms; without a GPU, the order of the calls."""
 
     def __init__(self, device: torch.device, rooms: int, room_bytes: int) -> None:
         cuda: Any = torch.cuda
@@ -129,34 +130,35 @@ class _Lane:
         self._turn = 0
 
     def next_room(self) -> torch.Tensor:
-        """uint8 [room_bytes]. The current stream may write it: its last copy comes before."""
+        """Return uint8 [room_bytes]. The current stream may write it: its last copy comes before."""
         self._turn = (self._turn + 1) % len(self._rooms)
         self.let_in(self._emptied[self._turn])
         return self._rooms[self._turn]
 
     def behind_steps(self) -> contextlib.AbstractContextManager[Any]:
-        """What is asked for inside goes to this stream, behind all that the current one has."""
+        """Return a context whose work goes to this stream, after all work that the current stream has."""
         if self._stream is None:
             return contextlib.nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._stream)
 
     def end(self) -> Any:
-        """An event behind all that this stream has, the last room among it; None: it is done."""
+        """Return an event after all work of this stream, the last room included; None: it is done."""
         event = None if self._stream is None else self._stream.record_event()
         self._emptied[self._turn] = event
         return event
 
     def let_in(self, event: Any) -> None:
-        """What the current stream gets from now on comes behind ``event``."""
+        """Let all later work of the current stream wait for ``event``."""
         if event is not None:
             torch.cuda.current_stream(self._device).wait_event(event)
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Under way until ``end``. ``keys``: what it is called by plans. ``unpacks``: what is left to do then.
-    ``ids``: of all its work, on the device, kept until then."""
+    """A load under way until ``end``. ``keys``: names that plans use for it. ``unpacks``: restores to do then.
+    ``ids``: of all its work, on the device, kept until then.
+    """
 
     keys: frozenset[Any]
     end: Any
@@ -164,7 +166,7 @@ class _Load:
     unpacks: Work
 
     def writes(self, pages: Ids, slots: Ids) -> bool:
-        """Whether one of its pages or slots is among these."""
+        """Return whether the load writes one of these pages or slots."""
         for kind, ids in self.ids:
             slot_first = kind in (WorkKind.LOAD_STATES, WorkKind.RESTORE_STATES)
             if np.isin(ids.host[:, 0], slots if slot_first else pages).any():
@@ -181,7 +183,9 @@ class _Load:
 
 
 class DeviceTransfers:
-    """``arena_B``: uint8 [arena_bytes] on the device. The thread of the steps calls all but ``are_done``."""
+    """Transfers on a GPU. ``arena_B``: uint8 [arena_bytes] on the device. The thread of the steps calls all but
+    ``are_done``.
+    """
 
     def __init__(
         self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces, *, rooms_bytes: int = ROOMS_BYTES
@@ -192,10 +196,10 @@ class DeviceTransfers:
         self._stores = _Lane(device, 2, max(rooms_bytes // 4, plan.page_bytes))
         self._under_way: list[_Load] = []
         self._ends: deque[tuple[int, Any]] = deque()
-        """The steps of transfers that may be under way, and the events of their ends."""
+        """Steps of transfers that may be under way, and the events of their ends."""
 
     def load(self, step: int, keys: Collection[Any], work: Work, unpacks: Work) -> None:
-        """Begin the loads of ``step``. ``unpacks``: restores of what they bring."""
+        """Begin the loads of ``step``. ``unpacks``: restores of their compressed records."""
         work = [(kind, ids.copy()) for kind, ids in work]
         unpacks = [(kind, ids.copy()) for kind, ids in unpacks]
         with self._loads.behind_steps():
@@ -236,8 +240,9 @@ class DeviceTransfers:
         self._ends.append((step, self._stores.end()))
 
     def settle(self, keys: Collection[Any], pages: Ids, slots: Ids) -> Work:
-        """The current stream goes on behind the loads that have one of ``keys``, or write one of these pages
-        and slots. Returns the restores that it must do first."""
+        """Make the current stream wait for the loads that have one of ``keys``, or write one of these pages and slots.
+        Return the restores that it must do first.
+        """
         due = [load for load in self._under_way if not load.keys.isdisjoint(keys) or load.writes(pages, slots)]
         for load in due:
             self._under_way.remove(load)
@@ -245,14 +250,15 @@ class DeviceTransfers:
         return [unpack for load in due for unpack in load.unpacks]
 
     def follow(self, buffer: BufferId) -> None:
-        """The current stream goes on behind the loads that read ``buffer``."""
+        """Make the current stream wait for the loads that read ``buffer``."""
         for load in self._under_way:
             if load.reads(buffer):
                 self._loads.let_in(load.end)
 
     def are_done(self, step: int) -> bool:
-        """Whether all transfers of the steps up to ``step``, which are launched, have ended. Never waits. Any
-        thread."""
+        """Return whether all transfers of the steps up to ``step``, which are launched, have ended. Never waits. Any
+        thread may call it.
+        """
         while self._ends and self._ends[0][0] <= step:
             end = self._ends[0][1]
             if end is not None and not end.query():
@@ -261,7 +267,7 @@ class DeviceTransfers:
         return True
 
     def wait(self) -> None:
-        """Until nothing is under way."""
+        """Wait until nothing is under way."""
         for _, end in self._ends:
             if end is not None:
                 wait_for(end)

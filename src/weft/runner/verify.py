@@ -1,4 +1,4 @@
-"""Verify runs on the device: which tokens they choose, and what their states are then.
+"""Verify runs on the device: the tokens that they choose, and their states afterwards.
 
     logits     [ decodes | w0 w0 w0 | w1 w1 | prompts ]      a row for each decode, draft and prompt
     round 1      x         x          x       x              every run chooses its first token
@@ -10,12 +10,11 @@ A round samples as a step of decodes does: the same row, logits and position. Hi
 ``min_tokens`` and logprobs see a right draft exactly as they see a chosen token. So a text with drafts is the
 text without, at any temperature, and no rule of sampling knows of drafts.
 
-Where no row needs the token before it, all rows are sampled at once, and those behind a wrong draft are
-dropped. A call of the sampler costs more than a row. With penalties or a grammar a row depends on the drafts
-before it.
+If no row needs the token before it, all rows are sampled at once, and those after a wrong draft are dropped. A call of
+the sampler costs more than a row. With penalties or a grammar a row depends on the drafts before it.
 
-Afterwards every recurrent op consumes the right part of its run (``tensor.replay_log``). A run of one right
-token goes through the replay as a decode, others as prefills.
+Afterwards every recurrent op consumes the right part of its run (``tensor.replay_log``). A run of one right token goes
+through the replay as a decode, others as prefills.
 """
 
 from __future__ import annotations
@@ -42,8 +41,9 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """The rows of the logits, in order. ``runs``, ``rows``, ``positions``: int64 [X]: the run of each, its
-    row, and the position of the token to choose."""
+    """Rows of the logits, in order. ``runs``, ``rows``, ``positions``: int64 [X]: the run of each, its row, and the
+    position of the token to choose.
+    """
 
     runs: Int64s
     rows: Int64s
@@ -52,7 +52,9 @@ class SampledRows:
 
 @dataclass(slots=True)
 class Verified:
-    """``tokens``: int32 [runs], the last that each run chose. The rest by run, as in ``StepResult``."""
+    """Result of verification. ``tokens``: int32 [runs], the last that each run chose. The rest by run, as in
+    ``StepResult``.
+    """
 
     tokens: npt.NDArray[np.int32]
     by_run: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -62,8 +64,9 @@ class Verified:
 
 
 def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: StepPlan, staging: Staging) -> Verified:
-    """Tokens of all runs of ``plan``, in rounds. All tokens of earlier steps are known. Changes the
-    logits."""
+    """Choose the tokens of all runs of ``plan``, in rounds. All tokens of earlier steps are known. Changes the
+    logits.
+    """
     verified = Verified(np.full(plan.run_count, PAD, np.int32))
     chosen: dict[int, list[int]] = {run: [] for run in plan.verify_runs}
     at = np.flatnonzero(np.diff(of.runs, prepend=-1))  # the first row of each run
@@ -97,7 +100,7 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
 
 
 def _drafts(plan: StepPlan) -> dict[int, list[int]]:
-    """The drafts of each verify run, PAD behind the last."""
+    """Return the drafts of each verify run, then PAD."""
     begin, drafts = plan.decode_count, {}
     for run, length in zip(plan.verify_runs, plan.lengths[plan.decode_count :].tolist(), strict=False):
         drafts[run] = [*plan.tokens[begin + 1 : begin + length].tolist(), PAD]
@@ -116,7 +119,7 @@ def _rows_at(logits_XV: torch.Tensor, at: Int64s, staging: Staging) -> torch.Ten
 
 
 def replay(runs: Runs, counts: Sequence[int], staging: Staging) -> None:
-    """The states of the verify runs of ``runs`` after ``counts`` tokens each."""
+    """Replay the states of the verify runs of ``runs`` after ``counts`` tokens each."""
     log, first = runs.log, runs.decode_count
     assert log is not None, "a step without verify runs"
     at = slice(first, first + len(counts))
@@ -141,7 +144,7 @@ def replay(runs: Runs, counts: Sequence[int], staging: Staging) -> None:
     packed = staging.add(flat)
     staging.send()
     starts_R, slots_R, context_R, verified_R = by_run.device
-    # What one run has lies together: views do.
+    # A single run's numbers are contiguous: views suffice.
     alone, table_RP = len(counts) == 1, runs.page_table_RP
     again = Runs(
         offsets=offsets,

@@ -58,7 +58,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class CompletionResponse(msgspec.Struct, kw_only=True):
-    """A whole answer and a chunk of a stream have the same shape."""
+    """A complete answer or a chunk of a stream, which have the same shape."""
 
     id: str
     object: str = "text_completion"
@@ -102,7 +102,7 @@ class CompletionJob:
         pieces = await generation.whole()
         choices: list[CompletionChoice] = []
         for piece in pieces:
-            if choices:  # one with many logprobs takes long: others are served between two
+            if choices:  # encoding many logprobs takes long: others are served between two choices
                 await asyncio.sleep(0)
             choices.append(self._choice(piece, first=True))
         return _encoder.encode(self._response(choices, generation.usage()))
@@ -127,7 +127,7 @@ class CompletionJob:
         body, info = self._body, self._model.info
         max_tokens = body.max_tokens
         if max_tokens is None:
-            # The default is cut to the context; a prompt that leaves no room is the engine's to refuse.
+            # The default is cut to the context; a prompt that leaves no room is refused by the engine.
             max_tokens = max(min(default_tokens(self._model), info.sizes.max_model_len - len(prompt.tokens)), 1)
             max_tokens = max(max_tokens, body.min_tokens or 0)
         sampling = sampling_params(
@@ -149,7 +149,8 @@ class CompletionJob:
         return CompletionResponse(id=self._id, created=self._created_s, model=self._name, choices=choices, usage=usage)
 
     def _choice(self, piece: Piece, *, first: bool) -> CompletionChoice:
-        """``first``: nothing of this choice was sent before, so what belongs to the prompt goes with it."""
+        """Return the choice of a piece. ``first``: nothing of this choice was sent before, so the prompt's part goes
+        with it."""
         body = self._body
         prompt = self.generation.prompt_of(piece.index)
         source = self.generation.choices[piece.index]
@@ -199,12 +200,12 @@ class CompletionJob:
 
 
 def default_tokens(model: ServedModel) -> int:
-    """Of an answer whose request names no length."""
+    """Return the default of ``max_tokens``, for a request that names no length."""
     return int(model.sampling_defaults.get("max_tokens", COMPLETION_TOKENS_DEFAULT))
 
 
 async def prepare_completion(service: Service, body: CompletionBody) -> CompletionJob:
-    """Raises RequestError, UnknownModelError, EngineUnavailableError."""
+    """Prepare a request. Raise RequestError, UnknownModelError, EngineUnavailableError."""
     refuse_stream_fields(body)
     check_truncation(body, is_chat=False)
     if body.stream and body.prompt_logprobs is not None:

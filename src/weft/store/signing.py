@@ -5,7 +5,7 @@
 
 The key is a file that the bucket does not have (``cache.store_key``). Segments have all rows and tokens, and rows have
 the checksums of payloads, so a signed segment vouches for all that it names; payloads are signed too, since their
-checksums are no cryptographic ones. A writer without the key can take objects away, which are misses then.
+checksums are not cryptographic. A writer without the key can take objects away, which are misses then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHARS_MAX = 4096
 
 
 class Signer:
-    """``secret``: text of at least 32 characters."""
+    """A key of signatures. ``secret``: text of at least 32 characters."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = hashlib.blake2b(secret, digest_size=64, person=b"weft-store-key").digest()
@@ -47,7 +47,7 @@ class Signer:
 
 
 def read_signer(file: str, *, flag: str) -> Signer:
-    """Raises ConfigError that names ``flag``."""
+    """Return the signer of a key file. Raise ConfigError that names ``flag``."""
     return Signer(read_secret(Path(file).expanduser(), flag=flag))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.fixtures.checkpoints import CHECKPOINTS
 from tests.fixtures.checkpoints import FAMILIES as TESTED
+from tests.unit.models.releases_dense import DENSE_RELEASES
 from tests.unit.models.releases_gemma import GEMMA_RELEASES
 from tests.unit.models.releases_mamba import MAMBA_RELEASES
 from tests.unit.models.test_families import RELEASES
@@ -24,7 +25,8 @@ PAGE = (
 
 
 def test_each_family_has_a_release_and_a_test_checkpoint() -> None:
-    releases = [*RELEASES.values(), *RELEASES_MORE.values(), *MAMBA_RELEASES.values(), *GEMMA_RELEASES.values()]
+    tables = (RELEASES, RELEASES_MORE, MAMBA_RELEASES, GEMMA_RELEASES, DENSE_RELEASES)
+    releases = [config for table in tables for config in table.values()]
     assert {read_spec(config).family for config in releases} == {family.name for family in all_families()}
     assert set(TESTED) <= set(CHECKPOINTS)
     assert {model_type for model_type, _ in CHECKPOINTS.values()} <= set(served())

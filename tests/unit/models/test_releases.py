@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from tests.fixtures import checkpoints  # noqa: F401  registers classes that transformers lacks
+from tests.unit.models.releases_dense import DENSE_RELEASES, SMALLER_DENSE
 from tests.unit.models.releases_gemma import GEMMA_RELEASES, SMALLER_GEMMA
 from tests.unit.models.releases_mamba import MAMBA_RELEASES, SMALLER_MAMBA
 from tests.unit.models.test_families import RELEASES, changed
@@ -38,8 +39,9 @@ SMALLER: dict[str, dict[str, Any]] = (
     | SMALLER_MORE
     | SMALLER_MAMBA
     | SMALLER_GEMMA
+    | SMALLER_DENSE
 )
-ALL = RELEASES | RELEASES_MORE | MAMBA_RELEASES | GEMMA_RELEASES
+ALL = RELEASES | RELEASES_MORE | MAMBA_RELEASES | GEMMA_RELEASES | DENSE_RELEASES
 
 
 def stand_in(config: dict[str, Any]) -> CheckpointFiles:

@@ -15,11 +15,11 @@ from typing import Literal
 
 from weft import spec
 from weft.families.mixers import Mixer
-from weft.families.tensors import Table, Tensor, Units, exact, layer_norm, norm_weight, product
+from weft.families.tensors import Dim, Table, Tensor, Units, exact, layer_norm, norm_weight, product
 from weft.spec import LayerSpec
 from weft.units import ceil_div
 
-RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional", "longrope"]
 
 
 RING_TOKENS_MAX = 1024
@@ -34,7 +34,7 @@ class Rope:
     ``factor`` and what follows belong to the scaled kinds and are ignored by "default".
     ``original_positions`` is the context length before scaling. ``attention_factor`` multiplies cos and sin.
     ``turning_dim``: of "proportional", which spaces its frequencies over all of ``rotary_dim`` and then lets
-    only the fastest ``turning_dim / 2`` of them turn.
+    only the fastest ``turning_dim / 2`` of them turn. ``divisors``: of "longrope", one of each frequency.
     """
 
     theta: float
@@ -49,6 +49,17 @@ class Rope:
     truncate: bool = True
     attention_factor: float = 1.0
     turning_dim: int = 0
+    divisors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Factor on queries: 1 + ``factor`` log(1 + floor((position + ``first``) / ``tokens``)), so that
+    attention over more tokens stays as sharp (Llama 4, Ministral 3)."""
+
+    factor: float
+    tokens: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +135,9 @@ class Attention(Mixer):
     layers read this one's, so they are in pages whatever the window (Gemma 4). ``out_bias``: the output
     projection has a bias; None is as ``bias``. ``index``: it sees chosen blocks (Qwen4, MiniCPM-SALA).
     ``causal`` False: a token sees the later tokens of its prompt too; with a ``window``, those at most so many
-    places away on either side."""
+    places away on either side. ``clip``: queries, keys and values are cut to within it on both sides; 0: any (OLMo).
+    ``cap``: scores are cap x tanh(score / cap); 0 for none (Gemma 2). ``norm_after``: queries and keys are normed after
+    they have turned (Hunyuan)."""
 
     reader = "weft.models.blocks.attention:read_attention"
     part = "attention"
@@ -150,6 +163,10 @@ class Attention(Mixer):
     out_bias: bool | None = None
     index: Index | KeyIndex | None = None
     causal: bool = True
+    clip: float = 0.0
+    cap: float = 0.0
+    norm_after: bool = False
+    growth: Growth | None = None
 
     @property
     def index_width(self) -> int:
@@ -174,7 +191,9 @@ class Attention(Mixer):
     def usual(self) -> bool:
         """Whether it is causal, with keys and values of its own, as products give them: what the fused kernels
         know."""
-        return self.kv_of is None and not self.values_normed and not self.values_are_keys and self.causal
+        plain = self.kv_of is None and not self.values_normed and not self.values_are_keys
+        changed = self.clip or self.cap or self.norm_after or self.growth is not None
+        return plain and self.causal and not changed
 
     def layer_spec(self) -> LayerSpec:
         if self.kv_of is not None:
@@ -192,16 +211,20 @@ class Attention(Mixer):
         norms: tuple[str, str] = ("q_norm", "k_norm"),
         gates: str = "g_proj",
         gate: str | None = None,
+        joined: str = "",
     ) -> Table:
         """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias. ``gate``: of
-        a gate that is stored by itself; else the query projection has its rows."""
+        a gate that is stored by itself; else the query projection has its rows. ``joined``: the one tensor that has
+        the rows of queries, keys and values."""
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
         apart = ((gate, queries),) if self.gated and gate else ()
         asked = Units(self.heads, self.head_dim * 2) if self.gated and not gate else queries
         read = inputs or hidden
         own = (("k_proj", keys), ("v_proj", keys))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
-        table = product("qkv", read, ("q_proj", asked), *apart, *own, bias=self.bias)
+        parts: tuple[tuple[str, Dim], ...] = (("q_proj", asked), *apart, *own)
+        parts = ((joined, (queries, keys, keys)),) if joined else parts
+        table = product("qkv", read, *parts, bias=self.bias)
         if self.head_gated:
             table["qkv"] += (Tensor(f"{gates}.weight", (Units(self.heads), read)),)
         if self.qk_norm:

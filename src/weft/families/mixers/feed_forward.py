@@ -8,8 +8,9 @@ from typing import Literal
 from weft.families.mixers import BlockShape
 from weft.families.tensors import Dim, Names, Numbered, Table, Tensor, Units, all_plain, norm_weight, product
 
-Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
-"""``relu2``: the square of relu. ``clamped_swiglu``: of gpt-oss's experts, gate and up together."""
+Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu"]
+"""``relu2``: the square of relu. ``clamped_swiglu``: of gpt-oss's experts, gate and up together. ``xielu``:
+two numbers of it are learned (Apertus)."""
 
 
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
@@ -40,8 +41,13 @@ class Dense(BlockShape):
         if self.gated and len(into) == 1:
             rows = 2 * width if isinstance(width, int) else (Units(self.width), Units(self.width))
             rows = Units(self.width, 2) if paired else rows
-        return product("into", hidden, *((name, rows) for name in into), bias=self.bias) | product(
-            "down", width, (down, hidden), bias=self.bias
+        learned: Table = {}
+        if self.activation == "xielu":
+            learned = {part: (Tensor(f"act_fn.alpha_{part[0]}", (1,), "plain"),) for part in ("positive", "negative")}
+        return (
+            product("into", hidden, *((name, rows) for name in into), bias=self.bias)
+            | product("down", width, (down, hidden), bias=self.bias)
+            | learned
         )
 
 
@@ -52,7 +58,7 @@ class Experts(BlockShape):
     ``normalized``: the weights of the chosen experts sum to 1 (``normalizer_eps`` is added to their sum).
     ``scoring``: what makes a weight of a router's score. ``choice_bias``: a learned number per expert is
     added to choose, and not to weigh. ``scale`` multiplies the weights. ``groups``: experts come in so many
-    groups, of which the ``groups_chosen`` with the best two scores in sum are chosen from. ``latent_width``:
+    groups, of which the ``groups_chosen`` with the best ``group_best`` scores in sum are chosen from. ``latent_width``:
     routed experts work on a projection of this width (0: on the stream itself). ``own_count``: most experts
     that a rank holds where ranks divide them (0: all). ``bias``: the router and both products of an expert
     have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and
@@ -87,6 +93,7 @@ class Experts(BlockShape):
     router_width: int = 0
     router_continues: bool = False
     shared_count: int = 0
+    group_best: int = 2
 
     @property
     def further_norms(self) -> int:
@@ -104,13 +111,15 @@ class Experts(BlockShape):
         names: Names = GATED,
         router: str = "gate.weight",
         choice_bias: str = "gate.e_score_correction_bias",
+        choice_row: bool = False,
         stacks: tuple[str, str] | None = None,
         paired: bool = False,
         transposed: bool = False,
     ) -> Table:
         """The routed experts as one tensor each way, whatever they are stored as (``stacks``: what those are
         called), and what belongs to them beside the expert that every token passes. ``paired``: rows of gate and
-        up take turns. ``transposed``: each matrix is stored as [columns, rows]."""
+        up take turns. ``transposed``: each matrix is stored as [columns, rows]. ``choice_row``: the bias on the choice
+        is a matrix of one row (ERNIE)."""
         count: Dim = Numbered("experts", self.count) if self.own_count else self.count
         into, down = stacks or ("experts.gate_up_proj" if self.gated else "experts.up_proj", "experts.down_proj")
         fused = self.expert_table(hidden, names=("into", "down"))
@@ -139,7 +148,7 @@ class Experts(BlockShape):
         if self.bias:
             table["router.bias"] = (Tensor(router.replace("weight", "bias"), (self.count,), "plain"),)
         if self.choice_bias and not self.router_width:
-            table["choice_bias"] = (Tensor(choice_bias, (self.count,), "float32"),)
+            table["choice_bias"] = (Tensor(choice_bias, (1, self.count) if choice_row else (self.count,), "float32"),)
         if self.shared_gate:
             table["shared_gate"] = (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)
         if self.latent_width:

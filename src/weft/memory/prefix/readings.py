@@ -1,21 +1,13 @@
-"""What others see of the prefix cache: a snapshot for a store, its changes for a router, its shape for an
-operator.
+"""The prefix cache for its observers: a snapshot for a store, its shape for an operator.
 
     contents   root --[ pages 3 9 4 )--[ compressed 7 2 )o slot 5       tokens [0, position)
                                                                     rows   3 9 4 exact | 7 2 in 8 bits
                                                                     state  slot 5
-    follower   what each changed node offers now  -  what was reported of it  -->  SnapshotReport
     shape      salts, depths, lengths, and the places at which requests part or resume
 
-Readings of the tree alone. **Contents**: pages and slot are those of memory's state at this version. A caller
-names them in the plan of the same version, and looks again for the next one. Codes of compressed KV lie side
-by side in its compressed pages, from ``skip_bytes`` of the first on.
-
-**Follower**: a report is a difference between two states of the tree. So a snapshot that came and went
-between two reports is in none. A step that changes nothing costs nothing. A model with states resumes at
-snapshots only (law L8). A model without them, or a router that asks for ``pages``, hears of every fourth
-page of a span and its end. Digests go down the tree by sums (``weft.snapshot_report``). At most OFFERED_MAX
-are reported at once.
+Readings that use only the tree. **Contents**: pages and slot are those of memory's state at this version. A caller
+names them in the plan of the same version, and looks again for the next one. Codes of compressed KV are consecutive in
+its compressed pages, from ``skip_bytes`` of the first on.
 
 **Shape**: salts by number, the biggest first, as a salt is a tenant's secret. ``digest`` is a hash of
 the tokens of a prefix, ``head`` the tokens with which the place begins to differ from its siblings. Both stay
@@ -37,11 +29,9 @@ import numpy.typing as npt
 
 from weft.memory.prefix.cache import PrefixCache
 from weft.memory.prefix.edge import COMPRESSED, Node, path_pages
-from weft.memory.prefix.tree import PrefixTree, salt_of
+from weft.memory.prefix.tree import salt_of
 from weft.memory.usage import CacheShape, PrefixShape, SaltShape, ShapeSum, SizeClass
 from weft.memory.values import NO_SLOT, NodeId
-from weft.prefix_digests import extended_digests, salt_digest
-from weft.snapshot_report import RemovedSnapshot, ReportedSnapshot, SnapshotReport
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, PageId, SlotId
 
 
@@ -58,10 +48,10 @@ class KvPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotContents:
-    """``tokens``: int32 [position]. ``pages``: those of all ``parts``, the KV of [``start``, position), and
-    then those of a compressed state. ``slot``: NO_SLOT in a model without recurrent layers, COMPRESSED for a
-    compressed state. ``exact``: no part of it was ever compressed. ``above``: the position of the next
-    snapshot above, 0 without one. ``hits``: sequences that resumed at it."""
+    """A snapshot's contents. ``tokens``: int32 [position]. ``pages``: those of all ``parts``, the KV of [``start``,
+    position), and then those of a compressed state. ``slot``: NO_SLOT in a model without recurrent layers, COMPRESSED
+    for a compressed state. ``exact``: no part of it was ever compressed. ``above``: the position of the next snapshot
+    above, 0 without one. ``hits``: sequences that resumed at it."""
 
     node: NodeId
     salt: str
@@ -84,12 +74,12 @@ class SnapshotContents:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Return the parts that must not change while pages are copied over several steps."""
+        """The parts that must not change while pages are copied over several steps."""
         return self.position, self.parts, self.slot == COMPRESSED
 
 
 def snapshot_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> SnapshotContents | None:
-    """The snapshot of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
+    """Return the snapshot of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
     None if the node or its snapshot is gone."""
     node = cache.tree.by_id.get(name)
     if node is None or node.parent is None or (cache.stateful and node.slot == PAD):
@@ -132,7 +122,7 @@ def _parts(cache: PrefixCache, node: Node, start: int) -> tuple[list[KvPart], li
 
 
 def _part(cache: PrefixCache, node: Node, start: int) -> tuple[KvPart, list[PageId]]:
-    """The KV of one node from ``start`` on."""
+    """Return the KV of one node from ``start`` on."""
     compressed = cache.compressed_kv.by_node.get(node.id)
     if compressed is None:
         pages = node.pages[(start - node.start) // PAGE_TOKENS :]
@@ -162,123 +152,6 @@ def _tokens(node: Node) -> npt.NDArray[np.int32]:
     return np.frombuffer(b"".join(reversed(pieces)), dtype=np.int32)
 
 
-OFFERED_MAX = 200_000
-COMPRESSED_RESTORE_S = 1e-3
-"""A guess: restoring a state takes about as long as writing it."""
-
-_Key = tuple[int, tuple[int, ...]]
-"""Digest and tail."""
-
-
-class SnapshotFollower:
-    """``pages``: every place where KV ends is reported, and not only states. One for a tree."""
-
-    def __init__(self, tree: PrefixTree, *, pages: bool) -> None:
-        self.number = 0
-        """Reports so far."""
-        self.offered_count = 0
-        self._tree = tree
-        self._pages = pages
-        self._digests: dict[NodeId, int] = {}
-        self._offers: dict[NodeId, dict[_Key, ReportedSnapshot]] = {}
-        """Snapshots that each node offered at the last report."""
-        tree.changed_nodes = set(tree.by_id)
-        self._changes()
-
-    def take(self) -> SnapshotReport | None:
-        """Return the changes since the last report, None without any."""
-        if not self._tree.changed_nodes:
-            return None
-        added, removed = self._changes()
-        if not added and not removed:
-            return None
-        self.number += 1
-        return SnapshotReport(number=self.number, added=added, removed=removed)
-
-    def full_report(self) -> SnapshotReport:
-        """Everything."""
-        self._changes()
-        self.number += 1
-        everything = [one for offers in self._offers.values() for one in offers.values()]
-        return SnapshotReport(number=self.number, added=everything, is_full=True)
-
-    def stop(self) -> None:
-        """The tree notes no further changes."""
-        self._tree.changed_nodes = None
-
-    def _changes(self) -> tuple[list[ReportedSnapshot], list[RemovedSnapshot]]:
-        """In the order of nodes, so equal runs have equal reports."""
-        changed, self._tree.changed_nodes = self._tree.changed_nodes or set(), set()
-        came: dict[_Key, ReportedSnapshot] = {}
-        went: set[_Key] = set()
-        for node_id in changed:
-            self._digests.pop(node_id, None)
-        for node_id in sorted(changed):
-            old = self._offers.pop(node_id, {})
-            self.offered_count -= len(old)
-            node = self._tree.by_id.get(node_id)
-            new = {} if node is None or self.offered_count >= OFFERED_MAX else self._offered_by(node)
-            if new:
-                self._offers[node_id] = new
-                self.offered_count += len(new)
-            came.update((key, one) for key, one in new.items() if old.get(key) != one)
-            went.update(key for key in old if key not in new)
-        return list(came.values()), [RemovedSnapshot(*key) for key in went if key not in came]
-
-    def _offered_by(self, node: Node) -> dict[_Key, ReportedSnapshot]:
-        if node.parent is None:
-            return {}
-        if self._pages:
-            return self._pages_of(node)
-        if node.slot == PAD:
-            return {}
-        tail: tuple[int, ...] = ()
-        at = node
-        if node.is_tail:
-            tail = tuple(np.frombuffer(node.tokens, dtype=np.int32).tolist())
-            at = node.parent
-        digest = self._digest_at(at)
-        if node.slot == COMPRESSED:
-            return {(digest, tail): ReportedSnapshot(digest, node.end, tail, "compressed", COMPRESSED_RESTORE_S)}
-        return {(digest, tail): ReportedSnapshot(digest, node.end, tail)}
-
-    def _pages_of(self, node: Node) -> dict[_Key, ReportedSnapshot]:
-        if node.is_tail or node.parent is None:
-            return {}
-        first = node.start // PAGE_TOKENS
-        digests = extended_digests(self._digest_at(node.parent), np.frombuffer(node.tokens, dtype=np.int32), first)
-        if not digests.size:
-            return {}
-        self._digests[node.id] = int(digests[-1])
-        ends = [
-            end
-            for end in range(node.start + PAGE_TOKENS, node.end + 1, PAGE_TOKENS)
-            if end % CHUNK_TOKENS == 0 or end == node.end
-        ]
-        offers: dict[_Key, ReportedSnapshot] = {}
-        for end in ends:
-            digest = int(digests[end // PAGE_TOKENS - first - 1])
-            offers[digest, ()] = ReportedSnapshot(digest, end)
-        return offers
-
-    def _digest_at(self, node: Node) -> int:
-        """The digest at the end of ``node``, whose end is that of a page."""
-        path: list[Node] = []
-        at = node
-        while at.parent is not None and at.id not in self._digests:
-            path.append(at)
-            at = at.parent
-        if at.parent is None:
-            digest = salt_digest(salt_of(self._tree, at))
-        else:
-            digest = self._digests[at.id]
-        if path:
-            tokens = np.frombuffer(b"".join(step.tokens for step in reversed(path)), dtype=np.int32)
-            digest = int(extended_digests(digest, tokens, at.end // PAGE_TOKENS)[-1])
-            self._digests[node.id] = digest
-        return digest
-
-
 NODES_MAX = 20_000
 SALTS_MAX = 16
 PREFIXES_MAX = 12
@@ -286,7 +159,7 @@ HEAD_TOKENS = 24
 
 
 def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> CacheShape:
-    """``seconds_since``: how long ago a version of memory's state was."""
+    """Return the shape of the cache. ``seconds_since``: how long ago a version of memory's state was."""
     plan = cache.plan
     by_root: dict[NodeId, tuple[bool, ShapeSum]] = {}
     root_of: dict[NodeId, NodeId] = {}
@@ -371,7 +244,7 @@ class _Use:
 
 
 def _prefixes(walked: list[Node], uses: dict[NodeId, _Use]) -> list[tuple[Node, _Use]]:
-    """Nodes that requests began at or part behind: those that saved most, then the longest; the latest use
+    """Return the nodes that requests began at or part after: those that saved most, then the longest; the latest use
     comes first."""
     for node in reversed(walked):  # children come after their parents
         if node.parent is not None:
@@ -395,7 +268,7 @@ def _digest(node: Node) -> str:
 
 
 def _head(node: Node) -> list[int]:
-    """From the branch above the place: a node without siblings goes on with its parent's text."""
+    """Return the tokens from the branch above the place: a node without siblings goes on with its parent's text."""
     while node.parent is not None and node.parent.parent is not None and len(node.parent.children) == 1:
         node = node.parent
     end = min(node.end, node.start + HEAD_TOKENS)

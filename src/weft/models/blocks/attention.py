@@ -14,6 +14,7 @@ Sources: transformers ``Qwen3NextAttention`` and ``Lfm3Attention`` for the gates
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -119,6 +120,12 @@ def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tens
     return split.transpose(0, 1).reshape(weight.shape)
 
 
+def neighbours_apart(rows: torch.Tensor, *, head_dim: int, turned: int) -> torch.Tensor:
+    """[heads x head_dim, ...]: in each head, of the first ``turned`` rows those of even number first."""
+    rows_HD = rows.view(-1, head_dim, *rows.shape[1:])
+    return torch.cat((rows_HD[:, :turned:2], rows_HD[:, 1:turned:2], rows_HD[:, turned:]), dim=1).flatten(0, 1)
+
+
 def read_attention(
     read: BlockReader,
     shape: Attention,
@@ -127,15 +134,19 @@ def read_attention(
     out: str = "o_proj",
     norms: tuple[str, str] = ("q_norm", "k_norm"),
     gate: str | None = None,
+    joined: str = "",
+    paired: bool = False,
 ) -> AttentionBlock:
-    """One projection, with the gate's rows moved behind the query's (``gate``: they are stored by
-    themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end."""
+    """Return one projection, with the gate's rows moved after the query's (``gate``: they are stored by
+    themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end. ``joined``: the tensor that has the
+    rows of all three, if the files have it. ``paired``: positions turn pairs of neighbours."""
     source = read.source
     if shape.kv_of is not None:  # releases of Gemma 4 have keys and values of such layers; nothing uses them
         for part in ("k_proj", "v_proj", "k_norm", "v_norm"):
             source.leave_all(f"{name}.{part}.")
     gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
-    table = read.table(shape.table(read.hidden, out=out, norms=norms, gates=gates, gate=gate), name)
+    joined = joined if source.has(f"{name}.{joined}.weight") else ""
+    table = read.table(shape.table(read.hidden, out=out, norms=norms, gates=gates, gate=gate, joined=joined), name)
     bias = table.get("qkv.bias")
     if bias is not None and shape.head_gated:
         bias = torch.nn.functional.pad(bias, (0, shape.heads))
@@ -145,6 +156,12 @@ def read_attention(
         if bias is not None:
             asked = 2 * shape.heads * shape.head_dim
             bias[:asked] = separate_gate(bias[:asked], shape.heads, shape.head_dim)
+    if paired and shape.rope is not None:
+        order = partial(neighbours_apart, head_dim=shape.head_dim, turned=shape.rope.rotary_dim)
+        orders |= {"q_proj.weight": order, "k_proj.weight": order}
+        if bias is not None:
+            turned = (shape.heads + shape.kv_heads) * shape.head_dim
+            bias[:turned] = order(bias[:turned])
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
     q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from weft.families.mixers.feed_forward import GATED, Dense, Experts
 from weft.families.tensors import Names
@@ -25,7 +26,7 @@ from weft.models.blocks.linear import Linear, Norm, Projection, by_turns, fused_
 from weft.models.table_reader import TableReader
 from weft.models.weights import Order
 from weft.tensor.fused_block import FusedBlock, FusedLayer
-from weft.tensor.ops.elementwise import activate, silu_mul, staged
+from weft.tensor.ops.elementwise import XIELU_BETA, XIELU_EPS, activate, silu_mul, staged, xielu
 from weft.tensor.ops.moe import (
     ChoiceRule,
     ExpertBiases,
@@ -68,6 +69,8 @@ class DenseBlock:
     shape: Dense
     into: Projection
     down: Linear
+    learned: tuple[float, float] | None = None
+    """Numbers of the activation above and below 0, of "xielu"."""
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
         inner = self.into(x_TD)
@@ -81,6 +84,8 @@ class DenseBlock:
         elif self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
             inner = activate(gate if gate_factor == 1.0 else gate * gate_factor, self.shape.activation) * up
+        elif self.learned is not None:
+            inner = xielu(inner, *self.learned)
         else:
             inner = activate(inner, self.shape.activation)
         y_TD = self.down(inner)
@@ -120,6 +125,7 @@ class ExpertsBlock:
             shape.normalizer_eps,
             shape.groups,
             shape.groups_chosen,
+            shape.group_best,
         )
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
@@ -231,7 +237,19 @@ def read_swiglu(read: BlockReader, shape: Dense, name: str, names: Names = GATED
 def read_dense(read: BlockReader, shape: Dense, name: str, names: Names = GATED) -> DenseBlock:
     """A feed-forward in any of the forms that ``Dense`` tells of."""
     table = read.table(shape.table(read.hidden, names=names), name)
-    return DenseBlock(shape, table.linear("into"), table.linear("down"))
+    if shape.activation == "xielu":
+        for part, number in (("beta", XIELU_BETA), ("eps", XIELU_EPS)):
+            read.source.leave(f"{name}.act_fn.{part}", torch.tensor(number), "hidden_act")
+    return DenseBlock(shape, table.linear("into"), table.linear("down"), _learned(table))
+
+
+def _learned(table: TableReader) -> tuple[float, float] | None:
+    """Return the two numbers of "xielu", which are stored as logarithms."""
+    positive, negative = (table.get(part) for part in ("positive", "negative"))
+    if positive is None or negative is None or positive.is_meta:
+        return None
+    positive, negative = (F.softplus(stored.float()) for stored in (positive, negative))
+    return positive.item(), negative.item() + XIELU_BETA
 
 
 def read_experts(
@@ -249,7 +267,8 @@ def read_experts(
     block = routed_block(
         read, shape, table, router, names=each, transposed=transposed, order=order, adapted=not known_pairs
     )
-    block.choice_bias = table.get("choice_bias")
+    choice_bias = table.get("choice_bias")
+    block.choice_bias = None if choice_bias is None else choice_bias.flatten()
     if shape.bias:
         of_into = (
             torch.cat((table.tensor("gate.bias"), table.tensor("up.bias")), dim=1)

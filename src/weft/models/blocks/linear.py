@@ -129,15 +129,26 @@ class LowRankGate:
 @dataclass(slots=True)
 class Norm:
     """RMS norm over the last dim, or over groups of ``group_size`` of it. ``plus_one``: the stored weight is
-    the distance from 1 (Qwen3.5). ``gate``: of what it gives."""
+    the distance from 1 (Qwen3.5). ``gate``: of its output. ``centred``: the mean is subtracted first, and ``bias``
+    is added last (layer norm; Ba et al., 2016)."""
 
     weight: torch.Tensor
     eps: float
     plus_one: bool = False
     group_size: int | None = None
     gate: LowRankGate | None = None
+    centred: bool = False
+    bias: torch.Tensor | None = None
+
+    @property
+    def usual(self) -> bool:
+        """Whether it is an RMS norm and nothing more, as the fused kernels take it."""
+        return self.gate is None and not self.centred
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.centred:
+            weight = self.weight + 1.0 if self.plus_one else self.weight
+            return F.layer_norm(x, weight.shape, weight, self.bias, self.eps)
         y = rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, group_size=self.group_size)
         return y if self.gate is None else self.gate(y)
 

@@ -8,15 +8,16 @@ from weft.families.names import Names
 from weft.models.block_reader import BlockReader, function
 from weft.models.blocks.feed_forward import read_dense, read_experts, read_swiglu
 from weft.models.blocks.linear import Norm
-from weft.models.layer import DecoderLayer, FeedForwardBlock, ResidualBlock, StreamBlock
+from weft.models.layer import DecoderLayer, FeedForwardBlock, FirstOfTwo, ResidualBlock, SecondOfTwo, StreamBlock
 
 
 def plain_layer(
     read: BlockReader, name: str, mixer: Mixer | None, feed: FeedForward | None, names: Names | None = None
 ) -> DecoderLayer:
     """Return the layer ``name``, which may lack one of both. ``names``: in place of those of the architecture."""
-    names = names or read.architecture.names
-    out_norms = names.out_norms if read.architecture.residual.out_norms else ("", "")
+    names, residual = names or read.architecture.names, read.architecture.residual
+    in_norms = (names.mixer_norm, names.feed_norm) if residual.in_norms else ("", "")
+    out_norms = names.out_norms if residual.out_norms else ("", "")
     blocks: list[StreamBlock] = []
 
     def norm(of: str) -> Norm | None:
@@ -25,12 +26,16 @@ def plain_layer(
     if mixer is not None:
         at = names.mixers[type(mixer)]
         block = read.block(mixer, f"{name}.{at}" if at else name, **names.spelled.get(type(mixer), {}))
-        blocks.append(ResidualBlock(norm(names.mixer_norm), read.source.summed(block), norm(out_norms[0])))
+        whole = (norm(in_norms[0]), read.source.summed(block), norm(out_norms[0]))
+        blocks.append(
+            FirstOfTwo(*whole, same=residual.parallel == "one") if residual.parallel else ResidualBlock(*whole)
+        )
     if feed is not None:
         own = feed.further_norms == 0
         reader = function(names.feed_reader) if names.feed_reader else plain_feed
-        before = norm(names.feed_norm) if own else None
-        blocks.append(ResidualBlock(before, reader(read, feed, name), norm(out_norms[1]), mixes=False))
+        before = norm(in_norms[1]) if own and residual.parallel != "one" else None
+        kind = SecondOfTwo if residual.parallel else ResidualBlock
+        blocks.append(kind(before, reader(read, feed, name), norm(out_norms[1]), mixes=False))
     return DecoderLayer(blocks)
 
 

@@ -29,9 +29,8 @@ from weft.families.mixers import Mixer
 from weft.families.mixers.feed_forward import FeedForward
 from weft.families.mixers.mixing import ChannelMix, TimeMix
 from weft.models.block_reader import BlockReader
-from weft.models.blocks.linear import Linear, Projection, by_head
+from weft.models.blocks.linear import Linear, Norm, Projection, by_head
 from weft.models.layer import DecoderLayer, LayerStep, OnStream, ReadLayer, ResidualBlock, ResidualStream, StreamBlock
-from weft.models.vision.encoder import LayerNorm
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.conv import causal_conv
@@ -48,7 +47,7 @@ _LEAST_LOG_DECAY = -0.6065306597126334
 class Shifted:
     """``norm`` of the stream, and what it was for the token before: zeros in front of the first."""
 
-    norm: LayerNorm
+    norm: Norm
     _shift: torch.Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -152,7 +151,7 @@ def layer_reader(read: BlockReader) -> ReadLayer:
 
 
 def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
-    first, last = read.layer_norm("layers.0.pre_norm"), read.layer_norm("norm")
+    first, last = read.norm("layers.0.pre_norm"), read.norm("norm")
     return [OnStream(first)], [OnStream(last)]
 
 
@@ -172,7 +171,7 @@ def read_time_mix(read: BlockReader, shape: TimeMix, name: str, *, norm: str) ->
     r, k, v = (table.linear(part) for part in "rkv")
     return TimeMixBlock(
         shape,
-        Shifted(read.layer_norm(norm)),
+        Shifted(read.norm(norm)),
         mixes,
         r,
         k,
@@ -192,8 +191,5 @@ def read_time_mix(read: BlockReader, shape: TimeMix, name: str, *, norm: str) ->
 def read_channel_mix(read: BlockReader, shape: ChannelMix, name: str, *, norm: str) -> ChannelMixBlock:
     table = read.table(shape.table(read.hidden), name)
     return ChannelMixBlock(
-        Shifted(read.layer_norm(norm)),
-        table.tensor("x_k"),
-        table.linear("into"),
-        read.source.summed(table.linear("down")),
+        Shifted(read.norm(norm)), table.tensor("x_k"), table.linear("into"), read.source.summed(table.linear("down"))
     )

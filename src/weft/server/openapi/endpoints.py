@@ -1,11 +1,11 @@
-"""The table of endpoints: what is served where, with which body and which answer.
+"""The table of endpoints: path, method, body and answer of each.
 
     Endpoint(operation, method, path, body, answer, ...)
         --app.build_app--> Route        operation -> the handler of that name
         --document.openapi--> an operation of /openapi.json
 
-Both readers take every row, so an endpoint cannot be missing from the description. Rows of one path stand
-together. To add an endpoint: a row here, a handler in ``app``, and a row in ``document`` for each new field.
+Both readers take every row, so an endpoint cannot be missing from the description. Rows of one path are next to each
+other. To add an endpoint: a row here, a handler in ``app``, and a row in ``document`` for each new field.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from weft.server.weights import IsPausedAnswer, PauseBody, PausedAnswer, ResetAn
 from weft.text.chat_request import PictureSpan
 
 Access = Literal["open", "client", "operator"]
-"""Whose key opens an endpoint, if the server has keys."""
+"""Kinds of keys that open an endpoint, if the server has keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Of the path or the query. ``schema``: JSON Schema."""
+    """A parameter of the path or the query. ``schema``: JSON Schema."""
 
     name: str
     place: Literal["path", "query"]
@@ -91,8 +91,9 @@ class InputTokens(msgspec.Struct):
 
 
 class HealthAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``status``: ok, paused, sleeping, degraded, starting, draining or dead; ``reason`` for the last four.
-    ``store``: present while the bucket of the store does not answer. ``weight_version``: see /update_weights."""
+    """The answer of /health. ``status``: ok, paused, sleeping, degraded, starting, draining or dead; ``reason`` for the
+    last four. ``store``: present while the bucket of the store does not answer. ``weight_version``: see
+    /update_weights."""
 
     status: str
     reason: str | None = None
@@ -132,7 +133,7 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
 
 
 class ItemList(msgspec.Struct, kw_only=True):
-    """``data``: message, reasoning, function_call and function_call_output items."""
+    """A list of items. ``data``: message, reasoning, function_call and function_call_output items."""
 
     object: str = "list"
     data: list[dict[str, Any]]
@@ -151,7 +152,8 @@ class InputTokensAnswer(msgspec.Struct):
 
 
 class ResponseStreamEvent(msgspec.Struct, kw_only=True):
-    """``type``: response.created, response.output_text.delta and so on; the other fields go by it."""
+    """An event of a stream of Responses. ``type``: response.created, response.output_text.delta and so on; the other
+    fields go by it."""
 
     type: str
     sequence_number: int
@@ -171,8 +173,8 @@ class MessagesError(msgspec.Struct, kw_only=True):
 
 
 class MessageEvent(msgspec.Struct, kw_only=True):
-    """``type``: message_start, content_block_start, content_block_delta, content_block_stop, message_delta,
-    message_stop, ping or error; the other fields go by it."""
+    """An event of a stream of Messages. ``type``: message_start, content_block_start, content_block_delta,
+    content_block_stop, message_delta, message_stop, ping or error; the other fields go by it."""
 
     type: str
 
@@ -184,8 +186,7 @@ class OllamaError(msgspec.Struct):
 
 
 class OllamaLine(msgspec.Struct, kw_only=True):
-    """A whole answer of Ollama's API, or a line of a stream; the last has ``done`` and the counts. Times are
-    nanoseconds."""
+    """An answer of Ollama's API, or a line of a stream; the last has ``done`` and the counts. Times are nanoseconds."""
 
     model: str
     created_at: str
@@ -203,7 +204,7 @@ class OllamaLine(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbeddings(msgspec.Struct, kw_only=True):
-    """``truncated``: the indices of inputs that were cut."""
+    """Embeddings in Ollama's form. ``truncated``: the indices of inputs that were cut."""
 
     model: str
     embeddings: list[list[float]]
@@ -245,7 +246,7 @@ class OllamaStatus(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """``errors``: statuses besides those that every endpoint has (``document.COMMON_ERRORS``)."""
+    """An endpoint. ``errors``: statuses in addition to those that every endpoint has (``document.COMMON_ERRORS``)."""
 
     operation: str
     method: str
@@ -255,7 +256,7 @@ class Endpoint:
     body: Any = None
     body_is_optional: bool = False
     form: dict[str, Any] | None = None
-    """The schema of a form (multipart/form-data) instead of a body."""
+    """Schema of a form (multipart/form-data) instead of a body."""
     answer: Any = None
     media_type: str = "application/json"
     events: Any = None
@@ -264,9 +265,9 @@ class Endpoint:
     access: Access = "client"
     errors: tuple[int, ...] = ()
     error: Any = None
-    """The shape of errors besides OpenAI's, which the edge and the gate write on every path."""
+    """Shape of errors in addition to OpenAI's, which the edge and the gate write on every path."""
     unhealthy_is_answer: bool = False
-    """503 has the same body as 200."""
+    """Whether 503 has the same body as 200."""
 
 
 _NAME = Parameter("name", "path", {"type": "string"}, "A name of the model.")
@@ -274,13 +275,13 @@ _LEVEL = Parameter(
     "level",
     "query",
     {"type": "integer", "minimum": 1, "maximum": 2, "default": 1},
-    "What is given back; 2: the weights as well.",
+    "Depth of the sleep; 2 drops the weights as well.",
 )
 _MODE = Parameter(
     "mode",
     "query",
     {"type": "string", "enum": ["wait", "abort"]},
-    "What happens to running requests; without it they are a 409.",
+    "Treatment of running requests; without it they are a 409.",
 )
 _TIMEOUT = Parameter(
     "timeout",
@@ -292,7 +293,7 @@ _PAUSE_MODE = Parameter(
     "mode",
     "query",
     {"type": "string", "enum": ["keep", "wait", "abort"], "default": "keep"},
-    "What happens to running requests: they go on later, are waited for, or end.",
+    "Treatment of running requests: they go on later, are waited for, or end.",
 )
 _CLEAR_CACHE = Parameter(
     "clear_cache", "query", {"type": "boolean", "default": False}, "Whether the prefix cache is emptied."
@@ -359,7 +360,7 @@ _UPLOAD = {
     "required": ["file", "purpose"],
     "properties": {
         "file": {"type": "string", "format": "binary", "description": "Batch lines, see docs/server.md."},
-        "purpose": {"type": "string", "enum": ["batch"], "description": "What the file is for."},
+        "purpose": {"type": "string", "enum": ["batch"], "description": "Purpose of the file."},
     },
 }
 
@@ -471,7 +472,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="ollama_tags", method="GET", path="/api/tags", group="Ollama",
              text="The names of the model, as Ollama lists them.", answer=OllamaModels, error=OllamaError),
     Endpoint(operation="ollama_show", method="POST", path="/api/show", group="Ollama",
-             text="What the model is and can do, for Ollama's clients.", body=ollama.OllamaShowBody,
+             text="Kind and abilities of the model, for Ollama's clients.", body=ollama.OllamaShowBody,
              answer=OllamaModel, error=OllamaError, errors=(404,)),
     Endpoint(operation="ollama_ps", method="GET", path="/api/ps", group="Ollama",
              text="The model that is loaded, for Ollama's clients.", answer=OllamaModels, error=OllamaError),
@@ -520,7 +521,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="metrics", method="GET", path="/metrics", group="Operate", access="operator",
              text="Counters and histograms for Prometheus.", answer=str, media_type="text/plain"),
     Endpoint(operation="cache", method="GET", path="/v1/cache", group="Operate", access="operator",
-             text="What the prefix cache holds, in sizes, counts and ages; of several replicas the sum, and "
+             text="Contents of the prefix cache, in sizes, counts and ages; of several replicas the sum, and "
                   "each one that answers."),
     Endpoint(operation="flush_cache", method="POST", path="/v1/cache/flush", group="Operate",
              access="operator", text="Drops every cached prefix that no running request reads, in memory and on disk.",
@@ -550,7 +551,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="Takes the memory again. Fields may be in the query instead.", body=WakeBody,
              body_is_optional=True, answer=WakeAnswer, parameters=(_TAGS, _MODEL), errors=(404, 409)),
     Endpoint(operation="is_sleeping", method="GET", path="/is_sleeping", group="Server",
-             text="Whether the engine sleeps, and what is missing.", answer=IsSleepingAnswer, parameters=(_MODEL,),
+             text="Whether the engine sleeps, and its missing parts.", answer=IsSleepingAnswer, parameters=(_MODEL,),
              errors=(404, 409)),
     Endpoint(operation="pause", method="POST", path="/pause", group="Operate", access="operator",
              text="Computes no further step until /resume; requests wait. Fields may be in the query instead.",

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.launch import Blocks, dense_rows, launch
+from weft.tensor.op import UNFIT, Unfit
 from weft.tensor.ops.moe import ChoiceRule
 
 WARP = Blocks(1, warps=1)
@@ -119,8 +120,9 @@ def choose_experts(
     positions_T: torch.Tensor | None = None,
     *,
     dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rule.check(bias_E)
+) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
+    if not rule.by_logits(bias_E) and (rule.scoring == "softmax" or rule.group_best != 2):
+        return UNFIT
     scores_TE = dense_rows(scores_TE)
     tokens, experts = scores_TE.shape
     weights_TX = torch.empty((tokens, rule.per_token), dtype=dtype, device=scores_TE.device)

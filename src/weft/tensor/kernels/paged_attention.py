@@ -74,9 +74,10 @@ def paged_attention(
     scales: torch.Tensor | None = None,
     sinks_H: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor | Unfit:
     q_THD, states_THR = apart(q_THD, bank_RE)
-    if q_THD.dtype not in _DTYPES or q_THD.shape[2] > DIM_MAX:
+    if cap or q_THD.dtype not in _DTYPES or q_THD.shape[2] > DIM_MAX:
         return UNFIT
     return attend(
         q_THD,

@@ -50,7 +50,9 @@ def window_attention(
     scale: float,
     sinks_H: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
+    assert not cap, "models whose scores have a cap are refused on a GPU"
     q_THD, states_THR = apart(q_THD, bank_RE)
     profiles_THE = profiles_of(states_THR, bank_RE)
     q_THD, k_THD, v_THD = dense_rows(q_THD), dense_rows(k_THD), dense_rows(v_THD)

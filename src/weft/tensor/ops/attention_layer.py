@@ -18,7 +18,7 @@ from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.ops import mean_keys
 from weft.tensor.ops.chosen_blocks import Seen, attend_seen
-from weft.tensor.ops.elementwise import rotary
+from weft.tensor.ops.elementwise import each, rotary
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.ops.paged_attention import DIM_MAX, paged_attention
 from weft.tensor.ops.relative_bias import apart
@@ -101,9 +101,11 @@ def seen_layer(
 ) -> torch.Tensor:
     """``attention_layer`` in torch, of tokens that see what ``seen`` says."""
     q_THD, gate, k_THD, v_THD, head_gate_TH = _split(projected_TW, core)
-    if core.shape.rope is not None:
-        assert cos_sin is not None, "a rotary layer in a model without rotary tables"
-        q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)  # no keys: no heads of them
+    q_THD, k_THD = _turned(q_THD, k_THD, core, cos_sin)
+    if (growth := core.shape.growth) is not None:
+        reached_T = ((inputs.positions_T + growth.first).clamp_min(0) // growth.tokens).float()
+        factor_T = 1.0 + growth.factor * each(torch.log1p, reached_T)
+        q_THD = (q_THD.float() * factor_T[:, None, None]).to(q_THD.dtype)
     o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen)
     if head_gate_TH is not None:
         o_THD = o_THD * torch.sigmoid(head_gate_TH)[..., None]
@@ -116,9 +118,7 @@ def write_projected(
 ) -> None:
     """The part of ``attention_layer`` that writes keys, their means and values, for a layer with pages."""
     q_THD, _, k_THD, v_THD, _ = _split(projected_TW, core)
-    if core.shape.rope is not None:
-        assert cos_sin is not None, "a rotary layer in a model without rotary tables"
-        _, k_THD = rotary(q_THD[:, :1], k_THD, *cos_sin)
+    _, k_THD = _turned(q_THD, k_THD, core, cos_sin)
     scales = cache.head_scales
     if scales is not None:
         k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]
@@ -127,6 +127,21 @@ def write_projected(
     write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
     if isinstance(core.shape.index, KeyIndex):
         mean_keys.write_means(cache, inputs.runs, core.shape.index)
+
+
+def _turned(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, core: AttentionCore, cos_sin: CosSin | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries and keys at their positions, normed where the norms come after the rotary embedding."""
+    if core.shape.rope is not None:
+        assert cos_sin is not None, "a rotary layer in a model without rotary tables"
+        q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)  # no keys: no heads of them
+    if core.shape.norm_after and core.q_norm is not None and core.k_norm is not None:
+        q_THD, k_THD = (
+            rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one)
+            for x, weight in ((q_THD, core.q_norm), (k_THD, core.k_norm))
+        )
+    return q_THD, k_THD
 
 
 def attend(
@@ -142,7 +157,7 @@ def attend(
     step's own keys and writes none: its prompts are whole."""
     shape, scales, asked_THD = core.shape, cache.head_scales, q_THD
     if not shape.causal:
-        return whole_attention(q_THD, k_THD, v_THD, inputs.runs, shape.scale, shape.window, core.sinks)
+        return whole_attention(q_THD, k_THD, v_THD, inputs.runs, shape.scale, shape.window, core.sinks, shape.cap)
     if scales is not None:
         if shape.kv_of is None:
             k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]
@@ -150,7 +165,7 @@ def attend(
         q_THD = torch.cat((by_kv_head(q_THD, scales[0]), states_THR), -1)
     if shape.ring:
         o_THD = window_attention(
-            q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale, core.sinks, core.bank
+            q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale, core.sinks, core.bank, shape.cap
         )
     else:
         assert cache.k is not None, "an attention layer without pages"
@@ -168,6 +183,7 @@ def attend(
                 cache.token_scales,
                 core.sinks,
                 core.bank,
+                shape.cap,
             )
         else:
             seen = seen(asked_THD) if callable(seen) else seen
@@ -180,6 +196,8 @@ def _split(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """-> q by head, the gate [T, heads * D], k and v by head, the head gates [T, heads]; q, k normed."""
     shape = core.shape
+    if shape.clip:
+        projected_TW = projected_TW.clamp(-shape.clip, shape.clip)
     q_width, kv_width = shape.heads * shape.head_dim, shape.own_kv_heads * shape.head_dim
     q, gate, k, v, head_gate_TH = torch.split(
         projected_TW,
@@ -201,9 +219,10 @@ def _split(
     if q_weight is not None and k_weight is not None and shape.norm_whole:
         q, k = normed(q, q_weight), normed(k, k_weight)
     q_THD, k_THD, v_THD = (_by_head(x, shape.head_dim) for x in (q, k, v))
-    if q_weight is not None and not shape.norm_whole:
+    by_head = not shape.norm_whole and not shape.norm_after
+    if q_weight is not None and by_head:
         q_THD = normed(q_THD, q_weight)
-    if k_weight is not None and not shape.norm_whole:
+    if k_weight is not None and by_head:
         k_THD = normed(k_THD, k_weight)
     if core.v_norm is not None:
         v_THD = rms_norm(v_THD, core.v_norm, core.norm_eps)

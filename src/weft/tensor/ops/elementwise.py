@@ -13,7 +13,7 @@ from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.op import UNFIT, Unfit, op
 
-Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu"]
 """By the name in an ``Architecture``."""
 _VECTORS = 64
 """Numbers: a multiple of what torch's loops compute at a time, whatever the CPU's vectors."""
@@ -58,6 +58,19 @@ def _activate(x: torch.Tensor, name: Activation, *, spent: bool = False) -> torc
     out = x if spent else torch.empty_like(x)
     native.extension().gelu_tanh(x.data_ptr(), x.numel(), native.DTYPES[x.dtype], out.data_ptr())
     return out
+
+
+XIELU_BETA, XIELU_EPS = 0.5, -1e-6
+
+
+def xielu(x: torch.Tensor, positive: float, negative: float) -> torch.Tensor:
+    """Return, in the dtype of ``x``, positive x^2 + b x above 0, negative (exp(x) - 1 - x) + b x below, b =
+    XIELU_BETA.
+
+    Source: Huang, "Deriving activation functions using integration" (2024); transformers ``XIELUActivation``."""
+    wide = x.float()
+    below = (each(torch.expm1, wide.clamp_max(XIELU_EPS)) - wide) * negative
+    return (torch.where(wide > 0, wide.square() * positive, below) + XIELU_BETA * wide).to(x.dtype)
 
 
 @op()

@@ -59,8 +59,8 @@ class ExpertBiases:
 @dataclass(frozen=True, slots=True)
 class ChoiceRule:
     """``per_token`` experts with the best scores. ``normalized``: their weights sum to 1 (``normalizer_eps``
-    is added to the sum of sigmoids), times ``scale``. With ``groups`` of experts, only the ``groups_chosen``
-    groups with the largest sum of their two best scores take part."""
+    is added to the sum), times ``scale``. With ``groups`` of experts, only the ``groups_chosen`` groups with the
+    largest sum of their ``group_best`` best scores take part."""
 
     per_token: int
     normalized: bool
@@ -69,11 +69,11 @@ class ChoiceRule:
     normalizer_eps: float = 0.0
     groups: int = 1
     groups_chosen: int = 1
+    group_best: int = 2
 
-    def check(self, bias_E: torch.Tensor | None) -> None:
-        assert self.scoring == "sigmoid" or (bias_E is None and self.groups == 1), (
-            "a bias on the choice and groups of experts go with sigmoid scores"
-        )
+    def by_logits(self, bias_E: torch.Tensor | None) -> bool:
+        """Return whether scores as they are choose and weigh: a softmax without a bias and without groups."""
+        return self.scoring == "softmax" and bias_E is None and self.groups <= self.groups_chosen
 
 
 @op("weft.tensor.kernels.expert_choice")
@@ -87,14 +87,13 @@ def choose_experts(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-> weights [T, X] of ``dtype``, expert ids int64 [T, X], best first, X = ``rule.per_token``.
 
-    ``scores_TE``: what the router's product gives. ``bias_E`` (float32) is added for the choice alone, and
-    goes with sigmoid scores. A PAD of ``positions_T`` gives ids of PAD; None: no row is PAD. Scores are
-    computed in float32.
+    ``scores_TE``: what the router's product gives. ``bias_E`` (float32) is added for the choice alone. A PAD
+    of ``positions_T`` gives ids of PAD; None: no row is PAD. Scores are computed in float32.
 
-    Sources: Shazeer et al., 2017; DeepSeek-V3, 2024, for sigmoids, the bias and groups.
+    Sources: Shazeer et al., 2017; DeepSeek-V3, 2024, for sigmoids, the bias and groups; DeepSeek-V2, 2024, for groups
+    by their best score.
     """
-    rule.check(bias_E)
-    choose = _by_sigmoid if rule.scoring == "sigmoid" else _by_softmax
+    choose = _by_softmax if rule.by_logits(bias_E) else _by_scores
     weights_TX, ids_TX = choose(scores_TE.float(), rule, bias_E)
     if positions_T is not None:
         # A PAD row must read no expert's weights (law L4).
@@ -109,14 +108,17 @@ def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule, _: torch.Tensor | Non
     return softmax_(scores_TE.clone(memory_format=torch.contiguous_format), 1.0).gather(1, ids_TX) * rule.scale, ids_TX
 
 
-def _by_sigmoid(
+def _by_scores(
     scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scores_TE = each(torch.sigmoid, scores_TE)
+    if rule.scoring == "softmax":
+        scores_TE = softmax_(scores_TE.clone(memory_format=torch.contiguous_format), 1.0)
+    else:
+        scores_TE = each(torch.sigmoid, scores_TE)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if rule.groups > rule.groups_chosen:
         choice_TGE = choice_TE.view(-1, rule.groups, choice_TE.shape[1] // rule.groups)
-        best_TG = choice_TGE.topk(2, dim=-1).values.sum(-1)
+        best_TG = choice_TGE.topk(rule.group_best, dim=-1).values.sum(-1)
         out_TG = best_TG.topk(rule.groups - rule.groups_chosen, dim=-1, largest=False).indices
         # Left out by -inf: with a negative bias, a choice of 0 could win over an expert of a chosen group.
         left = torch.zeros_like(best_TG, dtype=torch.bool).scatter_(1, out_TG, True)

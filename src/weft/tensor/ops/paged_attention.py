@@ -64,6 +64,7 @@ def paged_attention(
     scales: torch.Tensor | None = None,
     sinks_H: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence. With a
     ``window`` it sees the last ``window`` of them, itself included.
@@ -79,6 +80,7 @@ def paged_attention(
     ``sinks_H`` float32 [heads]: a score of each head that takes part in the softmax's sum, with no value.
 
     ``bank_RE`` float32: scores have the bias of ``ops.relative_bias``, and queries R numbers behind their D.
+    ``cap``: scores are cap x tanh(score / cap); 0 for none, and never with sinks.
 
     Source of the sinks: transformers ``GptOssAttention``; Xiao et al., 2023.
     """
@@ -92,7 +94,7 @@ def paged_attention(
     if empty_rows is not None:
         out_THD.index_fill_(0, empty_rows, 0.0)
     for group in groups:
-        _attend_group(q_THD, cache_k, cache_v, scales, group, scale, out_THD, sinks_H, bank_RE)
+        _attend_group(q_THD, cache_k, cache_v, scales, group, scale, out_THD, sinks_H, bank_RE, cap)
     for run in range(runs.decode_count, runs.run_count):
         begin, length = runs.offsets[run], runs.lengths[run]
         if runs.starts[run] == PAD:
@@ -112,6 +114,7 @@ def paged_attention(
             window,
             sinks_H,
             bank_RE,
+            cap,
         )
     return out_THD
 
@@ -127,13 +130,18 @@ def _paged_attention(
     scales: torch.Tensor | None = None,
     sinks_H: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor | Unfit:
-    if bank_RE is not None or not (
-        native.fits(q_THD)
-        and cache_k.dtype in native.KV_DTYPES
-        and q_THD.stride(-1) == 1
-        and q_THD.shape[2] % native.LANES == 0
-        and q_THD.shape[2] <= DIM_MAX
+    if (
+        bank_RE is not None
+        or cap
+        or not (
+            native.fits(q_THD)
+            and cache_k.dtype in native.KV_DTYPES
+            and q_THD.stride(-1) == 1
+            and q_THD.shape[2] % native.LANES == 0
+            and q_THD.shape[2] <= DIM_MAX
+        )
     ):
         return UNFIT
     tokens, heads, dim = q_THD.shape
@@ -229,14 +237,14 @@ def _attend_group(
     out_THD: torch.Tensor,
     sinks_H: torch.Tensor | None,
     bank_RE: torch.Tensor | None,
+    cap: float,
 ) -> None:
     q_NHD, states_NHR = apart(q_THD.index_select(0, group.rows_N), bank_RE)
     rows, page_count = group.pages_NP.shape
     kv_heads, dim = cache_k.shape[1], q_NHD.shape[2]
     heads = q_NHD.shape[1] // kv_heads
     context = page_count * PAGE_TOKENS
-    q_BGD = _lane_order(q_NHD.float() * scale, cache_k.shape[-1])
-    q_BGD = q_BGD.view(rows * kv_heads, heads, dim)
+    q_BGD = _lane_order(q_NHD.float() * scale, cache_k.shape[-1]).view(rows * kv_heads, heads, dim)
     scores_BGS = scratch.take("paged_attention.scores", (rows * kv_heads, heads, context), torch.float32)
     cuts = [(a, min(a + group.segment, page_count)) for a in range(0, page_count, group.segment)]
     for first, last in cuts:
@@ -248,6 +256,7 @@ def _attend_group(
     if scales is not None:
         token_NHGS = scores_BGS.view(rows, kv_heads, heads, context)
         token_NHGS.mul_(_token_scales(scales[:, 0], group.pages_NP)[:, :, None])
+    capped_(scores_BGS, cap)
     if bank_RE is not None:
         distance_NS = group.contexts_N[:, None] - 1 - torch.arange(context, device=q_THD.device)
         bias_NHS = relative_bias(states_NHR, bank_RE, distance_NS)
@@ -347,6 +356,7 @@ def _attend_run(
     window: int | None,
     sinks_H: torch.Tensor | None,
     bank_RE: torch.Tensor | None,
+    cap: float,
 ) -> torch.Tensor:
     """All queries of one prefill run over its context: [L, heads, D] float32. ``pages`` and ``context`` begin
     with the first page that any query reads."""
@@ -389,14 +399,26 @@ def _attend_run(
             ],
             dim=2,
         )
-    elif sinks_H is None and length == context and (window is None or window >= context):
+    elif sinks_H is None and not cap and length == context and (window is None or window >= context):
         attended = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, is_causal=True, scale=scale)
     else:
         seen = places <= queries_L1
         if window is not None:
             seen &= places > queries_L1 - window
-        attended = attended_with(sinks_H, q_HGLD, k_HGSD, v_HGSD, seen, scale)
+        count = max(1, _BIASES // (q_heads * context)) if cap else length
+        attended = torch.cat(
+            [
+                attended_with(sinks_H, q_HGLD[:, :, a : a + count], k_HGSD, v_HGSD, seen[a : a + count], scale, cap)
+                for a in range(0, length, count)
+            ],
+            dim=2,
+        )
     return attended.permute(2, 0, 1, 3).reshape(length, q_heads, dim)
+
+
+def capped_(scores: torch.Tensor, cap: float) -> torch.Tensor:
+    """Return ``scores``, which hold cap x tanh(score / cap) then (Gemma 2); as they are for a ``cap`` of 0."""
+    return scores.div_(cap).tanh_().mul_(cap) if cap else scores
 
 
 def softmax_with(sinks_H: torch.Tensor | None, scores_BGS: torch.Tensor) -> torch.Tensor:
@@ -417,9 +439,16 @@ def attended_with(
     v_HGSD: torch.Tensor,
     seen_LS: torch.Tensor,
     scale: float,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """One fused attention call, the sinks in its sums: [kv_heads, G, L, D]. A sink is one more key, whose
-    product with a query is the sink through one more dim, and whose value is zero."""
+    product with a query is the sink through one more dim, and whose value is zero. Scores with a ``cap`` are products
+    and a softmax of their own."""
+    if cap:
+        assert sinks_H is None, "scores with a cap have no sinks"
+        scores_HGLS = capped_(torch.matmul(q_HGLD * scale, k_HGSD.transpose(-1, -2)), cap)
+        scores_HGLS.masked_fill_(~seen_LS, float("-inf"))
+        return scores_HGLS.softmax(-1).matmul(v_HGSD)
     if sinks_H is None:
         return F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, attn_mask=seen_LS, scale=scale)
     kv_heads, group, length, dim = q_HGLD.shape

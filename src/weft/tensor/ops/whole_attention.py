@@ -21,6 +21,7 @@ def whole_attention(
     scale: float,
     window: int | None = None,
     sinks_H: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """softmax(scale * Q K^T) V; a token sees all tokens of its run, or with a ``window`` those at most so many places
     away. Returns [T, heads, D] in the dtype of ``q_THD``; sums are float32. Rows of PAD runs are zeros.
@@ -40,11 +41,11 @@ def whole_attention(
             x_THD[rows].float().permute(1, 0, 2)[:, None].expand(kv_heads, group, length, dim)
             for x_THD in (k_THD, v_THD)
         )
-        if sinks_H is None and (window is None or window >= length):
+        if sinks_H is None and not cap and (window is None or window >= length):
             attended_HGLD = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, scale=scale)
         else:
             places = torch.arange(length, device=q_THD.device)
             seen_LS = (places - places[:, None]).abs() <= (length if window is None else window)
-            attended_HGLD = attended_with(sinks_H, q_HGLD, k_HGSD, v_HGSD, seen_LS, scale)
+            attended_HGLD = attended_with(sinks_H, q_HGLD, k_HGSD, v_HGSD, seen_LS, scale, cap)
         out_THD[rows] = attended_HGLD.permute(2, 0, 1, 3).reshape(length, kv_heads * group, dim).to(out_THD.dtype)
     return out_THD

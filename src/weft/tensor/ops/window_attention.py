@@ -21,7 +21,7 @@ import torch
 from weft.tensor.few_bits import as_bytes, narrowed
 from weft.tensor.inputs import Runs
 from weft.tensor.op import recurrent_op
-from weft.tensor.ops.paged_attention import attended_with, softmax_with
+from weft.tensor.ops.paged_attention import attended_with, capped_, softmax_with
 from weft.tensor.ops.relative_bias import apart, attended_biased, relative_bias
 from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import StateRows, decode_blocks, prefill_rows
@@ -56,6 +56,7 @@ def window_attention(
     scale: float,
     sinks_H: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """softmax(scale * Q K^T) V; the token at position p sees positions (p - W, p] of its own sequence.
 
@@ -77,10 +78,19 @@ def window_attention(
     n = runs.decode_count
     if n:
         _decode(
-            q_THD[:n], kv_2THD[:, :n].transpose(0, 1), ring_S2HWD, dtype, runs, scale, out_THD[:n], sinks_H, bank_RE
+            q_THD[:n],
+            kv_2THD[:, :n].transpose(0, 1),
+            ring_S2HWD,
+            dtype,
+            runs,
+            scale,
+            out_THD[:n],
+            sinks_H,
+            bank_RE,
+            cap,
         )
     if n < runs.run_count:
-        _prefill(q_THD, kv_2THD, ring_S2HWD, dtype, runs, scale, out_THD, sinks_H, bank_RE)
+        _prefill(q_THD, kv_2THD, ring_S2HWD, dtype, runs, scale, out_THD, sinks_H, bank_RE, cap)
     return out_THD
 
 
@@ -94,6 +104,7 @@ def _decode(
     out_RHD: torch.Tensor,
     sinks_H: torch.Tensor | None,
     bank_RE: torch.Tensor | None,
+    cap: float,
 ) -> None:
     q_RHD, states_RHR = apart(q_RHD, bank_RE)
     _, _, kv_heads, window, dim = ring_S2HWD.shape
@@ -110,6 +121,7 @@ def _decode(
         q_BGD = (q_RHD[rows.span].float() * scale).reshape(count * kv_heads, -1, dim)
         # The places of a ring are in no order, and need none: a softmax over keys has none.
         scores_BGW = torch.bmm(q_BGD, k_BWD.transpose(1, 2))
+        capped_(scores_BGW, cap)
         if bank_RE is not None:
             scores_BGW.view(count, -1, window).add_(relative_bias(states_RHR[rows.span], bank_RE, where.distance_RW))
         if where.unread_RW is not None:
@@ -166,6 +178,7 @@ def _prefill(
     out_THD: torch.Tensor,
     sinks_H: torch.Tensor | None,
     bank_RE: torch.Tensor | None,
+    cap: float,
 ) -> None:
     window = ring_S2HWD.shape[3]
     chosen = range(runs.decode_count, runs.run_count)
@@ -186,6 +199,7 @@ def _prefill(
             out_THD[begin : begin + length],
             sinks_H,
             bank_RE,
+            cap,
         )
         for tap in runs.taps:
             if tap.run == run and tap.slot != PAD:
@@ -213,6 +227,7 @@ def _attend(
     out_LHD: torch.Tensor,
     sinks_H: torch.Tensor | None,
     bank_RE: torch.Tensor | None,
+    cap: float,
 ) -> None:
     """Queries of one run; ``known`` ends with the run's own tokens."""
     q_LHD, states_LHR = apart(q_LHD, bank_RE)
@@ -231,7 +246,7 @@ def _attend(
         query_L1 = torch.arange(lead + first, lead + last, device=wide.device)[:, None]
         seen = (key_S <= query_L1) & (key_S > query_L1 - window)
         if bank_RE is None:
-            attended = attended_with(sinks_H, q_HGLD[:, :, first:last], k_HGSD, v_HGSD, seen, scale)
+            attended = attended_with(sinks_H, q_HGLD[:, :, first:last], k_HGSD, v_HGSD, seen, scale, cap)
         else:
             attended = attended_biased(
                 states_LHR[first:last],

@@ -1,0 +1,83 @@
+"""Decoders whose norms subtract the mean: Command R, OLMo 1, StarCoder 2, StableLM, Nemotron 4.
+
+In some, mixer and feed-forward are parallel. Sources: the configuration class and the model of transformers 5.24
+for each ``model_type``; their defaults are in the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from weft.families.attention import NAMES
+from weft.families.config_keys import ConfigKeys, fail
+from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, patterned, sizes, ungated
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.feed_forward import Dense
+from weft.families.reading import Family
+from weft.families.residuals import Residual
+
+
+def _logit_scale(keys: ConfigKeys) -> Mapping[str, Any]:
+    scale = keys.number("logit_scale", 0.0625)
+    if scale == 0:
+        fail("logit_scale", scale, "it must not be 0")
+    return {"logits_divisor": 1 / scale}
+
+
+def _cohere(**more: Any) -> Decoder:
+    """Return a decoder whose mixer and feed-forward read the same norm, which subtracts the mean."""
+    return Decoder(
+        defaults=sizes(256_000, 8192, 22_528, 40, 64, 64, 8192)
+        | {"tie_word_embeddings": True, "layer_norm_eps": 1e-5}
+        | more,
+        renamed={"rms_norm_eps": "layer_norm_eps"},
+        residual=lambda keys: Residual(centred="weight", parallel="one"),
+        more=_logit_scale,
+        only={"use_qk_norm": False},
+    )
+
+
+_OLMO = Decoder(
+    defaults=sizes(50_304, 4096, 11_008, 32, 32, 32, 2048) | {"rms_norm_eps": 1e-5},
+    residual=lambda keys: Residual(centred="plain"),
+    attention_of=lambda keys: {"clip": keys.number("clip_qkv", 0.0)},
+)
+_STARCODER2 = Decoder(
+    defaults=sizes(49_152, 3072, 12_288, 30, 24, 2, 4096)
+    | {"use_bias": True, "tie_word_embeddings": True, "norm_epsilon": 1e-5},
+    renamed={"rms_norm_eps": "norm_epsilon", "mlp_bias": BIAS},
+    attention_of=all_biased,
+    feed=ungated("gelu_tanh"),
+    residual=lambda keys: Residual(centred="bias"),
+)
+_STABLELM = Decoder(
+    defaults=sizes(50_304, 2560, 6912, 32, 32, 32, 4096) | {"layer_norm_eps": 1e-5},
+    renamed={"rms_norm_eps": "layer_norm_eps"},
+    partial=0.25,
+    attention_of=lambda keys: {"bias": keys.boolean("use_qkv_bias", False), "out_bias": False},
+    residual=lambda keys: Residual(
+        centred="bias", parallel="one" if keys.boolean("use_parallel_residual", False) else ""
+    ),
+    only={"qk_layernorm": False},
+)
+_NEMOTRON = Decoder(
+    defaults=sizes(256_000, 6144, 24_576, 32, 48, 48, 4096) | {"norm_eps": 1e-5},
+    renamed={"rms_norm_eps": "norm_eps"},
+    partial=0.5,
+    feed=ungated("relu2"),
+    residual=lambda keys: Residual(centred="bias"),
+)
+_PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
+_UNGATED = replace(NAMES, swiglu=False)
+FAMILIES = (
+    Family("cohere", ("cohere",), replace(_cohere(), theta=500_000.0), names=_PAIRED),
+    Family("cohere2", ("cohere2",), replace(
+        _cohere(head_dim=128, sliding_window=4096), kinds=patterned, unturned=(FULL_KIND,)), names=_PAIRED),
+    Family("olmo", ("olmo",), _OLMO, names=NAMES),
+    Family("starcoder2", ("starcoder2",), _STARCODER2, "gelu_pytorch_tanh", replace(
+        NAMES, swiglu=False, spelled={Dense: {"names": ("c_fc", "c_proj")}})),
+    Family("stablelm", ("stablelm",), _STABLELM, names=NAMES),
+    Family("nemotron", ("nemotron",), _NEMOTRON, "relu2", replace(_UNGATED, plus_one=True)),
+)  # fmt: skip

@@ -1,0 +1,136 @@
+"""The shape of DeepSeek V3, which many have: experts that a bias and groups choose, after some dense layers.
+
+Attention is latent (DeepSeek V2 and V3, GLM 4.7 Flash, Youtu) or usual (GLM 4.5, dots.llm1). Sources: the configuration
+class and the model of transformers 5.24 for each ``model_type``; their defaults are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from weft.families import reading
+from weft.families.architecture import Architecture
+from weft.families.attention import NAMES
+from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.decoders import FULL_KIND, Decoder, sizes
+from weft.families.delta import FeedDefaults, mtp_behind, read_kimi_feed_forwards, read_latent_attention, scale_of_rope
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.mixers.latent_attention import LatentAttention
+from weft.families.reading import WINDOW_KIND, Family, build_architecture, experts_per_token
+
+
+def deepseek(
+    keys: ConfigKeys, default: FeedDefaults, attention: Callable[[ConfigKeys], Any], family: str, **sized: Any
+) -> Architecture:
+    """Return a model whose experts are DeepSeek V3's, with ``attention`` in every layer."""
+    keys = keys.with_defaults(**sized)
+    keys = keys.over({"num_experts": keys.integer("n_routed_experts", default.experts)})
+    mixer, count = attention(keys), keys.integer("num_hidden_layers")
+    feeds = read_kimi_feed_forwards(keys, count, default)
+    mixers = mixer if isinstance(mixer, list) else [mixer] * count
+    return build_architecture(family, keys, mixers, feeds, mtp=mtp_behind(keys, mixers[-1], feeds[-1]))
+
+
+def turned_latent(keys: ConfigKeys, theta: float = 10_000.0) -> LatentAttention:
+    keys.only(rope_interleave=True)
+    latent = read_latent_attention(keys)
+    rope = read_rope(keys, latent.shared_dim, theta=theta, partial=1.0)
+    return replace(latent, rope=rope, scale=latent.scale * scale_of_rope(keys))
+
+
+def read_deepseek_v3(family: str, keys: ConfigKeys) -> Architecture:
+    keys.only(scoring_func="sigmoid", topk_method="noaux_tc")
+    return deepseek(keys, FeedDefaults(3, 18_432, 256, 2048, 2.5, 8, 4), turned_latent, family,
+                    **sizes(129_280, 7168, 18_432, 61, 128, 128, 4096), **_rank(keys, 1536))  # fmt: skip
+
+
+def read_youtu(family: str, keys: ConfigKeys) -> Architecture:
+    """Read a model of latent attention without experts."""
+    keys = keys.with_defaults(**sizes(128_256, 2048, 6144, 32, 16, 16, 131_072), **_rank(keys, 1536))
+    layers, dense = keys.integer("num_hidden_layers"), Dense(keys.integer("intermediate_size"))
+    tied = keys.boolean("tie_word_embeddings", True)
+    return build_architecture(family, keys, [turned_latent(keys)] * layers, [dense] * layers, tied=tied)
+
+
+def read_glm4_moe_lite(family: str, keys: ConfigKeys) -> Architecture:
+    return deepseek(keys, FeedDefaults(1, 10_240, 64, 1536, 1.8, 1, 1), turned_latent, family,
+                    **sizes(154_880, 2048, 10_240, 47, 20, 20, 202_752), **_rank(keys, 768), num_experts_per_tok=4,
+                    qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5)  # fmt: skip
+
+
+def _rank(keys: ConfigKeys, default: int) -> dict[str, int]:
+    """Return the default of ``q_lora_rank`` where it is silent; null means none."""
+    return {} if keys.has("q_lora_rank") else {"q_lora_rank": default}
+
+
+def read_glm4_moe(family: str, keys: ConfigKeys) -> Architecture:
+    decoder = Decoder(
+        defaults=sizes(151_552, 4096, 10_944, 46, 96, 8, 131_072) | {"rms_norm_eps": 1e-5},
+        partial=0.5,
+        attention={"out_bias": False},
+        attention_of=lambda keys: {"qk_norm": keys.boolean("use_qk_norm", False)},
+    )
+    default = FeedDefaults(1, 10_944, 128, 1408, 1.0, 1, 1)
+    return deepseek(keys, default, decoder.attentions, family, **decoder.defaults)
+
+
+def read_dots1(family: str, keys: ConfigKeys) -> Architecture:
+    """Read a model whose windows are of the layers from ``max_window_layers`` on, where ``layer_types`` is silent."""
+
+    def kinds(keys: ConfigKeys, count: int) -> list[str]:
+        first = keys.integer("max_window_layers", 62, least=0)
+        windows = keys.get("sliding_window") is not None
+        return [WINDOW_KIND if windows and layer >= first else FULL_KIND for layer in range(count)]
+
+    decoder = Decoder(
+        defaults=sizes(152_064, 4608, 10_944, 62, 32, 32, 2048)
+        | {"norm_topk_prob": False}
+        | ({} if keys.has("sliding_window") else {"sliding_window": 4096}),
+        attention={"qk_norm": True},
+        kinds=kinds,
+    )
+    default = FeedDefaults(0, 10_944, 128, 1408, 1.0, 1, 1)
+    return deepseek(keys, default, decoder.attentions, family, **decoder.defaults)
+
+
+def read_deepseek_v2(family: str, keys: ConfigKeys) -> Architecture:
+    """Read a model whose groups are as good as their best score, and whose weights are shares of all experts."""
+    keys = keys.with_defaults(**sizes(102_400, 4096, 11_008, 32, 32, 32, 2048), **_rank(keys, 1536))
+    keys.only(scoring_func="softmax", mlp_bias=False, norm_topk_prob=False, moe_layer_freq=1)
+    method = keys.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        fail("topk_method", method, "greedy and group_limited_greedy are served")
+    count, layers = keys.integer("n_routed_experts", 64), keys.integer("num_hidden_layers")
+    groups = chosen = 1
+    if method != "greedy":
+        groups, chosen = reading.expert_groups(keys, count, "n_group", keys.integer("n_group", 1), best=1)
+    width = keys.integer("moe_intermediate_size", 1407)
+    sparse = Experts(
+        count,
+        experts_per_token(keys, count),
+        width,
+        normalized=False,
+        shared_width=width * keys.integer("n_shared_experts", 2),
+        scale=keys.number("routed_scaling_factor", 1.0),
+        groups=groups,
+        groups_chosen=chosen,
+        group_best=1,
+    )
+    first = keys.integer("first_k_dense_replace", 0, least=0)
+    dense = Dense(keys.integer("intermediate_size"))
+    feeds = [dense if layer < first else sparse for layer in range(layers)]
+    return build_architecture(family, keys, [turned_latent(keys)] * layers, feeds)
+
+
+_SHARED = replace(NAMES, shared="shared_experts", spelled={Experts: {"exact_router": True}})
+_LATENT = replace(_SHARED, mixers={LatentAttention: "self_attn"})
+FAMILIES = (
+    Family("glm4_moe", ("glm4_moe",), read_glm4_moe, names=_SHARED),
+    Family("glm4_moe_lite", ("glm4_moe_lite",), read_glm4_moe_lite, names=_LATENT),
+    Family("deepseek_v3", ("deepseek_v3",), read_deepseek_v3, names=_LATENT),
+    Family("deepseek_v2", ("deepseek_v2",), read_deepseek_v2, names=_LATENT),
+    Family("youtu", ("youtu",), read_youtu, names=_LATENT),
+    Family("dots1", ("dots1",), read_dots1, names=_SHARED),
+)

@@ -1,0 +1,212 @@
+"""Configurations of releases of ``weft.families.dense`` and ``weft.families.routed``.
+
+Keys that change nothing (dropout, ids of tokens, the version) are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Config = dict[str, Any]
+
+
+def release(model_type: str, sizes: tuple[int, ...], **more: Any) -> Config:
+    """``sizes``: vocabulary, width, width of a feed-forward, layers, heads, KV heads, positions."""
+    names = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings",
+    )  # fmt: skip
+    common = {"model_type": model_type, "hidden_act": "silu", "torch_dtype": "bfloat16", "tie_word_embeddings": False}
+    return common | dict(zip(names, sizes, strict=True)) | more
+
+
+DENSE_RELEASES: dict[str, Config] = {
+    "qwen2": release(  # Qwen2.5-7B-Instruct
+        "qwen2", (152_064, 3584, 18_944, 28, 28, 4, 32_768), max_window_layers=28, rms_norm_eps=1e-06,
+        rope_theta=1_000_000.0, sliding_window=131_072, use_sliding_window=False),
+    "phi3": release(  # phi-4
+        "phi3", (100_352, 5120, 17_920, 40, 40, 10, 16_384), attention_bias=False, rms_norm_eps=1e-05,
+        original_max_position_embeddings=16_384, rope_scaling=None, rope_theta=250_000, sliding_window=None),
+    "granite_dense": release(  # granite-3.3-8b-instruct
+        "granite", (49_159, 4096, 12_800, 40, 32, 8, 131_072), attention_bias=False, attention_multiplier=0.0078125,
+        embedding_multiplier=12.0, logits_scaling=16.0, mlp_bias=False, residual_multiplier=0.22, rms_norm_eps=1e-05,
+        rope_scaling=None, rope_theta=10_000_000.0, tie_word_embeddings=True),
+    "glm": release(  # glm-4-9b-chat-hf
+        "glm", (151_552, 4096, 13_696, 40, 32, 2, 131_072), attention_bias=True, head_dim=128,
+        partial_rotary_factor=0.5, rms_norm_eps=1.5625e-07, rope_theta=10_000.0),
+    "glm4": release(  # GLM-4-9B-0414
+        "glm4", (151_552, 4096, 13_696, 40, 32, 2, 32_768), attention_bias=False, head_dim=128,
+        partial_rotary_factor=0.5, rms_norm_eps=1e-05, rope_theta=10_000.0),
+    "cohere": release(  # c4ai-command-r-v01
+        "cohere", (256_000, 8192, 22_528, 40, 64, 64, 8192), attention_bias=False, layer_norm_eps=1e-05,
+        logit_scale=0.0625, model_max_length=131_072, rope_theta=8_000_000.0, tie_word_embeddings=True,
+        use_qk_norm=False),
+    "cohere2": release(  # c4ai-command-r7b-12-2024
+        "cohere2", (256_000, 4096, 14_336, 32, 32, 8, 8192), attention_bias=False, head_dim=128, layer_norm_eps=1e-05,
+        logit_scale=0.25, position_embedding_type="rope_gptj", rope_scaling=None, rope_theta=50_000, rotary_pct=1.0,
+        sliding_window=4096, sliding_window_pattern=4, tie_word_embeddings=True, use_parallel_block=True),
+    "olmo": release(  # OLMo-1B-hf
+        "olmo", (50_304, 2048, 8192, 16, 16, 16, 2048), attention_bias=False, clip_qkv=None, rope_theta=10_000.0,
+        tie_word_embeddings=True),
+    "olmo2": release(  # OLMo-2-1124-7B-Instruct
+        "olmo2", (100_352, 4096, 11_008, 32, 32, 32, 4096), attention_bias=False, rms_norm_eps=1e-06,
+        rope_theta=500_000),
+    "exaone4": release(  # EXAONE-4.0-32B
+        "exaone4", (102_400, 5120, 27_392, 64, 40, 8, 131_072), head_dim=128, rms_norm_eps=1e-05, rope_scaling={
+            "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        rope_theta=1_000_000, sliding_window=4096, sliding_window_pattern="LLLG",
+        layer_types=["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(64)]),
+    "ministral": release(  # the shape of Ministral-8B-Instruct-2410
+        "ministral", (131_072, 4096, 12_288, 36, 32, 8, 32_768), head_dim=128, layer_types=[
+            "sliding_attention" if layer % 4 else "full_attention" for layer in range(36)],
+        rms_norm_eps=1e-05, rope_theta=100_000_000.0, sliding_window=4096),
+    "seed_oss": release(  # Seed-OSS-36B-Instruct
+        "seed_oss", (155_136, 5120, 27_648, 64, 80, 8, 524_288), attention_bias=True, attention_out_bias=False,
+        head_dim=128, mlp_bias=False, rms_norm_eps=1e-06, rope_scaling={"rope_type": "default"},
+        rope_theta=10_000_000.0),
+    "arcee": release(  # AFM-4.5B
+        "arcee", (128_004, 2560, 18_432, 36, 20, 4, 65_536), attention_bias=False, head_dim=128, hidden_act="relu2",
+        mlp_bias=False, rms_norm_eps=1e-05, rope_scaling={
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 20.0, "mscale": 1.0,
+            "original_max_position_embeddings": 4096, "rope_type": "yarn"},
+        rope_theta=10_000.0),
+    "ernie4_5": release(  # ERNIE-4.5-0.3B-PT
+        "ernie4_5", (103_424, 1024, 3072, 18, 16, 2, 131_072), head_dim=128, rms_norm_eps=1e-05, rope_scaling=None,
+        rope_theta=500_000.0, tie_word_embeddings=True, use_bias=False),
+    "helium": release(  # helium-1-2b
+        "helium", (64_000, 2048, 8192, 28, 16, 8, 4096), attention_bias=False, head_dim=128, mlp_bias=False,
+        rms_norm_eps=1e-08, rope_theta=20_000.0),
+    "cwm": release(  # cwm
+        "cwm", (128_256, 6144, 21_504, 64, 48, 8, 131_072), head_dim=128, rms_norm_eps=1e-05, rope_scaling={
+            "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        rope_theta=1_000_000.0, sliding_window=8192, layer_types=[
+            "sliding_attention" if layer % 4 else "full_attention" for layer in range(64)]),
+    "starcoder2": release(  # starcoder2-3b
+        "starcoder2", (49_152, 3072, 12_288, 30, 24, 2, 16_384), hidden_act="gelu_pytorch_tanh", norm_epsilon=1e-05,
+        rope_theta=999_999.4420358813, sliding_window=4096, tie_word_embeddings=True, use_bias=True),
+    "stablelm": release(  # stablelm-2-zephyr-1_6b
+        "stablelm", (100_352, 2048, 5632, 24, 32, 32, 4096), layer_norm_eps=1e-05, partial_rotary_factor=0.25,
+        qk_layernorm=False, rope_scaling=None, rope_theta=10_000, use_parallel_residual=False, use_qkv_bias=True),
+    "nemotron": release(  # Nemotron-Mini-4B-Instruct
+        "nemotron", (256_000, 3072, 9216, 32, 24, 8, 4096), attention_bias=False, head_dim=128, hidden_act="relu2",
+        mlp_bias=False, norm_eps=1e-05, partial_rotary_factor=0.5, rope_theta=10_000.0),
+    "gemma": release(  # gemma-1.1-7b-it
+        "gemma", (256_000, 3072, 24_576, 28, 16, 16, 8192), attention_bias=False, head_dim=256,
+        hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-06, rope_theta=10_000.0,
+        tie_word_embeddings=True),
+    "gemma2": release(  # gemma-2-9b-it
+        "gemma2", (256_000, 3584, 14_336, 42, 16, 8, 8192), attention_bias=False, attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0, head_dim=256, hidden_act="gelu_pytorch_tanh",
+        hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=256, rms_norm_eps=1e-06, rope_theta=10_000.0,
+        sliding_window=4096, sliding_window_size=4096, tie_word_embeddings=True),
+    "hunyuan": release(  # Hunyuan-7B-Instruct
+        "hunyuan_v1_dense", (128_167, 4096, 14_336, 32, 32, 8, 32_768), attention_bias=False, attention_head_dim=128,
+        head_dim=128, mlp_bias=False, rms_norm_eps=1e-05, rope_scaling={
+            "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "type": "dynamic"},
+        rope_theta=10_000.0, tie_word_embeddings=True, use_qk_norm=True),
+    "ministral3": release(  # the text part of Ministral-3-8B-Instruct-2512, in transformers' defaults
+        "ministral3", (131_072, 4096, 14_336, 34, 32, 8, 262_144), head_dim=128, rms_norm_eps=1e-05, rope_parameters={
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16_384, "rope_theta": 1_000_000.0,
+            "rope_type": "yarn", "type": "yarn"},
+        sliding_window=None),
+    "apertus": release(  # Apertus-8B-Instruct-2509
+        "apertus", (131_072, 4096, 21_504, 32, 32, 8, 65_536), attention_bias=False, hidden_act="xielu", mlp_bias=False,
+        post_norm=False, qk_norm=True, rms_norm_eps=1e-05, rope_scaling={
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3", "type": "llama3"},
+        rope_theta=12_000_000),
+    "mixtral": release(  # Mixtral-8x7B-Instruct-v0.1
+        "mixtral", (32_000, 4096, 14_336, 32, 32, 8, 32_768), num_experts_per_tok=2, num_local_experts=8,
+        rms_norm_eps=1e-05, rope_theta=1_000_000.0, sliding_window=None),
+    "qwen2_moe": release(  # Qwen1.5-MoE-A2.7B-Chat
+        "qwen2_moe", (151_936, 2048, 5632, 24, 16, 16, 8192), decoder_sparse_step=1, max_window_layers=21,
+        moe_intermediate_size=1408, norm_topk_prob=False, num_experts=60, num_experts_per_tok=4, rms_norm_eps=1e-06,
+        rope_theta=1_000_000.0, shared_expert_intermediate_size=5632, sliding_window=32_768, use_sliding_window=False),
+    "granite_moe": release(  # granite-3.1-3b-a800m-instruct
+        "granitemoe", (49_155, 1536, 512, 32, 24, 8, 131_072), attention_bias=False, attention_multiplier=0.015625,
+        embedding_multiplier=12.0, logits_scaling=6.0, num_experts_per_tok=8, num_local_experts=40,
+        residual_multiplier=0.22, rms_norm_eps=1e-06, rope_scaling=None, rope_theta=10_000_000.0,
+        tie_word_embeddings=True),
+    "granite_swa": release(  # transformers' defaults
+        "granite_swa", (100_352, 2560, 8192, 24, 20, 4, 8192), attention_bias=False, layer_rope_theta=[10_000.0] * 24,
+        layer_types=["sliding_attention" if layer % 4 else "full_attention" for layer in range(24)], mlp_bias=False,
+        rms_norm_eps=1e-05, sliding_window=128, tie_word_embeddings=True),
+    "granite_moe_swa": release(  # transformers' defaults
+        "granitemoe_swa", (32_000, 4096, 11_008, 32, 32, 32, 2048), attention_bias=False, num_experts_per_tok=2,
+        layer_rope_theta=[10_000.0] * 32, num_local_experts=8, rms_norm_eps=1e-06, shared_intermediate_size=0,
+        layer_types=["sliding_attention" if layer % 4 else "full_attention" for layer in range(32)],
+        sliding_window=128),
+    "glm4_moe": release(  # GLM-4.5-Air
+        "glm4_moe", (151_552, 4096, 10_944, 46, 96, 8, 131_072), attention_bias=True, first_k_dense_replace=1,
+        head_dim=128, moe_intermediate_size=1408, n_group=1, n_routed_experts=128, n_shared_experts=1,
+        norm_topk_prob=True, num_experts_per_tok=8, num_nextn_predict_layers=1, partial_rotary_factor=0.5,
+        rms_norm_eps=1e-05, rope_scaling=None, rope_theta=1_000_000, routed_scaling_factor=1.0, topk_group=1,
+        use_qk_norm=False),
+    "glm4_moe_lite": release(  # GLM-4.7-Flash
+        "glm4_moe_lite", (154_880, 2048, 10_240, 47, 20, 20, 202_752), attention_bias=False, first_k_dense_replace=1,
+        kv_lora_rank=512, moe_intermediate_size=1536, n_group=1, n_routed_experts=64, n_shared_experts=1,
+        norm_topk_prob=True, num_experts_per_tok=4, num_nextn_predict_layers=1, partial_rotary_factor=1.0,
+        q_lora_rank=768, qk_nope_head_dim=192, qk_rope_head_dim=64, rms_norm_eps=1e-05, rope_scaling=None,
+        rope_theta=1_000_000, routed_scaling_factor=1.8, topk_group=1, topk_method="noaux_tc", v_head_dim=256),
+    "deepseek_v3": release(  # DeepSeek-V3-0324
+        "deepseek_v3", (129_280, 7168, 18_432, 61, 128, 128, 163_840), attention_bias=False, first_k_dense_replace=3,
+        kv_lora_rank=512, moe_intermediate_size=2048, moe_layer_freq=1, n_group=8, n_routed_experts=256,
+        n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8, num_nextn_predict_layers=1, q_lora_rank=1536,
+        qk_nope_head_dim=128, qk_rope_head_dim=64, rms_norm_eps=1e-06, rope_scaling={
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn"},
+        rope_theta=10_000, routed_scaling_factor=2.5, scoring_func="sigmoid", topk_group=4, topk_method="noaux_tc",
+        v_head_dim=128),
+    "deepseek_v2": release(  # DeepSeek-V2-Lite-Chat
+        "deepseek_v2", (102_400, 2048, 10_944, 27, 16, 16, 163_840), attention_bias=False, first_k_dense_replace=1,
+        kv_lora_rank=512, moe_intermediate_size=1408, moe_layer_freq=1, n_group=1, n_routed_experts=64,
+        n_shared_experts=2, norm_topk_prob=False, num_experts_per_tok=6, q_lora_rank=None, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, rms_norm_eps=1e-06, rope_scaling={
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096, "type": "yarn"},
+        rope_theta=10_000, routed_scaling_factor=1.0, scoring_func="softmax", topk_group=1, topk_method="greedy",
+        v_head_dim=128),
+    "youtu": release(  # Youtu-LLM-2B
+        "youtu", (128_256, 2048, 6144, 32, 16, 16, 131_072), attention_bias=False, kv_lora_rank=512, mlp_bias=False,
+        q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, rms_norm_eps=1e-06, rope_interleave=True,
+        rope_scaling=None, rope_theta=1_600_000, tie_word_embeddings=True, v_head_dim=128),
+    "dots1": release(  # dots.llm1.inst
+        "dots1", (152_064, 4096, 10_944, 62, 32, 32, 32_768), attention_bias=False, first_k_dense_replace=1,
+        head_dim=128, max_window_layers=62, moe_intermediate_size=1408, n_group=1, n_routed_experts=128,
+        n_shared_experts=2, norm_topk_prob=True, num_experts_per_tok=6, rms_norm_eps=1e-05, rope_scaling=None,
+        rope_theta=10_000_000, routed_scaling_factor=2.5, scoring_func="noaux_tc", sliding_window=None, topk_group=1),
+    "hunyuan_moe": release(  # Hunyuan-A13B-Instruct
+        "hunyuan_v1_moe", (128_167, 4096, 3072, 32, 32, 8, 32_768), attention_bias=False, attention_head_dim=128,
+        head_dim=128, mlp_bias=False, moe_intermediate_size=[3072] * 32, moe_topk=[8] * 32, num_experts=64,
+        num_shared_expert=[1] * 32, rms_norm_eps=1e-05, rope_scaling={
+            "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "type": "dynamic"},
+        rope_theta=10_000.0, tie_word_embeddings=True, use_mixed_mlp_moe=True, use_qk_norm=True),
+    "minimax_m2": release(  # MiniMax-M2
+        "minimax_m2", (200_064, 3072, 1536, 62, 48, 8, 196_608), head_dim=128, num_experts_per_tok=8,
+        num_local_experts=256, qk_norm_type="per_layer", rms_norm_eps=1e-06, rope_theta=5_000_000, rotary_dim=64,
+        scoring_func="sigmoid", shared_intermediate_size=0, use_mtp=True, use_qk_norm=True, use_routing_bias=True),
+    "olmoe": release(  # OLMoE-1B-7B-0924-Instruct
+        "olmoe", (50_304, 2048, 1024, 16, 16, 16, 4096), attention_bias=False, clip_qkv=None, norm_topk_prob=False,
+        num_experts=64, num_experts_per_tok=8, rms_norm_eps=1e-05, rope_scaling=None, rope_theta=10_000.0),
+    "ernie4_5_moe": release(  # ERNIE-4.5-21B-A3B-PT
+        "ernie4_5_moe", (103_424, 2560, 12_288, 28, 20, 4, 131_072), moe_capacity=[64, 64, 64], moe_gate="topk",
+        moe_intermediate_size=1536, moe_k=6, moe_layer_interval=1, moe_layer_start_index=1, moe_num_experts=64,
+        moe_num_shared_experts=2, moe_use_aux_free=True, rms_norm_eps=1e-05, rope_theta=500_000.0,
+        tie_word_embeddings=True, use_bias=False),
+}  # fmt: skip
+
+
+def _few(config: Config, layers: int = 4) -> Config:
+    """As many layers as show each kind."""
+    lists = ("layer_types", "layer_rope_theta", "moe_topk", "moe_intermediate_size", "num_shared_expert")
+    listed = {key: config[key][:layers] for key in lists if isinstance(config.get(key), list)}
+    experts = {key: 16 for key in ("n_routed_experts", "num_local_experts") if config.get(key, 0) > 16}
+    return {"num_hidden_layers": layers} | listed | experts
+
+
+SMALLER_DENSE: dict[str, Config] = {name: _few(config) for name, config in DENSE_RELEASES.items()}
