@@ -1,6 +1,6 @@
 // The products of adapters.hpp, over the blocks of tiles.hpp.
 //
-//     down   low = x A     a piece: rows of one adapter, up to four tiles of A      rows of x gathered, or as they lie
+//     down   low = x A     a piece: rows of one adapter, up to four tiles of A      rows of x gathered, or in place
 //     up     y += low B    a piece: rows of one adapter, up to 256 columns of y     sums are added as they are stored
 //
 // All pieces of a product are two jobs of the threads, whichever adapters the rows have. Each sum adds column after

@@ -1,4 +1,4 @@
-// What adapters add to a product: y = x W + (x A) B, for groups of rows, in one crossing from Python.
+// Additions of adapters to a product: y = x W + (x A) B, for groups of rows, in one call from Python.
 //
 //     rows        r0  r1  r2  r3        a: rows 0, 3     b: row 2     row 1 is of the base model
 //     AdapterRows { 0 3 | 2 }           one for each count of rows of a step, shared by all products

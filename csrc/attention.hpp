@@ -5,11 +5,11 @@
 //   pages of an item   those that some row of it sees; a page of PAD is skipped (law L4)
 //
 // A context is cut at fixed places, every 512 tokens. The parts of a row are joined from left to right by their maxima
-// and sums. If there are few rows, threads take parts as items; else an item goes through its parts in turn. Decodes
-// that begin with the same pages are one item (shared_pages.hpp): all rows over those pages, then each run over its own.
-// A row that sees no page at all gets zeros.
+// and sums. If there are few rows, threads take parts as items; otherwise an item computes its parts in turn. Decodes
+// that begin with the same pages are one item (shared_pages.hpp): all rows over those pages, then each run over its
+// own. A row that sees no page at all gets zeros.
 //
-// The bits of a row depend on its own context alone: not on the length of its run, on other rows of the step, or on the
+// The bits of a row depend only on its own context: not on the length of its run, on other rows of the step, or on the
 // number of threads. Tiles and parts begin at absolute positions, and a tile that a row does not see changes nothing.
 #pragma once
 
@@ -80,7 +80,7 @@ WEFT_INLINE int64_t first_page_seen(const AttentionArgs& args, int64_t limit) {
 
 WEFT_INLINE int64_t pages_until(int64_t limit) { return (limit + kPageTokens - 1) / kPageTokens; }
 
-// The next part of a row, into what the parts before it have given.
+// Joins the next part of a row to the result of the parts before it.
 __attribute__((noinline)) void join_part(int64_t dim, const float* from, RowState other, float* into, RowState& state) {
   if (other.total == 0) return;
   if (state.total == 0) {
@@ -175,7 +175,7 @@ void attend_item(const AttentionArgs& args, const Item& item, Partial* partials)
   finish_rows<Q>(args, item, acc_rows[0], states[0]);
 }
 
-// ``count`` parts from ``parts`` on into the one result.
+// Joins ``count`` parts from ``parts`` on into the one result.
 template <class Q>
 void join_parts(const AttentionArgs& args, const Item& item, Partial* parts, int64_t count) {
   Partial& whole = parts[0];
@@ -198,7 +198,7 @@ struct Work {
   double pages_of_rows = 0;
 };
 
-// One run alone. ``split``: each part of its context is an item.
+// Adds a single run. ``split``: each part of its context is an item.
 void add_run(const AttentionArgs& args, const Run& run, int64_t table_row, bool split, Work& work) {
   const int64_t rows = run.length * args.group, pages_before = first_page_seen(args, run.start + 1);
   const int64_t pages = pages_until(run.start + run.length);

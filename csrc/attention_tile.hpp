@@ -6,9 +6,9 @@
 //
 // A block is 8, 4 or fewer rows. Its scores stay in registers while each line is used for all of them.
 //
-// A token that a row may not see is replaced: its score by -inf. V of unwritten tokens is replaced by 0, because
-// 0 x NaN is NaN (law L6). A page id of PAD inside a context is skipped: its tokens are not seen and nothing is read
-// (law L4). The test is one predicted branch a page, beside kilobytes read from it.
+// A token that a row may not see is replaced: its score by -inf. V of unwritten tokens is replaced by 0, because 0 x
+// NaN is NaN (law L6). A page id of PAD inside a context is skipped: its tokens are not seen and nothing is read (law
+// L4). The test is one predicted branch a page, cheap compared with the kilobytes read from the page.
 //
 // bf16 queries over bf16 pages have a second form (DOTS) on machines that multiply pairs of bf16. It uses lines as they
 // are. Scores lose nothing, as both factors are bf16 anyway. Weights are rounded to bf16, also in the sum that divides
@@ -207,8 +207,8 @@ void attend_rows(const AttentionArgs& args, const Context& context, int rows, in
   }
 }
 
-// Prefetches pages [page, page + pages) of a head. A head's part of a page is a few kB that lie alone, so the
-// hardware's prefetcher starts anew at each.
+// Prefetches pages [page, page + pages) of a head. A head's part of a page is a few kB at a separate address, so the
+// hardware's prefetcher starts again at each.
 template <class KV>
 WEFT_INLINE void prefetch_pages(const AttentionArgs& args, const Context& context, int64_t page, int64_t pages) {
   const int64_t bytes = args.dim * kPageTokens * static_cast<int64_t>(sizeof(KV));

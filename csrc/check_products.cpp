@@ -1,8 +1,7 @@
 // The products of a table against sums in double precision, without Python: for an instruction set of another machine
 // under an emulator (tests/aarch64.sh). Tiles are of float32, of bfloat16, or of codes as the types of GGUF and NVFP4
-// have them. Rows alone give the bits of rows together.
-// Where an Arm CPU multiplies pairs of bfloat16, the bits are those of its manual, in plain C++. 12 bits have the bits of
-// plain tiles.
+// have them. A single row gives the same bits as in a batch. Where an Arm CPU multiplies pairs of bfloat16, the bits
+// are those of its manual, in plain C++. 12 bits have the bits of plain tiles.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -22,7 +21,7 @@ void fail(const char* what, int64_t rows, int64_t out, int64_t in) {
   ++failures;
 }
 
-// [out][in] in tiles of 16 rows, PACK columns beside each other.
+// [out][in] in tiles of 16 rows, PACK columns next to each other.
 template <class T>
 std::vector<T> in_tiles(const std::vector<T>& rows, int64_t out, int64_t in) {
   const int64_t pack = 4 / static_cast<int64_t>(sizeof(T)), tiles = (out + 15) / 16;
@@ -122,7 +121,7 @@ void check_twelve_bits(int64_t out, int64_t in) {
   if (multiply(most, true)) fail("other upper bytes give the same bits: the check sees nothing", most, out, in);
 }
 
-// Experts in tiles: a token alone has its bits among others, and another token has others.
+// Experts in tiles: a single token has the same bits as among others, and another token has others.
 void check_experts(int64_t dim, int64_t width) {
   std::mt19937 dice(static_cast<unsigned>(dim + width));
   std::normal_distribution<float> normal;
@@ -202,8 +201,8 @@ float odd_sum(float a, float b) {
   return result;
 }
 
-// Rows of ordinary numbers, of numbers with denormal products, and of denormals. A bias leaves of one row's sums what
-// float32 rounded, so bfloat16 shows their last bits.
+// Rows of ordinary numbers, of numbers with denormal products, and of denormals. A bias cancels one row's sums except
+// for their float32 rounding, so bfloat16 shows their last bits.
 void check_pairs(int64_t out, int64_t in) {
   std::mt19937 dice(static_cast<unsigned>(out + in));
   std::normal_distribution<float> normal;
@@ -260,7 +259,7 @@ void check_pairs(int64_t out, int64_t in) {
   if (in > 2 && seen == 0) fail("another order gives the same bits: the check sees nothing", most, out, in);
 }
 
-// Codes of ``bits`` with a scale for ``group`` columns, and what else a type has.
+// Codes of ``bits`` with a scale for ``group`` columns, and the further numbers of a type.
 struct CodeForm {
   const char* name;
   int bits;
@@ -333,8 +332,8 @@ struct CodeScales {
   static uint16_t half(std::mt19937& dice) { return static_cast<uint16_t>(4096 + dice() % 8192); }
 };
 
-// Codes [out][in] in tiles (linear.hpp). Four columns of a row lie beside each other. Of four bits, a byte has two codes.
-// The upper two bits of six are a line behind two.
+// Codes [out][in] in tiles (linear.hpp). Four columns of a row are next to each other. With four bits, a byte has two
+// codes. The upper two bits of six are a line after two.
 std::vector<uint8_t> code_tiles(const std::vector<uint8_t>& codes, int64_t out, int64_t in, int bits) {
   const int64_t tiles = (out + 15) / 16, tile_bytes = 16 * in * bits / 8;
   std::vector<uint8_t> to(static_cast<size_t>(tiles * tile_bytes));

@@ -1,20 +1,21 @@
 // Products of bfloat16 rows by codes in words: nf4, fp4, and fp8 with scales of rows (coded_numbers.hpp).
 //
 //     quad     8 columns of rows n, 4 + n, 8 + n and 12 + n of a tile: a vector of words. A unit is four quads
-//     table    of a quad, 64 words: what the 16 codes of four bits become in each of its rows. One look-up of words
+//     table    of a quad, 64 words: weights of the 16 codes of four bits in each of its rows. One look-up of words
 //              (vpermi2w) makes a quad of codes
 //     fp8      the table has fractions and the last bit of exponents. Sign and the rest of the exponent are added to the
-//              upper bytes. Codes without an exponent have tables of their own
+//              upper bytes. Codes without an exponent have separate tables
 //
 //     x        8 columns of a row are four pairs. They meet all rows of a quad at once
-//     sums     of each row of W four: of pairs 0, 4, 8, ..., of pairs 1, 5, 9, ..., and so on. At the end
+//     sums     four for each row of W: of pairs 0, 4, 8, ..., of pairs 1, 5, 9, ..., and so on. At the end
 //              (sum 0 + sum 1) + (sum 2 + sum 3)
 //
 //     up to 4 rows of x    codes become quads in registers; two tiles in turn, 64 columns at a time
 //     more                 four tiles are unpacked into the L2 cache once, for all rows of a part of x
 //
-// Both add up in one order, so a row of x has the same bits in any batch. They are not those of the widened model, where
-// a row of W has one sum: quads would have to be transposed, which takes 8 shuffles of 12. Weights are those of that model.
+// Both add up in one order, so a row of x has the same bits in any batch. They are not those of the widened model,
+// where a row of W has one sum: quads would have to be transposed, which takes 8 shuffles of 12. Weights are those of
+// that model.
 #pragma once
 
 #include "coded_numbers.hpp"
@@ -36,7 +37,7 @@ WEFT_VBMI_PART inline void transpose(__m512i* four) {
   four[3] = _mm512_unpackhi_epi64(high[0], high[1]);
 }
 
-// Of a quad: what 16 codes become in its four rows.
+// Tables of a quad: weights of 16 codes in its four rows.
 struct QuadTables {
   __m512i halves[kQuads][2];
 
@@ -47,7 +48,7 @@ struct QuadTables {
                   WEFT_VBMI_PART { halves[quad][half] = words_of(row(8 * half + quad), row(8 * half + 4 + quad)); });
   }
 
-  // One by one: as a whole they would be copied through memory.
+  // One by one: as one object they would be copied through memory.
   WEFT_VBMI_PART inline void copy(const QuadTables& from) {
     each_half([&](auto quad, auto half) WEFT_VBMI_PART { halves[quad][half] = from.halves[quad][half]; });
   }
@@ -59,7 +60,7 @@ struct QuadTables {
   }
 };
 
-// What the codes of a tile's group at hand become.
+// Weights of the codes of a tile's present group.
 template <Lookup KIND>
 struct Quads {
   static constexpr bool FP8 = KIND == Lookup::fp8_rows;
@@ -82,7 +83,7 @@ struct Quads {
     return (__m512)_mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(first)), 20);
   }
 
-  // Group ``at`` from here on.
+  // Begins group ``at``.
   WEFT_VBMI_PART inline void begin(int64_t at) {
     group = at;
     if constexpr (FP8) {
@@ -105,9 +106,9 @@ struct Quads {
 
   WEFT_VBMI_PART inline void set_tables(QuadTables& own) const {
     if constexpr (FP8) return own.copy(tables);
-    float room[kTile];  // in memory: spread over a vector there, a number takes no shuffle
+    float room[kTile];  // in memory: reading a number from there and spreading it over a vector takes no shuffle
     const float* scales = static_cast<const float*>(tile.scales) + group * kTile;
-    // Those of the next two tiles. A tenth of the time is a wait for scales that no hardware sees coming.
+    // Prefetches those of the next two tiles. A tenth of the time is a wait for scales that no hardware sees coming.
     __builtin_prefetch(scales + next_scales, 0, 3);
     if (tile.form != ScaleForm::float32) {
       _mm512_storeu_ps(room, tile.scale_of(group));
@@ -133,7 +134,7 @@ struct QuadCodes {
     upper_bits = opaque(_mm512_set1_epi64(0x1020400000000080));  // bits 7, 6, 5, 4 to 7, 2, 1, 0
   }
 
-  // What ``codes`` become by the table of ``quad``.
+  // Weights of ``codes`` by the table of ``quad``.
   WEFT_VBMI_PART inline __m512i words(const QuadTables& tables, int quad, __m512i codes) const {
     const __m512i at = _mm512_ternarylogic_epi32(codes, within, rows, 0xEA);  // (codes & within) | rows
     return _mm512_permutex2var_epi16(tables.halves[quad][0], at, tables.halves[quad][1]);
@@ -157,7 +158,7 @@ struct QuadCodes {
           low = without_exponents(low, first, of.without_exponent[quad]);
           high = without_exponents(high, second, of.without_exponent[quad + 1]);
         }
-        // To upper bytes alone: a carry out of a negative scale's sign is lost.
+        // Added only to upper bytes: a carry out of a negative scale's sign is lost.
         const __m512i upper = _mm512_gf2p8affine_epi64_epi8(first, upper_bits, 0);
         body(std::integral_constant<int, quad>{}, _mm512_add_epi16(low, _mm512_slli_epi16(upper, 8)));
         body(std::integral_constant<int, quad + 1>{}, _mm512_mask_add_epi8(high, 0xAAAAAAAAAAAAAAAAu, high, upper));
@@ -171,7 +172,7 @@ struct QuadCodes {
   }
 };
 
-// The quads of the unit at ``from`` by floats. Out of line, so that what is rare sends no other unit through memory.
+// The quads of the unit at ``from`` by floats. Out of line, so that this rare case sends no other unit through memory.
 template <Lookup KIND>
 WEFT_VBMI __attribute__((noinline, cold)) void rare_quads(const Quads<KIND>& of, const uint8_t* from, __m512i* to) {
   pairs_by_floats(of.tile, from, of.scale, to);
@@ -210,7 +211,8 @@ WEFT_VBMI_PART inline void quads_of_units(const Quads<KIND>& of, const QuadCodes
       return;
     }
   }
-  // A loop of its own for each place in a turn: the hardware sees lines coming, and takes a tenth less time out of memory.
+  // A separate loop for each place in a turn: the hardware sees lines coming, and a tenth less time is spent on
+  // reading memory.
   if (end - unit == kUnitsInTurn) return each_coded<kUnitsInTurn>([&](auto at) WEFT_VBMI_PART { one(at, usual); });
   for (int64_t at = 0; at < end - unit; ++at) one(at, usual);
 }
@@ -229,7 +231,7 @@ WEFT_VBMI_PART inline void each_turn(const CodedTile<KIND>& tile, int64_t unit, 
   }
 }
 
-// Four sums of each row of W, one behind the other in four vectors -> their sums, row after row.
+// Four sums of each row of W, one after the other in four vectors -> their sums, row after row.
 WEFT_VBMI_PART inline f32x16 added_up(const __m512* quads) {
   __m512 sums[kQuads];
   each_coded<kQuads>([&](auto quad) WEFT_VBMI_PART {
@@ -314,8 +316,8 @@ using QuadSums = void (*)(const __m512i*, const bf16*, int64_t, int64_t, const T
 constexpr QuadSums kQuadSums[kTileRows] = {unpacked_quad_sums<1>, unpacked_quad_sums<2>, unpacked_quad_sums<3>,
                                            unpacked_quad_sums<4>, unpacked_quad_sums<5>, unpacked_quad_sums<6>};
 
-// Rows [first, last) of x, in blocks of nearly one size, times the ``tiles`` tiles of quads that lie one behind the other;
-// their rows of W begin with tile ``tile``.
+// Rows [first, last) of x, in blocks of nearly one size, times ``tiles`` consecutive tiles of quads; their rows of W
+// begin with tile ``tile``.
 void unpacked_quad_products(const LinearArgs& args, const __m512i* quads, int64_t tile, int64_t tiles, int64_t first,
                             int64_t last) {
   const int64_t in = args.weight.in, out = args.weight.out, count = last - first,

@@ -1,5 +1,5 @@
-// Small things between the matrix products, one pass each: rotary, K and V into their pages, silu(gate) * up,
-// x * sigmoid(gate), gelu.
+// Small operations between the matrix products, one pass each: rotary, K and V into their pages, silu(gate) * up, x *
+// sigmoid(gate), gelu.
 #pragma once
 
 #include "kv_numbers.hpp"
@@ -47,7 +47,7 @@ void rotary(const RotaryArgs& args) {
   else rotary_of<float>(args);
 }
 
-// Where one token of one head lies in its page: see tensor/layout.py.
+// Writes one token of one head into its page: see tensor/layout.py.
 template <class T, class KV>
 void write_token(const WriteKvArgs& args, int64_t token, int64_t page, int64_t place) {
   constexpr int64_t pack = kPack<KV>;

@@ -1,6 +1,6 @@
-// What the kernels are called with, and the table of them that one instruction set fills.
+// Arguments of the kernels, and the table of kernels that one instruction set fills.
 //
-// Tensors come as an address and strides in elements: what a kernel reads of them is the caller's promise
+// Tensors come as an address and strides in elements: the caller guarantees the memory that a kernel reads
 // (src/weft/tensor/native.py checks dtypes, contiguity and shapes once). Rows of dimension D are dense.
 #pragma once
 
@@ -24,13 +24,13 @@ struct TokenScales {
 };
 
 struct Tap {
-  int64_t offset;  // the state after so many tokens of the run
+  int64_t offset;  // the state after ``offset`` tokens of the run
   int64_t slot;
 };
 
-// One span of tokens of one sequence. ``slot`` PAD: the state starts from zeros and is not kept.
-// ``start`` PAD: a padding row; it reads and writes nothing. Without ``keeps`` the state behind the run is not written:
-// a verify run, whose drafts may be wrong.
+// One span of tokens of one sequence. ``slot`` PAD: the state starts from zeros and is not kept. ``start`` PAD: a
+// padding row; it reads and writes nothing. Without ``keeps`` the state after the run is not written: a verify run,
+// whose drafts may be wrong.
 struct Run {
   int64_t offset, start, length, slot;
   bool fresh;
@@ -75,11 +75,11 @@ struct AttentionArgs {
   float scale;
   Dtype kv_dtype;
   TokenScales scales;
-  int64_t window;      // the last so many tokens, 0 for all
+  int64_t window;      // in tokens, counted from the last, 0 for all
   const float* sinks;  // [q_heads]: a score that takes part in each sum and adds nothing; or null
 };
 
-// What a recurrent state is kept in (one of the first three dtypes), and the number of its layer.
+// Dtype of a recurrent state (one of the first three), and the number of its layer.
 struct StateKind {
   Dtype dtype;
   int64_t layer;
@@ -99,7 +99,7 @@ struct GatedDeltaArgs {
   int64_t k_heads, heads, k_dim, v_dim;
   float scale;
   StateKind kind;
-  Rows kk, b;  // [T, heads, K], or null: keys apart (RWKV-7). Then q and k are as they are, and no beta
+  Rows kk, b;  // [T, heads, K], or null: separate keys (RWKV-7). Then q and k are unchanged, without beta
 };
 
 struct Mamba2Args {
@@ -181,7 +181,7 @@ struct SiluMulArgs {
   void* out;  // [tokens, width] dense
 };
 
-struct GeluArgs {  // by tanh, of the numbers that lie one after the other
+struct GeluArgs {  // by tanh, of contiguous numbers
   const void* x;   // [count]
   int64_t count;
   Dtype dtype;
@@ -221,8 +221,8 @@ enum class WeightForm : int {
 };
 
 // Numbers of groups. ``bytes``: signed, each times a float16 that a block of 256 columns shares. Bytes of e4m3 without
-// a sign, or of e8m0, are multiplied by a float32 that a row shares, or divided by it.
-// ``of_tiles``: float32 [tiles][groups], of coded tiles; e8m0 stand alone there.
+// a sign, or of e8m0, are multiplied by a float32 that a row shares, or divided by it. ``of_tiles``: float32
+// [tiles][groups], of coded tiles; e8m0 have no float there.
 enum class ScaleForm : int { float32 = 0, float16 = 1, bytes = 2, e4m3 = 3, e8m0 = 4, e4m3_divided = 5, of_tiles = 6 };
 
 struct Weight {
@@ -231,16 +231,16 @@ struct Weight {
   int64_t in, out;
   const void* scales;    // of tiles: [tiles][groups][16]; the rest is of tiles as well. Squeezed: bytes [tiles][16]
   ScaleForm scale_form;  // of scales and minimums
-  const uint8_t* zeros;  // [tiles][groups][16], or null: 128, 32 or 8; int8 and int4 alone
+  const uint8_t* zeros;  // [tiles][groups][16], or null: 128, 32 or 8; only int8 and int4
   int64_t group;         // columns that share a scale: 16, or a multiple of 32
   const int64_t* odd;    // 12-bit: for each tile where in this array its odd weights begin, then those. fp8 by rows:
                          // [tiles][units / 64 rounded up], a bit for each unit with codes without an exponent
   const void* minimums;  // as scales, or null. Subtracted: value = code scale - minimum
   const uint16_t *block_scales, *block_minimums;  // float16 [tiles][blocks][16], of bytes
   const float* row_scales;                        // [tiles][16], of e4m3 and e8m0
-  const uint8_t* table;  // of int4, 16 bytes: 128 more than what each code stands for; or null. Coded tiles: 16 floats
-  bool middle;           // beside minimums: the middle is taken off codes. Scales are floats
-  const int32_t* order;  // of experts: [in], the number of x that each column meets; or null
+  const uint8_t* table;  // of int4, 16 bytes: the value of each code plus 128; or null. Coded tiles: 16 floats
+  bool middle;           // with minimums: the middle is subtracted from codes. Scales are floats
+  const int32_t* order;  // of experts: [in], the number of x for each column; or null
 };
 
 struct LinearArgs {
@@ -271,8 +271,8 @@ struct MoeArgs {
   int64_t tokens, choices, experts;
   const int64_t* ids;    // [tokens, choices], PAD: skipped
   const float* weights;  // [tokens, choices]
-  Weight gate_up, down;  // of the first expert; the others lie behind. Widths are multiples of 16.
-  const ExpertTiles *gate_up_tiles, *down_tiles;  // [experts], or null. Given, the weights are sizes alone, and any.
+  Weight gate_up, down;  // of the first expert; the others follow it. Widths are multiples of 16.
+  const ExpertTiles *gate_up_tiles, *down_tiles;  // [experts], or null. Given, the weights are only sizes, and any.
   const float *gate_up_bias, *down_bias;          // [experts, rows of the matrix], or null
   Activation activation;
   float limit;  // the gate is at most this, up within it on both sides; 0: any
@@ -325,13 +325,13 @@ struct Kernels {
 #undef WEFT_ABILITY
 };
 
-// The best that this machine runs, or what ``use`` chose.
+// The best set that this machine runs, or the set that ``use_kernels`` chose.
 const Kernels& kernels();
 
-// Those that this machine runs, the best first.
+// Sets that this machine runs, the best first.
 std::vector<const char*> usable_kernels();
 
-// For the whole process, by name; false where this machine cannot run them. For tests and measurements.
+// Chooses for the entire process, by name; false if this machine cannot run the set. For tests and measurements.
 bool use_kernels(const char* name);
 
 }  // namespace weft

@@ -5,7 +5,7 @@
 //     codes    int8 [rows][padded]       scales [rows][lines]         products of four bytes (vpdpbusd)
 //                                        sums [rows][parts]
 //
-// A line is 32 columns; the columns behind the last one are zero. A part is a line, or half of one where the weight's
+// A line is 32 columns; the columns after the last one are zero. A part is a line, or half of one where the weight's
 // groups have 16 columns. The sums of a part fold the zero point of the weights into one multiplication, and minimums
 // of groups as well. A row depends on no other row, so a row of x gives the same bits in any batch.
 #pragma once
@@ -29,7 +29,7 @@ constexpr int64_t kHalfLine = 16;
 #if defined(__AVX512F__)
 #define WEFT_VNNI __attribute__((target("avx512vnni")))
 #define WEFT_BF16 __attribute__((target("avx512bf16")))
-// Of such a function, always inlined.
+// Attributes of such a function, always inlined.
 #define WEFT_BF16_PART __attribute__((always_inline, target("avx512bf16")))
 bool has_vnni() {
   static const bool has = __builtin_cpu_supports("avx512vnni");
@@ -72,7 +72,7 @@ Inputs inputs_for(const Weight& weight, bool exact) {
   return in_tiles(weight.form) && !exact && has_vnni() ? Inputs::codes : Inputs::floats;
 }
 
-// [rows][padded] values of one kind. There is room behind the last row: a kernel may read up to kRowsTogether rows at
+// [rows][padded] values of one kind. There is room after the last row: a kernel may read up to kRowsTogether rows at
 // once, and drops the products of the additional ones.
 struct Prepared {
   Inputs kind;
@@ -103,7 +103,7 @@ struct Prepared {
     }
   }
 
-  // Sets the ``count`` <= 32 values of one line, and zeros behind them.
+  // Sets the ``count`` <= 32 values of one line, followed by zeros.
   void set_line(int64_t row, int64_t line, const float* from, int64_t count) {
     alignas(64) float x[kLine] = {};
     for (int64_t i = 0; i < count; ++i) x[i] = from[i];

@@ -17,12 +17,12 @@ namespace weft {
 namespace {
 
 #if defined(__AVX512F__)
-// A product and where its x lies: in tiles from ``block`` on, or, of few rows, in floats from ``number`` on.
+// A product and the position of its x: in tiles from ``block`` on, or, with few rows, in floats from ``number`` on.
 struct MatrixJob {
   LinearArgs args;
   bool few;
   int64_t block, number;
-  int64_t sums;  // where the sums of x lie, -1 for none
+  int64_t sums;  // index of the sums of x, -1 for none
 };
 
 struct MatrixPiece {

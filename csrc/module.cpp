@@ -35,8 +35,8 @@ Rows rows(const RowsTuple& from) {
   return {at(std::get<0>(from)), std::get<1>(from), std::get<2>(from), static_cast<Dtype>(std::get<3>(from))};
 }
 
-// address, form, in, out, scales, their form, zeros, group, odd; minimums, what bytes of both are multiplied by, for
-// blocks or for rows, the table of codes, whether codes have a middle beside minimums; the order of columns
+// address, form, in, out, scales, their form, zeros, group, odd; minimums, factors of the bytes of both, for blocks or
+// for rows, the table of codes, whether codes have a middle in addition to minimums; the order of columns
 using MinimumsTuple = std::tuple<Address, Address, Address, Address, Address, bool, Address>;
 using WeightTuple = std::tuple<Address, int, int64_t, int64_t, Address, int, Address, int64_t, Address, MinimumsTuple>;
 
@@ -131,7 +131,7 @@ void run_layer(const Layer& layer, const Runs& runs, const ProjectedTuple& input
 
 using RotationTuple = std::tuple<Address, Address, int64_t>;  // cos, sin, rotary dim
 
-// How long the objects it was made of live is the caller's promise.
+// The caller guarantees the lifetime of the objects that it was made of.
 void add_stage(FusedDecoder& decoder, const NormTuple& norm, bool plus_one, const FusedBlock& fused, int core,
                nb::handle layer, const ConvTuple& conv, const SlotsTuple& first, const SlotsTuple& second,
                const std::tuple<Address, int64_t, int64_t>& scales, int64_t number, int64_t rope) {
@@ -196,8 +196,8 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 }  // namespace
 
 NB_MODULE(_native, m) {
-  // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
-  // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
+  // Raised by one for every change of Python's arguments: their order, numbers of enums, the layout of data. The same
+  // as INTERFACE in src/weft/tensor/native.py, which takes no other.
   m.attr("INTERFACE") = 27;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });

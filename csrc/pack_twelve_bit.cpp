@@ -23,11 +23,11 @@ constexpr int64_t kHalfBytes = kUnitWords / 2, kUnitBytes = 3 * kHalfBytes;
 constexpr int kCodes = 16;
 constexpr int64_t kTables = 8;
 
-// Where the word of a pair of columns and a row lies in its half of a unit: 16 bytes are four rows of the half's first
-// pair, then the same rows of the second. Interleaving with as many upper bytes gives the words back.
+// Position of the word of a pair of columns and a row in its half of a unit: 16 bytes are four rows of the half's
+// first pair, then the same rows of the second. Interleaving with the same number of upper bytes gives the words back.
 int64_t byte_of(int64_t pair, int64_t row, int64_t word) { return row / 4 * 16 + pair % 2 * 8 + row % 4 * 2 + word; }
 
-// Of a tile's first unit; two tiles take turns.
+// Begin of a tile's first unit; two tiles take turns.
 int64_t begin_of(int64_t tile, int64_t in) {
   return (tile / 2 * 2 * (in * kRows / kUnitWords) + tile % 2) * kUnitBytes;
 }
@@ -36,9 +36,9 @@ using TileRows = std::array<const uint16_t*, kRows>;
 using CodeTable = std::array<uint8_t, 256>;
 using Frequencies = std::array<uint32_t, 256>;
 
-// How often each upper byte occurs in a tile. Neighbours count in tables of their own: a core that counts in a place that
-// it has just written waits for that write. The tables begin at different distances from a page of 4 KiB, as a core takes
-// equal ones for the same place.
+// How often each upper byte occurs in a tile. Neighbours count in separate tables: a core that counts at an address
+// that it has just written waits for that write. The tables begin at different distances from a page of 4 KiB, as a
+// core takes equal distances for the same address.
 Frequencies upper_bytes(const TileRows& from, int64_t in) {
   alignas(64) std::array<std::array<uint32_t, 256 + 16>, kTables> tables{};
   for (const uint16_t* row : from) {
@@ -92,7 +92,7 @@ void note_odd(const TileRows& rows, int64_t unit, const CodeTable& code_of, std:
       }
 }
 
-// One unit, a weight at a time. Whether it has odd ones.
+// Packs one unit, a weight at a time. Returns whether it has odd ones.
 bool pack_unit(const TileRows& from, int64_t unit, const CodeTable& code_of, uint8_t* to) {
   uint8_t seen = 0;
   for (int64_t row = 0; row < kRows; ++row) {

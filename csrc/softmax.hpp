@@ -6,7 +6,7 @@
 namespace weft {
 namespace {
 
-// ``count`` numbers, at most 16; behind them what a power of e makes 0 of.
+// ``count`` numbers, at most 16, followed by numbers whose power of e is 0.
 template <class T>
 WEFT_INLINE f32x16 load_scores(const T* from, int64_t count) {
   if (count >= 16) return load(from);

@@ -3,32 +3,32 @@
 //     bfloat16   s e e e e e e e | e m m m m m m m   the upper byte is a sign and an exponent without its last bit;
 //                                                   16 of its 256 values cover nearly all weights of a tile
 //
-//     tile       16 bytes that a code of 4 bits stands for   (Weight.scales)
+//     tile       16 bytes, indexed by a code of 4 bits       (Weight.scales)
 //     unit       8 columns of 16 rows: 128 weights in 3 lines of 64 bytes
 //                  lower bytes of columns 0-3 | lower bytes of columns 4-7 | codes, 0-3 in the lower halves
 //     two tiles  a unit of one, a unit of the other, the next unit of the one, ...: one stream from memory
-//     odd        the weights whose upper byte is none of the 16, whole:  place in the tile << 16 | bits, by place,
-//                and one behind all places at the end of each tile's
+//     odd        the weights whose upper byte is none of the 16, in full: place in the tile << 16 | bits, by place,
+//                and one beyond all places at the end of each tile's
 //
-// Nothing is added in another order than in tiles.hpp, so sums are those of plain tiles to the last bit. Where a unit
-// becomes the four vectors that it was (table lookups and interleaving of bytes, 9 instructions):
+// Sums are added in the order of tiles.hpp, so they are those of plain tiles to the last bit. A unit becomes the four
+// vectors that it was (table lookups and interleaving of bytes, 9 instructions) as follows:
 //
 //     under 96 rows of x   in registers, each time that it is multiplied
-//       block              up to 12 rows of x meet two tiles: 24 sums in registers for the whole width of W, and half a
+//       block              up to 12 rows of x times two tiles: 24 sums in registers for the full width of W, and half a
 //                          unit of both tiles at a time
-//       x                  copied once: 8 columns of all rows of a block, the next 8, ..., one stream of its own
-//       item               4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.hpp
-//       ahead              a unit of both tiles asks for the next one into the L1 cache, and for lines further on into
+//       x                  copied once: 8 columns of all rows of a block, the next 8, ..., as a separate stream
+//       item               4 tiles, for all blocks of a part of x; prefetches are as in tiles.hpp
+//       ahead              a unit of both tiles prefetches the next one into the L1 cache, and lines further on into
 //                          the L2 cache
-//     more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do;
-//                          where an item of W is so wide that it leaves no room for x there, as above
+//     more                 an item is unpacked into the L2 cache, and multiplied with up to 512 KB of x like plain tiles;
+//                          an item of W so wide that it leaves no room for x there: as above
 //
 // Without products of pairs (AVX512-BF16) rows of x are widened to float32 once, and a unit's weights in registers.
 //
 // Interleaving within 16 bytes fixes the order of a unit's bytes; pack_twelve_bit.cpp writes them.
 //
 // Rejected, for 32 rows: unpacking into memory (6 to 8 % slower than plain tiles: the L2 cache also writes and reads
-// each line). Tried were unpacking at once, by the first block for the others, and beside all blocks of the item
+// each line). Tried were unpacking at once, by the first block for the others, and in parallel with all blocks of the item
 // before. 128 columns at a time, which stay in the L1 cache (15 %: sums go through memory). Blocks of 24 rows and one
 // tile: each product then loads its own number of x, and a core loads one vector in the time of a product (5 %).
 // Tiles one after the other: a single row waits for its one sum, or reads two streams, at four fifths of the speed of
@@ -98,8 +98,8 @@ struct SqueezedTile {
   }
 };
 
-// A unit that has odd weights, from ``odd`` on -> words, and the next unit's. Out of line, so that what is rare sends no
-// other unit through memory.
+// Unpacks a unit that has odd weights, from ``odd`` on -> words, and the next unit's. Out of line, so that this rare
+// case sends no other unit through memory.
 __attribute__((noinline, cold)) const int64_t* unpack_odd(const SqueezedTile& tile, const int64_t* odd, int64_t unit,
                                                           Half* halves) {
   halves[0] = unpacked<0>(tile.units + unit * kStepBytes, tile.upper_bytes());
@@ -112,7 +112,7 @@ __attribute__((noinline, cold)) const int64_t* unpack_odd(const SqueezedTile& ti
   return odd;
 }
 
-// What is asked for with each unit of both tiles: so many lines of 64 bytes, from ``from`` on.
+// Lines to prefetch with each unit of both tiles: ``lines`` lines of 64 bytes, from ``from`` on.
 struct Fetched {
   const uint8_t* from;
   int64_t lines;

@@ -4,7 +4,7 @@
 //   W      the int8 tiles of linear.hpp: codes 0..255 around 128, a scale for 128 columns or more
 //
 //   item   64 rows of W: four tiles
-//   block  6 rows of x meet 4 tiles: 24 sums in registers for the 128 columns of a part      vpdpbusd, int32
+//   block  6 rows of x times 4 tiles: 24 sums in registers for the 128 columns of a part      vpdpbusd, int32
 //          then total += float(sum) * (scale of W * scale of x), part after part             float32, in the L1 cache
 //
 //   (code - 128) x = code x - 128 x:   a sum begins at -128 times the sum of its x, so W need not be signed
@@ -12,7 +12,7 @@
 // Sums of a part are integers below 2^24, exact in any order and in float32 as well: where there is no vpdpbusd they
 // are made of floats. Totals are made part after part, each product rounded before it is added (``alone``; a fused one
 // would round once less). So every CPU, and torch (ops/byte_linear/cpu.py), gives the same bits for a row of x,
-// whatever rows are beside it.
+// whatever other rows there are.
 //
 // A part of x with a number that is not finite has a scale of NaN: its row is NaN, no other.
 //
@@ -34,7 +34,7 @@ constexpr int kBlockRows = 6;
 constexpr int kBlockRows = 2;
 #endif
 
-// x as it is, to the compiler a new number: nothing is fused with what made it.
+// x unchanged, to the compiler a new number: nothing is fused with the operation that made it.
 template <class V>
 WEFT_INLINE V alone(V x) {
   if constexpr (kIsTwo<V>) {
@@ -89,8 +89,8 @@ WEFT_INLINE void store_codes(int8_t* to, i32x16 codes) {
 #endif
 }
 
-// Rows of x, rounded. ``Code``: int8_t for products of bytes, float where there are none. ``TILES``: codes lie in tiles of
-// a matrix unit, [rows / 16][parts][2][16 rows][64 columns], else in rows, [rows][padded].
+// Rows of x, rounded. ``Code``: int8_t for products of bytes, float where there are none. ``TILES``: codes are in
+// tiles of a matrix unit, [rows / 16][parts][2][16 rows][64 columns], else in rows, [rows][padded].
 template <class Code, bool TILES = false>
 struct ByteRows {
   int64_t parts = 0, padded = 0;
@@ -111,7 +111,7 @@ struct ByteRows {
     for (int64_t part = 0; part < parts; ++part) set_part(row, part, x + part * kPart, in - part * kPart);
   }
 
-  // The first ``count`` values are there; what is missing of 128 is zero.
+  // The first ``count`` values are there; the rest of the 128 are zero.
   template <class T>
   void set_part(int64_t row, int64_t part, const T* x, int64_t count) {
     constexpr int kVectors = kPart / 16;
@@ -141,8 +141,8 @@ struct ByteRows {
 };
 
 #if defined(__AVX512F__)
-// One part of ROWS rows of x times TILES tiles, 4 columns ``quads`` times, added to totals [ROWS][TILES]. By force a
-// function of its own, and unrolled: else the compiler keeps the sums in memory.
+// One part of ROWS rows of x times TILES tiles, 4 columns ``quads`` times, added to totals [ROWS][TILES]. A separate
+// function by attribute, and unrolled: otherwise the compiler keeps the sums in memory.
 template <int ROWS, int TILES>
 __attribute__((noinline)) WEFT_VNNI void add_part(const uint8_t* tiles, int64_t tile_stride, const f32x16* tile_scale,
                                                   const int8_t* x, int64_t x_stride, const float* x_scale,

@@ -17,7 +17,8 @@ from weft.memory.relief import Relief
 from weft.memory.values import NodeId
 
 SEEDS = range(16)
-SHARES = (0.25, 0.9)
+SHARES = {0.25: 1, 0.9: 10}
+"""Of memory for pinned snapshots, and the least of them that give way."""
 
 
 def run_all(share: float = 0.9) -> list[PinnedSimulation]:
@@ -34,7 +35,7 @@ def test_every_request_ends_whatever_is_pinned(share: float) -> None:
     simulations = run_all(share)
     # Pins were there, kept something, were forked, and gave way: or these runs show nothing.
     assert sum(one.kept for one in simulations) > 20
-    assert sum(one.evicted for one in simulations) > 5
+    assert sum(one.evicted for one in simulations) >= SHARES[share]
     assert sum(one.forks for one in simulations) > 30
 
 

@@ -252,7 +252,7 @@ class ServerConfig:
         "go on with the answers; b: both. A prompt and its answer part where that "
         "is sooner.",
     )
-    router: Literal["seconds", "kv-only", "split", "prefix-hash", "round-robin", "least-loaded"] = debug(
+    router: Literal["seconds", "kv-only", "split", "least-loaded"] = debug(
         "seconds",
         "How a request gets its replica. seconds: the soonest first token, by the snapshots "
         "that each replica has. The others are to compare with.",

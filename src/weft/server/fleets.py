@@ -16,7 +16,7 @@ from pathlib import Path
 from weft.config import EngineConfig
 from weft.fleet.fleet import Fleet
 from weft.kv_events import read_config
-from weft.router.blind import make_router
+from weft.router.choice import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ANYWHERE, ASSEMBLE, HostShare
 from weft.rpc.link import LinkKeys, own_address

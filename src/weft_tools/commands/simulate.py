@@ -25,13 +25,14 @@ from weft.config import STEP_TOKENS_MAX as STEP_TOKENS_BOUND
 from weft.errors import ConfigError
 from weft.handoff import REPLICAS_MAX
 from weft.planning.roofline import DEVICES
-from weft.router.blind import DEFAULT_ROUTER, ROUTERS
+from weft.router.choice import DEFAULT_ROUTER
 from weft.speculation.drafter import parse_sources
 from weft.units import TOKENS_MAX, parse_byte_rate
 from weft_tools.commands.simulate_setup import DEFAULT_DEVICE, DEFAULT_MEMORY, Setup, setup_of, several
 from weft_tools.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
 from weft_tools.sim.fleet_replay import RESTART_S
 from weft_tools.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
+from weft_tools.sim.routers import ROUTERS
 
 if TYPE_CHECKING:
     from weft_tools.sim.recording import Recording

@@ -20,11 +20,11 @@ from rich.console import Console
 from weft.cli.main import print_table, table_of
 from weft.errors import ConfigError
 from weft.handoff import Role, parse_roles, partner_missing
-from weft.router.blind import ROUTERS
 from weft_tools.sim.arms import Arm
 from weft_tools.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
 from weft_tools.sim.replay import OnProgress, replay, sizes_for
 from weft_tools.sim.report import Report
+from weft_tools.sim.routers import check_router
 from weft_tools.sim.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def parse_routers(text: str) -> list[str]:
     """Parse the names of routers. Raise ConfigError."""
     names = list(dict.fromkeys(item.strip() for item in text.split(",")))
     for name in names:
-        if name not in ROUTERS:
-            raise ConfigError(f"--router {name!r} is not a router: there are {', '.join(ROUTERS)}", param="--router")
+        check_router(name)
     return names
 
 

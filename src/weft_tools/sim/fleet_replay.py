@@ -36,7 +36,6 @@ from weft.costs.fit import StepMeter
 from weft.costs.step import CostModel, Work
 from weft.handoff import Role
 from weft.memory.frames.plan import ArenaPlan
-from weft.router.blind import make_router
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, Router
 from weft.schedule.plan import StepPlan
 from weft.schedule.snapshots import on_grid
@@ -47,6 +46,7 @@ from weft_tools.sim.arms import Arm, find_arm
 from weft_tools.sim.handoffs import LinkModel, VirtualLink
 from weft_tools.sim.replay import OnProgress, Played, PlayedTimes, Player, VirtualClock, sizes_for
 from weft_tools.sim.report import Percentiles, Timeline
+from weft_tools.sim.routers import make_router
 from weft_tools.sim.traffic import Traffic
 
 
