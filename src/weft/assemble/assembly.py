@@ -272,7 +272,7 @@ def load_adapters(
     core: EngineCore, adapters: list[Adapter], refused: dict[str, str], config: EngineConfig, tell: OnProgress
 ) -> list[str]:
     """Read the adapters of ``--lora``, and keep them in memory while there is room. One that cannot be served ends the
-    start (``_refuse``), or goes from ``adapters`` to ``refused``. Return what to tell the user."""
+    start (``_refuse``), or goes from ``adapters`` to ``refused``. Return notes for the user."""
     for adapter in list(adapters):
         tell(f"adapter {adapter.name}: rank {adapter.rank}")
         try:

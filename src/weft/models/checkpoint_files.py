@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from weft.errors import CheckpointError
-from weft.families import name_here
+from weft.families import is_text_alone, name_here
 from weft.files import read_json
 from weft.models.forms import quant_method, stored_form
 from weft.models.gguf import METHOD
@@ -33,10 +33,19 @@ _PREFIXES = (
     "language_model.",
     "backbone.",
     "language_model.backbone.",
+    "model.text_model.",
+    "llm.model.",
+    "thinker.model.",
     "",
 )
 _EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight")
-HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
+HEADS = (
+    "lm_head.weight",
+    "language_model.lm_head.weight",
+    "model.lm_head.weight",
+    "llm.lm_head.weight",
+    "thinker.lm_head.weight",
+)
 DRAFT_PREFIXES = ("mtp.", "model.mtp.")
 """Prefixes of heads that predict further tokens (multi-token prediction)."""
 _TOWERS: dict[str, tuple[str, ...]] = {
@@ -163,6 +172,13 @@ def with_quantization(directory: Path, config: dict[str, Any]) -> dict[str, Any]
     if not isinstance(settings, Mapping):
         raise CheckpointError(f"{beside}: quantization is missing", param="model")
     return config | {"quantization_config": {"quant_method": "modelopt", **settings}}
+
+
+def text_alone_line(config: Mapping[str, Any]) -> str | None:
+    """Return a line for a wrapper whose text part is all that weft knows; None for any other checkpoint."""
+    if not is_text_alone(config):
+        return None
+    return f"Of {config.get('model_type')} the text is served: pictures and sound are not read."
 
 
 def skipped_line(tensors: Mapping[str, StoredTensor], *, sees: bool = False) -> str | None:

@@ -23,7 +23,7 @@ from weft.errors import CheckpointError
 from weft.families import named_dtype
 from weft.families.architecture import Architecture
 from weft.families.tower_tensors import tower_prefix
-from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, unused_warning
+from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, text_alone_line, unused_warning
 from weft.models.decoder import CausalModel
 from weft.models.families import build
 from weft.models.generation import GenerationDefaults, read_generation_defaults
@@ -151,6 +151,7 @@ def load_model(
         runtime.note(),
         reader.form.note(),
         defaults.note(),
+        text_alone_line(checkpoint.config),
         skipped_line(checkpoint.tensors, sees=vision is not None),
         _nonfinite_warning(reader.nonfinite),
         head_line,

@@ -13,6 +13,7 @@
     kimi-linear, bailingmoe3, gigachat35, glm5-next         ``latent``
     gemma3, gemma4                                ``gemma``
     rwkv7                                         ``rwkv``
+    qwen2, phi3, gemma, gemma2, glm4 ...          ``dense``
 
 ``FileLayout.names`` is from a name in the file ("attn_q", after ``blk.3.``) to ours ("self_attn.q_proj", after
 ``layers.3.``); the ends .weight and .bias stay. ``{e}`` is the number of an expert; all experts are one tensor in the
@@ -26,13 +27,14 @@ Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``; Ollam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from weft.errors import UnknownArchitectureError
-from weft.models.gguf import parts
+from weft.models.gguf import dense, parts
 from weft.models.gguf.delta import qwen4exp, qwen_hybrid
 from weft.models.gguf.gemma import gemma3, gemma4
 from weft.models.gguf.header import Header
@@ -332,7 +334,8 @@ def _plain(keys: GgufKeys) -> FileLayout:
     """
     llama, count = keys.architecture == "llama", keys.integer("expert_count", 0)
     if llama and count:
-        keys.fail("expert_count", count, "llama with experts is not served")
+        mixtral = dense.of_row(keys, dense.MIXTRAL)
+        return replace(mixtral, undo=parts.interleaved(mixtral.config))
     config = parts.base(
         keys,
         "llama" if llama else "qwen3_moe" if count else "qwen3",
@@ -411,5 +414,6 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "nemotron_h_moe": _nemotron_h, "falcon-h1": _falcon_h1, "jamba": _jamba, "mamba": _mamba_alone,
     "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss,
     "gptoss": _gpt_oss, "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35,
-    "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next
+    "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next,
+    **dict.fromkeys(dense.ROWS, dense.plain),
 }  # fmt: skip
