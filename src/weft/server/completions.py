@@ -76,7 +76,7 @@ class CompletionJob:
 
     def __init__(self, service: Service, model: ServedModel, body: CompletionBody, prompts: list[Prompt]) -> None:
         self._body = body
-        self._grammar = grammar_of(body)
+        self._grammar = grammar_of(body, model.tokenizer.added_id)
         self._banned = banned_sequences(body.bad_words, model.tokenizer)
         self._model = model
         self._id = f"cmpl-{body.request_id or token_hex(16)}"

@@ -620,7 +620,7 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
         conversation = continued_chat(session, turn.conversation)
         turn = msgspec.structs.replace(turn, conversation=conversation, known=known_prefix(session))
     request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)
-    plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
+    plan = request.plan(model.dialect, prompt.text, grammar_of(fields, model.tokenizer.added_id))
     if request.thinking_token_budget is not None and not model.dialect.bounds_reasoning:
         note_ignored(turn.conversation.budget_field)
     if fields.truncate_prompt_tokens is None:
