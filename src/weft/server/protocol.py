@@ -55,6 +55,8 @@ Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Salt = Annotated[str, msgspec.Meta(max_length=1024)]
 """Cache salts, kept for as long as the cache has something under them (law L11)."""
 AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
+SlotNumber = Annotated[int, msgspec.Meta(ge=-1, le=63)]
+"""-1: none, as llama-server has it."""
 
 LARGE_BODY_BYTES = 256 << 10
 """Bytes above which a worker looks through a body before it is parsed, and a thread parses it: a megabyte of small
@@ -96,6 +98,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     priority: Priority | None = None
     cache_salt: Salt | None = None
     cache_boundaries: list[Int] | None = None
+    session: AnswerId | None = None
+    id_slot: SlotNumber | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
