@@ -69,7 +69,7 @@ VERBS = frozenset(
     switch sync take talk tell terminate test throw tick tidy tie tile time tokenize touch trace track transfer
     translate transpose treat trim truncate try tune turn undo unescape unload unlock unpack unpause unpin unquote
     update upload use validate verify visit wait wake walk warm warn watch weigh widen withdraw work wrap write yield
-    zero
+    zero map view
         """,
     )
 )

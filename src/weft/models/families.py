@@ -1,6 +1,6 @@
 """Construction of a model: the layers by the names of its family (``families.names``), embedding, norm and head.
 
-Hub releases and what transformers saves may spell a name differently: both are read. A family that is more than names
+Hub releases and saves of transformers may spell a name differently: both are read. A family that is more than names
 says which function reads its layers.
 """
 

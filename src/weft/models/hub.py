@@ -5,7 +5,7 @@
     owner/name:Q4_K_M         the GGUF file of that type, with all parts of a split one
 
 A name that exists as a directory is that directory; one that was pulled is in the directory of models; anything else
-is asked of ``huggingface_hub``. Every failure is an error that says which of them was tried and what to do.
+is asked of ``huggingface_hub``. Every failure is an error that names the attempts and a remedy.
 """
 
 from __future__ import annotations

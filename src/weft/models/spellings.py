@@ -1,7 +1,7 @@
 """Families whose files have several spellings, or more than a table of names says: OLMo norms the output of attention;
 Granite, Kimi, Ling and MiniMax choose between spellings of a feed-forward.
 
-Hub releases and what transformers saves may spell a name differently: both are read. Sources: transformers ``olmo3``,
+Hub releases and saves of transformers may spell a name differently: both are read. Sources: transformers ``olmo3``,
 ``olmo_hybrid``, ``kimi_linear``, ``bailing_hybrid``, ``granitemoehybrid``, ``minimax``, ``gemma4``.
 """
 

@@ -1,9 +1,9 @@
 """Tensors of a checkpoint as a model asks for them, checked against headers first and then read.
 
-    CheckpointFiles --+-- TensorCheck    answers with a meta tensor, and notes what is missing or mis-shaped
+    CheckpointFiles --+-- TensorCheck    answers with a meta tensor, and notes missing or mis-shaped tensors
                       +-- TensorReader   answers the same requests with weights
 
-A model states what it needs exactly once, as the code that builds it from a ``TensorSource``. Running that
+A model states its tensors exactly once, as the code that builds it from a ``TensorSource``. Running that
 code against ``TensorCheck`` costs milliseconds and reports *all* faults before a byte of weights is read;
 running it again against ``TensorReader`` builds the model. No second list of names has to be kept in step.
 

@@ -55,6 +55,8 @@ from weft.server.protocol import DetokenizeBody, TokenizeChatBody, did_you_mean,
 from weft.server.responses.routes import ResponseHandlers
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
+from weft.server.sessions.routes import SessionHandlers, Sessions
+from weft.server.sessions.slots import SlotHandlers
 from weft.server.sse import (
     JSON_LINES,
     ClientGoneError,
@@ -98,11 +100,17 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
             tenant_of=keys.tenant_of,
         )
         service.background.append(batches)
+    sessions = Sessions(service)
+    if forward is None:  # the process with the engines
+        service.background.append(sessions)
+        service.pinned = sessions.named
     own = _Handlers(service)
     groups = (
         own,
         AdapterHandlers(service),
         ResponseHandlers(service, forward),
+        SessionHandlers(service, sessions),
+        SlotHandlers(service, sessions),
         replicas.ReplicaHandlers(service),
         BatchHandlers(service.files, batches),
         OllamaModelHandlers(service),

@@ -115,7 +115,7 @@ class AttendedTile:
             yield
 
     def _turn(self, queries_NHK: torch.Tensor, keys_NHK: torch.Tensor, piece: slice, angles: Angles | None) -> None:
-        """Norm and rotate queries and keys in place."""
+        """Normalise and rotate queries and keys in place."""
         if self.q_norm is not None and self.k_norm is not None:
             queries_NHK[:], keys_NHK[:] = self.q_norm(queries_NHK), self.k_norm(keys_NHK)
         if angles is not None:

@@ -37,6 +37,8 @@ from weft.server.replicas import (
 )
 from weft.server.responses.answers import ResponseObject
 from weft.server.responses.items import ResponsesBody
+from weft.server.sessions.routes import DeletedSession, ForkBody, SessionBody, SessionList, SessionObject
+from weft.server.sessions.slots import ACTIONS, SlotAnswer, SlotBody, SlotCard
 from weft.server.sse import EVENTS, JSON_LINES, PAGE_DEFAULT, PAGE_MAX
 from weft.server.weights import IsPausedAnswer, PauseBody, PausedAnswer, ResetAnswer, UpdateAnswer, UpdateWeightsBody
 from weft.text.chat_request import PictureSpan
@@ -340,6 +342,9 @@ _DRAIN_S = Parameter(
 )
 _RESTART = Parameter("restart", "query", {"type": "boolean", "default": False}, "Start a new process.")
 
+_SESSION = Parameter("name", "path", {"type": "string"}, "The name of a session.")
+_SLOT = Parameter("id_slot", "path", {"type": "integer", "minimum": 0, "maximum": 63}, "The number of a slot.")
+_ACTION = Parameter("action", "query", {"type": "string", "enum": list(ACTIONS)}, "What is done with the slot.")
 _FILE = Parameter("file_id", "path", {"type": "string"}, "The id of a file.")
 _DIGEST = Parameter("digest", "path", {"type": "string"}, "sha256: and 64 hexadecimal digits.")
 _BATCH = Parameter("batch_id", "path", {"type": "string"}, "The id of a batch.")
@@ -384,6 +389,28 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="response_input_items", method="GET", path="/v1/responses/{response_id}/input_items",
              group="Responses", text="The input items of a response's own request.", answer=ItemList,
              parameters=(_RESPONSE, _PAGE, _ORDER, _AFTER), errors=(404,)),
+    Endpoint(operation="save_session", method="POST", path="/v1/sessions", group="Sessions",
+             text="Saves a conversation or a prompt under a name.", body=SessionBody, answer=SessionObject,
+             errors=(404, 409, 413)),
+    Endpoint(operation="list_sessions", method="GET", path="/v1/sessions", group="Sessions",
+             text="The sessions of this key, the oldest first.", answer=SessionList, parameters=(_AFTER, _PAGE),
+             errors=(404,)),
+    Endpoint(operation="retrieve_session", method="GET", path="/v1/sessions/{name}", group="Sessions",
+             text="A session of this key, with its messages and tokens.", answer=SessionObject,
+             parameters=(_SESSION,), errors=(404, 409)),
+    Endpoint(operation="delete_session", method="DELETE", path="/v1/sessions/{name}", group="Sessions",
+             text="Deletes a session of this key.", answer=DeletedSession, parameters=(_SESSION,), errors=(404,)),
+    Endpoint(operation="restore_session", method="POST", path="/v1/sessions/{name}/restore", group="Sessions",
+             text="Brings the state of a session into memory.", answer=SessionObject, parameters=(_SESSION,),
+             errors=(404, 409)),
+    Endpoint(operation="fork_session", method="POST", path="/v1/sessions/{name}/fork", group="Sessions",
+             text="A second name for a session; nothing is copied.", body=ForkBody, answer=SessionObject,
+             parameters=(_SESSION,), errors=(404, 409)),
+    Endpoint(operation="slots", method="GET", path="/slots", group="Sessions",
+             text="The slots of this key that have tokens, for llama-server's clients.", answer=list[SlotCard]),
+    Endpoint(operation="slot_action", method="POST", path="/slots/{id_slot}", group="Sessions",
+             text="Saves, restores or erases a slot, for llama-server's clients.", body=SlotBody,
+             body_is_optional=True, answer=SlotAnswer, parameters=(_SLOT, _ACTION), errors=(404, 409)),
     Endpoint(operation="list_files", method="GET", path="/v1/files", group="Batches",
              text="The files of this key, the newest first.", answer=FileList,
              parameters=(_AFTER, _PAGE, _PURPOSE), errors=(404,)),
