@@ -1,7 +1,7 @@
 # weft. Two commands do everything on a fresh machine:
 #
 #   make serve    the server on the embedded model     make serve ARGS="--port 9000 path/to/checkpoint"
-#   make test     ruff, mypy, then every test          make test  ARGS="tests/arch -k links"
+#   make test     formatters, ruff, mypy, then every test          make test  ARGS="tests/arch -k links"
 #
 # Both make .venv first where it is missing or older than pyproject.toml or the C++ kernels.
 
@@ -26,11 +26,11 @@ export OMP_WAIT_POLICY := passive
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: figures fuzz fuzz-config hostile lock release sbom upgrade
-.PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest newest audit sanitize mutants bench clean
+.PHONY: help install serve format quick affected tidy suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest newest audit sanitize mutants bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
-	@echo "make install | serve | quick | test | check (ruff, format, mypy) | format | sanitize (the C++ kernels) | mutants | bench | clean"
+	@echo "make install | serve | quick | affected | test | check (ruff, clang-format, mypy) | format | sanitize (the C++ kernels) | mutants | bench | clean"
 	@echo "make test-emulated-gpu (minutes, and no GPU)"
 	@echo "make test-gpu (needs a GPU) | test-ranks-gpu (needs two) | compile-gpu (needs none)"
 
@@ -54,14 +54,21 @@ $(STAMP): pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 serve: install
 	@$(BIN)/weft serve $(ARGS)
 
+# Files of csrc that any compiler reads: those of kernels are the other ones.
+TIDY := $(addprefix csrc/,pool.cpp layers.cpp fused_block.cpp fused_decoder.cpp kernels.cpp matrix_unit.cpp \
+  pack_twelve_bit.cpp software_tiles.cpp)
+
 check: install
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/clang-format --dry-run --Werror csrc/*pp
+	@! command -v clang-tidy >/dev/null || clang-tidy --quiet $(TIDY) -- -std=c++20
 	@$(BIN)/mypy
 
 format: install
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i csrc/*pp
 
 # After every change: the pure half, under 90 seconds on two cores.
 quick: check
@@ -75,6 +82,16 @@ test: check suite
 # the other has left.
 suite: install
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(ARGS)
+
+# clang-tidy over the kernels of the best instruction set here too: minutes.
+tidy: install
+	@clang-tidy --quiet $(TIDY) $(wildcard csrc/table*.cpp) -- -std=c++20 -march=native -DWEFT_TABLE=own -Wno-everything
+
+# Tests that the changes since BASE can affect, by the graph of imports (tests/affected.py). CI on main runs all.
+BASE ?= main
+
+affected: check
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(ARGS) $$($(BIN)/python -m tests.affected $(BASE))
 
 # The engine and the server on an emulated GPU: all families, ways to serve and mutants. ``make test`` has a part.
 test-emulated-gpu: install

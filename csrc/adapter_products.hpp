@@ -1,6 +1,6 @@
 // The products of adapters.hpp, over the blocks of tiles.hpp.
 //
-//     down   low = x A     a piece: rows of one adapter, up to four tiles of A      rows of x gathered, or as they lie
+//     down   low = x A     a piece: rows of one adapter, up to four tiles of A      rows of x gathered, or in place
 //     up     y += low B    a piece: rows of one adapter, up to 256 columns of y     sums are added as they are stored
 //
 // All pieces of a product are two jobs of the threads, whichever adapters the rows have. Each sum adds column after
@@ -43,7 +43,8 @@ struct AddedOut {
   WEFT_INLINE f32x16 added(const T* y, int64_t at, int64_t some, f32x16 sums) const {
     f32x16 before = load_some(y + at, some);
     if (gain || shift)
-      before = fused(before, gain ? load_some(gain + at, some) : splat(1), shift ? load_some(shift + at, some) : splat(0));
+      before =
+          fused(before, gain ? load_some(gain + at, some) : splat(1), shift ? load_some(shift + at, some) : splat(0));
     return before + sums;
   }
 };
@@ -135,9 +136,10 @@ void down_piece(const AdaptArgs& args, const FactorPiece& piece, T* low, int64_t
                                piece.count, down.in, scratch);
   in_blocks(piece.count, [&](int64_t row, int rows) {
     for (int64_t tile = piece.tile; tile < piece.end;) {
-      const TileOut<T> out = {low + (piece.begin + row) * low_stride + tile * kTile, low_stride, down.out - tile * kTile, nullptr};
-      tile += factor_block<T>(down, tile, piece.end, static_cast<const X*>(x.data) + row * x.token_stride, x.token_stride, rows,
-                              piece.count <= kTileRows, out);
+      const TileOut<T> out = {low + (piece.begin + row) * low_stride + tile * kTile, low_stride,
+                              down.out - tile * kTile, nullptr};
+      tile += factor_block<T>(down, tile, piece.end, static_cast<const X*>(x.data) + row * x.token_stride,
+                              x.token_stride, rows, piece.count <= kTileRows, out);
     }
   });
 }
@@ -156,12 +158,14 @@ void up_piece(const AdaptArgs& args, const FactorPiece& piece, const T* low, int
   in_blocks(piece.count, [&](int64_t row, int rows) {
     for (int64_t tile = piece.tile; tile < piece.end;) {
       const int64_t at = tile * kTile;
-      const AddedOut<T, kHalves<X>> out = {static_cast<T*>(args.y) + part.first + at, args.whose->rows.data() + piece.begin + row,
-                               args.y_stride, part.rows - at,
-                               part.gain ? static_cast<const T*>(part.gain) + at : nullptr,
-                               part.shift ? static_cast<const T*>(part.shift) + at : nullptr};
-      tile += factor_block<T>(up, tile, piece.end, static_cast<const X*>(x.data) + row * x.token_stride, x.token_stride, rows,
-                              piece.count <= kTileRows, out);
+      const AddedOut<T, kHalves<X>> out = {static_cast<T*>(args.y) + part.first + at,
+                                           args.whose->rows.data() + piece.begin + row,
+                                           args.y_stride,
+                                           part.rows - at,
+                                           part.gain ? static_cast<const T*>(part.gain) + at : nullptr,
+                                           part.shift ? static_cast<const T*>(part.shift) + at : nullptr};
+      tile += factor_block<T>(up, tile, piece.end, static_cast<const X*>(x.data) + row * x.token_stride, x.token_stride,
+                              rows, piece.count <= kTileRows, out);
     }
   });
 }
@@ -184,9 +188,12 @@ void adapt_in(const AdaptArgs& args) {
       if (down.data) {
         const int64_t tiles = (down.out + kTile - 1) / kTile;
         for (int64_t tile = 0; tile < tiles; tile += kOutTiles)
-          downs.push_back({
-              .factors = factors, .part = nullptr, .begin = begin, .count = count, .tile = tile,
-              .end = tile + kOutTiles < tiles ? tile + kOutTiles : tiles});
+          downs.push_back({.factors = factors,
+                           .part = nullptr,
+                           .begin = begin,
+                           .count = count,
+                           .tile = tile,
+                           .end = tile + kOutTiles < tiles ? tile + kOutTiles : tiles});
         if (low_stride < tiles * kTile) low_stride = tiles * kTile;
         if (numbers < count * down.in) numbers = count * down.in;
         down_products += tiles * kTile * down.in * (16 + count);
@@ -194,9 +201,12 @@ void adapt_in(const AdaptArgs& args) {
       for (const FactorPart& part : factors->parts) {
         const int64_t tiles = (part.rows + kTile - 1) / kTile;
         for (int64_t tile = 0; tile < tiles; tile += kPieceTiles)
-          ups.push_back({
-              .factors = factors, .part = &part, .begin = begin, .count = count, .tile = tile,
-              .end = tile + kPieceTiles < tiles ? tile + kPieceTiles : tiles});
+          ups.push_back({.factors = factors,
+                         .part = &part,
+                         .begin = begin,
+                         .count = count,
+                         .tile = tile,
+                         .end = tile + kPieceTiles < tiles ? tile + kPieceTiles : tiles});
         if (part.up.data && numbers < count * part.up.in) numbers = count * part.up.in;
         up_products += part.rows * (part.up.in * (16 + count) + 16 * count);
       }

@@ -1,4 +1,4 @@
-// What adapters add to a product: y = x W + (x A) B, for groups of rows, in one crossing from Python.
+// Additions of adapters to a product: y = x W + (x A) B, for groups of rows, in one call from Python.
 //
 //     rows        r0  r1  r2  r3        a: rows 0, 3     b: row 2     row 1 is of the base model
 //     AdapterRows { 0 3 | 2 }           one for each count of rows of a step, shared by all products
@@ -60,11 +60,11 @@ struct AdapterRows {
 };
 
 struct AdaptArgs {
-  const void* x;           // [T, in], x_stride apart
+  const void* x;  // [T, in], x_stride apart
   int64_t x_stride;
-  void* y;                 // [T, out], y_stride apart, in place
+  void* y;  // [T, out], y_stride apart, in place
   int64_t y_stride;
-  Dtype dtype;             // of all
+  Dtype dtype;  // of all
   const AdaptedProduct* product;
   const AdapterRows* whose;
 };

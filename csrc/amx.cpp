@@ -32,7 +32,7 @@ struct AmxTiles {
   static void load(const void* from) {
     __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(from), "r"(int64_t{64}) : "memory");
   }
-  // Goes by the L1 cache, as far as the CPU heeds it.
+  // Bypasses the L1 cache, as far as the CPU heeds the hint.
   template <int T>
   static void load_passing(const void* from) {
     __asm__ volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(from), "r"(int64_t{64}) : "memory");

@@ -5,11 +5,11 @@
 //   pages of an item   those that some row of it sees; a page of PAD is skipped (law L4)
 //
 // A context is cut at fixed places, every 512 tokens. The parts of a row are joined from left to right by their maxima
-// and sums. If there are few rows, threads take parts as items; else an item goes through its parts in turn. Decodes
-// that begin with the same pages are one item (shared_pages.hpp): all rows over those pages, then each run over its own.
-// A row that sees no page at all gets zeros.
+// and sums. If there are few rows, threads take parts as items; otherwise an item computes its parts in turn. Decodes
+// that begin with the same pages are one item (shared_pages.hpp): all rows over those pages, then each run over its
+// own. A row that sees no page at all gets zeros.
 //
-// The bits of a row depend on its own context alone: not on the length of its run, on other rows of the step, or on the
+// The bits of a row depend only on its own context: not on the length of its run, on other rows of the step, or on the
 // number of threads. Tiles and parts begin at absolute positions, and a tile that a row does not see changes nothing.
 #pragma once
 
@@ -29,13 +29,13 @@ constexpr int64_t kPartPages = 32;  // 512 tokens
 static_assert(kPartPages % kTilePages == 0);
 
 struct Item {
-  const Run* run;                   // of a group the first
+  const Run* run;  // of a group the first
   int64_t table_row;
   int64_t kv_head;
-  int64_t first_row, rows;          // of the run's length * group rows
-  int64_t first_part, last_part;    // the parts of the context
-  int64_t partial;                  // index of the part's result, -1: the item is whole
-  const Group* group = nullptr;     // decodes that share pages, rows member-major; null: one run
+  int64_t first_row, rows;        // of the run's length * group rows
+  int64_t first_part, last_part;  // the parts of the context
+  int64_t partial;                // index of the part's result, -1: the item is whole
+  const Group* group = nullptr;   // decodes that share pages, rows member-major; null: one run
 };
 
 // Row ``r`` of an item: query head ``head`` of the KV head, token ``query`` of ``run``.
@@ -67,7 +67,8 @@ void finish_rows(const AttentionArgs& args, const Item& item, const float* acc, 
     const Place at = place_of(args, item, r);
     Q* out = static_cast<Q*>(args.out) +
              ((at.run->offset + at.query) * heads + item.kv_head * args.group + at.head) * args.dim;
-    const float over = states[r].total == 0 ? 0.0f : 1.0f / with_sink(args, item.kv_head * args.group + at.head, states[r]);
+    const float over =
+        states[r].total == 0 ? 0.0f : 1.0f / with_sink(args, item.kv_head * args.group + at.head, states[r]);
     for (int64_t d = 0; d < args.dim; d += 16) store(out + d, load(acc + r * args.dim + d) * over);
   }
 }
@@ -79,7 +80,7 @@ WEFT_INLINE int64_t first_page_seen(const AttentionArgs& args, int64_t limit) {
 
 WEFT_INLINE int64_t pages_until(int64_t limit) { return (limit + kPageTokens - 1) / kPageTokens; }
 
-// The next part of a row, into what the parts before it have given.
+// Joins the next part of a row to the result of the parts before it.
 __attribute__((noinline)) void join_part(int64_t dim, const float* from, RowState other, float* into, RowState& state) {
   if (other.total == 0) return;
   if (state.total == 0) {
@@ -174,7 +175,7 @@ void attend_item(const AttentionArgs& args, const Item& item, Partial* partials)
   finish_rows<Q>(args, item, acc_rows[0], states[0]);
 }
 
-// ``count`` parts from ``parts`` on into the one result.
+// Joins ``count`` parts from ``parts`` on into the one result.
 template <class Q>
 void join_parts(const AttentionArgs& args, const Item& item, Partial* parts, int64_t count) {
   Partial& whole = parts[0];
@@ -197,7 +198,7 @@ struct Work {
   double pages_of_rows = 0;
 };
 
-// One run alone. ``split``: each part of its context is an item.
+// Adds a single run. ``split``: each part of its context is an item.
 void add_run(const AttentionArgs& args, const Run& run, int64_t table_row, bool split, Work& work) {
   const int64_t rows = run.length * args.group, pages_before = first_page_seen(args, run.start + 1);
   const int64_t pages = pages_until(run.start + run.length);
@@ -231,9 +232,15 @@ void add_group(const AttentionArgs& args, const Group& group, Work& work) {
     last = std::max(last, member.run->start / (kPartPages * kPageTokens) + 1);
   }
   for (int64_t head = 0; head < args.kv_heads; ++head)
-    work.items.push_back({
-        .run = group.members[0].run, .table_row = group.members[0].table_row, .kv_head = head, .first_row = 0,
-        .rows = rows, .first_part = 0, .last_part = last, .partial = -1, .group = &group});
+    work.items.push_back({.run = group.members[0].run,
+                          .table_row = group.members[0].table_row,
+                          .kv_head = head,
+                          .first_row = 0,
+                          .rows = rows,
+                          .first_part = 0,
+                          .last_part = last,
+                          .partial = -1,
+                          .group = &group});
 }
 
 template <class Q, class KV, bool DOTS = false>
@@ -262,9 +269,8 @@ void attention_of(const AttentionArgs& args) {
   // The last tiles of a prompt are the heavy ones. They go first, so that none is left over at the end.
   const int64_t count = static_cast<int64_t>(work.items.size());
   const double nanoseconds = work.pages_of_rows * static_cast<double>(args.dim) / static_cast<double>(count + 1);
-  pool.for_each(count, nanoseconds, [&](int64_t i) {
-    attend_item<Q, KV, DOTS>(args, work.items[count - 1 - i], work.partials.data());
-  });
+  pool.for_each(count, nanoseconds,
+                [&](int64_t i) { attend_item<Q, KV, DOTS>(args, work.items[count - 1 - i], work.partials.data()); });
   for (const Join& join : work.joins) join_parts<Q>(args, join.item, work.partials.data() + join.first, join.count);
 }
 

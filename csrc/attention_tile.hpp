@@ -6,9 +6,9 @@
 //
 // A block is 8, 4 or fewer rows. Its scores stay in registers while each line is used for all of them.
 //
-// A token that a row may not see is replaced: its score by -inf. V of unwritten tokens is replaced by 0, because
-// 0 x NaN is NaN (law L6). A page id of PAD inside a context is skipped: its tokens are not seen and nothing is read
-// (law L4). The test is one predicted branch a page, beside kilobytes read from it.
+// A token that a row may not see is replaced: its score by -inf. V of unwritten tokens is replaced by 0, because 0 x
+// NaN is NaN (law L6). A page id of PAD inside a context is skipped: its tokens are not seen and nothing is read (law
+// L4). The test is one predicted branch a page, cheap compared with the kilobytes read from the page.
 //
 // bf16 queries over bf16 pages have a second form (DOTS) on machines that multiply pairs of bf16. It uses lines as they
 // are. Scores lose nothing, as both factors are bf16 anyway. Weights are rounded to bf16, also in the sum that divides
@@ -74,20 +74,19 @@ WEFT_INLINE void add_values(const KV* v, const float* const* p, int written, int
 // The same with pairs of bf16: q and p hold pairs too.
 template <int ROWS>
 __attribute__((target("avx512bf16"))) void score_page_dots(const bf16* k, const float* const* q, int64_t dim,
-                                                            f32x16* scores) {
+                                                           f32x16* scores) {
   __m512 acc[ROWS];
   for (int r = 0; r < ROWS; ++r) acc[r] = _mm512_setzero_ps();
   for (int64_t d = 0; d < dim / 2; ++d) {
     const __m512bh line = (__m512bh)_mm512_loadu_si512(k + 2 * d * kPageTokens);
-    for (int r = 0; r < ROWS; ++r)
-      acc[r] = _mm512_dpbf16_ps(acc[r], line, (__m512bh)_mm512_set1_ps(q[r][d]));
+    for (int r = 0; r < ROWS; ++r) acc[r] = _mm512_dpbf16_ps(acc[r], line, (__m512bh)_mm512_set1_ps(q[r][d]));
   }
   for (int r = 0; r < ROWS; ++r) scores[r] = (f32x16)acc[r];
 }
 
 template <int ROWS>
 __attribute__((target("avx512bf16"))) void add_values_dots(const bf16* v, const float* const* p, int written,
-                                                            int64_t dim, float* const* acc) {
+                                                           int64_t dim, float* const* acc) {
   for (int64_t d = 0; d < dim; d += 16) {
     __m512 sums[ROWS];
     for (int r = 0; r < ROWS; ++r) sums[r] = _mm512_loadu_ps(acc[r] + d);
@@ -137,10 +136,9 @@ void attend_tile(const AttentionArgs& args, const Context& context, int64_t page
     const int64_t begin = (page + i) * kPageTokens;
     for (int r = 0; r < ROWS; ++r) {
       const int64_t seen = limits[r] - begin;  // tokens of this page that the row sees
-      scores[r][i] = seen >= kPageTokens
-                         ? products[r] * args.scale
-                         : select(lane < static_cast<int32_t>(seen < 0 ? 0 : seen), products[r] * args.scale,
-                                  splat(-__builtin_inff()));
+      scores[r][i] = seen >= kPageTokens ? products[r] * args.scale
+                                         : select(lane < static_cast<int32_t>(seen < 0 ? 0 : seen),
+                                                  products[r] * args.scale, splat(-__builtin_inff()));
       const int64_t before = args.window ? seen - args.window : 0;  // tokens of this page before the window
       if (before > 0)
         scores[r][i] = select(lane < static_cast<int32_t>(before < kPageTokens ? before : kPageTokens),
@@ -177,8 +175,7 @@ void attend_tile(const AttentionArgs& args, const Context& context, int64_t page
     if (page_ids[i] == kPad) continue;
     if constexpr (kScaled<KV>) {
       const f32x16 scales = token_scales(i, 1);
-      for (int r = 0; r < ROWS; ++r)
-        store(weights[r] + i * kPageTokens, load(weights[r] + i * kPageTokens) * scales);
+      for (int r = 0; r < ROWS; ++r) store(weights[r] + i * kPageTokens, load(weights[r] + i * kPageTokens) * scales);
     }
     const int64_t left = context.tokens - (page + i) * kPageTokens;
     const int written = left < kPageTokens ? static_cast<int>(left) : kPageTokens;
@@ -206,11 +203,12 @@ void attend_rows(const AttentionArgs& args, const Context& context, int rows, in
     case 1: return attend_tile<KV, 1, DOTS>(args, context, page, pages, q, limits, acc, states);
     case 2: return attend_tile<KV, 2, DOTS>(args, context, page, pages, q, limits, acc, states);
     case 3: return attend_tile<KV, 3, DOTS>(args, context, page, pages, q, limits, acc, states);
+    default: return;
   }
 }
 
-// Prefetches pages [page, page + pages) of a head. A head's part of a page is a few kB that lie alone, so the
-// hardware's prefetcher starts anew at each.
+// Prefetches pages [page, page + pages) of a head. A head's part of a page is a few kB at a separate address, so the
+// hardware's prefetcher starts again at each.
 template <class KV>
 WEFT_INLINE void prefetch_pages(const AttentionArgs& args, const Context& context, int64_t page, int64_t pages) {
   const int64_t bytes = args.dim * kPageTokens * static_cast<int64_t>(sizeof(KV));

@@ -10,7 +10,7 @@ namespace {
 
 std::atomic<int> failures{0};
 
-// Each item once, whatever a job costs.
+// Each item runs once, whatever a job costs.
 void count_items(int64_t count, double nanoseconds) {
   std::vector<int> seen(static_cast<size_t>(count));
   weft::Pool::instance().for_each(count, nanoseconds, [&](int64_t item) { ++seen[static_cast<size_t>(item)]; });

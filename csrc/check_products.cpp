@@ -1,8 +1,7 @@
 // The products of a table against sums in double precision, without Python: for an instruction set of another machine
 // under an emulator (tests/aarch64.sh). Tiles are of float32, of bfloat16, or of codes as the types of GGUF and NVFP4
-// have them. Rows alone give the bits of rows together.
-// Where an Arm CPU multiplies pairs of bfloat16, the bits are those of its manual, in plain C++. 12 bits have the bits of
-// plain tiles.
+// have them. A single row gives the same bits as in a batch. Where an Arm CPU multiplies pairs of bfloat16, the bits
+// are those of its manual, in plain C++. 12 bits have the bits of plain tiles.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -22,7 +21,7 @@ void fail(const char* what, int64_t rows, int64_t out, int64_t in) {
   ++failures;
 }
 
-// [out][in] in tiles of 16 rows, PACK columns beside each other.
+// [out][in] in tiles of 16 rows, PACK columns next to each other.
 template <class T>
 std::vector<T> in_tiles(const std::vector<T>& rows, int64_t out, int64_t in) {
   const int64_t pack = 4 / static_cast<int64_t>(sizeof(T)), tiles = (out + 15) / 16;
@@ -122,7 +121,7 @@ void check_twelve_bits(int64_t out, int64_t in) {
   if (multiply(most, true)) fail("other upper bytes give the same bits: the check sees nothing", most, out, in);
 }
 
-// Experts in tiles: a token alone has its bits among others, and another token has others.
+// Experts in tiles: a single token has the same bits as among others, and another token has others.
 void check_experts(int64_t dim, int64_t width) {
   std::mt19937 dice(static_cast<unsigned>(dim + width));
   std::normal_distribution<float> normal;
@@ -168,7 +167,8 @@ void check_experts(int64_t dim, int64_t width) {
   run(0, tokens, together.data());
   for (int64_t token = 0; token < tokens; ++token) run(token, 1, alone.data() + token * dim);
   const size_t bytes = alone.size() * sizeof(bf16), row = static_cast<size_t>(dim) * sizeof(bf16);
-  if (std::memcmp(alone.data(), together.data(), bytes)) fail("a token has other bits beside others", tokens, dim, width);
+  if (std::memcmp(alone.data(), together.data(), bytes))
+    fail("a token has other bits beside others", tokens, dim, width);
   if (!std::memcmp(alone.data(), alone.data() + dim, row)) fail("two tokens have the same bits", tokens, dim, width);
 }
 
@@ -201,8 +201,8 @@ float odd_sum(float a, float b) {
   return result;
 }
 
-// Rows of ordinary numbers, of numbers with denormal products, and of denormals. A bias leaves of one row's sums what
-// float32 rounded, so bfloat16 shows their last bits.
+// Rows of ordinary numbers, of numbers with denormal products, and of denormals. A bias cancels one row's sums except
+// for their float32 rounding, so bfloat16 shows their last bits.
 void check_pairs(int64_t out, int64_t in) {
   std::mt19937 dice(static_cast<unsigned>(out + in));
   std::normal_distribution<float> normal;
@@ -210,7 +210,9 @@ void check_pairs(int64_t out, int64_t in) {
   const auto noise = [&](int64_t rows) {
     std::vector<bf16> numbers(static_cast<size_t>(rows * in));
     for (int64_t i = 0; i < rows * in; ++i)
-      narrow(&numbers[static_cast<size_t>(i)], normal(dice) * (i / in % 3 == 0 ? 1 : i / in % 3 == 1 ? 0x1p-64f : 0x1p-126f));
+      narrow(&numbers[static_cast<size_t>(i)], normal(dice) * (i / in % 3 == 0   ? 1
+                                                               : i / in % 3 == 1 ? 0x1p-64f
+                                                                                 : 0x1p-126f));
     return numbers;
   };
   const std::vector<bf16> weight = noise(out), x = noise(most), tiles = in_tiles(weight, out, in);
@@ -250,13 +252,14 @@ void check_pairs(int64_t out, int64_t in) {
         narrow(&expected, sums[static_cast<size_t>(at)] + offset);
         narrow(&other, fused_sums[static_cast<size_t>(at)] + offset);
         seen += expected.bits != other.bits;
-        if (got[static_cast<size_t>(at)].bits != expected.bits) return fail("a sum of pairs is not the manual's", rows, out, in);
+        if (got[static_cast<size_t>(at)].bits != expected.bits)
+          return fail("a sum of pairs is not the manual's", rows, out, in);
       }
     }
   if (in > 2 && seen == 0) fail("another order gives the same bits: the check sees nothing", most, out, in);
 }
 
-// Codes of ``bits`` with a scale for ``group`` columns, and what else a type has.
+// Codes of ``bits`` with a scale for ``group`` columns, and the further numbers of a type.
 struct CodeForm {
   const char* name;
   int bits;
@@ -266,19 +269,29 @@ struct CodeForm {
 };
 
 constexpr CodeForm kCodeForms[] = {
-    {"Q8_0", 8, 32, ScaleForm::float16, false, false, false},  {"Q4_0", 4, 32, ScaleForm::float16, false, false, false},
-    {"Q5_0", 6, 32, ScaleForm::float16, false, false, false},  {"Q4_1", 4, 32, ScaleForm::float16, false, true, false},
-    {"Q5_1", 6, 32, ScaleForm::float32, false, true, false},   {"Q4_K", 4, 32, ScaleForm::bytes, false, true, false},
-    {"Q5_K", 6, 32, ScaleForm::bytes, false, true, false},     {"Q6_K", 6, 16, ScaleForm::bytes, false, false, false},
-    {"Q3_K", 4, 16, ScaleForm::bytes, false, false, false},    {"Q2_K", 4, 16, ScaleForm::bytes, false, true, false},
-    {"IQ4_NL", 4, 32, ScaleForm::float16, false, false, true}, {"IQ4_XS", 4, 32, ScaleForm::bytes, false, false, true},
-    {"MXFP4", 4, 32, ScaleForm::e8m0, false, false, true},     {"NVFP4", 4, 16, ScaleForm::e4m3, false, false, true},
-    {"GPTQ", 4, 128, ScaleForm::float16, true, false, false},  {"int8", 8, 128, ScaleForm::float32, true, false, false},
+    {"Q8_0", 8, 32, ScaleForm::float16, false, false, false},
+    {"Q4_0", 4, 32, ScaleForm::float16, false, false, false},
+    {"Q5_0", 6, 32, ScaleForm::float16, false, false, false},
+    {"Q4_1", 4, 32, ScaleForm::float16, false, true, false},
+    {"Q5_1", 6, 32, ScaleForm::float32, false, true, false},
+    {"Q4_K", 4, 32, ScaleForm::bytes, false, true, false},
+    {"Q5_K", 6, 32, ScaleForm::bytes, false, true, false},
+    {"Q6_K", 6, 16, ScaleForm::bytes, false, false, false},
+    {"Q3_K", 4, 16, ScaleForm::bytes, false, false, false},
+    {"Q2_K", 4, 16, ScaleForm::bytes, false, true, false},
+    {"IQ4_NL", 4, 32, ScaleForm::float16, false, false, true},
+    {"IQ4_XS", 4, 32, ScaleForm::bytes, false, false, true},
+    {"MXFP4", 4, 32, ScaleForm::e8m0, false, false, true},
+    {"NVFP4", 4, 16, ScaleForm::e4m3, false, false, true},
+    {"GPTQ", 4, 128, ScaleForm::float16, true, false, false},
+    {"int8", 8, 128, ScaleForm::float32, true, false, false},
     {"torchao", 4, 128, ScaleForm::float16, false, true, false, true},
     {"torchao, groups of 32", 4, 32, ScaleForm::float32, false, true, false, true},
 };
 
-double half_value(uint16_t bits) { return std::ldexp(1.0 + (bits & 1023) / 1024.0, (bits >> 10) - 15); }  // normal, positive
+double half_value(uint16_t bits) {
+  return std::ldexp(1.0 + (bits & 1023) / 1024.0, (bits >> 10) - 15);
+}  // normal, positive
 
 double e4m3_value(uint8_t bits) { return std::ldexp(1.0 + (bits & 7) / 8.0, (bits >> 3 & 15) - 7); }  // the same
 
@@ -303,9 +316,10 @@ struct CodeScales {
       const int64_t block = (tile * blocks + group * form.group / 256) * 16 + lane;
       values.push_back(form.scales == ScaleForm::float16   ? half_value(halves.back())
                        : form.scales == ScaleForm::float32 ? static_cast<double>(floats.back())
-                       : form.scales == ScaleForm::bytes   ? bytes.back() * half_value(of_blocks[static_cast<size_t>(block)])
-                       : form.scales == ScaleForm::e8m0    ? std::ldexp(of_row, bytes.back() - 127)
-                                                           : e4m3_value(bytes.back()) * of_row);
+                       : form.scales == ScaleForm::bytes
+                           ? bytes.back() * half_value(of_blocks[static_cast<size_t>(block)])
+                       : form.scales == ScaleForm::e8m0 ? std::ldexp(of_row, bytes.back() - 127)
+                                                        : e4m3_value(bytes.back()) * of_row);
     }
   }
 
@@ -318,8 +332,8 @@ struct CodeScales {
   static uint16_t half(std::mt19937& dice) { return static_cast<uint16_t>(4096 + dice() % 8192); }
 };
 
-// Codes [out][in] in tiles (linear.hpp). Four columns of a row lie beside each other. Of four bits, a byte has two codes.
-// The upper two bits of six are a line behind two.
+// Codes [out][in] in tiles (linear.hpp). Four columns of a row are next to each other. With four bits, a byte has two
+// codes. The upper two bits of six are a line after two.
 std::vector<uint8_t> code_tiles(const std::vector<uint8_t>& codes, int64_t out, int64_t in, int bits) {
   const int64_t tiles = (out + 15) / 16, tile_bytes = 16 * in * bits / 8;
   std::vector<uint8_t> to(static_cast<size_t>(tiles * tile_bytes));
@@ -342,10 +356,12 @@ std::vector<uint8_t> code_tiles(const std::vector<uint8_t>& codes, int64_t out, 
 void check_codes(const CodeForm& form, int64_t out, int64_t in) {
   std::mt19937 dice(static_cast<unsigned>(out * 1000 + in));
   std::normal_distribution<float> normal;
-  const int64_t tiles = (out + 15) / 16, groups = (in + form.group - 1) / form.group, blocks = (in + 255) / 256, most = 13;
+  const int64_t tiles = (out + 15) / 16, groups = (in + form.group - 1) / form.group, blocks = (in + 255) / 256,
+                most = 13;
   std::vector<uint8_t> codes, zeros, table;
   for (int64_t at = 0; at < out * in; ++at) codes.push_back(static_cast<uint8_t>(dice() % (1u << form.bits)));
-  for (int64_t at = 0; at < tiles * groups * 16; ++at) zeros.push_back(static_cast<uint8_t>(dice() % (1u << form.bits)));
+  for (int64_t at = 0; at < tiles * groups * 16; ++at)
+    zeros.push_back(static_cast<uint8_t>(dice() % (1u << form.bits)));
   for (int at = 0; at < 16; ++at) table.push_back(static_cast<uint8_t>(16 * at + 5));
   const CodeScales scales(form, tiles, groups, blocks, dice), minimums(form, tiles, groups, blocks, dice);
   const std::vector<uint8_t> data = code_tiles(codes, out, in, form.bits);
@@ -356,10 +372,25 @@ void check_codes(const CodeForm& form, int64_t out, int64_t in) {
   args.x_stride = in;
   args.x_dtype = Dtype::float32;
   args.exact = true;
-  const WeightForm weight_form = form.bits == 8 ? WeightForm::int8 : form.bits == 6 ? WeightForm::int6 : WeightForm::int4;
-  args.weight = {data.data(), weight_form, in, out, scales.data(form.scales), form.scales, form.zeros ? zeros.data() : nullptr,
-                 form.group, nullptr, form.minimums ? minimums.data(form.scales) : nullptr, scales.of_blocks.data(),
-                 minimums.of_blocks.data(), scales.of_rows.data(), form.table ? table.data() : nullptr, form.middle, nullptr};
+  const WeightForm weight_form = form.bits == 8   ? WeightForm::int8
+                                 : form.bits == 6 ? WeightForm::int6
+                                                  : WeightForm::int4;
+  args.weight = {data.data(),
+                 weight_form,
+                 in,
+                 out,
+                 scales.data(form.scales),
+                 form.scales,
+                 form.zeros ? zeros.data() : nullptr,
+                 form.group,
+                 nullptr,
+                 form.minimums ? minimums.data(form.scales) : nullptr,
+                 scales.of_blocks.data(),
+                 minimums.of_blocks.data(),
+                 scales.of_rows.data(),
+                 form.table ? table.data() : nullptr,
+                 form.middle,
+                 nullptr};
   for (int64_t row = 0; row < most; ++row) {
     args.x = x.data() + row * in;
     args.rows = 1;

@@ -1,4 +1,4 @@
-// Codes of int8, int6 and int4 tiles as they lie in memory (linear.hpp), and what is subtracted of them.
+// Codes of int8, int6 and int4 tiles in memory (linear.hpp), and the zeros that are subtracted from them.
 #pragma once
 
 #include "linear_inputs.hpp"
@@ -16,8 +16,8 @@ WEFT_INLINE i32x16 tile_zeros(const Weight& weight, int64_t at) { return (i32x16
 template <int BITS>
 constexpr int kMiddle = 1 << (BITS - 1);
 
-// What is subtracted of a code: the middle, a number of its group, or nothing. Minimums are taken off the totals.
-// ``looked_up``: a code is a place in a table of bytes, whose middle is that of int8.
+// The number to subtract from a code: the middle, a number of its group, or nothing. Minimums are subtracted from the
+// totals. ``looked_up``: a code is a place in a table of bytes, whose middle is that of int8.
 enum class Zero { middle, of_group, none, looked_up };
 
 Zero zero_of(const Weight& weight) {
@@ -53,7 +53,7 @@ WEFT_INLINE u32x16 looked_up(u32x16 codes, const uint8_t* table) {
 #endif
 }
 
-// Of 16 columns of a tile at ``from``, columns 8 pair ... 8 pair + 7: a byte for each of 4 columns, twice.
+// Loads columns 8 pair ... 8 pair + 7 of the 16 columns of a tile at ``from``: a byte for each of 4 columns, twice.
 template <int BITS>
 WEFT_INLINE void pair_codes(const uint8_t* from, int pair, u32x16* codes) {
   codes[0] = load_as<u32x16>(from + (BITS == 8 ? 2 : 1) * pair * 64);
@@ -64,13 +64,13 @@ WEFT_INLINE void pair_codes(const uint8_t* from, int pair, u32x16* codes) {
     codes[0] &= 0x0F0F0F0Fu;
   }
   if constexpr (BITS == 6) {
-    const u32x16 high = load_as<u32x16>(from + 128);  // two bits for each of 16 columns, beside what they belong to
+    const u32x16 high = load_as<u32x16>(from + 128);  // two bits for each of 16 columns, in their order
     codes[0] |= (pair ? high : high << 4) & 0x30303030u;
     codes[1] |= (pair ? high >> 2 : high << 2) & 0x30303030u;
   }
 }
 
-// The same as bytes that their middle is subtracted of.
+// The same as bytes from which their middle is subtracted.
 template <int BITS, Zero ZERO>
 WEFT_INLINE void pair_numbers(const Weight& weight, const uint8_t* from, int pair, u32x16* codes) {
   pair_codes<BITS>(from, pair, codes);

@@ -1,4 +1,5 @@
-// Pieces of products of int8, int6 and int4 weights where a matrix unit multiplies: codes are exact, scales are float32.
+// Pieces of products of int8, int6 and int4 weights where a matrix unit multiplies: codes are exact, scales are
+// float32.
 //
 //     code - zero    a whole number from -255 to 255: bfloat16 has 8 bits for it, so it is exact, and x is not rounded
 //     group          the columns that share a scale (32 in int4, 128 in int8): sum of x (code - zero), by the unit's order;
@@ -9,12 +10,13 @@
 //     more rows   a chunk, 256 columns of 2 tiles of W, becomes bfloat16 in the L1 cache once for all rows of a piece;
 //                 the unit adds up a group from zero, and vectors add the scaled sum to the totals
 //
-// Minimums of codes are taken off the totals at the end (matrix_pieces.hpp).
-// So a row of x has the same bits in any batch, by vectors as by the unit. Denormals are zeros in both.
+// Minimums of codes are subtracted from the totals at the end (matrix_pieces.hpp). So a row of x has the same bits in
+// any batch, by vectors as by the unit. Denormals are zeros in both.
 //
-// What scales cost the unit, for 2 x 2 tiles: 4 products of 16 cycles in 32 columns, and for each group 64 stores of sums
-// and 64 of totals, one in a cycle. In int8 stores take half of the products' time, beside them. In int4 they take twice
-// the time, so the unit reaches a third of its rate: still more products in a cycle than vectors of bytes have.
+// Cost of scales in the unit, for 2 x 2 tiles: 4 products of 16 cycles in 32 columns, and for each group 64 stores of
+// sums and 64 of totals, one in a cycle. In int8 stores take half of the products' time, in parallel with them. In
+// int4 they take twice the time, so the unit reaches a third of its rate: still more products in a cycle than vectors
+// of bytes have.
 //
 // Rejected: scales multiplied into the bfloat16 weights, as oneDNN's path did (they lose 8 of 16 bits, and the unit
 // gains nothing in int8); a weight as a sum of two bfloat16 (exact in int4, but twice the products: the time of the
@@ -27,10 +29,10 @@ namespace weft {
 namespace {
 
 #if defined(__AVX512F__)
-// Bytes ahead that the L2 and the L1 cache are asked for.
+// Bytes ahead that are prefetched into the L2 and the L1 cache.
 constexpr int64_t kCodesAhead = 2048, kCodesNext = 256;
 
-// What is subtracted of codes, as floats, for 16 rows of a group.
+// The numbers to subtract from codes, as floats, for 16 rows of a group.
 template <int BITS, Zero ZERO>
 WEFT_INLINE f32x16 code_base(const Weight& weight, int64_t at) {
   static_assert(BITS != 6 || ZERO != Zero::of_group);
@@ -56,7 +58,7 @@ WEFT_INLINE f32x16 code_numbers(u32x16 bytes, int shift, f32x16 base) {
   }
 }
 
-// Of 16 columns, columns 8 pair ... 8 pair + 7, for code_numbers: int4 twice, the second at a shift of 4.
+// Loads columns 8 pair ... 8 pair + 7 of 16, for code_numbers: int4 twice, the second at a shift of 4.
 template <int BITS>
 WEFT_INLINE void raw_pair(const uint8_t* from, int pair, u32x16* bytes) {
   if constexpr (BITS != 4) return pair_codes<BITS>(from, pair, bytes);
@@ -74,10 +76,12 @@ struct Groups {
 
 // The codes of a step, in bytes.
 template <int BITS>
-int64_t step_bytes(const Weight& weight) { return tile_line_bytes<BITS>() / parts_of_line(weight); }
+int64_t step_bytes(const Weight& weight) {
+  return tile_line_bytes<BITS>() / parts_of_line(weight);
+}
 
-// Of 16 columns. Widening fills a core's window, so it sees a line too late. A row from memory took 1.4 times as long
-// without this.
+// Prefetches 16 columns. Widening fills a core's window, so it sees a line too late. A row from memory took 1.4 times
+// as long without this.
 template <int BITS>
 WEFT_INLINE void fetch_codes(const uint8_t* from) {
   for (int line = 0; line < BITS / 2; ++line) {
@@ -141,7 +145,8 @@ auto with_codes(const Weight& weight, const Of& of) {
       if (zero == Zero::of_group) return of.template operator()<BITS, Zero::of_group>();
     if constexpr (BITS == 4)
       if (zero == Zero::looked_up) return of.template operator()<BITS, Zero::looked_up>();
-    return zero == Zero::none ? of.template operator()<BITS, Zero::none>() : of.template operator()<BITS, Zero::middle>();
+    return zero == Zero::none ? of.template operator()<BITS, Zero::none>()
+                              : of.template operator()<BITS, Zero::middle>();
   };
   return weight.form == WeightForm::int8   ? of_bits.template operator()<8>()
          : weight.form == WeightForm::int6 ? of_bits.template operator()<6>()
@@ -182,7 +187,7 @@ WEFT_INLINE void unpack_nibbles(__m512i bytes, uint16_t* to) {
       {0xC1, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xC0, 0xBF, 0x00, 0x3F, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40},
       {0x00, 0x3F, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41}};
   constexpr int kTable = ZERO == Zero::none ? 1 : 0;  // 0 to 15, or -8 to 7
-  // Of 4 rows: their columns 0 and 1, then their columns 2 and 3.
+  // The order for 4 rows: their columns 0 and 1, then their columns 2 and 3.
   alignas(16) static constexpr uint8_t kOrder[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
   const auto four_times = [](const uint8_t* from) {
     return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(from)));
@@ -228,7 +233,7 @@ void unpack_codes(const Weight& weight, int64_t tile, int64_t first, int64_t cou
   }
 }
 
-// Of a group: the sums of ``rows`` rows of x and one tile of W, scaled, to their totals.
+// Adds the sums of ``rows`` rows of x and one tile of W for a group, scaled, to their totals.
 WEFT_INLINE void add_scaled(const float* sums, f32x16 scale, int64_t rows, float* totals) {
   for (int64_t r = 0; r < rows; ++r)
     store(totals + r * kTile, fused(load(sums + r * kTile), scale, load(totals + r * kTile)));
@@ -249,7 +254,7 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
   const auto unpack = with_codes(weight, []<int BITS, Zero ZERO>() { return unpack_codes<BITS, ZERO>; });
   const GroupNumbers scales = GroupNumbers::scales(weight);
   const TileKernels& unit = tile_kernels();
-  // The rows of block ``block`` that are there.
+  // The rows of block ``block`` that exist.
   const auto rows_of = [&](int64_t block) {
     const int64_t left = last - first - block * kTileSide;
     return left < kTileSide ? left : kTileSide;
@@ -263,18 +268,24 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
       const UnitInUse in_use(unit);
       for (int64_t begin = 0; begin < steps; begin += chunk_steps) {
         const FlushDenormals flushed;
-        const int64_t chunk_end = begin + chunk_steps < steps ? begin + chunk_steps : steps, w_stride = (chunk_end - begin) * kStepNumbers;
-        for (int t = 0; t < count; ++t) unpack(weight, tile + t, begin, chunk_end - begin, room->numbers + t * w_stride);
+        const int64_t chunk_end = begin + chunk_steps < steps ? begin + chunk_steps : steps,
+                      w_stride = (chunk_end - begin) * kStepNumbers;
+        for (int t = 0; t < count; ++t)
+          unpack(weight, tile + t, begin, chunk_end - begin, room->numbers + t * w_stride);
         for (int64_t pair = 0; pair < pairs; ++pair) {
           const int both = 2 * pair + 1 < blocks ? 2 : 1;
           for (int64_t step = begin, stop; step < chunk_end; step = stop) {
             const int64_t group = step / groups.steps, group_end = (group + 1) * groups.steps;
             stop = group_end < chunk_end ? group_end : chunk_end;
-            unit.halves({
-                .x = numbers + (2 * pair * steps + step) * kStepNumbers,
-                .w = room->numbers + (step - begin) * kStepNumbers, .x_stride = steps * kStepNumbers,
-                .w_stride = w_stride, .steps = stop - step, .x_tiles = both, .w_tiles = count,
-                .first = step == group * groups.steps, .sums = sums + pair * kPairSums});
+            unit.halves({.x = numbers + (2 * pair * steps + step) * kStepNumbers,
+                         .w = room->numbers + (step - begin) * kStepNumbers,
+                         .x_stride = steps * kStepNumbers,
+                         .w_stride = w_stride,
+                         .steps = stop - step,
+                         .x_tiles = both,
+                         .w_tiles = count,
+                         .first = step == group * groups.steps,
+                         .sums = sums + pair * kPairSums});
             if (stop < group_end && stop < steps) continue;  // the rest of the group is in the next chunk
             for (int b = 0; b < both; ++b)
               for (int t = 0; t < count; ++t) {

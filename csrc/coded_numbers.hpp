@@ -1,17 +1,17 @@
-// Bfloat16 weights that are codes in memory: fp8 (e4m3), or 4 bits that a table of 16 floats stands for (nf4, fp4).
+// Bfloat16 weights that are codes in memory: fp8 (e4m3), or 4 bits with a table of 16 floats (nf4, fp4).
 //
 //     weight   bfloat16(number of the code x scale)         a scale for each row and group of columns, or for a tile
 //     unit     8 columns of 16 rows, in lines of 64 bytes
-//                fp8            columns 0-3, then columns 4-7. A pair of columns lies as it becomes words, 16 bytes of 4
+//                fp8            columns 0-3, then columns 4-7. A pair of columns is in word order, 16 bytes of 4
 //                               rows after the other
 //                fp8 by rows    words: a column's rows 4 n and 4 n + 1. Then 4 n + 2 and 4 n + 3
 //                4 bits         words: a column's rows 4 n to 4 n + 3
 //                               words of 8 columns, 16 bytes, for n = 0, 1, 2, 3
 //     two tiles  a unit of one, a unit of the other, ...: one stream from memory, as in twelve_bit.hpp
 //
-// How a code becomes a weight by floats, for CPUs without look-ups and for scales that these do not take. One arithmetic
-// shift moves sign, exponent and fraction of e4m3 to their places. The scale is larger by 2^120, which the exponents
-// differ by. Denormals come out right, so none may be flushed.
+// Conversion of a code to a weight by floats, for CPUs without look-ups and for scales that these do not take. One
+// arithmetic shift moves sign, exponent and fraction of e4m3 to their places. The scale is larger by 2^120, which the
+// exponents differ by. Denormals come out right, so none may be flushed.
 //
 // Bytes of 64 weights are looked up at once in coded_tiles.hpp, words of 32 in coded_words.hpp.
 #pragma once
@@ -29,11 +29,12 @@ bool is_coded(WeightForm form) { return form == WeightForm::bfloat16_fp8 || form
 WEFT_EACH(each_coded, WEFT_VBMI_PART)
 
 constexpr float kFp8Up = 0x1p120f;
-constexpr int kMostPower = 127 + 6;  // a byte of e8m0: 2^6 is below what a scale may be (tiles.py)
+constexpr int kMostPower = 127 + 6;  // a byte of e8m0: 2^6 is below the least scale (tiles.py)
 constexpr int kCodedRows = 4;
 
 bool serves_coded() {
-  static const bool serves = !has_bf16_dot() || (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"));
+  static const bool serves =
+      !has_bf16_dot() || (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"));
   return serves;
 }
 
@@ -44,7 +45,9 @@ enum class Lookup { four_bits, fp8_tile, fp8_powers, fp8_rows };
 
 Lookup lookup_of(const Weight& weight) {
   if (weight.form == WeightForm::bfloat16_four_bits) return Lookup::four_bits;
-  return weight.scale_form == ScaleForm::of_tiles ? Lookup::fp8_tile : weight.scale_form == ScaleForm::e8m0 ? Lookup::fp8_powers : Lookup::fp8_rows;
+  return weight.scale_form == ScaleForm::of_tiles ? Lookup::fp8_tile
+         : weight.scale_form == ScaleForm::e8m0   ? Lookup::fp8_powers
+                                                  : Lookup::fp8_rows;
 }
 
 // Codes in words, whose products add up four sums for each row of W.
@@ -62,8 +65,10 @@ struct CodedTile {
   __m512 table;
 
   CodedTile(const Weight& weight, int64_t tile)
-      : units(static_cast<const uint8_t*>(weight.data) + tile / 2 * (weight.in / kUnitColumns) * kStep + tile % 2 * kCodedBytes<FP8>),
-        form(weight.scale_form), units_of_group(weight.group / kUnitColumns) {
+      : units(static_cast<const uint8_t*>(weight.data) + tile / 2 * (weight.in / kUnitColumns) * kStep +
+              tile % 2 * kCodedBytes<FP8>),
+        form(weight.scale_form),
+        units_of_group(weight.group / kUnitColumns) {
     const int64_t groups = (weight.in + weight.group - 1) / weight.group;
     const int64_t bytes = form == ScaleForm::of_tiles ? 4 : form == ScaleForm::e8m0 ? kTile : 4 * kTile;
     scales = static_cast<const char*>(weight.scales) + tile * groups * bytes;
@@ -74,7 +79,7 @@ struct CodedTile {
     return static_cast<const uint8_t*>(scales) + unit / units_of_group * kTile;
   }
 
-  // Of the group that ``unit`` is in.
+  // Scale of the group that ``unit`` is in.
   WEFT_INLINE __m512 scale(int64_t unit) const { return scale_of(unit / units_of_group); }
 
   WEFT_INLINE __m512 scale_of(int64_t group) const {
@@ -114,7 +119,8 @@ struct CodedTile {
 
 // Rounded to bfloat16, in the upper half of each lane.
 WEFT_INLINE __m512i rounded_up_half(__m512 x) {
-  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i bits = _mm512_castps_si512(x),
+                odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   return _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7FFF));
 }
 
@@ -130,18 +136,21 @@ WEFT_INLINE void pairs_by_floats(const CodedTile<KIND>& tile, const uint8_t* uni
 }
 
 template <Lookup KIND>
-__attribute__((noinline, cold)) void rare_pairs(const CodedTile<KIND>& tile, const uint8_t* unit, __m512 scale, __m512i* pairs) {
+__attribute__((noinline, cold)) void rare_pairs(const CodedTile<KIND>& tile, const uint8_t* unit, __m512 scale,
+                                                __m512i* pairs) {
   pairs_by_floats(tile, unit, scale, pairs);
 }
 
-// A constant that the compiler does not make again, with a shuffle, in each turn of a loop.
+// A constant that the compiler does not compute again, with a shuffle, in each iteration of a loop.
 WEFT_INLINE __m512i opaque(__m512i constant) {
   asm("" : "+v"(constant));
   return constant;
 }
 
-// ``second`` behind ``first``, rounded.
-WEFT_VBMI_PART inline __m512i words_of(__m512 first, __m512 second) { return (__m512i)_mm512_cvtne2ps_pbh(second, first); }
+// ``second`` after ``first``, rounded.
+WEFT_VBMI_PART inline __m512i words_of(__m512 first, __m512 second) {
+  return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+}
 #endif
 
 }  // namespace

@@ -1,22 +1,23 @@
-// Products by codes that become bfloat16 (coded_numbers.hpp), and of fp8 in bytes: with a scale for a tile, or powers of two.
+// Products by codes that become bfloat16 (coded_numbers.hpp), and of fp8 in bytes: with a scale for a tile, or powers
+// of two.
 //
 //     up to 4 rows of x    codes become weights in registers; 4 rows meet two tiles
 //     more                 four tiles are unpacked into the L2 cache once, for all rows of a part of x
 //
-// The weights are those of the model that was widened to bfloat16. Here sums have the order of tiles.hpp too, so a product
-// has the bits of that model, of one row as of many. Codes in words have another order (coded_words.hpp).
+// The weights are those of the model that was widened to bfloat16. Sums here have the order of tiles.hpp too, so a
+// product has the bits of that model, of one row as of many. Codes in words have another order (coded_words.hpp).
 //
-// A group has few different weights. So what a code may become is rounded once for the group. A table of 128 bytes then
+// A group has few different weights. So the possible weights are rounded once for the group. A table of 128 bytes then
 // gives the lower bytes of 64 weights, and another the upper ones (vpermi2b):
 //
 //     table of            has                               and then
 //     scale of a tile     the tile's 128 numbers            the sign
-//     powers of two       128 numbers of the largest power  what the power has less is taken off, but of zeros
+//     powers of two       128 numbers of the largest power  the powers' difference subtracted, except from zeros
 //
-// Exponents are added where no power leaves bfloat16's normal numbers. Another group takes the way of CPUs without
+// Exponents are added where no power leaves bfloat16's normal numbers. Other groups are computed as on CPUs without
 // look-ups: floats, and a rounding of each.
 //
-// Rejected: scales behind the sums of a group (faster, but other weights than the library's: they are never rounded).
+// Rejected: scales after the sums of a group (faster, but other weights than the library's: they are never rounded).
 // CPUs with products of pairs and without look-ups of bytes (Cooper Lake) have no kernels here.
 #pragma once
 
@@ -33,7 +34,7 @@ WEFT_INLINE __m512i bytes_by_place(const Byte& byte) {
   return _mm512_loadu_si512(bytes);
 }
 
-// 128 words as two tables of 128 bytes: what ``at`` of 7 bits gives is a byte for each byte.
+// 128 words as two tables of 128 bytes: each byte of ``at``, 7 bits, is replaced by a byte of the table.
 struct ByteTables {
   __m512i low[2], high[2];
 
@@ -49,7 +50,7 @@ struct ByteTables {
   WEFT_VBMI_PART inline __m512i highs(__m512i at) const { return _mm512_permutex2var_epi8(high[0], at, high[1]); }
 };
 
-// What a tile's codes of the group at hand become.
+// Weights of a tile's codes in the present group.
 template <Lookup KIND>
 struct Group {
   CodedTile<KIND> tile;
@@ -65,7 +66,7 @@ struct Group {
     }
   }
 
-  // Of the numbers of codes 0 to 127.
+  // Sets the numbers of codes 0 to 127.
   WEFT_VBMI_PART inline void set_numbers(__m512 scale_up) {
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const auto sixteen = [&](int first) WEFT_VBMI_PART {
@@ -76,7 +77,7 @@ struct Group {
     table.set(words);
   }
 
-  // Of the group that begins at ``unit``.
+  // Begins the group that starts at ``unit``.
   WEFT_VBMI_PART inline void begin(int64_t unit) {
     if constexpr (KIND == Lookup::fp8_powers) {
       const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile.powers(unit))));
@@ -92,7 +93,7 @@ struct Group {
   // The four pairs of the unit at ``from``.
   WEFT_VBMI_PART inline void pairs(const uint8_t* from, __m512i* to) const {
     if (__builtin_expect(rare, 0)) {
-      __m512i room[kUnitPairs];    // not ``to``, which would then be in memory always
+      __m512i room[kUnitPairs];  // not ``to``, which would then be in memory always
       rare_pairs(tile, from, rare_scale(from), room);
       for (int pair = 0; pair < kUnitPairs; ++pair) to[pair] = room[pair];
       return;
@@ -107,7 +108,9 @@ struct Group {
     });
   }
 
-  WEFT_INLINE __m512 rare_scale(const uint8_t* from) const { return tile.scale((from - tile.units) / CodedTile<KIND>::kStep); }
+  WEFT_INLINE __m512 rare_scale(const uint8_t* from) const {
+    return tile.scale((from - tile.units) / CodedTile<KIND>::kStep);
+  }
 
   // Zeros are negative ones in the table: no power takes them below the least word.
   WEFT_VBMI_PART inline __m512i with_power(__m512i words) const {
@@ -259,7 +262,8 @@ void coded_item(const LinearArgs& args, int64_t tile, int64_t end, int64_t first
     if constexpr (std::is_same_v<X, bf16>) {
       if (in_words(kind)) {
         __m512i* const quads = reinterpret_cast<__m512i*>(room);
-        const auto unpack = kind == Lookup::four_bits ? unpack_quads<Lookup::four_bits> : unpack_quads<Lookup::fp8_rows>;
+        const auto unpack =
+            kind == Lookup::four_bits ? unpack_quads<Lookup::four_bits> : unpack_quads<Lookup::fp8_rows>;
         for (int t = 0; t < kOutTiles; ++t) unpack(weight, tile + t, 0, units, quads + t * units * kQuads);
         return unpacked_quad_products(args, quads, tile, kOutTiles, first, last);
       }
@@ -279,7 +283,8 @@ void coded_item(const LinearArgs& args, int64_t tile, int64_t end, int64_t first
   const Block<X>* const blocks = own_blocks<X>(own, kCodedRows, scratch);
   const auto& sums = coded_sums_for<X>(lookup_of(weight));
   for (int64_t i = 0; i < blocks_of(own.rows, kCodedRows); ++i)
-    for (int64_t t = tile; t < end; t += kTwelveBitTiles) sums[static_cast<size_t>(blocks[i].count - 1)](own, t, blocks[i]);
+    for (int64_t t = tile; t < end; t += kTwelveBitTiles)
+      sums[static_cast<size_t>(blocks[i].count - 1)](own, t, blocks[i]);
 }
 
 template <class X>
@@ -288,7 +293,8 @@ void coded_products_of(const LinearArgs& args) {
   const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
   const int64_t x_bytes = weight.in * static_cast<int64_t>(sizeof(X)), width = weight.in * 2;
   const int64_t parts = (args.rows * x_bytes + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
-  const double nanoseconds = static_cast<double>(kOutRows * width) * (0.02 + 0.0025 * static_cast<double>(args.rows) / static_cast<double>(parts));
+  const double nanoseconds = static_cast<double>(kOutRows * width) *
+                             (0.02 + 0.0025 * static_cast<double>(args.rows) / static_cast<double>(parts));
   Pool::instance().reserve(item_scratch<X>(weight, args.rows / parts + 1));
   Pool::instance().for_each(items * parts, nanoseconds, [&](int64_t at) {
     const int64_t item = at % items, part = at / items, tile = item * kOutTiles;

@@ -6,7 +6,7 @@
 // K - 1 inputs in registers from token to token. Where a prefill has few runs, long runs are cut into spans; a span
 // takes the inputs before it from x, and the window of such a run is written when all of them are done.
 //
-// LFM2 multiplies what goes in and what comes out by a gate each: done here, rounded where two more passes would.
+// LFM2 multiplies input and output by a gate each: done here, with the roundings of two more passes.
 #pragma once
 
 #include "kv_numbers.hpp"
@@ -31,7 +31,7 @@ WEFT_INLINE void lines_of(const f32x16* flat, f32x16* lines) {
   static constexpr auto lanes = [] {
     struct Lanes {
       alignas(64) int32_t at[N][16] = {};
-      uint16_t from[N][N] = {};  // lanes of a line that lie in a vector
+      uint16_t from[N][N] = {};  // lanes of a line that are in a vector
     } table;
     for (int k = 0; k < N; ++k)
       for (int c = 0; c < 16; ++c) {
@@ -60,7 +60,7 @@ WEFT_INLINE void flat_of(const f32x16* lines, f32x16* flat) {
   static constexpr auto lanes = [] {
     struct Lanes {
       alignas(64) int32_t at[N][16] = {};
-      uint16_t from[N][N] = {};  // lanes of a vector that lie in a line
+      uint16_t from[N][N] = {};  // lanes of a vector that are in a line
     } table;
     for (int i = 0; i < 16 * N; ++i) {
       table.at[i / 16][i % 16] = i / N;
@@ -168,8 +168,8 @@ WEFT_INLINE void keep_last_inputs(const ConvArgs& args, const Run& run, int64_t 
     const int64_t token = run.offset + run.length - (K - 1) + k;
     past[k] = load(static_cast<const T*>(args.x.data) + token * args.x.token_stride + channel);
     if (args.in_gate.data)
-      past[k] = rounded<T>(past[k] * load(static_cast<const T*>(args.in_gate.data) +
-                                          token * args.in_gate.token_stride + channel));
+      past[k] = rounded<T>(
+          past[k] * load(static_cast<const T*>(args.in_gate.data) + token * args.in_gate.token_stride + channel));
   }
   keep_window<K>(args, channel, run.slot, past);
 }

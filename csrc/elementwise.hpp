@@ -1,5 +1,5 @@
-// Small things between the matrix products, one pass each: rotary, K and V into their pages, silu(gate) * up,
-// x * sigmoid(gate), gelu.
+// Small operations between the matrix products, one pass each: rotary, K and V into their pages, silu(gate) * up, x *
+// sigmoid(gate), gelu.
 #pragma once
 
 #include "kv_numbers.hpp"
@@ -8,7 +8,8 @@ namespace weft {
 namespace {
 
 template <class T>
-WEFT_INLINE void rotate_head(const T* from, T* to, const float* cos, const float* sin, int64_t rotary_dim, int64_t dim) {
+WEFT_INLINE void rotate_head(const T* from, T* to, const float* cos, const float* sin, int64_t rotary_dim,
+                             int64_t dim) {
   const int64_t half = rotary_dim / 2;
   int64_t i = 0;
   for (; i + 16 <= half; i += 16) {
@@ -22,8 +23,7 @@ WEFT_INLINE void rotate_head(const T* from, T* to, const float* cos, const float
     narrow(to + i, first * cos[i] - second * sin[i]);
     narrow(to + half + i, second * cos[i] + first * sin[i]);
   }
-  if (rotary_dim < dim && from != to)
-    std::memcpy(to + rotary_dim, from + rotary_dim, sizeof(T) * (dim - rotary_dim));
+  if (rotary_dim < dim && from != to) std::memcpy(to + rotary_dim, from + rotary_dim, sizeof(T) * (dim - rotary_dim));
 }
 
 template <class T>
@@ -47,7 +47,7 @@ void rotary(const RotaryArgs& args) {
   else rotary_of<float>(args);
 }
 
-// Where one token of one head lies in its page: see tensor/layout.py.
+// Writes one token of one head into its page: see tensor/layout.py.
 template <class T, class KV>
 void write_token(const WriteKvArgs& args, int64_t token, int64_t page, int64_t place) {
   constexpr int64_t pack = kPack<KV>;
@@ -129,8 +129,7 @@ void gelu_tanh_of(const GeluArgs& args) {
     const int64_t end = (block + 1) * wide < args.count ? (block + 1) * wide : args.count;
     const T* x = static_cast<const T*>(args.x);
     T* out = static_cast<T*>(args.out);
-    for (int64_t i = block * wide; i < end; i += 16)
-      store_some(out + i, gelu_tanh(load_some(x + i, end - i)), end - i);
+    for (int64_t i = block * wide; i < end; i += 16) store_some(out + i, gelu_tanh(load_some(x + i, end - i)), end - i);
   });
 }
 

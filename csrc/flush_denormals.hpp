@@ -1,11 +1,12 @@
 // Numbers under 1.2e-38 as zeros, for the lifetime of an object, on its thread.
 //
 // A state that a gate forgets is multiplied by e^(-80) and less. The product is a denormal number, and the next token
-// reads it. On x86-64 each vector with one of them takes some 150 cycles in place of 4. States of Mamba-2 with decays
-// of this kind made a row of a window four times as dear. Against what the same token adds, these numbers are nothing.
+// reads it. On x86-64 each vector with one of them takes some 150 cycles instead of 4. States of Mamba-2 with decays
+// of this kind made a row of a window four times as expensive. Compared with the same token's addition, these numbers
+// are nothing.
 //
-// The kernels of states hold one for each item of work, so every path over a state has the same bits: decode, window,
-// replay and prompt, on any thread. Other kernels leave the process as it is.
+// The kernels of states hold one object for each item of work, so every path over a state has the same bits: decode,
+// window, replay and prompt, on any thread. Other kernels leave the process as it is.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ class FlushDenormals {
 
  private:
 #if defined(__x86_64__) || defined(__i386__)
-  static constexpr uint64_t kFlush = 0x8040;  // results, and what is read
+  static constexpr uint64_t kFlush = 0x8040;  // results, and operands
   static uint64_t control() { return _mm_getcsr(); }
   static void set(uint64_t value) {
     asm volatile("" ::: "memory");
@@ -50,7 +51,7 @@ class FlushDenormals {
   friend class KeepDenormals;
 };
 
-// The other way round, inside of the above.
+// The opposite, inside of the above.
 class KeepDenormals {
  public:
   KeepDenormals() : before_(FlushDenormals::control()) { FlushDenormals::set(before_ & ~FlushDenormals::kFlush); }

@@ -44,16 +44,26 @@ void Product::run(const Projected& x, void* to, const AdapterRows* whose) const 
     // A kernel's rows are dense. One row is so at its place.
     const bool dense = parts.size() == 1 || x.tokens == 1;
     void* const made = dense ? at : fused_buffer(5, x, part.weight.out).data;
-    kernels().linear({
-        .x = from.data, .x_stride = from.stride, .x_dtype = x.dtype, .rows = x.tokens, .weight = part.weight,
-        .bias = bias, .exact = part.exact, .out = made});
+    kernels().linear({.x = from.data,
+                      .x_stride = from.stride,
+                      .x_dtype = x.dtype,
+                      .rows = x.tokens,
+                      .weight = part.weight,
+                      .bias = bias,
+                      .exact = part.exact,
+                      .out = made});
     for (int64_t row = 0; !dense && row < x.tokens; ++row)
       std::memcpy(at + row * stride, static_cast<const char*>(made) + row * width, static_cast<size_t>(width));
     at += width;
   }
-  if (whose) kernels().adapt({
-      .x = x.data, .x_stride = x.stride, .y = to, .y_stride = out(), .dtype = x.dtype, .product = adapted,
-      .whose = whose});
+  if (whose)
+    kernels().adapt({.x = x.data,
+                     .x_stride = x.stride,
+                     .y = to,
+                     .y_stride = out(),
+                     .dtype = x.dtype,
+                     .product = adapted,
+                     .whose = whose});
 }
 
 Buffer fused_buffer(int which, const Projected& like, int64_t width) {
@@ -64,27 +74,47 @@ Buffer fused_buffer(int which, const Projected& like, int64_t width) {
 }
 
 void FusedBlock::swiglu(const Projected& x, void* out, const AdapterRows* whose) const {
-  run(x, out, [&](const Projected& projected, void* to) {
-    kernels().silu_mul({
-        .gate_up = projected.data, .stride = projected.stride, .tokens = projected.tokens, .width = second.in(),
-        .dtype = projected.dtype, .out = to});
-  }, whose);
+  run(
+      x, out,
+      [&](const Projected& projected, void* to) {
+        kernels().silu_mul({.gate_up = projected.data,
+                            .stride = projected.stride,
+                            .tokens = projected.tokens,
+                            .width = second.in(),
+                            .dtype = projected.dtype,
+                            .out = to});
+      },
+      whose);
 }
 
 // LFM2: [ B | C | x ] -> C conv(B x)
 void FusedBlock::short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window,
-                       void* out, const AdapterRows* whose) const {
-  run(x, out, [&](const Projected& projected, void* to) {
-    log_rows(runs, projected, window.data);
-    const int64_t channels = second.in(), bytes = projected.dtype == Dtype::bfloat16 ? 2 : 4;
-    const auto part = [&](int64_t i) {
-      return Rows{static_cast<const char*>(projected.data) + i * channels * bytes, projected.stride, 1, projected.dtype};
-    };
-    kernels().conv({
-        .runs = &runs, .x = part(2), .in_gate = part(0), .out_gate = part(1), .weight = conv.weight,
-        .bias = conv.bias, .weight_dtype = conv.dtype, .silu = false, .out = to, .window = window.data,
-        .slot_stride = window.slot_stride, .channels = channels, .kernel = conv.kernel, .window_dtype = window.dtype});
-  }, whose);
+                            void* out, const AdapterRows* whose) const {
+  run(
+      x, out,
+      [&](const Projected& projected, void* to) {
+        log_rows(runs, projected, window.data);
+        const int64_t channels = second.in(), bytes = projected.dtype == Dtype::bfloat16 ? 2 : 4;
+        const auto part = [&](int64_t i) {
+          return Rows{static_cast<const char*>(projected.data) + i * channels * bytes, projected.stride, 1,
+                      projected.dtype};
+        };
+        kernels().conv({.runs = &runs,
+                        .x = part(2),
+                        .in_gate = part(0),
+                        .out_gate = part(1),
+                        .weight = conv.weight,
+                        .bias = conv.bias,
+                        .weight_dtype = conv.dtype,
+                        .silu = false,
+                        .out = to,
+                        .window = window.data,
+                        .slot_stride = window.slot_stride,
+                        .channels = channels,
+                        .kernel = conv.kernel,
+                        .window_dtype = window.dtype});
+      },
+      whose);
 }
 
 void FusedBlock::replay_short_conv(const Runs& again, const Projected& logged, const ConvWeights& conv,
@@ -93,10 +123,19 @@ void FusedBlock::replay_short_conv(const Runs& again, const Projected& logged, c
   const Rows gate = {logged.data, logged.stride, 1, logged.dtype};
   const Rows x = {static_cast<const char*>(logged.data) + channels * bytes, logged.stride, 1, logged.dtype};
   const Buffer dropped = fused_buffer(1, logged, channels);
-  kernels().conv({
-      .runs = &again, .x = x, .in_gate = gate, .weight = conv.weight, .bias = conv.bias, .weight_dtype = conv.dtype,
-      .silu = false, .out = dropped.data, .window = window.data,
-      .slot_stride = window.slot_stride, .channels = channels, .kernel = conv.kernel, .window_dtype = window.dtype});
+  kernels().conv({.runs = &again,
+                  .x = x,
+                  .in_gate = gate,
+                  .weight = conv.weight,
+                  .bias = conv.bias,
+                  .weight_dtype = conv.dtype,
+                  .silu = false,
+                  .out = dropped.data,
+                  .window = window.data,
+                  .slot_stride = window.slot_stride,
+                  .channels = channels,
+                  .kernel = conv.kernel,
+                  .window_dtype = window.dtype});
 }
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// A block's two matrix products and the kernels between them, in one crossing from Python.
+// A block's two matrix products and the kernels between them, in one call from Python.
 //
 //   x --first--> projected --core--> between --second--> out
 //
@@ -6,8 +6,8 @@
 // code included. Python's work between two products then takes several times as long as in a loop, and its ten
 // microseconds come four times a layer. The kernels and their order are those of separate calls, and so are the bits.
 //
-// With many rows this gains nothing, and ``projected`` and ``between`` (buffers of each thread, reused by the next call)
-// would be large. tensor/fused_block.py sets the limit.
+// With many rows this gains nothing, and ``projected`` and ``between`` (buffers of each thread, reused by the next
+// call) would be large. tensor/fused_block.py sets the limit.
 #pragma once
 
 #include "adapters.hpp"
@@ -15,7 +15,7 @@
 
 namespace weft {
 
-// Parts, each a matrix in a form of its own, multiply the same x. Their results lie side by side.
+// Parts, each a matrix in its own form, multiply the same x. Their results are concatenated.
 struct Product {
   struct Part {
     Weight weight;
@@ -28,7 +28,7 @@ struct Product {
 
   int64_t in() const { return parts.front().weight.in; }
   int64_t out() const;
-  // to: [tokens, out()] dense, dtype of x. ``whose``: the rows of adapters, null for the base model's alone.
+  // to: [tokens, out()] dense, dtype of x. ``whose``: the rows of adapters, null if all rows are of the base model.
   void run(const Projected& x, void* to, const AdapterRows* whose) const;
 };
 
@@ -53,9 +53,9 @@ struct FusedBlock {
   }
 
   void swiglu(const Projected& x, void* out, const AdapterRows* whose = nullptr) const;
-  void short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window,
-                  void* out, const AdapterRows* whose = nullptr) const;
-  // logged: columns B and x. Windows alone are computed.
+  void short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window, void* out,
+                  const AdapterRows* whose = nullptr) const;
+  // logged: columns B and x. Only windows are computed.
   void replay_short_conv(const Runs& again, const Projected& logged, const ConvWeights& conv,
                          const SlotView& window) const;
 };

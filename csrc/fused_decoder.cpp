@@ -3,7 +3,7 @@
 namespace weft {
 namespace {
 
-// The norm of x, or of x + scale added, which goes to ``sum`` as well.
+// The norm of x, or of x + scale added, which is written to ``sum`` as well.
 void norm_stream(const StreamNorm& with, const Projected& x, const Buffer* added, float scale, int64_t dim, void* sum,
                  void* out) {
   NormArgs args = {};
@@ -29,20 +29,31 @@ void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const s
     case Core::swiglu: return fused.swiglu(x, out, whose);
     case Core::short_conv: return fused.short_conv(runs, x, stage.conv, stage.first, out, whose);
     case Core::gated_delta:
-      return fused.run(x, out, [&](const Projected& projected, void* to) {
-        static_cast<const GatedDeltaLayer*>(stage.layer)->run(runs, projected, stage.first, stage.second, stage.number, to);
-      }, whose);
+      return fused.run(
+          x, out,
+          [&](const Projected& projected, void* to) {
+            static_cast<const GatedDeltaLayer*>(stage.layer)
+                ->run(runs, projected, stage.first, stage.second, stage.number, to);
+          },
+          whose);
     case Core::mamba2:
-      return fused.run(x, out, [&](const Projected& projected, void* to) {
-        static_cast<const Mamba2Layer*>(stage.layer)->run(runs, projected, stage.first, stage.second, stage.number, to);
-      }, whose);
+      return fused.run(
+          x, out,
+          [&](const Projected& projected, void* to) {
+            static_cast<const Mamba2Layer*>(stage.layer)
+                ->run(runs, projected, stage.first, stage.second, stage.number, to);
+          },
+          whose);
     case Core::attention:
-      return fused.run(x, out, [&](const Projected& projected, void* to) {
-        const Rotation none = {nullptr, nullptr, 0};
-        static_cast<const AttentionLayer*>(stage.layer)->run(
-            runs, runs, projected, stage.rope < 0 ? none : rotated[static_cast<size_t>(stage.rope)],
-            {stage.first, stage.second, page_table, table_stride, stage.scales}, to);
-      }, whose);
+      return fused.run(
+          x, out,
+          [&](const Projected& projected, void* to) {
+            const Rotation none = {nullptr, nullptr, 0};
+            static_cast<const AttentionLayer*>(stage.layer)
+                ->run(runs, runs, projected, stage.rope < 0 ? none : rotated[static_cast<size_t>(stage.rope)],
+                      {stage.first, stage.second, page_table, table_stride, stage.scales}, to);
+          },
+          whose);
   }
 }
 
@@ -75,7 +86,8 @@ int64_t bytes_of(Dtype dtype) { return dtype == Dtype::bfloat16 ? 2 : 4; }
 
 void replay_stage(const Stage& stage, const Runs& again, const Projected& logged) {
   if (stage.core == Core::gated_delta)
-    static_cast<const GatedDeltaLayer*>(stage.layer)->run(again, logged, stage.first, stage.second, stage.number, nullptr);
+    static_cast<const GatedDeltaLayer*>(stage.layer)
+        ->run(again, logged, stage.first, stage.second, stage.number, nullptr);
   if (stage.core == Core::mamba2)
     static_cast<const Mamba2Layer*>(stage.layer)->run(again, logged, stage.first, stage.second, stage.number, nullptr);
   if (stage.core == Core::short_conv) stage.fused->replay_short_conv(again, logged, stage.conv, stage.first);
@@ -108,21 +120,20 @@ void FusedDecoder::replay(const Runs& again, Dtype dtype, const char* log, int64
   }
 }
 
-void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
-                int64_t table_stride, const AdapterRows* whose, void* out) const {
+void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated,
+                       const int32_t* page_table, int64_t table_stride, const AdapterRows* whose, void* out) const {
   const int64_t dim = stages.front().fused->first.in();
   const Buffer normed = fused_buffer(2, x, dim), rooms[2] = {fused_buffer(3, x, dim), fused_buffer(4, x, dim)};
   Projected stream = x;
   const Buffer* added = nullptr;
-  int spare = 0;  // the room that the stream is not in
+  int spare = 0;  // the buffer that the stream is not in
   for (const Stage& stage : stages) {
     norm_stream(stage.norm, stream, added, scale, dim, added ? added->data : nullptr, normed.data);
     if (added) {
-      stream = *added;  // the sum took its place
+      stream = *added;  // the sum replaced it
       spare = added == &rooms[0] ? 1 : 0;
     }
-    run_stage(stage, runs, normed, rotated, page_table, table_stride, whose,
-              rooms[spare].data);
+    run_stage(stage, runs, normed, rotated, page_table, table_stride, whose, rooms[spare].data);
     added = &rooms[spare];
   }
   norm_stream(last, stream, added, scale, dim, added ? added->data : nullptr, out);

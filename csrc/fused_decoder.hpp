@@ -1,10 +1,10 @@
-// All layers of a model for a step of few tokens, in one crossing from Python.
+// All layers of a model for a step of few tokens, in one call from Python.
 //
 //   x --norm--> fused block -> y      x + y --norm--> fused block -> y     ...     x + y --norm--> hidden
 //
-// Between two products, Python's work would find none of its own code in the caches (see fused_block.hpp). A call brings
-// what changes from step to step: runs, cos and sin, the page table. src/weft/models/fused_decoder.py binds the rest once
-// (weights, fused blocks, views of the arena), and decides which steps qualify.
+// Between two products, Python's work would find none of its own code in the caches (see fused_block.hpp). A call
+// passes the changing arguments: runs, cos and sin, the page table. src/weft/models/fused_decoder.py binds the rest
+// once (weights, fused blocks, views of the arena), and decides which steps qualify.
 #pragma once
 
 #include "fused_block.hpp"
@@ -24,15 +24,15 @@ struct Stage {
   const FusedBlock* fused;
   Core core;
   const void* layer;       // GatedDeltaLayer, Mamba2Layer or AttentionLayer.
-  ConvWeights conv;        // Of short_conv.
+  ConvWeights conv;        // of short_conv
   SlotView first, second;  // Window and state, or K and V pages.
-  TokenScales scales;      // Of pages.
+  TokenScales scales;      // of pages
   int64_t number;          // of the layer, see StateKind
-  int64_t rope;            // which of the step's cos and sin, -1 for none
+  int64_t rope;            // index in the step's cos and sin, -1 for none
 };
 
 struct FusedDecoder {
-  float scale;             // of what is added to the stream
+  float scale;  // factor on additions to the stream
   StreamNorm last;
   std::vector<Stage> stages;
 
@@ -48,7 +48,7 @@ struct FusedDecoder {
   // The next ``run`` over ``runs`` fills the log ``to``.
   void log(Runs& runs, Dtype dtype, char* to) const;
 
-  // The states alone, over a log of ``rows`` rows; the offsets of ``again`` are rows of it.
+  // Only the states, over a log of ``rows`` rows; the offsets of ``again`` are rows of it.
   void replay(const Runs& again, Dtype dtype, const char* log, int64_t rows) const;
 };
 

@@ -1,18 +1,19 @@
 // The gated delta rule, token by token, for decodes and prefills. Kimi's variant has one decay for each line of the
-// state instead of one for all. That of RWKV-7 has keys apart: kk reads what b takes out, and k writes the value whole.
+// state instead of one for all. RWKV-7's variant has separate keys: kk reads the part that b erases, and k writes the
+// full value.
 //
 //     per value head   S <- e^g S;   d = beta (v - k^T S);   S <- S + k d^T;   o = q^T S      S [K, V]
 //     keys apart       u = kk^T S;   S <- e^g S - b u^T + k v^T;               o = q^T S
 //
-// Prefills: an item of work is 16, 32 or 64 columns of one head of one run. Its part of S (K x 16 floats, 8 kB, to 32 kB)
-// stays in the L1 cache for all tokens of the run. 64 columns share the loads of k and q, and their eight sums do not wait
-// for one another. One pass over it per token does everything:
+// Prefills: an item of work is 16, 32 or 64 columns of one head of one run. Its part of S (K x 16 floats, 8 kB, to 32
+// kB) stays in the L1 cache for all tokens of the run. 64 columns share the loads of k and q, and their eight sums do
+// not wait for one another. One pass over it per token does everything:
 //
 //     line k of S:   s = e^g s + k_t[k] d       o += q_t[k] s       ahead += e^(g_(t+1)) k_(t+1)[k] s
 //
-// The next token needs ``ahead`` before it can start, so S is read and written once per token. The arithmetic is that of
-// the recurrence itself. How a prompt is cut changes no bit of the result, and a tap at any position is a copy of S. On
-// a CPU this beats the chunked form: its extra matrix products pay only where a matrix unit makes them cheap.
+// The next token needs ``ahead`` before it can start, so S is read and written once per token. The arithmetic is that
+// of the recurrence itself. How a prompt is cut changes no bit of the result, and a tap at any position is a copy of
+// S. On a CPU this beats the chunked form: its extra matrix products pay only where a matrix unit makes them cheap.
 //
 // Decodes: all states of a batch come out of memory once, and nothing else takes long. An item is a head of one run,
 // whose S is one stream of K x V numbers. The first pass computes ``ahead``; the second does the rest, over what the L2
@@ -22,8 +23,8 @@
 // Runs of some tokens read such pieces of lines. There too a thread prefetches the piece of its next item, in the first
 // two passes over the one at hand. A replay (``out`` null) has the same passes without q and o.
 //
-// Before either, a pass over the tokens computes decays and betas from the model's gates (given ``decay``), or reads them
-// as they are.
+// Before either, a pass over the tokens computes decays and betas from the model's gates (given ``decay``), or reads
+// them as they are.
 #pragma once
 
 #include "flush_denormals.hpp"
@@ -58,19 +59,19 @@ WEFT_INLINE void widened(const T* from, int64_t dim, float* to) {
   for (int64_t i = 0; i < dim; i += 16) store(to + i, load(from + i));
 }
 
-// What a token does to 16 columns of the state: key k writes ``delta``; with keys apart, key b adds ``erased``.
+// Change of 16 columns of the state by a token: key k writes ``delta``; with keys apart, key b adds ``erased``.
 struct DeltaChange {
   f32x16 delta, erased;
 };
 
-// ``ahead``: what the reader sees.
+// ``ahead``: the reader's product with the state.
 template <Rule RULE>
 WEFT_INLINE DeltaChange delta_change(f32x16 v, f32x16 ahead, float beta) {
   if constexpr (RULE == Rule::apart) return {v, splat(0) - ahead};
   return {(v - ahead) * beta, splat(0)};
 }
 
-// A line of the state behind a token.
+// A state row after the update.
 template <Rule RULE>
 WEFT_INLINE f32x16 delta_line(f32x16 line, float decay, const DeltaChange& change, float k, float b) {
   const f32x16 written = fused(change.delta, splat(k), line * decay);
@@ -78,7 +79,7 @@ WEFT_INLINE f32x16 delta_line(f32x16 line, float decay, const DeltaChange& chang
   return written;
 }
 
-// A part of a state that is read next, as many lines and columns as the one at hand; null: none is.
+// The part of a state that is read next, with as many lines and columns as the present one; null: none is.
 template <class S, int WIDE>
 struct NextState {
   static constexpr int kLines = static_cast<int>(WIDE * sizeof(S) / 4 + 1) / 2;  // of 64 bytes, half of a line
@@ -91,8 +92,8 @@ struct NextState {
   }
 };
 
-// ``decays``: one for each line, or one. ``reader``: the next key times its decays, or the next kk.
-// ``element``: of the first number of the columns; ``key``: what this token's state is rounded by.
+// ``decays``: one for each line, or one. ``reader``: the next key times its decays, or the next kk. ``element``: of
+// the first number of the columns; ``key``: random key for the rounding of this token's state.
 template <class S, int WIDE, Rule RULE, bool READS, bool ASKS>
 WEFT_INLINE void delta_token(float* state, int64_t element, int64_t v_dim, uint32_t key, int64_t k_dim, const float* k,
                              const float* b, const float* q, const float* reader, const float* decays,
@@ -119,12 +120,13 @@ WEFT_INLINE void delta_token(float* state, int64_t element, int64_t v_dim, uint3
   }
 }
 
-// Of all tokens: [tokens, heads] or [tokens, heads, K], and [tokens, heads].
+// Gates of all tokens: [tokens, heads] or [tokens, heads, K], and [tokens, heads].
 struct DeltaGates {
   float *decays, *betas;
 };
 
-// Of one token and head: what writes, what erases, and what reads the state in front of the token.
+// Keys of one token and head: the one that writes, the one that erases, and the one that reads the state before the
+// token.
 struct DeltaKeys {
   alignas(64) float k[kMaxKeyDim];
   alignas(64) float b[kMaxKeyDim];
@@ -135,7 +137,7 @@ WEFT_INLINE const T* row_of(const Rows& rows, int64_t token, int64_t head) {
   return static_cast<const T*>(rows.data) + token * rows.token_stride + head * rows.head_stride;
 }
 
-// ``reader``: the key, once decayed; or kk, which reads what is not yet decayed.
+// ``reader``: the key, once decayed; or kk, which reads the state before its decay.
 template <class T, Rule RULE>
 WEFT_INLINE void delta_keys(const GatedDeltaArgs& args, int64_t token, int64_t key_head, const float* decays,
                             DeltaKeys& keys, float* reader) {
@@ -158,7 +160,7 @@ WEFT_INLINE void delta_query(const GatedDeltaArgs& args, int64_t token, int64_t 
   else unit(query, args.k_dim, args.scale, q);
 }
 
-// ``next``: what the thread reads next, or null.
+// ``next``: the part that the thread reads next, or null.
 template <class T, class S, int WIDE, Rule RULE>
 void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Run& run, int64_t head, int64_t column,
                    const S* next) {
@@ -190,8 +192,7 @@ void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Ru
   const NextState<S, WIDE> next_state = {next, v_dim};
   for (int64_t i = 0; i < k_dim; ++i) {
     next_state.ask(i, 0);
-    for (int w = 0; w < WIDE; ++w)
-      ahead[w] = fused(load(state + (i * WIDE + w) * 16), splat(reader[i]), ahead[w]);
+    for (int w = 0; w < WIDE; ++w) ahead[w] = fused(load(state + (i * WIDE + w) * 16), splat(reader[i]), ahead[w]);
   }
   size_t tap = 0;
   for (int64_t t = 0; t < run.length; ++t) {
@@ -339,7 +340,8 @@ void gated_delta_of(const GatedDeltaArgs& args) {
 #if defined(__AVX512F__)
   constexpr bool kStaysFloat = std::is_same_v<S, float>;  // states in fewer bits are rounded in registers
   const int64_t heads_in_all = static_cast<int64_t>(more.size()) * args.heads;
-  if (kStaysFloat && args.v_dim % 64 == 0 && args.k_dim <= kLongColumns && heads_in_all * args.v_dim / 64 >= pool.threads())
+  if (kStaysFloat && args.v_dim % 64 == 0 && args.k_dim <= kLongColumns &&
+      heads_in_all * args.v_dim / 64 >= pool.threads())
     wide = 64;
 #endif
   const int64_t columns = args.v_dim / wide;
@@ -354,16 +356,17 @@ void gated_delta_of(const GatedDeltaArgs& args) {
   };
   pool.for_each_ahead(static_cast<int64_t>(more.size()) * args.heads * columns, lines * (3.0 + each),
                       [&](int64_t item, int64_t next) {
-    const FlushDenormals flush;
-    const int64_t column = item % columns * wide, head = item / columns % args.heads;
-    const Run& run = *more[item / columns / args.heads];
+                        const FlushDenormals flush;
+                        const int64_t column = item % columns * wide, head = item / columns % args.heads;
+                        const Run& run = *more[item / columns / args.heads];
 #if defined(__AVX512F__)
-    if constexpr (kStaysFloat)
-      if (wide == 64) return delta_columns<T, S, 4, RULE>(args, gates, run, head, column, columns_of(next));
+                        if constexpr (kStaysFloat)
+                          if (wide == 64)
+                            return delta_columns<T, S, 4, RULE>(args, gates, run, head, column, columns_of(next));
 #endif
-    if (wide == 32) delta_columns<T, S, 2, RULE>(args, gates, run, head, column, columns_of(next));
-    else delta_columns<T, S, 1, RULE>(args, gates, run, head, column, columns_of(next));
-  });
+                        if (wide == 32) delta_columns<T, S, 2, RULE>(args, gates, run, head, column, columns_of(next));
+                        else delta_columns<T, S, 1, RULE>(args, gates, run, head, column, columns_of(next));
+                      });
   const auto state_of = [&](int64_t item) {
     return static_cast<const S*>(args.state) + one[item / args.heads]->slot * args.slot_stride +
            item % args.heads * args.k_dim * args.v_dim;
@@ -372,7 +375,7 @@ void gated_delta_of(const GatedDeltaArgs& args) {
   pool.for_each_ahead(static_cast<int64_t>(one.size()) * args.heads, nanoseconds, [&](int64_t item, int64_t next) {
     const FlushDenormals flush;
     delta_head<T, S, RULE>(args, gates, *one[item / args.heads], item % args.heads,
-                            next == Pool::kNone ? nullptr : state_of(next));
+                           next == Pool::kNone ? nullptr : state_of(next));
   });
 }
 

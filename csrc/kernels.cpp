@@ -21,7 +21,7 @@ extern const Kernels x86_64_v4_bf16;  // multiplies pairs of bf16
 
 namespace {
 
-// A build for one instruction set alone (a sanitizer's) may have none that this machine runs.
+// A build for only one instruction set (a sanitizer's) may have none that this machine runs.
 std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> tables;
 #ifdef WEFT_HAS_x86_64_v4

@@ -1,9 +1,9 @@
-// What pages hold: reading a packed line of them, and making one number. The rounding is that of
+// Numbers of pages: reading a packed line of them, and making one number. The rounding is that of
 // src/weft/tensor/few_bits.py, to the bit: nearest even, larger numbers as the largest, NaN stays NaN.
 //
 // A line is 16 lanes of 32 bits, each with pack = 4 / size neighbours of the summed axis (tensor/layout.py); it is
-// read as pack vectors, one for each neighbour. Small floats are widened by moving their exponent: what has none
-// (below the least normal number) is taken as one binade up, and that binade's power of two is taken off again.
+// read as pack vectors, one for each neighbour. Small floats are widened by moving their exponent: a number without
+// one (below the least normal number) is taken as one binade up, and that binade's power of two is taken off again.
 #pragma once
 
 #include "table.hpp"
@@ -100,23 +100,21 @@ WEFT_INLINE uint32_t narrow_bits(float size, float most, uint32_t most_bits) {
 
 WEFT_INLINE void narrow(f16* to, float x) {
   const uint32_t sign = __builtin_signbit(x) ? 0x8000 : 0, nan = 0x7E00;
-  to->bits = static_cast<uint16_t>(
-      sign | (x != x ? nan : narrow_bits<10, 15>(__builtin_fabsf(x), 65504.0f, 0x7BFF)));
+  to->bits = static_cast<uint16_t>(sign | (x != x ? nan : narrow_bits<10, 15>(__builtin_fabsf(x), 65504.0f, 0x7BFF)));
 }
 
 WEFT_INLINE void narrow(f8* to, float x) {
   const uint32_t sign = __builtin_signbit(x) ? 0x80 : 0, nan = 0x7F;
-  to->bits = static_cast<uint8_t>(
-      sign | (x != x ? nan : narrow_bits<3, 7>(__builtin_fabsf(x), 448.0f, 0x7E)));
+  to->bits = static_cast<uint8_t>(sign | (x != x ? nan : narrow_bits<3, 7>(__builtin_fabsf(x), 448.0f, 0x7E)));
 }
 
-// A whole number: what scale x is about, scaled before.
+// A whole number of x, which is scaled already.
 WEFT_INLINE void narrow(i8* to, float x) {
   const float whole = __builtin_nearbyintf(x);
   to->value = static_cast<int8_t>(whole != whole ? 0.0f : whole > 127.0f ? 127.0f : whole < -127.0f ? -127.0f : whole);
 }
 
-// What the int8 numbers of one token and head are multiples of; NaN and infinities make it one.
+// The step of the int8 numbers of one token and head; NaN and infinities make it one.
 template <class T>
 WEFT_INLINE bf16 token_scale(const T* x, int64_t dim) {
   float most = 0;

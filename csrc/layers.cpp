@@ -162,30 +162,65 @@ void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& p
       k = normed(k_norm, k, kv_heads, own_k);
     }
     if (rotated.cos) {  // in place where it was normed
-      kernels().rotary({
-          .q = q, .k = k, .cos = rotated.cos, .sin = rotated.sin, .tokens = projected.tokens, .q_heads = heads,
-          .kv_heads = kv_heads, .dim = dim, .rotary_dim = rotated.rotary_dim, .q_out = own_q.data,
-          .k_out = own_k.data});
+      kernels().rotary({.q = q,
+                        .k = k,
+                        .cos = rotated.cos,
+                        .sin = rotated.sin,
+                        .tokens = projected.tokens,
+                        .q_heads = heads,
+                        .kv_heads = kv_heads,
+                        .dim = dim,
+                        .rotary_dim = rotated.rotary_dim,
+                        .q_out = own_q.data,
+                        .k_out = own_k.data});
       q = columns(own_q, 0, dim);
       k = columns(own_k, 0, dim);
     }
   }
-  kernels().write_kv({
-      .runs = &runs, .k = k, .v = v, .cache_k = pages.k.data, .cache_v = pages.v.data, .k_page = pages.k.slot_stride,
-      .v_page = pages.v.slot_stride, .kv_heads = kv_heads, .dim = dim, .page_table = pages.table,
-      .table_stride = pages.table_stride, .kv_dtype = pages.k.dtype, .scales = pages.scales});
-  kernels().attention({
-      .runs = &asked, .q = q, .out = out, .k = pages.k.data, .v = pages.v.data, .k_page = pages.k.slot_stride,
-      .v_page = pages.v.slot_stride, .kv_heads = kv_heads, .group = heads / kv_heads, .dim = dim,
-      .page_table = pages.table, .table_stride = pages.table_stride, .scale = scale, .kv_dtype = pages.k.dtype,
-      .scales = pages.scales, .window = window, .sinks = sinks});
+  kernels().write_kv({.runs = &runs,
+                      .k = k,
+                      .v = v,
+                      .cache_k = pages.k.data,
+                      .cache_v = pages.v.data,
+                      .k_page = pages.k.slot_stride,
+                      .v_page = pages.v.slot_stride,
+                      .kv_heads = kv_heads,
+                      .dim = dim,
+                      .page_table = pages.table,
+                      .table_stride = pages.table_stride,
+                      .kv_dtype = pages.k.dtype,
+                      .scales = pages.scales});
+  kernels().attention({.runs = &asked,
+                       .q = q,
+                       .out = out,
+                       .k = pages.k.data,
+                       .v = pages.v.data,
+                       .k_page = pages.k.slot_stride,
+                       .v_page = pages.v.slot_stride,
+                       .kv_heads = kv_heads,
+                       .group = heads / kv_heads,
+                       .dim = dim,
+                       .page_table = pages.table,
+                       .table_stride = pages.table_stride,
+                       .scale = scale,
+                       .kv_dtype = pages.k.dtype,
+                       .scales = pages.scales,
+                       .window = window,
+                       .sinks = sinks});
   if (head_gated)
-    kernels().sigmoid_gate({
-        .x = out, .gate = columns(projected, k_at + 2 * kv_width, 1), .per_head = true, .tokens = projected.tokens,
-        .heads = heads, .dim = dim});
-  if (gated) kernels().sigmoid_gate({
-      .x = out, .gate = columns(projected, q_width, dim), .per_head = false, .tokens = projected.tokens,
-      .heads = heads, .dim = dim});
+    kernels().sigmoid_gate({.x = out,
+                            .gate = columns(projected, k_at + 2 * kv_width, 1),
+                            .per_head = true,
+                            .tokens = projected.tokens,
+                            .heads = heads,
+                            .dim = dim});
+  if (gated)
+    kernels().sigmoid_gate({.x = out,
+                            .gate = columns(projected, q_width, dim),
+                            .per_head = false,
+                            .tokens = projected.tokens,
+                            .heads = heads,
+                            .dim = dim});
 }
 
 }  // namespace weft

@@ -1,12 +1,13 @@
-// The kernels between the two projections of a layer, in one crossing from Python. Each call and each tensor costs some
+// The kernels between the two projections of a layer, in one call from Python. Each call and each tensor costs some
 // microseconds there: a decode step of 24 layers would spend more time on that than in the kernels.
 //
 //     gated delta   [ q | k | v | z | b | a ]    conv -> delta rule -> norm, gated by z
 //     Mamba-2       [ gate | x | B | C | dt ]    conv -> state space -> norm, gated
 //     attention     [ q | (gate) | k | v | (head gates) ]    norms -> rotary -> pages -> attention -> gates
 //
-// A layer is built once, from addresses of weights that its owner keeps alive. A call brings what changes from step to
-// step. Numbers between the kernels have the dtype of the model, and are rounded where separate calls would round them.
+// A layer is built once, from addresses of weights that its owner keeps alive. A call passes only the arguments that
+// change from step to step. Numbers between the kernels have the dtype of the model, and are rounded where separate
+// calls would round them.
 #pragma once
 
 #include "kernels.hpp"
@@ -35,7 +36,7 @@ struct SlotView {
   Dtype dtype;
 };
 
-// The rows of the windows of drafts into the log of the layer with these convolution windows, where it has one.
+// Copies the rows of the windows of drafts into the log of the layer with these convolution windows, if it has one.
 void log_rows(const Runs& runs, const Projected& projected, const void* window);
 
 struct ConvWeights {
@@ -52,21 +53,21 @@ struct NormWeights {
 
 struct GatedDeltaLayer {
   ConvWeights conv;
-  NormWeights norm;             // [v_dim]
+  NormWeights norm;              // [v_dim]
   const float *decay, *dt_bias;  // [heads]
   float beta_scale;
   int64_t k_heads, heads, k_dim, v_dim;
 
   // projected: columns q, k, v, z, b, a. out: [T, heads * v_dim] dense, of its dtype; ``layer``: see StateKind.
-  // Without out the projection has no z, and the states alone are computed.
+  // Without out the projection has no z, and only the states are computed.
   void run(const Runs& runs, const Projected& projected, const SlotView& window, const SlotView& state, int64_t layer,
            void* out) const;
 };
 
 struct Mamba2Layer {
   ConvWeights conv;
-  NormWeights norm;                  // [heads * head_dim]
-  const float *a, *d, *dt_bias;      // [heads]
+  NormWeights norm;              // [heads * head_dim]
+  const float *a, *d, *dt_bias;  // [heads]
   int64_t heads, groups, head_dim, state_dim, norm_group;
   bool gate_first;
   float dt_min, dt_max;
@@ -82,8 +83,8 @@ struct Rotation {
 };
 
 struct Pages {
-  SlotView k, v;           // slots are pages
-  const int32_t* table;    // [R, ...]
+  SlotView k, v;         // slots are pages
+  const int32_t* table;  // [R, ...]
   int64_t table_stride;
   TokenScales scales;
 };
@@ -94,11 +95,10 @@ struct AttentionLayer {
   NormWeights q_norm, k_norm;          // weight null for a layer without
   bool plus_one;
   float scale;
-  int64_t window;                      // 0 for all
-  const float* sinks;                  // [heads] or null
+  int64_t window;      // 0 for all
+  const float* sinks;  // [heads] or null
 
-  // out: [T, heads * dim] dense
-  // KV of ``runs`` is written; what is made is the output of ``asked``, rows of theirs, and no other.
+  // out: [T, heads * dim] dense. KV of ``runs`` is written; only the output of ``asked``, rows of theirs, is computed.
   void run(const Runs& runs, const Runs& asked, const Projected& projected, const Rotation& rotated, const Pages& pages,
            void* out) const;
 };

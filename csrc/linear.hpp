@@ -1,15 +1,17 @@
-// Matrix products y = x W^T of weights in every form but float tiles (tiles.hpp). The memory bandwidth of W bounds them.
+// Matrix products y = x W^T of weights in every form but float tiles (tiles.hpp). The memory bandwidth of W bounds
+// them.
 //
 //     item     64 rows of W: four tiles of 16
-//     inside   up to 6 rows of x at a time; every vector of W that is loaded meets all of them
+//     inside   up to 6 rows of x at a time; every vector of W that is loaded is multiplied with all of them
 //
 //     rows (bfloat16, float32)    a row of W times a row of x, added across at the end
 //     tiles (int8, int6, int4)    tile | columns 0-3 of 16 rows | columns 4-7 of 16 rows | ...
 //                                 a lane is a row of W: nothing is added across, a scale is one multiplication
 //
-// Tiles meet x in one of two ways. *Rounded*: x is int8 with a scale for 32 columns, and four products of bytes are one
-// lane of vpdpbusd. Integers are exact, and scales are added in the order of the columns. So a row of x gives the same
-// bits in any batch. *Exact*: codes are widened to float32 and meet x as it is. Machines without vpdpbusd run this too.
+// Tiles are multiplied with x in one of two ways. *Rounded*: x is int8 with a scale for 32 columns, and four products
+// of bytes are one lane of vpdpbusd. Integers are exact, and scales are added in the order of the columns. So a row of
+// x gives the same bits in any batch. *Exact*: codes are widened to float32, and x is not rounded. Machines without
+// vpdpbusd run this too.
 #pragma once
 
 #include "code_forms.hpp"
@@ -71,7 +73,8 @@ WEFT_VNNI void rounded_tiles(const Weight& weight, int64_t tile, const Prepared&
     if (PARTS == 2 || left == 0) {
       for (int t = 0; t < TILES; ++t) {
         scale[t] = scales(tile + t, group);
-        if constexpr (ZERO == Zero::of_group) zero[t] = (__m512i)tile_zeros(weight, ((tile + t) * groups + group) * kTile);
+        if constexpr (ZERO == Zero::of_group)
+          zero[t] = (__m512i)tile_zeros(weight, ((tile + t) * groups + group) * kTile);
       }
       left = weight.group;
       ++group;
@@ -99,8 +102,7 @@ WEFT_VNNI void rounded_tiles(const Weight& weight, int64_t tile, const Prepared&
       }
     for (int r = 0; r < ROWS; ++r) {
       const float x_scale = x.scales[static_cast<size_t>((row + r) * lines + part / PARTS)];
-      for (int t = 0; t < TILES; ++t)
-        total[t][r] += (f32x16)_mm512_cvtepi32_ps(acc[t][r]) * (scale[t] * x_scale);
+      for (int t = 0; t < TILES; ++t) total[t][r] += (f32x16)_mm512_cvtepi32_ps(acc[t][r]) * (scale[t] * x_scale);
     }
   }
   for (int r = 0; r < ROWS; ++r)
@@ -111,9 +113,10 @@ WEFT_INLINE __m512i signed_bytes(const void* from, int64_t at) {
   return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const int8_t*>(from) + at)));
 }
 
-// The same where scales are bytes that columns share a float of: 256 of a block (``bytes``), or all of a row. A byte is
-// a factor of whole numbers, and the float one of sums of many groups. That takes a third of the time of a float for
-// each group. Minimums are added up beside the products; with six rows of x that would spill, and they come behind.
+// The same for scales that are bytes with a float shared by columns: 256 of a block (``bytes``), or all of a row. A
+// byte is a factor of integers, and the float a factor of sums of many groups. That takes a third of the time of a
+// float for each group. Minimums are added up beside the products; with six rows of x that would spill, so they come
+// afterwards.
 template <int BITS, int ROWS, int TILES, Zero ZERO, int PARTS, ScaleForm SCALES>
 WEFT_VNNI void rounded_blocks(const Weight& weight, int64_t tile, const Prepared& x, int64_t row, float* y) {
   constexpr bool of_blocks = SCALES == ScaleForm::bytes, minimums = ZERO == Zero::none && ROWS <= 4;
@@ -133,7 +136,8 @@ WEFT_VNNI void rounded_blocks(const Weight& weight, int64_t tile, const Prepared
         const auto sum_at = [&](int r) { return static_cast<size_t>(((row + r) * lines + line) * PARTS + part); };
         for (int r = 0; r < ROWS; ++r)
           for (int t = 0; t < TILES; ++t)
-            acc[t][r] = ZERO == Zero::none ? _mm512_setzero_si512() : _mm512_set1_epi32(-kMiddleOf<BITS, ZERO> * x.sums[sum_at(r)]);
+            acc[t][r] = ZERO == Zero::none ? _mm512_setzero_si512()
+                                           : _mm512_set1_epi32(-kMiddleOf<BITS, ZERO> * x.sums[sum_at(r)]);
         const int8_t* codes = x.codes.data() + row * x.padded + line * kLine + part * kHalfLine;
         for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
           for (int pair = 0; pair < 2; ++pair) {
@@ -191,13 +195,15 @@ WEFT_VNNI void rounded_blocks(const Weight& weight, int64_t tile, const Prepared
     }
   }
   for (int r = 0; r < ROWS; ++r)
-    for (int t = 0; t < TILES; ++t) store(y + r * kOutRows + t * kTile, minimums ? total[t][r] - taken_off[t][r] : total[t][r]);
+    for (int t = 0; t < TILES; ++t)
+      store(y + r * kOutRows + t * kTile, minimums ? total[t][r] - taken_off[t][r] : total[t][r]);
 }
 
-// What ``rounded_blocks`` takes off where it adds up minimums, to the bit, behind a product.
+// Subtracts the minimums that ``rounded_blocks`` does not add up itself, with the same bits, after a product.
 template <int ROWS, int PARTS>
 void take_block_minimums(const Weight& weight, int64_t tile, int tiles, const Prepared& x, int64_t row, float* y) {
-  const int64_t groups = x.lines * PARTS, block_groups = 256 / kLine * PARTS, blocks = (groups + block_groups - 1) / block_groups;
+  const int64_t groups = x.lines * PARTS, block_groups = 256 / kLine * PARTS,
+                blocks = (groups + block_groups - 1) / block_groups;
   const float* const sums = x.value_sums.data() + row * groups;
   for (int t = 0; t < tiles; ++t) {
     f32x16 taken_off[ROWS] = {};
@@ -218,9 +224,9 @@ void take_block_minimums(const Weight& weight, int64_t tile, int tiles, const Pr
   }
 }
 
-// Tiles that a pass takes. Few rows are bound by reading W, and one stream from memory comes faster than four that are 8 KiB
-// apart: 32 bytes in a nanosecond, not 21, on Zen 4. A tile's sums wait for one another, but the next line's do not wait
-// for them. With more rows two tiles share what is loaded of x; more would spill.
+// Tiles that a pass takes. Few rows are bound by reading W, and one stream from memory comes faster than four that are
+// 8 KiB apart: 32 bytes in a nanosecond, not 21, on Zen 4. A tile's sums wait for one another, but the next line's do
+// not wait for them. With more rows two tiles share the loaded numbers of x; more would spill.
 template <int ROWS>
 constexpr int kTilesTogether = ROWS <= kOneTileRows ? 1 : 2;
 
@@ -288,7 +294,7 @@ void float_rows(const Weight& weight, int64_t first, const Prepared& x, int64_t 
   }
 }
 
-// Minimums times the sums of x in their groups, group after group, are taken off behind a product. So a row of x has the
+// Subtracts minimums times the sums of x in their groups, group after group, after a product. So a row of x has the
 // same bits in any batch here too.
 template <int ROWS>
 void take_minimums(const Weight& weight, int64_t tile, int tiles, const Prepared& x, int64_t row, float* y) {
@@ -398,13 +404,10 @@ void linear_in(const LinearArgs& args) {
   Prepared& x = buffer;
   const Weight& weight = args.weight;
   x.resize(weight, args.exact, args.rows);
-  const auto set = [&](int64_t row) {
-    x.set_row(row, static_cast<const T*>(args.x) + row * args.x_stride, weight.in);
-  };
+  const auto set = [&](int64_t row) { x.set_row(row, static_cast<const T*>(args.x) + row * args.x_stride, weight.in); };
   if (args.rows < kRowsTogether)
     for (int64_t row = 0; row < args.rows; ++row) set(row);
-  else
-    Pool::instance().for_each(args.rows, set);
+  else Pool::instance().for_each(args.rows, set);
   Pool::instance().for_each((weight.out + kOutRows - 1) / kOutRows, [&](int64_t item) {
     const int64_t first = item * kOutRows;
     const int64_t count = weight.out - first < kOutRows ? weight.out - first : kOutRows;
@@ -433,7 +436,7 @@ void widen_tiles(const WidenArgs& args) {
       const f32x16 scale = scales(tile, group), minimum = weight.minimums ? minimums(tile, group) : splat(0);
       const f32x16 zero = weight.minimums && !weight.middle ? splat(0)
                           : weight.zeros ? converted<f32x16>(tile_zeros(weight, (tile * groups + group) * kTile))
-                                          : splat(static_cast<float>(weight.table ? kMiddle<8> : kMiddle<BITS>));
+                                         : splat(static_cast<float>(weight.table ? kMiddle<8> : kMiddle<BITS>));
       for (int i = 0; i < kHalfLine; ++i) {
         const int64_t column = half * kHalfLine + i;
         if (column >= weight.in) break;

@@ -5,7 +5,7 @@
 //     codes    int8 [rows][padded]       scales [rows][lines]         products of four bytes (vpdpbusd)
 //                                        sums [rows][parts]
 //
-// A line is 32 columns; the columns behind the last one are zero. A part is a line, or half of one where the weight's
+// A line is 32 columns; the columns after the last one are zero. A part is a line, or half of one where the weight's
 // groups have 16 columns. The sums of a part fold the zero point of the weights into one multiplication, and minimums
 // of groups as well. A row depends on no other row, so a row of x gives the same bits in any batch.
 #pragma once
@@ -29,7 +29,7 @@ constexpr int64_t kHalfLine = 16;
 #if defined(__AVX512F__)
 #define WEFT_VNNI __attribute__((target("avx512vnni")))
 #define WEFT_BF16 __attribute__((target("avx512bf16")))
-// Of such a function, always inlined.
+// Attributes of such a function, always inlined.
 #define WEFT_BF16_PART __attribute__((always_inline, target("avx512bf16")))
 bool has_vnni() {
   static const bool has = __builtin_cpu_supports("avx512vnni");
@@ -58,7 +58,9 @@ bool has_bf16_dot() { return false; }
 
 enum class Inputs { floats, halves, codes };
 
-bool in_tiles(WeightForm form) { return form == WeightForm::int8 || form == WeightForm::int4 || form == WeightForm::int6; }
+bool in_tiles(WeightForm form) {
+  return form == WeightForm::int8 || form == WeightForm::int4 || form == WeightForm::int6;
+}
 
 // How many groups a line of ``weight`` has at most: 1 where groups are whole lines.
 int64_t parts_of_line(const Weight& weight) { return in_tiles(weight.form) && weight.group == kHalfLine ? 2 : 1; }
@@ -70,18 +72,18 @@ Inputs inputs_for(const Weight& weight, bool exact) {
   return in_tiles(weight.form) && !exact && has_vnni() ? Inputs::codes : Inputs::floats;
 }
 
-// [rows][padded] values of one kind. There is room behind the last row: a kernel may read up to kRowsTogether rows at
+// [rows][padded] values of one kind. There is room after the last row: a kernel may read up to kRowsTogether rows at
 // once, and drops the products of the additional ones.
 struct Prepared {
   Inputs kind;
-  int64_t padded, lines, parts;   // parts: of a line
+  int64_t padded, lines, parts;  // parts: of a line
   bool scaled_sums;
   std::vector<float> values;
   std::vector<bf16> halves;
   std::vector<int8_t> codes;
-  std::vector<float> scales;     // [rows][lines]
-  std::vector<int32_t> sums;     // [rows][lines][parts] of codes
-  std::vector<float> value_sums; // the same of values: of floats, and for minimums
+  std::vector<float> scales;      // [rows][lines]
+  std::vector<int32_t> sums;      // [rows][lines][parts] of codes
+  std::vector<float> value_sums;  // the same of values: of floats, and for minimums
 
   // For products of ``rows`` rows with ``weight``.
   void resize(const Weight& weight, bool exact, int64_t rows) {
@@ -101,7 +103,7 @@ struct Prepared {
     }
   }
 
-  // Sets the ``count`` <= 32 values of one line, and zeros behind them.
+  // Sets the ``count`` <= 32 values of one line, followed by zeros.
   void set_line(int64_t row, int64_t line, const float* from, int64_t count) {
     alignas(64) float x[kLine] = {};
     for (int64_t i = 0; i < count; ++i) x[i] = from[i];
@@ -125,8 +127,7 @@ struct Prepared {
       const f32x16 half = splat(0.5f);
       for (int part = 0; part < 2; ++part) {
         const f32x16 scaled = finite ? (part ? second : first) * up : splat(0);
-        const i32x16 whole =
-            converted<i32x16>(scaled + select(scaled < splat(0), -half, half));
+        const i32x16 whole = converted<i32x16>(scaled + select(scaled < splat(0), -half, half));
         for (int i = 0; i < 16; ++i) {
           to[part * 16 + i] = static_cast<int8_t>(whole[i]);
           totals[part] += whole[i];
@@ -182,9 +183,7 @@ WEFT_INLINE f32x16 load_halves(const uint16_t* from) {
   const __m128i* const halves = reinterpret_cast<const __m128i*>(from);
   return {(f32x8)_mm256_cvtph_ps(_mm_loadu_si128(halves)), (f32x8)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 #elif defined(__aarch64__)
-  const auto four = [from](int at) {
-    return (f32x4)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + at)));
-  };
+  const auto four = [from](int at) { return (f32x4)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + at))); };
   return {{four(0), four(4)}, {four(8), four(12)}};
 #else
   f32x16 x;
@@ -241,9 +240,13 @@ class GroupNumbers {
 
  private:
   GroupNumbers(const Weight& weight, const void* numbers, const uint16_t* of_blocks)
-      : numbers_(numbers), of_blocks_(of_blocks), of_rows_(weight.row_scales), form_(weight.scale_form),
+      : numbers_(numbers),
+        of_blocks_(of_blocks),
+        of_rows_(weight.row_scales),
+        form_(weight.scale_form),
         groups_((padded_of(weight) + weight.group - 1) / weight.group),
-        blocks_((padded_of(weight) + kBlockColumns - 1) / kBlockColumns), shift_(weight.group == kHalfLine ? 4 : 3) {}
+        blocks_((padded_of(weight) + kBlockColumns - 1) / kBlockColumns),
+        shift_(weight.group == kHalfLine ? 4 : 3) {}
 
   static constexpr int64_t kBlockColumns = 256;
   static int64_t padded_of(const Weight& weight) { return (weight.in + kLine - 1) / kLine * kLine; }

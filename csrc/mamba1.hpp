@@ -2,8 +2,8 @@
 //
 //   per channel   dt = softplus(dt + bias);   S <- e^(dt A) S + (dt x) B;   y = S . C + D x          S [C, N]
 //
-// An item of work is 16 channels of one run, side by side in a vector: their state is rotated to [N][16] once,
-// stays in the L1 cache for all tokens of the run, and is rotated back. The exponentials are the cost.
+// An item of work is 16 channels of one run, as the lanes of a vector: their state is rotated to [N][16] once, stays
+// in the L1 cache for all tokens of the run, and is rotated back. The exponentials are the cost.
 #pragma once
 
 #include "flush_denormals.hpp"

@@ -2,7 +2,7 @@
 //
 //   per head   dt = clamp(softplus(dt + bias));   S <- e^(dt A) S + (dt x) B^T;   y = S C + D x      S [P, N]
 //
-//   rows of S (P)      one or two at a time, whole (N <= 128), in registers for up to 16 tokens:
+//   rows of S (P)      one or two at a time, complete (N <= 128), in registers for up to 16 tokens:
 //   16 at a time         per token and 16 numbers    s = decay s + added b;   y += s c
 //                      B and C of these tokens in float32 in the L1 cache; y, a vector for each row and token, is added
 //                      across at the end, 16 at once
@@ -34,8 +34,8 @@ struct Mamba2Tokens {
   uint32_t keys[kTokensTogether];
 };
 
-// ROWS rows of the state from ``row`` on, and of each 16 WIDE numbers from ``n`` on, through ``count`` tokens. ``next``:
-// null, or a state of which the same part will be read soon. Without READS: a replay, of which y is no matter.
+// ROWS rows of the state from ``row`` on, and of each 16 WIDE numbers from ``n`` on, through ``count`` tokens.
+// ``next``: null, or a state of which the same part will be read soon. Without READS: a replay, which needs no y.
 template <class S, int ROWS, int WIDE, bool READS>
 WEFT_INLINE void mamba2_block(S* state, int64_t n_dim, int64_t element, int64_t row, int64_t n, int64_t count,
                               const S* next, Mamba2Tokens& of) {
@@ -95,7 +95,7 @@ WEFT_INLINE void mamba2_rows(S* state, int64_t n_dim, int64_t element, int64_t r
   mamba2_blocks<S, 1, READS>(state, n_dim, element, rows, &n, count, next, of);
 }
 
-// Of all tokens: [tokens, heads] each.
+// Steps and decays of all tokens, [tokens, heads] each.
 struct Mamba2Steps {
   float *steps, *decays;
 };
@@ -136,7 +136,7 @@ void mamba2_tokens(const Mamba2Args& args, const Mamba2Steps& steps, const Run& 
   }
 }
 
-// 16 rows of a head at a time, or what is left of them: body(first, rows).
+// 16 rows of a head at a time, then the remaining ones: body(first, rows).
 template <class Body>
 WEFT_INLINE void row_blocks(const Mamba2Args& args, const Body& body) {
   for (int64_t first = 0; first < args.head_dim; first += kRowsOfItem)
@@ -152,10 +152,8 @@ void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& ru
   Scratch scratch;
   S* const slots = static_cast<S*>(args.state) + head * numbers;
   S* const state = in_place ? slots + run.slot * args.slot_stride : scratch.take<S>(numbers);
-  if (run.fresh || run.slot == kPad)
-    std::memset(static_cast<void*>(state), 0, sizeof(S) * numbers);
-  else if (!in_place)
-    std::memcpy(static_cast<void*>(state), slots + run.slot * args.slot_stride, sizeof(S) * numbers);
+  if (run.fresh || run.slot == kPad) std::memset(static_cast<void*>(state), 0, sizeof(S) * numbers);
+  else if (!in_place) std::memcpy(static_cast<void*>(state), slots + run.slot * args.slot_stride, sizeof(S) * numbers);
   size_t tap = 0;
   for (int64_t t = 0; t < run.length;) {
     int64_t end = t + kTokensTogether < run.length ? t + kTokensTogether : run.length;
@@ -240,10 +238,12 @@ void mamba2_of(const Mamba2Args& args) {
   };
   pool.for_each_ahead(static_cast<int64_t>(one.size()) * parts, static_cast<double>(heads * head_numbers) * 0.2,
                       [&](int64_t item, int64_t next) {
-    const FlushDenormals flush;
-    const int64_t begin = item % parts * heads, end = begin + heads < args.heads ? begin + heads : args.heads;
-    mamba2_decode<T, S>(args, steps, *one[item / parts], begin, end, next == Pool::kNone ? nullptr : state_of(next));
-  });
+                        const FlushDenormals flush;
+                        const int64_t begin = item % parts * heads,
+                                      end = begin + heads < args.heads ? begin + heads : args.heads;
+                        mamba2_decode<T, S>(args, steps, *one[item / parts], begin, end,
+                                            next == Pool::kNone ? nullptr : state_of(next));
+                      });
 }
 
 void mamba2(const Mamba2Args& args) {

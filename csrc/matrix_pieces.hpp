@@ -1,7 +1,7 @@
-// Pieces of products of bfloat16 tiles, plain or in 12 bits, where a matrix unit multiplies (matrix_unit.hpp). What
-// matrix_products.hpp cuts a product into; code_pieces.hpp has the pieces of int8 and int4.
+// Pieces of products of bfloat16 tiles, plain or in 12 bits, where a matrix unit multiplies (matrix_unit.hpp).
+// matrix_products.hpp cuts a product into them; code_pieces.hpp has the pieces of int8 and int4.
 //
-// x is copied once into tiles of the unit; W lies in them already. One row of x takes the time of sixteen, and that is the
+// x is copied once into tiles of the unit; W is in tiles already. One row of x takes the time of sixteen, which is the
 // time in which W comes out of memory: vectors in the unit's order were 1.1 (1 row) to 3 times (8 rows) slower. 1 or 2
 // rows by fp8 and by tables of 4 bits go to these vectors, if the unit follows the manual.
 //
@@ -16,9 +16,9 @@
 //     32 columns    even = sum of w[2 i] x[2 i]      odd = sum of w[2 i + 1] x[2 i + 1]      fused, from zero
 //                   total = total + (even + odd)     denormals are zeros (MXCSR, for the time of a piece)
 //
-// Rejected: fetching the next tiles of plain W by software. It took 0.9 (1024 columns) to 1.15 (4608) of the time without.
-// Rejected: sums that stay in the unit for the whole width. W and x would both come out of the L2 cache, 64 bytes in a
-// cycle. Also rejected: tiles with fewer rows and columns at the edges. Zeros give the same sums.
+// Rejected: fetching the next tiles of plain W by software. It took 0.9 (1024 columns) to 1.15 (4608) of the time
+// without. Rejected: sums that stay in the unit for the whole width. W and x would both come out of the L2 cache, 64
+// bytes in a cycle. Also rejected: tiles with fewer rows and columns at the edges. Zeros give the same sums.
 #pragma once
 
 #include "code_forms.hpp"
@@ -62,14 +62,15 @@ WEFT_INLINE f32x16 without_minimums(const Weight& weight, int64_t tile, const fl
 // Tiles [tile, tile + count) of W, a chunk of steps at a time. Chunks are asked for in order.
 class TileChunks {
  public:
-  TileChunks(const Weight& weight, int64_t tile, int count, Line* room) : weight_(weight), tile_(tile), count_(count), room_(room) {
+  TileChunks(const Weight& weight, int64_t tile, int count, Line* room)
+      : weight_(weight), tile_(tile), count_(count), room_(room) {
     if (weight.form == WeightForm::bfloat16_twelve_bit)
       for (int t = 0; t < count; ++t) odd_[t] = SqueezedTile(weight, tile + t).odd;
   }
 
-  // What a chunk of one pair of blocks should have, where nothing has to stay in the L1 cache for the next pair: so little
-  // that one is unpacked while the unit multiplies another (12 bits: 0.7 of the time for 4 rows). Tables of fp8 by rows
-  // are made anew for each chunk.
+  // Steps of a chunk of one pair of blocks, if nothing has to stay in the L1 cache for the next pair: so few that one
+  // chunk is unpacked while the unit multiplies another (12 bits: 0.7 of the time for 4 rows). Tables of fp8 by rows
+  // are made again for each chunk.
   int64_t steps_of_one_pair() const {
     if (weight_.form == WeightForm::bfloat16_twelve_bit) return kShortChunkSteps;
     if (is_coded(weight_.form)) return lookup_of(weight_) == Lookup::fp8_rows ? kChunkSteps : kShortChunkSteps;
@@ -78,7 +79,7 @@ class TileChunks {
 
   int64_t stride() const { return stride_; }
 
-  // Steps [first, first + steps), all of them whole or one that is not.
+  // Steps [first, first + steps), all of them complete or a single incomplete one.
   const uint16_t* chunk(int64_t first, int64_t steps) {
     const bool whole = (first + steps) * kStepColumns <= weight_.in;
     const bool packed = weight_.form == WeightForm::bfloat16_twelve_bit || is_coded(weight_.form);
@@ -90,9 +91,12 @@ class TileChunks {
     if (!whole) std::memset(room_, 0, static_cast<size_t>(count_ * stride_ * 2));
     for (int t = 0; t < count_; ++t) {
       uint16_t* const to = room_->numbers + t * stride_;
-      if (packed) unpack(t, first * kStepUnits, whole ? steps * kStepUnits : weight_.in / kUnitColumns - first * kStepUnits, to);
-      else std::memcpy(to, static_cast<const uint16_t*>(weight_.data) + ((tile_ + t) * weight_.in + first * kStepColumns) * kTile,
-                       static_cast<size_t>((weight_.in - first * kStepColumns) * kTile * 2));
+      if (packed)
+        unpack(t, first * kStepUnits, whole ? steps * kStepUnits : weight_.in / kUnitColumns - first * kStepUnits, to);
+      else
+        std::memcpy(
+            to, static_cast<const uint16_t*>(weight_.data) + ((tile_ + t) * weight_.in + first * kStepColumns) * kTile,
+            static_cast<size_t>((weight_.in - first * kStepColumns) * kTile * 2));
     }
     return room_->numbers;
   }
@@ -100,7 +104,7 @@ class TileChunks {
  private:
   void unpack(int t, int64_t unit, int64_t count, uint16_t* to) {
     if (is_coded(weight_.form)) {
-      const KeepDenormals kept;  // of codes: sums alone take them for zeros
+      const KeepDenormals kept;  // of codes: only sums take them for zeros
       return unpack_coded_tile(weight_, tile_ + t, unit, unit + count, reinterpret_cast<Half*>(to));
     }
     const SqueezedTile tile(weight_, tile_ + t);
@@ -128,7 +132,7 @@ class TileChunks {
   const int64_t* odd_[2] = {};
 };
 
-// body(first, steps) for chunks of whole steps, then for a last step that is not whole.
+// body(first, steps) for chunks of complete steps, then for a last step that is incomplete.
 template <class Body>
 WEFT_INLINE void each_chunk(const Weight& weight, int64_t chunk, const Body& body) {
   const int64_t whole = weight.in / kStepColumns;
@@ -155,14 +159,19 @@ void few_row_sums(const uint16_t* w, const float* x, int64_t x_stride, int64_t s
 
 // The output of a piece: [rows of x][tiles of W], written where it belongs or through a buffer.
 //
-//     direct   a line of 64 bytes for each row and pair of tiles. Rows are kilobytes apart, so each line is on a page of its
-//              own: misses of the TLB and reads for ownership took half of the time of 512 rows, in a copy of the loop.
+//     direct   a line of 64 bytes for each row and pair of tiles. Rows are kilobytes apart, so each line is on a separate
+//              page: misses of the TLB and reads for ownership took half of the time of 512 rows, in a copy of the loop.
 //     staged   all tiles of the piece, then each row at once, past the caches. For outputs that no cache holds until they
 //              are read: 1.05 to 1.35 times the products in a second (256 and 512 rows, one core with AMX).
 class PieceOutput {
  public:
   PieceOutput(const LinearArgs& args, int64_t first, int64_t last, int64_t tile, int64_t end)
-      : args_(args), first_(first), last_(last), tile_(tile), numbers_(static_cast<bf16*>(args.out)), stride_(args.weight.out) {
+      : args_(args),
+        first_(first),
+        last_(last),
+        tile_(tile),
+        numbers_(static_cast<bf16*>(args.out)),
+        stride_(args.weight.out) {
     const bool in_lines = args.weight.out % (2 * kTile) == 0 && reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
     if (!in_lines || last - first < kStagedRows || args.rows * args.weight.out * 2 < kStagedBytes) return;
     stride_ = (end - tile) * kTile;
@@ -183,7 +192,8 @@ class PieceOutput {
   PieceOutput& operator=(const PieceOutput&) = delete;
 
   bf16* at(int64_t row, int64_t tile) const {
-    return staged_ ? numbers_ + (row - first_) * stride_ + (tile - tile_) * kTile : numbers_ + row * stride_ + tile * kTile;
+    return staged_ ? numbers_ + (row - first_) * stride_ + (tile - tile_) * kTile
+                   : numbers_ + row * stride_ + tile * kTile;
   }
 
   // ``sums``: of x, for weights with minimums.
@@ -210,7 +220,8 @@ int64_t piece_scratch(int64_t rows) {
   return scratch_bytes<bf16>(rows * kOutTiles * kTile) + scratch_bytes<float>(pairs * 2 * 4 * kSumNumbers);
 }
 
-// Of fp8 and 4-bit tables, whose unpacking the unit would wait for: one row took it 1.1 to 1.2 times as long.
+// A piece of fp8 and 4-bit tables, for whose unpacking the unit would wait: one row took 1.1 to 1.2 times as long in
+// it.
 void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_t end) {
   alignas(64) Line room[2 * kCodeChunkSteps * kTileBytes / 64];
   f32x16 sums[2][kFewRows];
@@ -249,7 +260,9 @@ struct PairOfBlocks {
   void write(const float* sums) const {
     for (int64_t row = first; row < last; ++row)
       for (int t = 0; t < count; ++t)
-        output.write(row, tile + t, load(sums + ((row - first) / kTileSide * count + t) * kSumNumbers + (row - first) % kTileSide * kTile));
+        output.write(
+            row, tile + t,
+            load(sums + ((row - first) / kTileSide * count + t) * kSumNumbers + (row - first) % kTileSide * kTile));
   }
 };
 
@@ -275,11 +288,15 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
         const int64_t row = first + pair * 2 * kTileSide;
         const PairOfBlocks rows = {output, row, row + 2 * kTileSide < last ? row + 2 * kTileSide : last, tile, count};
         if (is_last) rows.fetch_outputs();
-        unit.halves({
-            .x = numbers + (2 * pair * steps_in_all + begin) * kStepNumbers, .w = chunk,
-            .x_stride = steps_in_all * kStepNumbers, .w_stride = w.stride(), .steps = steps,
-            .x_tiles = 2 * pair + 1 < blocks ? 2 : 1, .w_tiles = count, .first = begin == 0,
-            .sums = sums + pair * 4 * kSumNumbers});
+        unit.halves({.x = numbers + (2 * pair * steps_in_all + begin) * kStepNumbers,
+                     .w = chunk,
+                     .x_stride = steps_in_all * kStepNumbers,
+                     .w_stride = w.stride(),
+                     .steps = steps,
+                     .x_tiles = 2 * pair + 1 < blocks ? 2 : 1,
+                     .w_tiles = count,
+                     .first = begin == 0,
+                     .sums = sums + pair * 4 * kSumNumbers});
         if (is_last) rows.write(sums + pair * 4 * kSumNumbers);
       }
     });

@@ -17,12 +17,12 @@ namespace weft {
 namespace {
 
 #if defined(__AVX512F__)
-// A product and where its x lies: in tiles from ``block`` on, or, of few rows, in floats from ``number`` on.
+// A product and the position of its x: in tiles from ``block`` on, or, with few rows, in floats from ``number`` on.
 struct MatrixJob {
   LinearArgs args;
   bool few;
   int64_t block, number;
-  int64_t sums;  // where the sums of x lie, -1 for none
+  int64_t sums;  // index of the sums of x, -1 for none
 };
 
 struct MatrixPiece {
@@ -63,7 +63,9 @@ void set_numbers(const LinearArgs& args, int64_t row, float* to) {
 
 void set_sums(const LinearArgs& args, int64_t row, float* to) {
   const bf16* const from = static_cast<const bf16*>(args.x) + row * args.x_stride;
-  const auto sixteen = [&](int64_t i) { return i < args.weight.in ? load_some(from + i, args.weight.in - i) : splat(0); };
+  const auto sixteen = [&](int64_t i) {
+    return i < args.weight.in ? load_some(from + i, args.weight.in - i) : splat(0);
+  };
   const int64_t steps = steps_of(args.weight), columns = columns_of_step(args.weight);
   for (int64_t i = 0; i < steps * columns; i += columns)
     *to++ = sum(columns == kStepColumns ? sixteen(i) + sixteen(i + 16) : sixteen(i));
@@ -76,7 +78,8 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   step.jobs.clear();
   step.pieces.clear();
   const Weight& weight = products[0].weight;
-  const int64_t steps = steps_of(weight), tiles = (weight.out + kTile - 1) / kTile, width = steps * columns_of_step(weight);
+  const int64_t steps = steps_of(weight), tiles = (weight.out + kTile - 1) / kTile,
+                width = steps * columns_of_step(weight);
   const int64_t fit = kMatrixPartBytes / (width * 2), most = fit > kMatrixPartRows ? fit : kMatrixPartRows;
   int64_t blocks = 0, few = 0, rows_in_all = 0, rows_of_piece = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -108,7 +111,8 @@ void matrix_products(const LinearArgs* products, int64_t count) {
     for (int64_t row = 0; job.sums >= 0 && row < job.args.rows; ++row)
       set_sums(job.args, row, step.sums.data() + job.sums + row * steps);
     if (job.few)
-      for (int64_t row = 0; row < job.args.rows; ++row) set_numbers(job.args, row, step.numbers.data() + job.number + row * width);
+      for (int64_t row = 0; row < job.args.rows; ++row)
+        set_numbers(job.args, row, step.numbers.data() + job.number + row * width);
     else if (count > 1)
       for (int64_t block = 0; block * kTileSide < job.args.rows; ++block)
         set_block(job.args, block, (step.tiles.data() + (job.block + block) * steps * kTileBytes / 64)->numbers);

@@ -52,9 +52,15 @@ bool has_order_of_software(const TileKernels& unit) {
     for (uint16_t& bits : *numbers)  // any sign and mantissa; exponents of 2^-7 to 2^8, and now and then a denormal
       bits = static_cast<uint16_t>((dice() & 0x807F) | (dice() % 64 ? (120 + dice() % 16) << 7 : 0));
   std::vector<float> got(4 * kSumNumbers), expected(4 * kSumNumbers);
-  HalfBlock block = {
-      .x = x.data(), .w = w.data(), .x_stride = kNumbers, .w_stride = kNumbers, .steps = kSteps, .x_tiles = 2,
-      .w_tiles = 2, .first = true, .sums = got.data()};
+  HalfBlock block = {.x = x.data(),
+                     .w = w.data(),
+                     .x_stride = kNumbers,
+                     .w_stride = kNumbers,
+                     .steps = kSteps,
+                     .x_tiles = 2,
+                     .w_tiles = 2,
+                     .first = true,
+                     .sums = got.data()};
   {
     const UnitInUse in_use(unit);
     unit.halves(block);
@@ -99,7 +105,9 @@ const char* amx_missing() {
 MatrixUnit matrix_unit() { return in_use().unit; }
 
 bool use_matrix_unit(MatrixUnit unit) {
-  const Unit* const wanted = unit == MatrixUnit::none ? &kNone : unit == MatrixUnit::software ? &kSoftware : &hardware();
+  const Unit* const wanted = unit == MatrixUnit::none       ? &kNone
+                             : unit == MatrixUnit::software ? &kSoftware
+                                                            : &hardware();
   if (wanted->unit != unit) return false;
   chosen().store(wanted);
   return true;

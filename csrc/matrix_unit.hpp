@@ -29,14 +29,14 @@ constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kTileSide = 16;
 constexpr int64_t kSumNumbers = kTileSide * kTileSide;
 
-// Counts of ``x_tiles`` and ``w_tiles`` are 1 or 2. Sums lie as [x_tiles][w_tiles][16][16].
+// Counts of ``x_tiles`` and ``w_tiles`` are 1 or 2. Sums are [x_tiles][w_tiles][16][16].
 struct HalfBlock {
-  const uint16_t* x;    // bfloat16 [x_tiles][steps][16 rows][32 columns]; tiles of other rows x_stride apart
-  const uint16_t* w;    // bfloat16 [w_tiles][steps][16 pairs of columns][16 rows][2]; w_stride apart
+  const uint16_t* x;           // bfloat16 [x_tiles][steps][16 rows][32 columns]; tiles of other rows x_stride apart
+  const uint16_t* w;           // bfloat16 [w_tiles][steps][16 pairs of columns][16 rows][2]; w_stride apart
   int64_t x_stride, w_stride;  // in numbers
   int64_t steps;               // of 32 columns
   int x_tiles, w_tiles;
-  bool first;                  // sums begin at zero
+  bool first;  // sums begin at zero
   float* sums;
 };
 
@@ -73,16 +73,16 @@ class UnitInUse {
 // The unit in use: at first AMX where this process may use it.
 MatrixUnit matrix_unit();
 
-// For the whole process; false, and no change, where the unit cannot be used. For tests and measurements.
+// For the entire process; false, and no change, if the unit cannot be used. For tests and measurements.
 bool use_matrix_unit(MatrixUnit unit);
 
-// Of the unit in use, which is not ``none``.
+// Kernels of the unit in use, which is not ``none``.
 const TileKernels& tile_kernels();
 
 // Whether the unit in use sums bfloat16 in the manual's order.
 bool follows_manual();
 
-// Why AMX is not used: "" where it can be.
+// The reason that AMX is not used: "" if it can be.
 const char* amx_missing();
 
 }  // namespace weft

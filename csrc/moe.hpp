@@ -1,14 +1,14 @@
 // Mixture of experts: each chosen expert is read once.
 //
 //     pairs (token, choice) sorted by expert     e0 e0 e3 e3 e3 e7
-//     1   x of each pair                         as the weights' kernel wants it (linear.hpp), in the expert's order
+//     1   x of each pair                         in the form of the weights' kernel (linear.hpp), in the expert's order
 //     2   (expert, 64 rows of gate and up)       inner = act(gate) * up, float32
-//     3   inner of each pair                     as the kernel wants it
+//     3   inner of each pair                     in the form of the kernel
 //     4   (expert, 64 rows of down)              expert_out, float32
 //     5   each token                             its choices weighted and added, in the router's order
 //
-// Nothing is rounded between 1 and 5 but what the kernel's form of inputs rounds. Experts in float tiles,
-// and codes where a matrix unit multiplies them: moe_tiles.hpp.
+// Between 1 and 5 only the kernel's form of inputs rounds. Experts in float tiles, and codes where a matrix unit
+// multiplies them: moe_tiles.hpp.
 #pragma once
 
 #include "moe_routing.hpp"

@@ -24,7 +24,8 @@ WEFT_INLINE void limit_both(f32x16& gate, f32x16& up, f32x16 limit) {
   up = select(up > limit, limit, select(up < -limit, -limit, up));
 }
 
-// What lies between the products of an expert with gates. Clamped, as in gpt-oss: (up + 1) gate sigmoid(1.702 gate).
+// The activation between the two products of an expert with gates. Clamped, as in gpt-oss: (up + 1) gate sigmoid(1.702
+// gate).
 WEFT_INLINE f32x16 activated(f32x16 gate, f32x16 up, Activation activation) {
   if (activation != Activation::clamped_swiglu) return activated(gate, activation) * up;
   return (up + 1.0f) * gate / (1.0f + exp(gate * -1.702f));
@@ -36,7 +37,7 @@ void take_in_order(const T* from, const int32_t* order, int64_t count, T* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = from[order[i]];
 }
 
-// ``weight`` is the first of a stack of ``experts`` that lie one after the other.
+// ``weight`` is the first of a stack of ``experts`` consecutive weights.
 Weight expert_of(const Weight& weight, int64_t expert) {
   Weight one = weight;
   const auto move = [&](const void* from, int64_t bytes) { return static_cast<const uint8_t*>(from) + expert * bytes; };
@@ -66,7 +67,7 @@ struct ExpertRows {
 };
 
 struct Routing {
-  std::vector<int64_t> pairs, place;   // sorted: token * choices + choice; place of each pair, or kPad
+  std::vector<int64_t> pairs, place;  // sorted: token * choices + choice; place of each pair, or kPad
   std::vector<ExpertRows> groups;
 
   void sort(const MoeArgs& args) {
@@ -78,7 +79,8 @@ struct Routing {
     for (int64_t i = 0; i < count; ++i)
       if (args.ids[i] != kPad) ++begin[static_cast<size_t>(args.ids[i] + 1)];
     for (int64_t e = 0; e < args.experts; ++e) {
-      if (const int64_t rows = begin[static_cast<size_t>(e + 1)]) groups.push_back({e, begin[static_cast<size_t>(e)], rows});
+      if (const int64_t rows = begin[static_cast<size_t>(e + 1)])
+        groups.push_back({e, begin[static_cast<size_t>(e)], rows});
       begin[static_cast<size_t>(e + 1)] += begin[static_cast<size_t>(e)];
     }
     pairs.resize(static_cast<size_t>(begin.back()));

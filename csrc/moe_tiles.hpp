@@ -1,18 +1,19 @@
-// Mixture of experts whose matrices lie in float tiles, plain or in 12 bits: products of many experts as one job. int8
+// Mixture of experts whose matrices are in float tiles, plain or in 12 bits: products of many experts as one job. int8
 // and int4 too, where a matrix unit multiplies their codes by bfloat16 (code_pieces.hpp).
 //
 //     pairs (token, choice) sorted by expert     e0 e0 e3 e3 e3 e7
-//     1   x of each pair                         rows beside each other, so that an expert's are one matrix
+//     1   x of each pair                         rows next to each other, so that an expert's are one matrix
 //     2   (expert, 64 rows of gate and up)       projected, rounded to the dtype of x
 //     3   act(gate) * up                         inner, rounded to the dtype of x
 //     4   (expert, 64 rows of down)              expert_out, rounded to the dtype of x
 //     5   each token                             its choices weighted and added in float32, in the router's order
 //
 // An item is 64 rows of an expert and all rows of x that chose it: one thread reads the weights once, from memory, and
-// all experts and threads are busy alike. Every product has the bits of that expert alone (tiles.hpp, twelve_bit.hpp,
-// matrix_products.hpp), so a token's bits do not depend on its company. Roundings are those of separate products.
+// all experts and threads are busy alike. Every product has the bits of a separate product of that expert (tiles.hpp,
+// twelve_bit.hpp, matrix_products.hpp), so a token's bits do not depend on other tokens. Roundings are those of
+// separate products.
 //
-// Rejected: keeping inner in float32 (the unit and the products of pairs take bfloat16 alone).
+// Rejected: keeping inner in float32 (the unit and the products of pairs only take bfloat16).
 #pragma once
 
 #include "matrix_products.hpp"
@@ -29,7 +30,7 @@ struct TiledMoeStep : Routing {
   std::vector<LinearArgs> products;
 };
 
-// Products of one size. ``X``: what rows of x are.
+// Products of one size. ``X``: the type of rows of x.
 template <class T, class X>
 void items_of_products(const std::vector<LinearArgs>& products) {
   const Weight& size = products[0].weight;
@@ -88,7 +89,7 @@ void run_products(TiledMoeStep<bf16>& step) {
 #if defined(WEFT_BF16)
   if (has_bf16_dot()) return items_of_products<bf16, bf16>(step.products);
 #endif
-  // The rows of all products lie beside each other.
+  // The rows of all products are contiguous.
   const bf16* const from = static_cast<const bf16*>(step.products[0].x);
   const int64_t in = step.products[0].weight.in, rows = static_cast<int64_t>(step.pairs.size());
   if (static_cast<int64_t>(step.wide.size()) < rows * in) step.wide.resize(static_cast<size_t>(rows * in));
@@ -98,8 +99,7 @@ void run_products(TiledMoeStep<bf16>& step) {
       store_some(step.wide.data() + i, load_some(from + i, left), left);
     }
   });
-  for (LinearArgs& args : step.products)
-    args.x = step.wide.data() + (static_cast<const bf16*>(args.x) - from);
+  for (LinearArgs& args : step.products) args.x = step.wide.data() + (static_cast<const bf16*>(args.x) - from);
   items_of_products<bf16, float>(step.products);
 }
 
@@ -117,12 +117,18 @@ template <class T>
 void expert_products(TiledMoeStep<T>& step, const std::vector<T>& x, const Weight& size, const ExpertTiles* tiles,
                      std::vector<T>& out, Dtype dtype) {
   step.products.clear();
-  if (out.size() < step.pairs.size() * static_cast<size_t>(size.out)) out.resize(step.pairs.size() * static_cast<size_t>(size.out));
+  if (out.size() < step.pairs.size() * static_cast<size_t>(size.out))
+    out.resize(step.pairs.size() * static_cast<size_t>(size.out));
   for (const ExpertRows& group : step.groups) {
     const Weight weight = tiles ? in_own_tiles(size, tiles[group.expert]) : expert_of(size, group.expert);
-    step.products.push_back({
-        .x = x.data() + group.first * size.in, .x_stride = size.in, .x_dtype = dtype, .rows = group.count,
-        .weight = weight, .bias = nullptr, .exact = false, .out = out.data() + group.first * size.out});
+    step.products.push_back({.x = x.data() + group.first * size.in,
+                             .x_stride = size.in,
+                             .x_dtype = dtype,
+                             .rows = group.count,
+                             .weight = weight,
+                             .bias = nullptr,
+                             .exact = false,
+                             .out = out.data() + group.first * size.out});
   }
   if (!step.products.empty()) run_products(step);
 }
@@ -162,7 +168,7 @@ void tiled_moe(const MoeArgs& args) {
       else if (args.gated) store_some(to, rounded<T>(activated(gate, args.activation)) * up, left);
       else store_some(to, rounded<T>(activated(gate, args.activation)), left);
     }
-    if (args.down.order) {  // by way of the pair's projection, which was read
+    if (args.down.order) {  // through the pair's projection, which was read
       T *const inner = step.inner.data() + pair * width, *const row = step.projected.data() + pair * stride;
       std::memcpy(row, inner, static_cast<size_t>(width) * sizeof(T));
       take_in_order(row, args.down.order + expert_of_pair(pair) * width, width, inner);

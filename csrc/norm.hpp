@@ -12,7 +12,7 @@ template <class T, class W>
 void norm_row(const NormArgs& args, const T* x, const T* gate, T* out) {
   const W* weight = static_cast<const W*>(args.weight);
   const bool gate_last = gate && !args.gate_first;
-  alignas(64) float gated[kGatedTogether];  // a gate costs more than all the rest: once, where there is room
+  alignas(64) float gated[kGatedTogether];  // a gate costs more than the rest: computed once, if there is room
   for (int64_t first = 0; first < args.dim; first += args.group) {
     const int64_t end = first + args.group;
     const bool keeps_gated = gate && args.gate_first && args.group <= kGatedTogether;

@@ -23,20 +23,22 @@ constexpr int64_t kHalfBytes = kUnitWords / 2, kUnitBytes = 3 * kHalfBytes;
 constexpr int kCodes = 16;
 constexpr int64_t kTables = 8;
 
-// Where the word of a pair of columns and a row lies in its half of a unit: 16 bytes are four rows of the half's first
-// pair, then the same rows of the second. Interleaving with as many upper bytes gives the words back.
+// Position of the word of a pair of columns and a row in its half of a unit: 16 bytes are four rows of the half's
+// first pair, then the same rows of the second. Interleaving with the same number of upper bytes gives the words back.
 int64_t byte_of(int64_t pair, int64_t row, int64_t word) { return row / 4 * 16 + pair % 2 * 8 + row % 4 * 2 + word; }
 
-// Of a tile's first unit; two tiles take turns.
-int64_t begin_of(int64_t tile, int64_t in) { return (tile / 2 * 2 * (in * kRows / kUnitWords) + tile % 2) * kUnitBytes; }
+// Begin of a tile's first unit; two tiles take turns.
+int64_t begin_of(int64_t tile, int64_t in) {
+  return (tile / 2 * 2 * (in * kRows / kUnitWords) + tile % 2) * kUnitBytes;
+}
 
 using TileRows = std::array<const uint16_t*, kRows>;
 using CodeTable = std::array<uint8_t, 256>;
 using Frequencies = std::array<uint32_t, 256>;
 
-// How often each upper byte occurs in a tile. Neighbours count in tables of their own: a core that counts in a place that
-// it has just written waits for that write. The tables begin at different distances from a page of 4 KiB, as a core takes
-// equal ones for the same place.
+// How often each upper byte occurs in a tile. Neighbours count in separate tables: a core that counts at an address
+// that it has just written waits for that write. The tables begin at different distances from a page of 4 KiB, as a
+// core takes equal distances for the same address.
 Frequencies upper_bytes(const TileRows& from, int64_t in) {
   alignas(64) std::array<std::array<uint32_t, 256 + 16>, kTables> tables{};
   for (const uint16_t* row : from) {
@@ -47,7 +49,8 @@ Frequencies upper_bytes(const TileRows& from, int64_t in) {
       std::memcpy(&high, row + i + 4, sizeof high);
       static_assert(kTables == 8, "two reads of four words");
       ++tables[0][low >> 8 & 255], ++tables[1][low >> 24 & 255], ++tables[2][low >> 40 & 255], ++tables[3][low >> 56];
-      ++tables[4][high >> 8 & 255], ++tables[5][high >> 24 & 255], ++tables[6][high >> 40 & 255], ++tables[7][high >> 56];
+      ++tables[4][high >> 8 & 255], ++tables[5][high >> 24 & 255], ++tables[6][high >> 40 & 255],
+          ++tables[7][high >> 56];
     }
     for (; i < in; ++i) ++tables[0][row[i] >> 8];
   }
@@ -89,7 +92,7 @@ void note_odd(const TileRows& rows, int64_t unit, const CodeTable& code_of, std:
       }
 }
 
-// One unit, a weight at a time. Whether it has odd ones.
+// Packs one unit, a weight at a time. Returns whether it has odd ones.
 bool pack_unit(const TileRows& from, int64_t unit, const CodeTable& code_of, uint8_t* to) {
   uint8_t seen = 0;
   for (int64_t row = 0; row < kRows; ++row) {
@@ -112,8 +115,9 @@ using PackUnit = bool (*)(const TileRows&, int64_t, const CodeTable&, uint8_t*);
 #if defined(__x86_64__)
 // The same, four rows in a vector: one permutation parts their bytes into [lower, 0-3 | 4-7 | upper, 0-3 | 4-7], and two
 // lookups of 128 bytes give the codes.
-__attribute__((target("avx512f,avx512bw,avx512vbmi")))
-bool pack_unit_by_vectors(const TileRows& from, int64_t unit, const CodeTable& code_of, uint8_t* to) {
+__attribute__((target("avx512f,avx512bw,avx512vbmi"))) bool pack_unit_by_vectors(const TileRows& from, int64_t unit,
+                                                                                 const CodeTable& code_of,
+                                                                                 uint8_t* to) {
   alignas(64) static constexpr auto kParts = [] {
     std::array<uint8_t, 64> parts{};
     for (size_t i = 0; i < 64; ++i) {
@@ -134,14 +138,18 @@ bool pack_unit_by_vectors(const TileRows& from, int64_t unit, const CodeTable& c
     four = _mm512_inserti32x4(four, _mm_loadu_si128(words(3)), 3);
     rows[quarter] = _mm512_permutexvar_epi8(order, four);
   }
-  const __m512i lows01 = _mm512_shuffle_i32x4(rows[0], rows[1], 0x44), lows23 = _mm512_shuffle_i32x4(rows[2], rows[3], 0x44);
-  const __m512i highs01 = _mm512_shuffle_i32x4(rows[0], rows[1], 0xEE), highs23 = _mm512_shuffle_i32x4(rows[2], rows[3], 0xEE);
+  const __m512i lows01 = _mm512_shuffle_i32x4(rows[0], rows[1], 0x44),
+                lows23 = _mm512_shuffle_i32x4(rows[2], rows[3], 0x44);
+  const __m512i highs01 = _mm512_shuffle_i32x4(rows[0], rows[1], 0xEE),
+                highs23 = _mm512_shuffle_i32x4(rows[2], rows[3], 0xEE);
   const uint8_t* const table = code_of.data();
   __m512i codes[2];
   for (int half = 0; half < 2; ++half) {
-    const __m512i high = half ? _mm512_shuffle_i32x4(highs01, highs23, 0xDD) : _mm512_shuffle_i32x4(highs01, highs23, 0x88);
+    const __m512i high =
+        half ? _mm512_shuffle_i32x4(highs01, highs23, 0xDD) : _mm512_shuffle_i32x4(highs01, highs23, 0x88);
     const __m512i below = _mm512_permutex2var_epi8(_mm512_loadu_si512(table), high, _mm512_loadu_si512(table + 64));
-    const __m512i above = _mm512_permutex2var_epi8(_mm512_loadu_si512(table + 128), high, _mm512_loadu_si512(table + 192));
+    const __m512i above =
+        _mm512_permutex2var_epi8(_mm512_loadu_si512(table + 128), high, _mm512_loadu_si512(table + 192));
     codes[half] = _mm512_mask_blend_epi8(_mm512_movepi8_mask(high), below, above);
   }
   const __m512i low_halves = _mm512_set1_epi8(15);

@@ -20,16 +20,16 @@ class OddWords {
   std::vector<int64_t>& of(int64_t tile) { return of_tile_[static_cast<size_t>(tile)]; }
   // For each tile the index in ``out`` where its words begin, then these words and one that ends them.
   void write(int64_t* out) const;
-  // Of what ``write`` writes.
+  // Number of words that ``write`` writes.
   int64_t size() const;
 
  private:
   std::vector<std::vector<int64_t>> of_tile_;
 };
 
-// Each tile while it is in a core's own cache: ``highs`` [tiles][16], its sixteen most frequent upper bytes, and ``units``
-// [tiles / 2][in / 8][2][192], of an even number of ``tiles``. None: more than ``odd_most`` words are odd, or ``finite`` is
-// asked for and a word is NaN or infinite; the units are unfinished then.
+// Packs each tile while it is in a core's own cache: ``highs`` [tiles][16], its sixteen most frequent upper bytes, and
+// ``units`` [tiles / 2][in / 8][2][192], of an even number of ``tiles``. None: more than ``odd_most`` words are odd,
+// or ``finite`` is asked for and a word is NaN or infinite; the units are unfinished then.
 std::optional<OddWords> pack_twelve_bit(const uint16_t* const* rows, int64_t tiles, int64_t in, int64_t odd_most,
                                         bool finite, uint8_t* highs, uint8_t* units);
 

@@ -72,7 +72,7 @@ Pool::Pool() {
 
 Pool::~Pool() { stop(); }
 
-// In the child of a fork: the threads are not there, so their handles and the queue they slept in are made anew.
+// In the child of a fork: the threads are missing, so their handles and the queue they slept in are constructed again.
 void Pool::forget_workers() {
   new (&workers_) std::vector<std::thread>();
   worker_count_.store(0);

@@ -13,7 +13,7 @@
 // microseconds. It never spins for long: an HTTP process shares the cores. (libgomp spins without end.)
 //
 // Jobs run one at a time: callers of different threads wait for one another. Bodies may not throw, and may not start
-// jobs. Nor may they allocate: a job's caller reserves what they need (``reserve``), and they take it (Scratch). A forked
+// jobs. Nor may they allocate: a job's caller reserves their memory (``reserve``), and they take it (Scratch). A forked
 // child has no workers, as only the forking thread survives a fork. It works alone until it asks for
 // threads itself.
 #pragma once
@@ -60,8 +60,8 @@ class Pool {
   int threads() const { return worker_count_.load(std::memory_order_relaxed) + 1; }
   void resize(int threads);
 
-  // body(item) for each item in [0, count), in any order, on any thread; returns when all are done.
-  // ``nanoseconds``: about what one item takes.
+  // body(item) for each item in [0, count), in any order, on any thread; returns when all are done. ``nanoseconds``:
+  // approximate time of one item.
   template <class Body>
   void for_each(int64_t count, double nanoseconds, const Body& body) {
     const double whole = static_cast<double>(count) * nanoseconds;
@@ -80,8 +80,8 @@ class Pool {
     for_each(count, kWorthWaking, body);
   }
 
-  // body(item, next): ``next`` is the item that the same thread takes after this one, kNone behind the last. For
-  // items that read so much memory that a thread should ask for the next while it computes.
+  // body(item, next): ``next`` is the item that the same thread takes after this one, kNone after the last. For items
+  // that read so much memory that a thread should ask for the next while it computes.
   template <class Body>
   void for_each_ahead(int64_t count, double nanoseconds, const Body& body) {
     std::atomic<int64_t> unclaimed{0};
@@ -90,13 +90,14 @@ class Pool {
       return item < count ? item : kNone;
     };
     const int64_t lanes = threads() < count ? threads() : count;
-    for_each(lanes, nanoseconds * static_cast<double>(count) / static_cast<double>(lanes > 0 ? lanes : 1), [&](int64_t) {
-      for (int64_t item = claim(); item != kNone;) {
-        const int64_t next = claim();
-        body(item, next);
-        item = next;
-      }
-    });
+    for_each(lanes, nanoseconds * static_cast<double>(count) / static_cast<double>(lanes > 0 ? lanes : 1),
+             [&](int64_t) {
+               for (int64_t item = claim(); item != kNone;) {
+                 const int64_t next = claim();
+                 body(item, next);
+                 item = next;
+               }
+             });
   }
 
   static constexpr int64_t kNone = -1;
@@ -104,13 +105,13 @@ class Pool {
   // The bodies of this thread's next job may take ``bytes`` each, on any thread. Throws std::bad_alloc.
   void reserve(int64_t bytes);
 
-  // Of the calling thread.
+  // Room of the calling thread.
   static Room& room();
 
  private:
   using Call = void (*)(const void*, int64_t, int64_t);
 
-  static constexpr double kWorthWaking = 8000;  // a wake-up through the kernel, and what caches lose by it
+  static constexpr double kWorthWaking = 8000;  // a wake-up through the kernel, and the loss of cache contents by it
   static constexpr double kTogether = 1500;     // least work that is taken at once
 
   Pool();
@@ -121,7 +122,7 @@ class Pool {
   void stop();
   void forget_workers();
 
-  std::vector<std::thread> workers_;  // changed by ``resize`` alone, under one_job_
+  std::vector<std::thread> workers_;  // changed only by ``resize``, under one_job_
   std::deque<Room> rooms_;            // of the workers, grown under one_job_
   std::atomic<int64_t> reserved_{0};
   std::atomic<int> worker_count_{0};
@@ -138,7 +139,7 @@ class Pool {
   std::atomic<int64_t> next_{0};
 };
 
-// What a body takes of its thread's room, until the end of the block that this is in.
+// Memory that a body takes of its thread's room, until the end of the enclosing block.
 class Scratch {
  public:
   Scratch() : room_(Pool::room()), used_before_(room_.used_) {}

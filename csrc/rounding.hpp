@@ -1,5 +1,5 @@
-// States in fewer bits than they are computed in: rounded up or down at random after each token, the bits being a
-// hash of layer, position and element. The same as src/weft/tensor/rounding.py, bit for bit; why is said there.
+// States in fewer bits than they are computed in: rounded up or down at random after each token, the bits being a hash
+// of layer, position and element. The same as src/weft/tensor/rounding.py, bit for bit, which gives the reasons.
 #pragma once
 
 #include "kv_numbers.hpp"
@@ -13,7 +13,7 @@ WEFT_INLINE u32x16 mixed(u32x16 x) {  // Wellons' lowbias32
   return x ^ (x >> 16);
 }
 
-// What the numbers of a layer's state are rounded by behind the token at ``position``.
+// Key for the rounding of a layer's state after the token at ``position``.
 inline uint32_t state_key(int64_t position, int64_t layer) {
   uint32_t x = static_cast<uint32_t>(position) * 0x9E3779B1u + static_cast<uint32_t>(layer) * 0x85EBCA77u;
   x = (x ^ (x >> 16)) * 0x7FEB352Du;
@@ -52,7 +52,7 @@ WEFT_INLINE f32x16 load(const f16* from) {
   return widen_f16(widened_bits(bits));
 }
 
-// Of numbers that float16 holds.
+// Stores numbers that float16 represents.
 WEFT_INLINE void store(f16* to, f32x16 x) {
   const u32x16 bits = (u32x16)x, size = bits & 0x7FFFFFFFu;
   const i32x16 small = (i32x16)(size < (113u << 23));

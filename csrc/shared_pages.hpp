@@ -5,10 +5,10 @@
 //            '---- shared ----'
 //
 // One row uses a line of K once. Eight rows use it eight times, and the pages come from memory once for all of them.
-// The result of a row does not change: it sees the same tiles of pages in the same order, in a group or alone.
+// The result of a row does not change: it sees the same tiles of pages in the same order, in a group or not.
 //
-// Each call compares the tables page by page: some thousands of integers, which is little beside reading the pages.
-// Rejected: sharing sets from the scheduler. The tables hold the same facts, and cannot be out of date.
+// Each call compares the tables page by page: some thousands of integers, which is little compared with reading the
+// pages. Rejected: sharing sets from the scheduler. The tables hold the same facts, and cannot be out of date.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ std::vector<Group> groups_of(const AttentionArgs& args, const std::vector<Member
       const int64_t most = std::min(group->shared_pages, whole_pages(member));
       const int32_t *ours = table(group->members[0]), *its = table(member);
       const int64_t shared = (std::mismatch(ours, ours + most, its).first - ours) / kSharedStep * kSharedStep;
-      // A member may not cost the others half of what they share.
+      // A member may not cost the others half of their shared pages.
       if (shared >= kSharedPages && 2 * shared >= group->shared_pages) {
         group->members.push_back(member);
         group->shared_pages = shared;

@@ -80,6 +80,7 @@ struct Two {
 template <class Half>
 Two(Half, Half) -> Two<Half>;
 
+// clang-format off: it takes op##= for an assignment.
 #define WEFT_OPERATOR(op)                                                                                             \
   template <class H>                                                                                                  \
   WEFT_INLINE Two<H> operator op(const Two<H>& a, const Two<H>& b) {                                                  \
@@ -97,6 +98,7 @@ Two(Half, Half) -> Two<Half>;
   WEFT_INLINE Two<H>& operator op##=(Two<H>& a, const B& b) {                                                         \
     return a = a op b;                                                                                                \
   }
+// clang-format on
 WEFT_OPERATOR(+)
 WEFT_OPERATOR(-)
 WEFT_OPERATOR(*)
@@ -109,14 +111,14 @@ WEFT_OPERATOR(>>)
 #undef WEFT_OPERATOR
 
 // All ones where it holds, as 32-bit integers.
-#define WEFT_COMPARISON(op)                                                       \
-  template <class H>                                                              \
-  WEFT_INLINE auto operator op(const Two<H>& a, const Two<H>& b) {                \
-    return Two{a.low op b.low, a.high op b.high};                                 \
-  }                                                                               \
-  template <class H, class S, class = std::enable_if_t<std::is_arithmetic_v<S>>>  \
-  WEFT_INLINE auto operator op(const Two<H>& a, S b) {                            \
-    return Two{a.low op b, a.high op b};                                          \
+#define WEFT_COMPARISON(op)                                                      \
+  template <class H>                                                             \
+  WEFT_INLINE auto operator op(const Two<H>& a, const Two<H>& b) {               \
+    return Two{a.low op b.low, a.high op b.high};                                \
+  }                                                                              \
+  template <class H, class S, class = std::enable_if_t<std::is_arithmetic_v<S>>> \
+  WEFT_INLINE auto operator op(const Two<H>& a, S b) {                           \
+    return Two{a.low op b, a.high op b};                                         \
   }
 WEFT_COMPARISON(<)
 WEFT_COMPARISON(>)
@@ -138,10 +140,8 @@ WEFT_INLINE Two<H> operator~(const Two<H>& x) {
 // ``yes`` where ``chosen`` is all ones, ``no`` where it is 0.
 template <class M, class T>
 WEFT_INLINE T chosen_of(const M& chosen, const T& yes, const T& no) {
-  if constexpr (kIsTwo<T>)
-    return {chosen_of(chosen.low, yes.low, no.low), chosen_of(chosen.high, yes.high, no.high)};
-  else
-    return chosen ? yes : no;
+  if constexpr (kIsTwo<T>) return {chosen_of(chosen.low, yes.low, no.low), chosen_of(chosen.high, yes.high, no.high)};
+  else return chosen ? yes : no;
 }
 
 // A vector of the compiler in two: numbers of type T in ``bytes`` bytes each.
@@ -371,7 +371,7 @@ WEFT_INLINE f32x16 sums_of(const float (*rows)[16]) {
 #if defined(__AVX512F__)
   __m512 x[16];
   for (int i = 0; i < 16; ++i) x[i] = _mm512_loadu_ps(rows[i]);
-  // Each step adds the halves of what is left of a sum, and puts two vectors into one: lanes 8 apart, 4, 2, 1.
+  // Each step adds the halves of the rest of a sum, and puts two vectors into one: lanes 8 apart, 4, 2, 1.
   const auto halves = [&](int count, __m512i low, __m512i high) __attribute__((always_inline)) {
     for (int i = 0; i < count; ++i)
       x[i] = _mm512_add_ps(_mm512_permutex2var_ps(x[i], low, x[i + count]),
@@ -394,7 +394,7 @@ WEFT_INLINE f32x16 sums_of(const float (*rows)[16]) {
 #endif
 }
 
-// Of numbers without NaN; with one, any of them or NaN.
+// The largest number of x without NaN; with one, any of them or NaN.
 WEFT_INLINE float largest(f32x16 x) {
   const f32x8 low = low_half(x), high = high_half(x), eight = chosen_of(low > high, low, high);
   f32x4 quarters[2];
@@ -408,7 +408,7 @@ WEFT_INLINE float largest(f32x16 x) {
 // NaN. Cody and Waite's reduction to |r| <= ln2 / 2 and a Taylor polynomial of degree 7.
 WEFT_INLINE f32x16 exp(f32x16 x) {
 #if defined(__AVX512F__)
-  // The second operand of min and max is what comes of a NaN.
+  // For a NaN, min and max return the second operand.
   const __m512 y = _mm512_min_ps(_mm512_set1_ps(88.0f), _mm512_max_ps(_mm512_set1_ps(-87.0f), (__m512)x));
   const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(y, _mm512_set1_ps(1.44269504088896341f)),
                                             _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -444,7 +444,9 @@ WEFT_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
 WEFT_INLINE f32x16 silu(f32x16 x) { return x / (1.0f + exp(-x)); }
 
 // x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as a sigmoid.
-WEFT_INLINE f32x16 gelu_tanh(f32x16 x) { return x / (1.0f + exp(x * (-1.5957691216057308f - 0.07135481282725557f * x * x))); }
+WEFT_INLINE f32x16 gelu_tanh(f32x16 x) {
+  return x / (1.0f + exp(x * (-1.5957691216057308f - 0.07135481282725557f * x * x)));
+}
 
 // log(1 + e^x) = max(x, 0) + log1p(e^-|x|), the second by 2 atanh(u / (2 + u)).
 WEFT_INLINE f32x16 softplus(f32x16 x) {
@@ -460,7 +462,7 @@ WEFT_INLINE f32x16 softplus(f32x16 x) {
   return max(x, zero) + 2.0f * s * p;
 }
 
-// What storing as T and reading back leaves of x.
+// x after storing it as T and reading it back.
 template <class T>
 WEFT_INLINE f32x16 rounded(f32x16 x) {
   if constexpr (sizeof(T) == sizeof(float)) return x;
@@ -469,7 +471,7 @@ WEFT_INLINE f32x16 rounded(f32x16 x) {
   return load(narrow_lanes);
 }
 
-// ``count`` numbers, at most 16, and zeros behind them.
+// ``count`` numbers, at most 16, followed by zeros.
 template <class T>
 WEFT_INLINE f32x16 load_some(const T* from, int64_t count) {
   if (count >= 16) return load(from);

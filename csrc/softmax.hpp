@@ -6,7 +6,7 @@
 namespace weft {
 namespace {
 
-// ``count`` numbers, at most 16; behind them what a power of e makes 0 of.
+// ``count`` numbers, at most 16, followed by numbers whose power of e is 0.
 template <class T>
 WEFT_INLINE f32x16 load_scores(const T* from, int64_t count) {
   if (count >= 16) return load(from);
@@ -33,7 +33,8 @@ void softmax_row(T* x, int64_t columns, float scale) {
 
 void softmax(const SoftmaxArgs& args) {
   Pool::instance().for_each(args.rows, 0.5 * static_cast<double>(args.columns), [&](int64_t row) {
-    if (args.dtype == Dtype::bfloat16) softmax_row(static_cast<bf16*>(args.x) + row * args.columns, args.columns, args.scale);
+    if (args.dtype == Dtype::bfloat16)
+      softmax_row(static_cast<bf16*>(args.x) + row * args.columns, args.columns, args.scale);
     else softmax_row(static_cast<float*>(args.x) + row * args.columns, args.columns, args.scale);
   });
 }

@@ -1,9 +1,10 @@
-// The tiles of a matrix unit in plain C++: tdpbf16ps and tdpbsud, operation by operation as Intel's manual states them.
-// Some thousand times as slow. It is the reference that the vector kernel and the hardware are compared with, on any CPU.
+// The tiles of a matrix unit in plain C++: tdpbf16ps and tdpbsud, operation by operation as Intel's manual states
+// them. Some thousand times as slow. It is the reference that the vector kernel and the hardware are compared with, on
+// any CPU.
 //
-// Arithmetic of float32: round to nearest even, denormal inputs and results are zeros of their sign. A result is denormal
-// if it is below the least normal number after rounding with an unbounded exponent. A sum that may be so small is exact
-// in double: then both of its parts are small, and their last bits lie within 53 places.
+// Arithmetic of float32: round to nearest even, denormal inputs and results are zeros of their sign. A result is
+// denormal if it is below the least normal number after rounding with an unbounded exponent. A sum that may be so
+// small is exact in double: then both of its parts are small, and their last bits are within 53 places.
 #include <cmath>
 #include <cstring>
 
@@ -17,7 +18,7 @@ constexpr float kLeastNormal = 0x1p-126f;
 
 float flushed(float x) { return std::fabs(x) < kLeastNormal ? std::copysign(0.0f, x) : x; }
 
-// Of an exact or nearly exact sum ``wide``, and that sum as a float.
+// ``wide``, an exact or nearly exact sum, as zero if it is denormal; ``rounded``: that sum as a float.
 float flushed(double wide, float rounded) {
   if (std::fabs(wide) < 0x1p-126 - 0x1p-151) return std::copysign(0.0f, static_cast<float>(wide));
   return rounded;

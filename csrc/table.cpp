@@ -9,7 +9,7 @@ namespace own = tables::WEFT_TABLE;
 
 namespace {
 
-constexpr Kernels own_kernels(const char* name) {
+constexpr Kernels own_kernels(const char* name) noexcept {
 #define WEFT_KERNEL(name, Args) .name = own::name,
 #define WEFT_ABILITY(name) .name = own::name,
   return {.name = name, WEFT_EACH_KERNEL(WEFT_KERNEL) WEFT_EACH_ABILITY(WEFT_ABILITY)};
@@ -18,7 +18,7 @@ constexpr Kernels own_kernels(const char* name) {
 }
 
 #ifdef WEFT_DOT_TABLE
-constexpr Kernels dot_kernels(const char* name) {
+constexpr Kernels dot_kernels(const char* name) noexcept {
   Kernels kernels = own_kernels(name);
   kernels.attention = own::attention_dots;
   return kernels;

@@ -1,13 +1,13 @@
-// The kernels of one instruction set, WEFT_TABLE, in several files that compile side by side:
+// The kernels of one instruction set, WEFT_TABLE, in several files that compile in parallel:
 //
 //     table_attention.cpp     attention over pages
 //     table_delta.cpp         the gated delta rule
 //     table_mamba2.cpp        Mamba-2
-//     table_channels.cpp      convolutions with a window, Mamba-1: what has a state for each channel
+//     table_channels.cpp      convolutions with a window, Mamba-1: layers with a state for each channel
 //     table_products.cpp      matrix products of tiles, by vectors and by a matrix unit; experts
 //     table_codes.cpp         those of plain rows and of int8, int6 and int4, by vectors
 //     table_adapters.cpp      products of adapters
-//     table_rows.cpp          norms and the small things between
+//     table_rows.cpp          norms and the small operations between
 //     table.cpp               the table itself
 //
 // Each includes its kernels as headers, whose code is local to it: no code of one set can be linked into another.

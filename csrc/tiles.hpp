@@ -4,7 +4,7 @@
 //     tile   column 0 of 16 rows | column 1 of 16 rows | ...       64 bytes each, one stream from memory
 //            (bfloat16: columns 0-1, columns 2-3, ...)
 //     item   64 rows of W: four tiles
-//     block  6 rows of x meet 4 tiles: 24 sums in registers for the whole width of W     (AVX2, NEON: 6 rows, 1 tile)
+//     block  6 rows of x times 4 tiles: 24 sums in registers for the full width of W     (AVX2, NEON: 6 rows, 1 tile)
 //
 //     part   the rows of x that stay in the L2 cache (96 at 1,024 columns of bfloat16); a prompt has several
 //
@@ -25,8 +25,8 @@
 // on the batch.
 //
 // Rejected: cutting the columns into parts that fit the L1 cache (sums would go through memory; nothing gained up
-// to 12,288 columns); blocks of 8 rows and 3 tiles (as fast, and 64 rows are no whole number of them); all rows of a
-// prompt for one item (x then comes out of the L3 cache, which is not ours alone).
+// to 12,288 columns); blocks of 8 rows and 3 tiles (as fast, and 64 rows are not a multiple of them); all rows of a
+// prompt for one item (x then comes out of the L3 cache, which is shared).
 #pragma once
 
 #include "linear_inputs.hpp"
@@ -45,7 +45,7 @@ constexpr int kTileRows = 6;
 constexpr int kTileRows = 2;
 #endif
 
-constexpr int64_t kPartBytes = 196608;  // of x, in the L2 cache beside the tiles of two items
+constexpr int64_t kPartBytes = 196608;  // of x, in the L2 cache with the tiles of two items
 constexpr int64_t kLeastBlocks = 8;     // of a part: prefetches stay below the bandwidth of memory
 
 // Asks for LINES lines of 64 bytes, those of a block's column ``step`` (bfloat16: pair of columns).
@@ -54,7 +54,7 @@ WEFT_INLINE void fetch_ahead(const char* from, int64_t step) {
   for (int line = 0; line < LINES; ++line) __builtin_prefetch(from + (step * LINES + line) * 64, 0, 2);
 }
 
-// Where the sums of a block go: ROWS rows from ``row`` on, and their columns from ``tile`` on.
+// Destination of the sums of a block: ROWS rows from ``row`` on, and their columns from ``tile`` on.
 template <class T>
 struct TileOut {
   T* to;
@@ -113,7 +113,7 @@ WEFT_INLINE void tile_sums(const bf16* tiles, int64_t tile_stride, const float* 
   store_sums(out, acc);
 }
 
-constexpr int64_t kWidenedRows = 1024;  // at once: what a thread holds for them stays small
+constexpr int64_t kWidenedRows = 1024;  // at once: a thread's memory for them stays small
 
 // product(args) with rows of x in float32, some at a time.
 template <class Product>
@@ -162,7 +162,7 @@ WEFT_BF16 void tile_sums(const bf16* tiles, int64_t tile_stride, const bf16* x, 
   store_sums(out, sums);
 }
 #elif defined(__aarch64__)
-// Of four rows of W, and of a row of x.
+// Adds the products of a pair of columns of four rows of W and a row of x.
 WEFT_BF16 inline float32x4_t dot_of_pair(float32x4_t sums, uint32x4_t pairs, const bf16* x) {
   uint32_t two;
   std::memcpy(&two, x, sizeof two);
@@ -170,7 +170,7 @@ WEFT_BF16 inline float32x4_t dot_of_pair(float32x4_t sums, uint32x4_t pairs, con
 }
 
 // ROWS rows of x times a tile by products of pairs (FEAT_BF16). bfmmla multiplies 2 rows of x and 2 rows of W by 4
-// columns: each sum gets what two bfdot add, one after the other. So bfdot gives a last row or pair the same bits.
+// columns: each sum is that of two bfdot, one after the other. So bfdot gives a last row or pair the same bits.
 //
 //     bfdot   sum = odd(sum + odd(x0 w0 + x1 w1))     odd: an inexact result ends in a 1; denormals are zeros
 template <int ROWS, int TILES, int LINES, class Out>
@@ -244,10 +244,17 @@ void tile_block(const T* tiles, int64_t in, const X* x, int64_t x_stride, int ro
   switch (rows) {
     case 1: tile_sums<1, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
     case 2: tile_sums<2, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
-    case 3: if constexpr (kTileRows >= 3) tile_sums<3, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
-    case 4: if constexpr (kTileRows >= 4) tile_sums<4, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
-    case 5: if constexpr (kTileRows >= 5) tile_sums<5, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
-    default: if constexpr (kTileRows >= 6) tile_sums<6, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
+    case 3:
+      if constexpr (kTileRows >= 3) tile_sums<3, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
+      break;
+    case 4:
+      if constexpr (kTileRows >= 4) tile_sums<4, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
+      break;
+    case 5:
+      if constexpr (kTileRows >= 5) tile_sums<5, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
+      break;
+    default:
+      if constexpr (kTileRows >= 6) tile_sums<6, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
   }
 }
 
@@ -305,9 +312,8 @@ void tile_products(const LinearArgs& args) {
                              (0.04 + 0.0025 * static_cast<double>(args.rows));
   const int64_t items = (weight.out + kOutRows - 1) / kOutRows;
   if (args.rows <= kTileRows) {
-    Pool::instance().for_each(items, nanoseconds, [&](int64_t item) {
-      tiles_of_item<T, X>(args, item * kOutTiles, 0, args.rows, nullptr);
-    });
+    Pool::instance().for_each(
+        items, nanoseconds, [&](int64_t item) { tiles_of_item<T, X>(args, item * kOutTiles, 0, args.rows, nullptr); });
     return;
   }
   // Whole blocks of x, and the parts nearly of one size.
@@ -320,7 +326,8 @@ void tile_products(const LinearArgs& args) {
     return row < args.rows ? row : args.rows;
   };
   const auto work = [&](int64_t item, int64_t next) {
-    const char* ahead = next == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + next % items * item_bytes;
+    const char* ahead =
+        next == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + next % items * item_bytes;
     tiles_of_item<T, X>(args, item % items * kOutTiles, begin_of(item / items), begin_of(item / items + 1), ahead);
   };
   Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);

@@ -3,32 +3,32 @@
 //     bfloat16   s e e e e e e e | e m m m m m m m   the upper byte is a sign and an exponent without its last bit;
 //                                                   16 of its 256 values cover nearly all weights of a tile
 //
-//     tile       16 bytes that a code of 4 bits stands for   (Weight.scales)
+//     tile       16 bytes, indexed by a code of 4 bits       (Weight.scales)
 //     unit       8 columns of 16 rows: 128 weights in 3 lines of 64 bytes
 //                  lower bytes of columns 0-3 | lower bytes of columns 4-7 | codes, 0-3 in the lower halves
 //     two tiles  a unit of one, a unit of the other, the next unit of the one, ...: one stream from memory
-//     odd        the weights whose upper byte is none of the 16, whole:  place in the tile << 16 | bits, by place,
-//                and one behind all places at the end of each tile's
+//     odd        the weights whose upper byte is none of the 16, in full: place in the tile << 16 | bits, by place,
+//                and one beyond all places at the end of each tile's
 //
-// Nothing is added in another order than in tiles.hpp, so sums are those of plain tiles to the last bit. Where a unit
-// becomes the four vectors that it was (table lookups and interleaving of bytes, 9 instructions):
+// Sums are added in the order of tiles.hpp, so they are those of plain tiles to the last bit. A unit becomes the four
+// vectors that it was (table lookups and interleaving of bytes, 9 instructions) as follows:
 //
 //     under 96 rows of x   in registers, each time that it is multiplied
-//       block              up to 12 rows of x meet two tiles: 24 sums in registers for the whole width of W, and half a
+//       block              up to 12 rows of x times two tiles: 24 sums in registers for the full width of W, and half a
 //                          unit of both tiles at a time
-//       x                  copied once: 8 columns of all rows of a block, the next 8, ..., one stream of its own
-//       item               4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.hpp
-//       ahead              a unit of both tiles asks for the next one into the L1 cache, and for lines further on into
+//       x                  copied once: 8 columns of all rows of a block, the next 8, ..., as a separate stream
+//       item               4 tiles, for all blocks of a part of x; prefetches are as in tiles.hpp
+//       ahead              a unit of both tiles prefetches the next one into the L1 cache, and lines further on into
 //                          the L2 cache
-//     more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do;
-//                          where an item of W is so wide that it leaves no room for x there, as above
+//     more                 an item is unpacked into the L2 cache, and multiplied with up to 512 KB of x like plain tiles;
+//                          an item of W so wide that it leaves no room for x there: as above
 //
 // Without products of pairs (AVX512-BF16) rows of x are widened to float32 once, and a unit's weights in registers.
 //
 // Interleaving within 16 bytes fixes the order of a unit's bytes; pack_twelve_bit.cpp writes them.
 //
 // Rejected, for 32 rows: unpacking into memory (6 to 8 % slower than plain tiles: the L2 cache also writes and reads
-// each line). Tried were unpacking at once, by the first block for the others, and beside all blocks of the item
+// each line). Tried were unpacking at once, by the first block for the others, and in parallel with all blocks of the item
 // before. 128 columns at a time, which stay in the L1 cache (15 %: sums go through memory). Blocks of 24 rows and one
 // tile: each product then loads its own number of x, and a core loads one vector in the time of a product (5 %).
 // Tiles one after the other: a single row waits for its one sum, or reads two streams, at four fifths of the speed of
@@ -55,14 +55,14 @@ constexpr int64_t kUnpackedItemBytes = 1 << 18;
 constexpr int64_t kUnpackedPartBytes = 1 << 19;
 
 // name(body): body(0), body(1), ... of constants. Sums that a loop counts through would pass through memory.
-#define WEFT_EACH(name, part)                                              \
-  template <class Body, int... I>                                          \
+#define WEFT_EACH(name, part)                                                      \
+  template <class Body, int... I>                                                  \
   part inline void name##_of(const Body& body, std::integer_sequence<int, I...>) { \
-    (body(std::integral_constant<int, I>{}), ...);                         \
-  }                                                                        \
-  template <int COUNT, class Body>                                         \
-  part inline void name(const Body& body) {                                \
-    name##_of(body, std::make_integer_sequence<int, COUNT>{});             \
+    (body(std::integral_constant<int, I>{}), ...);                                 \
+  }                                                                                \
+  template <int COUNT, class Body>                                                 \
+  part inline void name(const Body& body) {                                        \
+    name##_of(body, std::make_integer_sequence<int, COUNT>{});                     \
   }
 #define WEFT_WIDE_PART __attribute__((always_inline))
 WEFT_EACH(each, WEFT_BF16_PART)
@@ -90,15 +90,16 @@ struct SqueezedTile {
   SqueezedTile(const Weight& weight, int64_t tile)
       : units(static_cast<const uint8_t*>(weight.data) + tile / 2 * (weight.in / kUnitColumns) * kStepBytes +
               tile % 2 * kUnitBytes),
-        highs(static_cast<const uint8_t*>(weight.scales) + tile * 16), odd(weight.odd + weight.odd[tile]) {}
+        highs(static_cast<const uint8_t*>(weight.scales) + tile * 16),
+        odd(weight.odd + weight.odd[tile]) {}
 
   WEFT_INLINE __m512i upper_bytes() const {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(highs)));
   }
 };
 
-// A unit that has odd weights, from ``odd`` on -> words, and the next unit's. Out of line, so that what is rare sends no
-// other unit through memory.
+// Unpacks a unit that has odd weights, from ``odd`` on -> words, and the next unit's. Out of line, so that this rare
+// case sends no other unit through memory.
 __attribute__((noinline, cold)) const int64_t* unpack_odd(const SqueezedTile& tile, const int64_t* odd, int64_t unit,
                                                           Half* halves) {
   halves[0] = unpacked<0>(tile.units + unit * kStepBytes, tile.upper_bytes());
@@ -111,7 +112,7 @@ __attribute__((noinline, cold)) const int64_t* unpack_odd(const SqueezedTile& ti
   return odd;
 }
 
-// What is asked for with each unit of both tiles: so many lines of 64 bytes, from ``from`` on.
+// Lines to prefetch with each unit of both tiles: ``lines`` lines of 64 bytes, from ``from`` on.
 struct Fetched {
   const uint8_t* from;
   int64_t lines;
@@ -221,15 +222,13 @@ void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block<float>& b
       each_wide<2>([&](auto pair) WEFT_WIDE_PART {
         f32x16 numbers[TILES];
         each_wide<TILES>([&](auto t) WEFT_WIDE_PART { numbers[t] = (f32x16)_mm512_slli_epi32(w[t].pairs[pair], 16); });
-        each_sum([&](auto r, auto t) WEFT_WIDE_PART {
-          acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair];
-        });
+        each_sum([&](auto r, auto t)
+                     WEFT_WIDE_PART { acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair]; });
         each_wide<TILES>([&](auto t) WEFT_WIDE_PART {
           numbers[t] = (f32x16)_mm512_and_si512(w[t].pairs[pair], _mm512_set1_epi32(static_cast<int>(0xFFFF0000)));
         });
-        each_sum([&](auto r, auto t) WEFT_WIDE_PART {
-          acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair + 1];
-        });
+        each_sum([&](auto r, auto t)
+                     WEFT_WIDE_PART { acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair + 1]; });
       });
     });
   }
@@ -297,7 +296,9 @@ template <class X>
 const Block<X>* own_blocks(const LinearArgs& args, int64_t most, Scratch& scratch) {
   Block<X>* const blocks = scratch.take<Block<X>>(blocks_of(args.rows, most));
   X* const copies = args.rows == 1 ? nullptr : scratch.take<X>(args.rows * args.weight.in);
-  set_blocks(args, most, blocks, copies, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); });
+  set_blocks(args, most, blocks, copies, [](int64_t count, const auto& job) {
+    for (int64_t i = 0; i < count; ++i) job(i);
+  });
   return blocks;
 }
 
@@ -359,7 +360,8 @@ void unpacked_products(const LinearArgs& args) {
   Pool::instance().for_each_ahead(items * parts, nanoseconds, [&](int64_t at, int64_t after) {
     const int64_t item = at % items, part = at / items, tile = item * kOutTiles;
     const int64_t first = args.rows * part / parts, last = args.rows * (part + 1) / parts;
-    if (weight.out - tile * kTile < kOutRows) return few_tiles<X>(args, tile, tiles, first, last);  // not all its rows are there
+    if (weight.out - tile * kTile < kOutRows)
+      return few_tiles<X>(args, tile, tiles, first, last);  // not all its rows are there
     const char* next = after == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + after % items * bytes;
     unpacked_item_products<X>(args, tile, first, last, next);
   });
@@ -393,7 +395,8 @@ void twelve_bit_products_of(const LinearArgs& args) {
       twelve_bit_item<X>(args, item * kOutTiles, last_of(item), blocks, blocks + 1, nullptr);
     });
   // Parts of x that stay in the L2 cache, nearly of one size.
-  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTwelveBitRows, together = 2 * fit > 8 ? 2 * fit : 8;
+  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTwelveBitRows,
+                together = 2 * fit > 8 ? 2 * fit : 8;
   const int64_t parts = (count + together - 1) / together;
   const auto work = [&](int64_t at, int64_t after) {
     const int64_t item = at % items, part = at / items;

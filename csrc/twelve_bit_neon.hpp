@@ -19,7 +19,7 @@ namespace {
 #if defined(__aarch64__)
 constexpr int64_t kUnitColumns = 8, kPairWords = 2 * kTile, kUnitWords = kUnitColumns / 2 * kPairWords;
 constexpr int64_t kUnitBytes = kUnitWords * 3 / 2, kStepBytes = 2 * kUnitBytes;  // units of two tiles take turns
-constexpr int64_t kUnitsAhead = 4096;          // bytes that are asked for into the L2 cache
+constexpr int64_t kUnitsAhead = 4096;            // bytes that are asked for into the L2 cache
 constexpr int64_t kUnpackedPartBytes = 1 << 19;  // of x
 
 // One tile -> [in / 2][16][2].
@@ -59,7 +59,8 @@ void squeezed_tiles(const LinearArgs& args, int64_t tile, int64_t end, int64_t f
     unpack_tile(args.weight, tile, words);
     for (int64_t block = 0, row = first; block < blocks; ++block) {
       const int64_t stop = first + (last - first) * (block + 1) / blocks;
-      tile_rows_at<bf16, X, 1, 0>(args, reinterpret_cast<const bf16*>(words), tile, row, static_cast<int>(stop - row), nullptr);
+      tile_rows_at<bf16, X, 1, 0>(args, reinterpret_cast<const bf16*>(words), tile, row, static_cast<int>(stop - row),
+                                  nullptr);
       row = stop;
     }
   }

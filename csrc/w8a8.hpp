@@ -4,7 +4,7 @@
 //   W      the int8 tiles of linear.hpp: codes 0..255 around 128, a scale for 128 columns or more
 //
 //   item   64 rows of W: four tiles
-//   block  6 rows of x meet 4 tiles: 24 sums in registers for the 128 columns of a part      vpdpbusd, int32
+//   block  6 rows of x times 4 tiles: 24 sums in registers for the 128 columns of a part      vpdpbusd, int32
 //          then total += float(sum) * (scale of W * scale of x), part after part             float32, in the L1 cache
 //
 //   (code - 128) x = code x - 128 x:   a sum begins at -128 times the sum of its x, so W need not be signed
@@ -12,7 +12,7 @@
 // Sums of a part are integers below 2^24, exact in any order and in float32 as well: where there is no vpdpbusd they
 // are made of floats. Totals are made part after part, each product rounded before it is added (``alone``; a fused one
 // would round once less). So every CPU, and torch (ops/byte_linear/cpu.py), gives the same bits for a row of x,
-// whatever rows are beside it.
+// whatever other rows there are.
 //
 // A part of x with a number that is not finite has a scale of NaN: its row is NaN, no other.
 //
@@ -34,7 +34,7 @@ constexpr int kBlockRows = 6;
 constexpr int kBlockRows = 2;
 #endif
 
-// x as it is, to the compiler a new number: nothing is fused with what made it.
+// x unchanged, to the compiler a new number: nothing is fused with the operation that made it.
 template <class V>
 WEFT_INLINE V alone(V x) {
   if constexpr (kIsTwo<V>) {
@@ -89,8 +89,8 @@ WEFT_INLINE void store_codes(int8_t* to, i32x16 codes) {
 #endif
 }
 
-// Rows of x, rounded. ``Code``: int8_t for products of bytes, float where there are none. ``TILES``: codes lie in tiles of
-// a matrix unit, [rows / 16][parts][2][16 rows][64 columns], else in rows, [rows][padded].
+// Rows of x, rounded. ``Code``: int8_t for products of bytes, float where there are none. ``TILES``: codes are in
+// tiles of a matrix unit, [rows / 16][parts][2][16 rows][64 columns], else in rows, [rows][padded].
 template <class Code, bool TILES = false>
 struct ByteRows {
   int64_t parts = 0, padded = 0;
@@ -111,7 +111,7 @@ struct ByteRows {
     for (int64_t part = 0; part < parts; ++part) set_part(row, part, x + part * kPart, in - part * kPart);
   }
 
-  // The first ``count`` values are there; what is missing of 128 is zero.
+  // The first ``count`` values are there; the rest of the 128 are zero.
   template <class T>
   void set_part(int64_t row, int64_t part, const T* x, int64_t count) {
     constexpr int kVectors = kPart / 16;
@@ -141,13 +141,12 @@ struct ByteRows {
 };
 
 #if defined(__AVX512F__)
-// One part of ROWS rows of x times TILES tiles, 4 columns ``quads`` times, added to totals [ROWS][TILES]. By force a
-// function of its own, and unrolled: else the compiler keeps the sums in memory.
+// One part of ROWS rows of x times TILES tiles, 4 columns ``quads`` times, added to totals [ROWS][TILES]. A separate
+// function by attribute, and unrolled: otherwise the compiler keeps the sums in memory.
 template <int ROWS, int TILES>
 __attribute__((noinline)) WEFT_VNNI void add_part(const uint8_t* tiles, int64_t tile_stride, const f32x16* tile_scale,
                                                   const int8_t* x, int64_t x_stride, const float* x_scale,
-                                                  const int32_t* starts, int64_t parts, int64_t quads,
-                                                  f32x16* totals) {
+                                                  const int32_t* starts, int64_t parts, int64_t quads, f32x16* totals) {
   i32x16 acc[ROWS][TILES];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
@@ -199,8 +198,7 @@ void byte_sums(const Weight& weight, int64_t tile, const ByteRows<Code>& x, int6
   for (int64_t part = 0; part < x.parts; ++part) {
     const int64_t first = part * (kPart / 4), count = quads - first < kPart / 4 ? quads - first : kPart / 4;
     f32x16 scales[TILES];
-    for (int t = 0; t < TILES; ++t)
-      scales[t] = scales_of(tile + t, part * kPart / weight.group);
+    for (int t = 0; t < TILES; ++t) scales[t] = scales_of(tile + t, part * kPart / weight.group);
     const int64_t at = row * x.parts + part;
     add_part<ROWS, TILES>(from + first * 64, stride, scales, x.codes.data() + row * x.padded + 4 * first, x.padded,
                           x.scales.data() + at, x.starts.data() + at, x.parts, count, totals);
@@ -213,10 +211,17 @@ void byte_block(const LinearArgs& args, const ByteRows<Code>& x, int64_t tile, i
   switch (rows) {
     case 1: byte_sums<1, TILES>(args.weight, tile, x, row, totals); break;
     case 2: byte_sums<2, TILES>(args.weight, tile, x, row, totals); break;
-    case 3: if constexpr (kBlockRows >= 3) byte_sums<3, TILES>(args.weight, tile, x, row, totals); break;
-    case 4: if constexpr (kBlockRows >= 4) byte_sums<4, TILES>(args.weight, tile, x, row, totals); break;
-    case 5: if constexpr (kBlockRows >= 5) byte_sums<5, TILES>(args.weight, tile, x, row, totals); break;
-    default: if constexpr (kBlockRows >= 6) byte_sums<6, TILES>(args.weight, tile, x, row, totals);
+    case 3:
+      if constexpr (kBlockRows >= 3) byte_sums<3, TILES>(args.weight, tile, x, row, totals);
+      break;
+    case 4:
+      if constexpr (kBlockRows >= 4) byte_sums<4, TILES>(args.weight, tile, x, row, totals);
+      break;
+    case 5:
+      if constexpr (kBlockRows >= 5) byte_sums<5, TILES>(args.weight, tile, x, row, totals);
+      break;
+    default:
+      if constexpr (kBlockRows >= 6) byte_sums<6, TILES>(args.weight, tile, x, row, totals);
   }
   for (int r = 0; r < rows; ++r)
     for (int t = 0; t < TILES; ++t) {
@@ -247,7 +252,8 @@ void byte_products_of(const LinearArgs& args) {
       const int rows = static_cast<int>(end - row);
       // Few rows: one tile after the other is one stream (linear.hpp).
       if (args.rows > kOneTileRows && tiles >= kOutTiles) byte_block<T, kOutTiles>(args, x, tile, row, rows);
-      else for (int64_t t = 0; t < tiles && t < kOutTiles; ++t) byte_block<T, 1>(args, x, tile + t, row, rows);
+      else
+        for (int64_t t = 0; t < tiles && t < kOutTiles; ++t) byte_block<T, 1>(args, x, tile + t, row, rows);
       row = end;
     }
   });
@@ -259,8 +265,8 @@ constexpr int64_t kMatrixBytesOfX = 1 << 19;  // of a piece, in the L2 cache
 // Rows [first, last) of x times tiles [tile, end) by the matrix unit: a part of 128 columns of 2 x 2 tiles at a time,
 // whose sums are scaled and added as vectors do it.
 template <class T>
-void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, int64_t first, int64_t last, int64_t tile,
-                       int64_t end) {
+void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, int64_t first, int64_t last,
+                       int64_t tile, int64_t end) {
   constexpr int64_t kPartTile = kPart * kTile, kQuadBytes = 4 * kTile;
   const Weight& weight = args.weight;
   const int64_t quads = (weight.in + kLine - 1) / kLine * (kLine / 4), stride = quads * kQuadBytes;
@@ -321,7 +327,8 @@ void matrix_byte_products(const LinearArgs& args) {
     x.set_row(row, static_cast<const T*>(args.x) + row * args.x_stride, weight.in);
   });
   const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
-  const int64_t blocks = (args.rows + kTile - 1) / kTile, parts = (args.rows * x.padded + kMatrixBytesOfX - 1) / kMatrixBytesOfX;
+  const int64_t blocks = (args.rows + kTile - 1) / kTile,
+                parts = (args.rows * x.padded + kMatrixBytesOfX - 1) / kMatrixBytesOfX;
   // Some 25 GB of weights, or 500 billion products, in a second.
   const double nanoseconds = static_cast<double>(kOutRows * weight.in) *
                              (0.04 + 0.002 * static_cast<double>(args.rows) / static_cast<double>(parts));

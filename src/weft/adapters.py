@@ -1,4 +1,4 @@
-"""Adapters as values: a name, the directory in peft's form behind it, and the sha256 of its files.
+"""Adapters as values: a name, a directory in peft's form, and the sha256 of its files.
 
     directory/adapter_config.json            rank, alpha, which modules
     directory/adapter_model.safetensors      the factors A and B of each module
@@ -43,7 +43,7 @@ _NAME = re.compile(r"[^\x00-\x20\x7f=]{1,256}")
 Number = TypeVar("Number", int, float)
 
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways to begin a training that change the base's weights too: the factors alone are not the model."""
+"""Values of ``init_lora_weights`` that change the base's weights too: the factors are then not the complete model."""
 _VARIANTS = (
     "use_qalora",
     "alora_invocation_tokens",
@@ -58,12 +58,12 @@ _VARIANTS = (
     "monteclora_config",
     "lora_ga_config",
 )
-"""Settings of peft that compute something else than W x + scale B A x."""
+"""Settings of peft that compute another function than W x + scale B A x."""
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """``directory`` has the files, whose ``digest`` is a sha256 in hex. ``rank``: the largest of any
-    module."""
+    """An adapter by name. ``directory`` has the files, whose ``digest`` is a sha256 in hex. ``rank``: the largest of
+    any module."""
 
     name: str
     directory: str
@@ -116,8 +116,8 @@ class AdapterSettings(msgspec.Struct, frozen=True):
 
 
 def read_adapter(name: str, directory: Path, *, rank_max: int | None = None) -> Adapter:
-    """Reads both files once, for their digest. Raises CheckpointError for what ``read_settings`` refuses, and
-    for a pickle, a missing file, a link out of the directory or a rank above ``rank_max``."""
+    """Read both files once, for their digest. Raise CheckpointError where ``read_settings`` does, and for a pickle, a
+    missing file, a link out of the directory or a rank above ``rank_max``."""
     settings = read_settings(directory)
     if rank_max is not None and settings.rank_max > rank_max:
         raise CheckpointError(
@@ -130,7 +130,7 @@ def read_adapter(name: str, directory: Path, *, rank_max: int | None = None) -> 
 
 
 def weights_missing(where: Path | str, files: Collection[str]) -> CheckpointError:
-    """``files``: what there is in its place."""
+    """Return the error of missing weights. ``files``: the files found in the directory."""
     pickle = next((one for one in _PICKLES if one in files), None)
     return CheckpointError(
         f"{where}: has its weights as a pickle, {pickle}, which can run any code when it is read; weft reads "
@@ -142,8 +142,8 @@ def weights_missing(where: Path | str, files: Collection[str]) -> CheckpointErro
 
 
 def read_settings(directory: Path) -> AdapterSettings:
-    """Raises CheckpointError that names the file and the setting: no directory, no peft config, another
-    method than LoRA, a variant that weft does not compute, a number that is none."""
+    """Read adapter_config.json. Raise CheckpointError that names the file and the setting: no directory, no peft
+    config, another method than LoRA, a variant that weft does not compute, a value that is not a number."""
     if not directory.is_dir():
         raise CheckpointError(
             f"{directory}: there is no such directory; an adapter is a directory in peft's "
@@ -183,7 +183,8 @@ def read_settings(directory: Path) -> AdapterSettings:
 
 
 def files_digest(directory: Path, weights: bytes | bytearray | None = None) -> str:
-    """sha256 of both files, each behind its length. ``weights``: of the second one, if they are in memory."""
+    """Return the sha256 over both files, each preceded by its length. ``weights``: contents of the second file, if they
+    are in memory."""
     digest = hashlib.sha256()
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         path = inside(directory / name)
@@ -199,7 +200,7 @@ def files_digest(directory: Path, weights: bytes | bytearray | None = None) -> s
 
 
 def named_paths(entries: Iterable[str], *, flag: str = "--lora") -> dict[str, str]:
-    """``name=path`` or vLLM's JSON ``{"name": ..., "path": ...}`` of each entry. Raises ConfigError."""
+    """Parse ``name=path`` or vLLM's JSON ``{"name": ..., "path": ...}`` of each entry. Raise ConfigError."""
     paths: dict[str, str] = {}
     for entry in entries:
         name, _, path = entry.partition("=")
@@ -208,7 +209,7 @@ def named_paths(entries: Iterable[str], *, flag: str = "--lora") -> dict[str, st
                 listed = msgspec.json.decode(entry.encode())
                 name, path = str(listed["name"]), str(listed["path"])
             except (msgspec.DecodeError, KeyError, TypeError):
-                raise ConfigError(f"{flag} {entry} is no JSON object with a name and a path", param=flag) from None
+                raise ConfigError(f"{flag} {entry} is not a JSON object with a name and a path", param=flag) from None
         if not path:
             raise ConfigError(f"{flag} {entry} has no path; write it as name=path", param=flag)
         check_name(name, flag=flag)
@@ -219,10 +220,10 @@ def named_paths(entries: Iterable[str], *, flag: str = "--lora") -> dict[str, st
 
 
 def check_name(name: str, *, flag: str = "--lora") -> None:
-    """Raises ConfigError for an empty name, one with spaces or control characters, and a very long one."""
+    """Raise ConfigError for an empty name, one with spaces or control characters, and a very long one."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{flag}: {name[:80]!r} is no name of an adapter: 1 to 256 characters without spaces and =", param=flag
+            f"{flag}: {name[:80]!r} is not a valid adapter name: 1 to 256 characters without spaces and =", param=flag
         )
 
 
@@ -247,17 +248,17 @@ def _number(file: Path, setting: str, value: Any, *, whole: bool = False) -> flo
 def _pattern(file: Path, config: Mapping[str, Any], setting: str, *, whole: bool = False) -> dict[str, float]:
     pattern = config.get(setting) or {}
     if not isinstance(pattern, dict):
-        raise CheckpointError(f"{file}: {setting} is no JSON object", param="lora")
+        raise CheckpointError(f"{file}: {setting} is not a JSON object", param="lora")
     for key in pattern:
         try:
             re.compile(key)
         except re.error:
-            raise CheckpointError(f"{file}: {setting} has {key[:80]!r}, which is no pattern", param="lora") from None
+            raise CheckpointError(f"{file}: {setting} has {key[:80]!r}, which is not a pattern", param="lora") from None
     return {key: _number(file, f"{setting}.{key}", value, whole=whole) for key, value in pattern.items()}
 
 
 def _texts(file: Path, config: Mapping[str, Any], setting: str) -> tuple[str, ...]:
     listed = config.get(setting) or []
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
-        raise CheckpointError(f"{file}: {setting} is no list of names", param="lora")
+        raise CheckpointError(f"{file}: {setting} is not a list of names", param="lora")
     return tuple(listed)

@@ -5,15 +5,15 @@
     special_tokens_map.json   the same names, over those above     } of checkpoints without an
     added_tokens.json         {"<tool_call>": 151665}              } added_tokens_decoder
 
-Fine-tunes often add a token in one of these files alone. A tokenizer.json without it cuts the token into
-pieces, and the model was trained with one id. So the content of tokenizer.json is completed before anything
-reads it: encoding, grammars and digests have one vocabulary.
+Fine-tunes often add a token in only one of these files. A tokenizer.json without it cuts the token into pieces, and the
+model was trained with one id. So the content of tokenizer.json is completed before anything reads it: encoding,
+grammars and digests have one vocabulary.
 
-A token gets the id that its text has in the vocabulary, or the next free one. An id that a file states and
-that is neither cannot be served: transformers silently takes the free one.
+A token gets the id that its text has in the vocabulary, or the next free one. Another id stated by a file cannot be
+served: transformers silently takes the free one.
 
-tokenizer_config.json may also say that the expression which cuts text is an old, wrong one
-(``fix_mistral_regex``). Then the right one takes its place.
+tokenizer_config.json may also say that the expression which cuts text is an old, wrong one (``fix_mistral_regex``).
+Then the right one replaces it.
 
 Source: ``TokenizersBackend`` and ``from_pretrained`` of transformers 5.24.
 """
@@ -36,25 +36,27 @@ CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?
 MARKS_OR_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 TEKKEN = rf"{'|'.join(CASED)}|\p{{N}}|{MARKS_OR_SLASHES}|{SPACES}"
-"""How Mistral's vocabularies cut text, from Tekken on."""
+"""Regular expression by which Mistral's vocabularies cut text, from Tekken on."""
 _MISTRALS = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 _MISTRAL_VOCAB, _MISTRAL_VERSION = 100_000, 5
-"""transformers mends the expression of larger vocabularies, saved with older versions."""
+"""Smallest size of a vocabulary, and last version of transformers that saved it, whose expression transformers
+corrects."""
 Entry = dict[str, Any]
 """One of tokenizer.json's ``added_tokens``, without its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextTo:
-    """``named``: eos_token, image_token, ... and their texts. ``stated``: tokens with the ids that ``source``
-    states. ``special``: tokens that must be special, in the order in which they are added."""
+    """Tokens stated by the files next to tokenizer.json. ``named``: eos_token, image_token, ... and their texts.
+    ``stated``: tokens with the ids that ``source`` states. ``special``: tokens that must be special, in the order in
+    which they are added."""
 
     named: dict[str, str] = field(default_factory=dict)
     stated: dict[int, Entry] = field(default_factory=dict)
     special: tuple[Entry, ...] = ()
     source: str = ""
     is_mistral: bool = False
-    """Whether the expression of tokenizer.json gives way to ``TEKKEN``."""
+    """Whether ``TEKKEN`` replaces the expression of tokenizer.json."""
 
 
 def read_next_to(directory: Path) -> NextTo:
@@ -115,8 +117,8 @@ def _id_in(path: Path, text: str, index: Any) -> int:
 
 
 def completed(content: Any, beside: NextTo, path: Path) -> dict[str, Any] | None:
-    """Return the content of tokenizer.json with the tokens of ``beside``; None where it has them all, or is
-    no tokenizer, which its reader refuses.
+    """Return the content of tokenizer.json with the tokens of ``beside``; None where it has them all, or is not a
+    tokenizer, which its reader refuses.
 
     Raises CheckpointError for a token whose stated id is not the one that it gets."""
     try:
@@ -154,7 +156,7 @@ def completed(content: Any, beside: NextTo, path: Path) -> dict[str, Any] | None
 
 
 def _cut_by_tekken(cuts: Any) -> Any:
-    """Return the pre-tokenizer with ``TEKKEN`` in front, in place of the first part of a sequence."""
+    """Return the pre-tokenizer with ``TEKKEN`` in front, replacing the first part of a sequence."""
     split = {"type": "Split", "pattern": {"Regex": TEKKEN}, "behavior": "Isolated", "invert": False}
     if not isinstance(cuts, Mapping):
         return cuts
@@ -166,7 +168,7 @@ def _cut_by_tekken(cuts: Any) -> Any:
 
 
 def _next_id(ids: Mapping[str, int], vocab_size: int) -> int:
-    """The rule of the ``tokenizers`` library."""
+    """Return the id of the next new token, by the rule of the ``tokenizers`` library."""
     return max([vocab_size, *(index + 1 for index in ids.values())])
 
 
@@ -183,7 +185,7 @@ def _entries(values: list[Any]) -> Iterator[Entry]:
 
 
 def _entry(value: Any, *, special: bool = False) -> Entry | None:
-    """A token as files spell it: its text, or an object with ``content`` and flags. None for others."""
+    """Return a token as files spell it: its text, or an object with ``content`` and flags. None for others."""
     if isinstance(value, str) and value:
         return _with_flags(value, special=special)
     if isinstance(value, Mapping) and isinstance(value.get("content"), str) and value["content"]:

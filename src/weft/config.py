@@ -27,19 +27,20 @@ CompressedKvChoice = Literal["int8", "int4"]
 StateDTypeChoice = Literal["float32", "bfloat16", "float16"]
 
 DTYPE_SPELLINGS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "float8_e4m3": "fp8"}
-"""Other spellings of dtypes that flags, variables, files and keywords take."""
+"""Other spellings of dtypes in flags, variables, files and keywords."""
 _DTYPE_FIELDS = ("dtype", "kv_dtype", "state_dtype")
 
 THREADS_MAX, RANKS_MAX = 1024, 64
 STEP_TOKENS_MAX = 1 << 20
-"""Most tokens of a step, and so of sequences that run at once: each has a token in it."""
+"""Most tokens of a step, and so of sequences that run at once: each has at least one token in it."""
 HOUR_MS = 3_600_000
 STORE_BYTES_MIN = 16 << 20
-"""A store of less would hold no prefix worth a read."""
+"""Smallest store, bytes: a smaller one would hold no prefix worth a read."""
 STEP_TOKENS_CPU, STEP_TOKENS_GPU = 1024, 8192
 """Defaults of ``max_num_batched_tokens``. A GPU needs thousands of rows to be busy with products."""
 STEP_TOKENS_WHOLE = 8192
-"""The same of a model that computes prompts whole, so that texts up to it are served."""
+"""Default of ``max_num_batched_tokens`` for a model that computes a prompt in one step: the longest text that it
+serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,16 @@ class EngineConfig:
     dtype: DTypeChoice = flag("auto", "Dtype of weights and KV; auto takes the checkpoint's own.")
     kv_dtype: KvDTypeChoice = flag(
         "auto",
-        "What keys and values are kept in; auto takes the dtype of the "
+        "Dtype of keys and values; auto takes the dtype of the "
         "weights. In fp8 or int8 twice the tokens of bfloat16 fit.",
     )
     state_dtype: StateDTypeChoice = flag(
-        "float32", "What recurrent states are kept in; in half the bytes they are rounded after every token."
+        "float32", "Dtype of recurrent states; in half the bytes they are rounded after every token."
     )
     quantize: QuantizeChoice = flag(
         "none",
         "Round weights on loading: int8, int4, or w8a8 (int8, and so are inputs, on every "
-        "machine); none keeps what the checkpoint has.",
+        "machine); none keeps the checkpoint's weights.",
     )
     quantize_inputs: bool = debug(
         True,
@@ -92,8 +93,8 @@ class EngineConfig:
     max_num_seqs: int = flag(256, "Most sequences that run at once.", least=1, most=STEP_TOKENS_MAX)
     max_num_batched_tokens: int | None = flag(
         None,
-        "Token budget of one step: decodes first, then prefill chunks; default: 1024 on a CPU, 8192 on a GPU, and "
-        "8192 for an embedder whose tokens see later ones, which computes prompts whole.",
+        "Token budget of one step: decodes first, then prefill chunks; default: 1024 on a CPU, 8192 on a "
+        "GPU, and 8192 for an embedder whose tokens see later ones: it computes a prompt in one step.",
         least=1,
         most=STEP_TOKENS_MAX,
     )
@@ -111,7 +112,7 @@ class EngineConfig:
     priority_across_keys: bool = flag(
         False, "Let a `priority` below 0 go before the requests of all API keys; by default it orders those of one key."
     )
-    prefix_cache: bool = flag(True, "Keep what was computed, and start later requests from it.")
+    prefix_cache: bool = flag(True, "Keep computed prefixes, and start later requests from them.")
     snapshots: str = flag(
         "auto",
         "Where states are kept for later requests: auto, prompt (prompt ends), "
@@ -121,24 +122,28 @@ class EngineConfig:
     exact: bool = flag(
         True,
         "Keep cached KV and states as they are. With --no-exact they go into 8 bits "
-        "when memory is short: twice to four times as many, and what begins on them "
-        "differs a little.",
+        "when memory is short: two to four times more fit, and answers that begin on them differ a little.",
     )
     compress_kv: CompressedKvChoice = flag(
         "int8",
-        "What cached KV goes into with --no-exact: int8, or int4: three times as much as in 16 bits, "
-        "and answers differ more.",
+        "Dtype of cached KV with --no-exact: int8, or int4: a third of the bytes of 16 bits, and answers differ more.",
         table="cache",
     )
     cache_policy: str = debug(
         "value",
-        "What leaves the prefix cache first: value (what saves the fewest "
-        "seconds per byte), lru (least recently used) or marconi (compare).",
+        "Order of evictions from the prefix cache: value (the fewest seconds saved per byte first), lru "
+        "(least recently used) or marconi (compare).",
     )
     count_salt: bool = debug(
         False,
         "Count in /metrics the prompt tokens that only another cache_salt holds: "
-        "for operators, as it tells whoever reads it what other tenants sent.",
+        "for operators, as it reveals which prompts other tenants sent.",
+    )
+    session_memory: float = limit(
+        0.25,
+        "Share of --memory in which the states of sessions are evicted last; what memory needs gives way all the same.",
+        least=0,
+        most=0.9,
     )
     store: str | None = flag(
         None,
@@ -159,7 +164,7 @@ class EngineConfig:
     )
     store_size: str | None = flag(
         None,
-        "Most bytes of the store, such as 100GB; default: half of what the disk has free at the first start.",
+        "Most bytes of the store, such as 100GB; default: half of the disk's free space at the first start.",
         size=True,
         least=STORE_BYTES_MIN,
     )
@@ -183,7 +188,7 @@ class EngineConfig:
     )
     grammar_cache: str = limit(
         "512MiB",
-        "Memory of compiled grammars that are kept for later requests; running answers may hold as much again.",
+        "Memory of compiled grammars that are kept for later requests; running answers may hold the same amount again.",
         size=True,
     )
     trust_control_tokens: bool = flag(
@@ -240,7 +245,7 @@ class EngineConfig:
     )
     gpu_memory_fraction: float = flag(
         0.9,
-        "What --memory is on a GPU by default: a share of what weights and a step leave of its memory.",
+        "Default of --memory on a GPU, as a share of its memory that weights and a step leave free.",
         above=0,
         most=1,
     )
@@ -261,8 +266,8 @@ class EngineConfig:
     )
     cuda_graphs: Literal["auto", "decodes", "off"] = debug(
         "auto",
-        "Record steps on a GPU once and replay them: auto where the model allows it, decodes for "
-        "steps without prompts alone, or off.",
+        "Record steps on a GPU once and replay them: auto where the model allows it, decodes for only the "
+        "steps without prompts, or off.",
     )
 
     def __post_init__(self) -> None:
@@ -271,8 +276,8 @@ class EngineConfig:
 
     @classmethod
     def of(cls, **fields: Any) -> EngineConfig:
-        """As the constructor, with other spellings of dtypes (``DTYPE_SPELLINGS``). Raises ConfigError for a
-        name that is no field, with the name that was probably meant."""
+        """Return a config as the constructor does, with other spellings of dtypes (``DTYPE_SPELLINGS``). Raise
+        ConfigError for an unknown field name, with the name that was probably meant."""
         known = dict(known_fields(cls, fields))
         for name in _DTYPE_FIELDS:
             if isinstance(known.get(name), str):
@@ -281,12 +286,12 @@ class EngineConfig:
 
     @property
     def moves_records(self) -> bool:
-        """Whether pages and states go to or come from somewhere else."""
+        """Whether pages and states are copied to or from a store or another engine."""
         return self.store is not None or self.handoffs
 
     def check(self) -> None:
-        """Raises ConfigError that names the flag, for a value of a wrong type, choice or range, and for flags
-        that exclude each other."""
+        """Raise ConfigError that names the flag, for a value of a wrong type, choice or range, and for flags that
+        exclude each other."""
         check_fields(self)
         if self.exact and self.compress_kv != "int8":
             raise ConfigError(
@@ -299,8 +304,8 @@ class EngineConfig:
             )
         if self.handoffs and (not self.prefix_cache or self.snapshots == "none" or "-request-end" in self.snapshots):
             raise ConfigError(
-                "--roles needs the prefix cache, and request-end among --snapshots: the state "
-                "behind a prompt is what goes to another engine",
+                "--roles needs the prefix cache, and request-end among --snapshots: the state after a "
+                "prompt goes to another engine",
                 param="--roles",
             )
         if self.store_size is not None and self.store is None:
@@ -344,10 +349,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """EngineConfig after it met a model and a machine. ``notes`` are the sentences to show the user
-    about what was shrunk to fit, empty when nothing was. ``grid_tokens``: states are kept at multiples of it,
-    the tokens that the recurrent kernels compute at once. ``whole_prompts``: a step computes a prompt whole or not at
-    all, as the model is not causal. ``priority_across_keys``: a priority orders the sequences of all API keys."""
+    """EngineConfig resolved against a model and a machine. ``notes`` are the sentences to show the user about sizes
+    that were shrunk to fit, empty when none was. ``grid_tokens``: states are kept at multiples of it, the tokens that
+    the recurrent kernels compute at once. ``whole_prompts``: a step computes either all of a prompt or none of it, as
+    the model is not causal. ``priority_across_keys``: a priority orders the sequences of all API keys."""
 
     max_model_len: int
     rows_max: int

@@ -6,9 +6,9 @@ range.
     exact: bool                                        True or False
     memory: str | None                                 text, or None
 
-The command line converts text, so it can only get choices and ranges wrong. Python keywords can be anything,
-and a file of settings too. All of them get the same sentence, which names the flag. A name that is no field
-gets the hint that the command line gives for the flag: the name of it here, or the nearest one.
+The command line converts text, so it can only get choices and ranges wrong. Python keywords can be anything, and values
+of a settings file too. All of them get the same sentence, which names the flag. An unknown field name gets the hint
+that the command line gives for the flag: its name here, or the nearest one.
 """
 
 from __future__ import annotations
@@ -26,48 +26,47 @@ from weft.foreign import foreign_flag, foreign_sentence
 from weft.units import parse_byte_rate, parse_bytes
 
 TABLES = ("limits", "cache", "server", "debug")
-"""Tables of the config file whose fields are no flags: bounds, settings of the prefix cache and of the server
-that are made once for a deployment, and switches to compare with."""
+"""Tables of the config file whose fields have no flag: bounds, settings of the prefix cache and of the server that are
+made once for a deployment, and switches for comparisons."""
 
 
 def flag(default: Any, help: str, **more: Any) -> Any:
-    """A field that is a flag, or with ``table`` a key of that table of the config file. ``more``:
-    ``positional``; the ``least``, ``above`` and ``most`` of a number, which has a bound on both sides; ``size`` of a
-    text that is a number of bytes, ``least`` of them, ``rate`` of bytes a second."""
+    """Return a field that is a flag, or with ``table`` a key of that table of the config file. ``more``:
+    ``positional``; ``least``, ``above`` and ``most`` bound a number; ``size`` marks a text that is a number of bytes,
+    ``least`` bounds it, ``rate`` marks bytes a second."""
     return field(default=default, metadata={"help": help, **more})
 
 
 def limit(default: Any, help: str, **more: Any) -> Any:
-    """A field of the table ``[limits]`` of the config file: a bound whose default rarely changes."""
+    """Return a field of the table ``[limits]`` of the config file: a bound whose default rarely changes."""
     return flag(default, help, table="limits", **more)
 
 
 def debug(default: Any, help: str, **more: Any) -> Any:
-    """A field of the table ``[debug]``: a switch to compare with, or to find a fault."""
+    """Return a field of the table ``[debug]``: a switch for comparisons, or to find a fault."""
     return flag(default, help, table="debug", **more)
 
 
 def flag_name(field_name: str) -> str:
-    """``max_model_len`` -> ``--max-model-len``."""
+    """Return ``--max-model-len`` for ``max_model_len``."""
     return "--" + field_name.replace("_", "-")
 
 
 def setting_name(declared: Field[Any]) -> str:
-    """How errors and help name a field: ``--max-model-len``, or ``limits.max_body_mb`` as TOML spells it."""
+    """Return how errors and help name a field: ``--max-model-len``, or ``limits.max_body_mb`` as TOML spells it."""
     table = declared.metadata.get("table")
     return flag_name(declared.name) if table is None else f"{table}.{declared.name}"
 
 
 def without_none(hint: Any) -> Any:
-    """``T | None`` -> ``T``; any other hint as it is."""
+    """Return ``T`` for ``T | None``; any other hint as it is."""
     if get_origin(hint) in (typing.Union, types.UnionType):
         [hint] = [arm for arm in get_args(hint) if arm is not type(None)]
     return hint
 
 
 def check_fields(config: Any) -> None:
-    """Raises ConfigError for the first field of the dataclass ``config`` whose value its declaration
-    excludes."""
+    """Raise ConfigError for the first field of the dataclass ``config`` whose value its declaration excludes."""
     hints = typing.get_type_hints(type(config))
     for declared in fields(config):
         value, hint = getattr(config, declared.name), hints[declared.name]
@@ -84,7 +83,7 @@ def check_fields(config: Any) -> None:
 
 
 def known_fields(config_type: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``given``, checked to be names of fields. Raises ConfigError with the name that was probably meant."""
+    """Return ``given`` if all its keys are names of fields. Raise ConfigError with the name that was probably meant."""
     names = [declared.name for declared in fields(config_type)]
     for name in given:
         if name not in names:
@@ -93,7 +92,7 @@ def known_fields(config_type: Any, given: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def unknown_name(name: str, names: Iterable[str]) -> str:
-    """The sentence for a keyword that is no field."""
+    """Return the sentence for an unknown keyword."""
     foreign = foreign_flag(flag_name(name))
     if foreign is not None:
         return foreign_sentence(flag_name(name), foreign)

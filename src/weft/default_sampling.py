@@ -1,10 +1,10 @@
-"""Sampling values of a request that leaves them out.
+"""Defaults of sampling values that a request leaves out.
 
     request  >  created name  >  checkpoint  >  --default-sampling  >  the API's own
 
 Each value is looked up by itself in that order. OpenAI's and Anthropic's APIs and the Python API have the defaults of
-``SamplingParams``: temperature 1 over the whole vocabulary, which few small models survive. Ollama's API, the page,
-`weft chat` and `weft generate` have Ollama's.
+``SamplingParams``: temperature 1 over all tokens, which few small models survive. Ollama's API, the page, `weft chat`
+and `weft generate` have Ollama's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAMPLING_SETS: Mapping[str, Mapping[str, float | int]] = {
 """Named values of ``--default-sampling``."""
 _NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _ANY_VOCABULARY = 1 << 31
-"""No value names a token."""
+"""Stand-in for a vocabulary size, tokens: no value names a token."""
 
 
 def read_default_sampling(text: str | None) -> dict[str, float | int]:
@@ -52,7 +52,8 @@ def sampling_in_words(values: Mapping[str, float | int]) -> str:
 
 
 def sampling_sentence(checkpoint: Mapping[str, float | int], known: Mapping[str, float | int]) -> str:
-    """Return what requests are sampled with that do not say. ``known``: ``checkpoint`` and ``--default-sampling``."""
+    """Return a sentence about the sampling of requests that name no values. ``known``: ``checkpoint`` and
+    ``--default-sampling``."""
     added = {name: value for name, value in known.items() if name not in checkpoint}
     parts = [
         f"{sampling_in_words(values)} ({source})"

@@ -31,7 +31,7 @@ class WeftError(Exception):
 
 
 class UserError(WeftError):
-    """Something the user asked for that cannot be done as asked."""
+    """A user's request that cannot be done as stated."""
 
     status = 400
     kind = "invalid_request_error"
@@ -46,7 +46,7 @@ class CheckpointError(UserError):
 
 
 class UnknownArchitectureError(CheckpointError):
-    """config.json names an architecture that weft does not serve; the message lists those it does."""
+    """config.json names an architecture that weft does not serve; the message lists the served ones."""
 
 
 class RequestError(UserError):
@@ -54,8 +54,9 @@ class RequestError(UserError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt (plus what it asks for) is longer than the served context; the message has both numbers. ``tokens``: of
-    the prompt, at least; ``limit``: of the context. An API whose clients look for other words writes its own."""
+    """The prompt, with the requested answer, is longer than the served context; the message has both numbers.
+    ``tokens``: of the prompt, at least; ``limit``: of the context. An API whose clients look for other words writes its
+    own."""
 
     def __init__(
         self,
@@ -90,11 +91,11 @@ class NotFoundError(UserError):
 
 
 class UnknownModelError(NotFoundError):
-    """The request names a model that this server does not serve; the message lists those it does."""
+    """The request names a model that this server does not serve; the message lists the served ones."""
 
 
 class UnknownReplicaError(NotFoundError):
-    """The server has no replica of this number; the message says which it has."""
+    """The server has no replica of this number; the message lists the numbers it has."""
 
 
 class AuthenticationError(UserError):
@@ -142,7 +143,7 @@ class AsleepError(EngineUnavailableError):
 
 
 class BusyError(UserError):
-    """Requests are in the way of what was asked for; the message says how many, and what can be done."""
+    """Live requests prevent the operation; the message gives their number and the ways out."""
 
     status = 409
     kind = "conflict_error"
@@ -160,8 +161,8 @@ def is_panic(error: BaseException) -> bool:
 
 
 def presentable(message: str, *, otherwise: str) -> str:
-    """Return a library's message on a client's input as the client may read it: cut, without a dump of state. A
-    message with a panic, a backtrace or the path of a source file becomes ``otherwise``."""
+    """Return a library's message on a client's input as the client may read it: cut, without a dump of state.
+    ``otherwise`` replaces a message with a panic, a backtrace or the path of a source file."""
     said = message.split("\n<state>")[0].strip()
     if not said or _INTERNALS.search(said):
         return otherwise

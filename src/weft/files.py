@@ -5,8 +5,8 @@
                           ---- a link out of it                        refused
                           ---- a link into the hub cache's own blobs   read: snapshots/X/f -> blobs/H
 
-The bounds hold memory: a text is never longer than its limit, and JSON is never deeper than any real file
-needs. A file that is missing, no text, no JSON, too long or too deep is a CheckpointError that names it.
+The bounds limit memory: a text is never longer than its limit, and JSON is never deeper than any real file needs. A
+file that is missing, not text, not JSON, too long or too deep is a CheckpointError that names it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.errors import CheckpointError
 from weft.units import format_bytes
 
 JSON_DEPTH_MAX = 64
-"""Levels of arrays and objects; published configurations and tokenizers have less than twenty."""
+"""Most levels of arrays and objects; published configurations and tokenizers have less than twenty."""
 CONFIG_BYTES_MAX = 16 << 20
 INDEX_BYTES_MAX = 256 << 20
 TOKENIZER_BYTES_MAX = 256 << 20
@@ -28,9 +28,9 @@ TEMPLATE_BYTES_MAX = 4 << 20
 
 
 def inside(path: Path) -> Path:
-    """``path``, checked to be a file that does not lead out of its directory.
+    """Return ``path`` if it is a file inside its directory.
 
-    Raises CheckpointError where it is missing or a link to a place elsewhere.
+    Raises CheckpointError where it is missing or a link out of the directory.
     """
     try:
         real, home = path.resolve(strict=True), path.parent.resolve()
@@ -44,12 +44,13 @@ def inside(path: Path) -> Path:
             f"{path}: is a link out of the checkpoint's directory; put the file itself there", param="model"
         )
     if not real.is_file():
-        raise CheckpointError(f"{path}: is no file", param="model")
+        raise CheckpointError(f"{path}: is not a file", param="model")
     return path
 
 
 def read_text(path: Path, *, bytes_max: int) -> str:
-    """Raises CheckpointError naming the file when it is missing, linked elsewhere, too long or not UTF-8."""
+    """Return the text of a file. Raise CheckpointError naming the file when it is missing, linked elsewhere, too long
+    or not UTF-8."""
     inside(path)
     try:
         with path.open("rb") as file:
@@ -67,7 +68,8 @@ def read_text(path: Path, *, bytes_max: int) -> str:
 
 
 def read_json(path: Path, *, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
-    """Raises CheckpointError naming the file when it is no JSON object within its bounds."""
+    """Return the object in a file. Raise CheckpointError naming the file when it is not a JSON object within its
+    bounds."""
     value = parse_json(read_text(path, bytes_max=bytes_max), str(path))
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: a JSON object is needed", param="model")
@@ -75,7 +77,7 @@ def read_json(path: Path, *, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any
 
 
 def parse_json(text: str | bytes, origin: str) -> Any:
-    """Raises CheckpointError naming ``origin`` when ``text`` is not JSON or is too deep."""
+    """Parse ``text``. Raise CheckpointError naming ``origin`` when it is not JSON or is too deep."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -96,7 +98,7 @@ def parse_json(text: str | bytes, origin: str) -> Any:
 
 
 def sync(directory: Path) -> None:
-    """Returns when the names in ``directory`` are on the disk."""
+    """Return when the names in ``directory`` are on the disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -105,7 +107,8 @@ def sync(directory: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """In place of what is there: a reader sees the old file or the new one, which is on the disk."""
+    """Replace the file ``path``: a reader sees the old file or the new one, and the new one is on the disk on
+    return."""
     unfinished = path.with_name(f"{path.name}.writing")
     with open(os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, mode), "wb") as file:
         file.write(content)
@@ -114,7 +117,7 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def finish(file: BinaryIO) -> None:
-    """Returns when what was written is on the disk."""
+    """Flush ``file``; return when its content is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 

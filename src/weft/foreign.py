@@ -1,14 +1,14 @@
-"""Flags and verbs of other engines that people will try here, and what to type instead.
+"""Flags and verbs of other engines that people will try here, and their counterparts.
 
-Every row answers two questions: why is it not here, and what to do instead. One table holds all rows, so
-that every message can be read and corrected in one place.
+Every row answers two questions: why it is not here, and which setting to use instead. One table holds all rows, so that
+every message can be read and corrected in one place.
 
     because           instead                 sentence
     a reason          --memory                X is not supported here, because ...; nearest: --memory
     a reason          leave it out            X is not supported here, because ...; leave it out
     _OTHER_NAME       --tp                    X has another name here: --tp
 
-``instead`` begins with one of weft's own flags or settings (a test compares them), or tells what to do.
+``instead`` begins with one of weft's own flags or settings (a test compares them), or is an advice.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _BY_WIDTH = "layers are divided over ranks by their width, and never by their nu
 _ONE_POOL = "KV pages and recurrent states share one memory that is given in bytes"
 _FRAMES = "pages have 16 tokens and states have slots of their own, so there is no block size to tune"
 _OTHER_NAME = ""
-"""The flag is here under another name: there is no reason to give."""
+"""Reason of a flag that exists here under another name: there is none to give."""
 _OWN_CODE = "model code ships with weft and checkpoints cannot bring their own"
 _EAGER = "decode steps are recorded as CUDA graphs where the model allows it, and nothing is compiled"
 _OWN_SOURCES = "drafts come from the text itself, with no second model"
 _FROM_CHECKPOINT = "this is read from the checkpoint"
 _KERNELS = "there is one kernel for each op on each kind of device"
-_WHOLE = "a model lies on one device as a whole"
+_WHOLE = "each model is on one device"
 _BUDGET = "decodes and prefill chunks share one token budget per step"
 _LEAVE_OUT = "leave it out"
 
@@ -44,7 +44,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--num-gpu-blocks-override": Foreign(_ONE_POOL, "--memory"),
     "--swap-space": Foreign("sequences that must wait are computed again, never swapped", "--memory"),
     "--cpu-offload-gb": Foreign(_WHOLE, "--memory"),
-    "--kv-offloading-size": Foreign("what leaves the arena goes to disk", "--store"),
+    "--kv-offloading-size": Foreign("prefixes evicted from the arena go to disk", "--store"),
     "--block-size": Foreign(_FRAMES, _LEAVE_OUT),
     "--page-size": Foreign(_FRAMES, _LEAVE_OUT),
     "--kv-cache-dtype": Foreign(_OTHER_NAME, "--kv-dtype"),
@@ -133,7 +133,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "-m": Foreign(_OTHER_NAME, "--model"),
     "-hf": Foreign(_OTHER_NAME, "--model"),
     "--hf-repo": Foreign(_OTHER_NAME, "--model"),
-    "--tokenizer": Foreign(_FROM_CHECKPOINT, "put tokenizer.json beside config.json"),
+    "--tokenizer": Foreign(_FROM_CHECKPOINT, "put tokenizer.json into the directory of config.json"),
     "--tokenizer-mode": Foreign(_FROM_CHECKPOINT, _LEAVE_OUT),
     "--hf-overrides": Foreign(_FROM_CHECKPOINT, "edit config.json in the checkpoint"),
     "--generation-config": Foreign(
@@ -145,8 +145,8 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "-q": Foreign(_OTHER_NAME, "--quantize"),
     "--download-dir": Foreign("the hub cache is used", "set the variable HF_HOME"),
     "--enable-lora": Foreign("adapters are served once --lora names one", _LEAVE_OUT),
-    "--max-loras": Foreign("as many adapters run at once as fit", "limits.lora_memory of the --config file"),
-    "--max-cpu-loras": Foreign("as many adapters stay in memory as fit", "limits.lora_memory of the --config file"),
+    "--max-loras": Foreign("the adapters that fit run at once", "limits.lora_memory of the --config file"),
+    "--max-cpu-loras": Foreign("the adapters that fit stay in memory", "limits.lora_memory of the --config file"),
     "--lora-paths": Foreign(_OTHER_NAME, "--lora"),
     "--mm-processor-kwargs": Foreign(_FROM_CHECKPOINT, "edit preprocessor_config.json in the checkpoint"),
     "--limit-mm-per-prompt": Foreign(_OTHER_NAME, "limits.images of the --config file"),
@@ -198,7 +198,7 @@ FOREIGN_VERBS: dict[str, str] = {
     "start": "type `weft serve MODEL`",
     "complete": "type `weft generate PROMPT`",
     "download": "type `weft pull NAME`",
-    "models": "type `weft list` for what is on disk, `weft ps` for what runs",
+    "models": "type `weft list` for models on disk, `weft ps` for running ones",
     "ls": "type `weft list`",
     "show": "type `weft plan MODEL`",
     "create": "send it to a running server: POST /api/create",
@@ -208,7 +208,7 @@ FOREIGN_VERBS: dict[str, str] = {
 
 
 def foreign_flag(typed: str) -> Foreign | None:
-    """The row for a flag as typed (``--gpu_memory_utilization`` counts too), or None."""
+    """Return the row for a flag as typed (``--gpu_memory_utilization`` counts too), or None."""
     name = "--" + typed[2:].replace("_", "-") if typed.startswith("--") else typed
     return FOREIGN_FLAGS.get(name)
 

@@ -1,7 +1,7 @@
 """Cores and RAM that this process may use, within the limits of its container; and memory given back to the
 system.
 
-``weft.assemble`` (threads, the default of ``--memory``) and ``weft doctor`` both read it, so their numbers
+``weft.assemble`` (threads, the default of ``--memory``) and ``weft doctor`` both use this module, so their numbers
 agree. Limits of cgroup v2 and v1 are read from their files; without limits, the system's own numbers hold.
 """
 
@@ -33,10 +33,10 @@ BACKGROUND_NICE = 10
 def use_part_of_host(
     cores: Sequence[int], ram_share: int, memory_turn: int | None = None, memory_bytes: int | None = None
 ) -> None:
-    """This process is one of ``ram_share`` that divide the free RAM, and runs on ``cores`` alone (empty: on
-    all). ``memory_turn``: the descriptor of a file that they share; the one that measures free RAM locks it
-    until ``end_memory_turn``. ``memory_bytes``: for its weights and its arena together. To be called before
-    threads are started."""
+    """Make this process one of ``ram_share`` that divide the free RAM, and bind it to ``cores`` (empty: all).
+    ``memory_turn``: the descriptor of a file that they share; the one that measures free RAM locks it until
+    ``end_memory_turn``. ``memory_bytes``: for its weights and its arena together. To be called before threads are
+    started."""
     global _ram_share, _memory_turn, _memory_bytes
     _ram_share, _memory_turn, _memory_bytes = ram_share, memory_turn, memory_bytes
     if cores and sys.platform == "linux":
@@ -44,14 +44,14 @@ def use_part_of_host(
 
 
 def usable_cores() -> int:
-    """Cores this process may run on: its affinity, or the container's quota if that is lower."""
+    """Return the number of cores this process may run on: its affinity, or the container's quota if that is lower."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     quota = _cpu_quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def cpu_name_and_flags(path: Path = CPUINFO) -> tuple[str, frozenset[str]]:
-    """The CPU's name, and its features as Linux calls them; none where the system does not say."""
+    """Return the CPU's name, and its features as Linux calls them; none where the system does not say."""
     facts: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -62,15 +62,15 @@ def cpu_name_and_flags(path: Path = CPUINFO) -> tuple[str, frozenset[str]]:
 
 
 def keeps_codes(flags: frozenset[str] | None = None) -> bool:
-    """Whether a CPU with ``flags``, by default this one, multiplies by codes of fp8, nf4 and fp4, if the C++
-    kernels were built (csrc/coded_tiles.hpp)."""
+    """Return whether a CPU with ``flags``, by default this one, computes products from codes of fp8, nf4 and fp4, if
+    the C++ kernels were built (csrc/coded_tiles.hpp)."""
     flags = cpu_name_and_flags()[1] if flags is None else flags
     return "avx512f" in flags and ("avx512_bf16" not in flags or "avx512vbmi" in flags)
 
 
 def free_ram_bytes() -> int:
-    """RAM that this process can take now: of what the system has free, or of what a container's limit leaves,
-    its part (``use_part_of_host``). Waits while another process of these parts takes its memory."""
+    """Return the RAM that this process can take now: its part (``use_part_of_host``) of the system's free memory, or of
+    the rest of a container's limit. Waits while another process of these parts takes its memory."""
     if _memory_turn is not None:
         fcntl.lockf(_memory_turn, fcntl.LOCK_EX)  # the end of this process unlocks it too
     import psutil
@@ -92,8 +92,8 @@ def memory_share_bytes() -> int | None:
 
 
 def in_background(work: Callable[[], Result]) -> Result:
-    """The result of ``work``, done by a thread that gives way to other processes. A process could not raise
-    its priority again; on Linux a thread has one of its own, and those that it starts inherit it."""
+    """Return the result of ``work``, done by a thread of lower priority than other processes. A process could not raise
+    its priority again; on Linux a thread has one of its own, and the threads that it starts inherit it."""
 
     def run() -> Result:
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICE)
@@ -106,13 +106,13 @@ def in_background(work: Callable[[], Result]) -> Result:
 
 
 def end_memory_turn() -> None:
-    """This process has the memory that it chose: the next one may measure what is left."""
+    """Release the lock on measuring, as this process has its memory: the next one may measure the rest."""
     if _memory_turn is not None:
         fcntl.lockf(_memory_turn, fcntl.LOCK_UN)
 
 
 def container_memory_limit_bytes() -> int | None:
-    """The container's limit, None without one."""
+    """Return the container's limit, None without one."""
     return next(
         (limit for limit in map(_number, ("memory.max", "memory/memory.limit_in_bytes")) if limit is not None), None
     )
@@ -134,8 +134,8 @@ def end_start() -> None:
 
 
 def trim_heap(every_s: float = 0.0) -> None:
-    """Return freed memory to the system. glibc alone holds it back, and has a call for this. Prompts of all
-    lengths leave holes in the heap of an engine. The call takes about 10 ms: nothing within ``every_s``
+    """Return freed memory to the system. glibc is the only C library that holds it back, and has a call for this.
+    Prompts of all lengths leave holes in the heap of an engine. The call takes about 10 ms: nothing within ``every_s``
     seconds of the last one."""
     global _trimmed_s
     if time.monotonic() - _trimmed_s < every_s:

@@ -12,7 +12,7 @@ from weft.config import Sizes
 
 
 class MemoryRow(msgspec.Struct, frozen=True):
-    """A line of the memory table: what, how many bytes, and a remark for people."""
+    """A line of the memory table: a name, a number of bytes, and a remark for people."""
 
     name: str
     size_bytes: int
@@ -20,18 +20,16 @@ class MemoryRow(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """``name`` is what the API calls the model, ``directory`` where its files are. ``layers``: count by
-    kind, in words. ``memory``: the memory table, top to bottom. ``notes``: sentences the user should see
-    (what was shrunk to fit, what of the checkpoint was ignored). ``generation_defaults``: what the
-    checkpoint's makers recommend, as fields of SamplingParams; ``default_sampling``: the same, and the values
-    of ``--default-sampling`` for fields on which they are silent. ``identity``: what decides its tokens
-    (``weft.assemble.identity``). ``picture_tokens``: of a model that sees pictures, by
-    ``PICTURE_KINDS``: with two it reads videos. ``adapters``: of ``--lora``,
-    what it serves beside the model; ``refused_adapters``: why others of them are not served, by name, where the model
-    is one of several. ``generates``: it was not saved to embed or to score alone;
-    ``score_labels``: rows of its score head. ``trust_control_tokens``:
-    texts of requests may spell control tokens. ``peer``: where other engines send records to it, empty
-    where they cannot."""
+    """Facts of a served model. ``name``: of the model in the API, ``directory``: of its files. ``layers``: count by
+    kind, in words. ``memory``: the memory table, top to bottom. ``notes``: sentences the user should see (sizes shrunk
+    to fit, parts of the checkpoint that are ignored). ``generation_defaults``: values recommended by the checkpoint's
+    makers, as fields of SamplingParams; ``default_sampling``: the same, and the values of ``--default-sampling`` for
+    fields on which they are silent. ``identity``: settings that determine its tokens (``weft.assemble.identity``).
+    ``picture_tokens``: of a model that sees pictures, by ``PICTURE_KINDS``: with two it reads videos. ``adapters``: of
+    ``--lora``, served next to the base model; ``refused_adapters``: why others of them are not served, by name, where
+    the model is one of several. ``generates``: it was not saved only to embed or to score; ``score_labels``: rows of
+    its score head. ``trust_control_tokens``: texts of requests may spell control tokens. ``peer``: address where other
+    engines send records to it, empty where they cannot."""
 
     name: str
     directory: str

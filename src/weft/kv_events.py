@@ -106,7 +106,7 @@ def read_config(text: str) -> KvEventsConfig | None:
     try:
         fields: Any = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise _wrong(f"is no JSON: {error}") from None
+        raise _wrong(f"is not JSON: {error}") from None
     if isinstance(fields, dict) and "max_queue_size" in fields:
         raise _wrong(f"has max_queue_size; {_OWN_QUEUE}")
     try:

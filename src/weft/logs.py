@@ -2,9 +2,9 @@
 
     weft serve -- set_up_logging --> WEFT_LOG_FORMAT, WEFT_LOG_FILE --> engines, ranks, HTTP workers: the same log
 
-Each record is one write of one line, so lines of several processes do not mix and stand in the order in which they were
-written. A file is reopened when the system's tools have moved it (``logrotate``). Records that belong to a request
-have its id: the context of the task has it.
+Each record is one write of one line, so lines of several processes do not mix and keep the order in which they were
+written. A file is reopened when the system's tools have moved it (``logrotate``). Records that belong to a request have
+its id: the context of the task has it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _handler(file: str | None) -> logging.Handler:
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level and message, then the id of the request that the record belongs to."""
+    """A formatter of text lines: time, level and message, then the id of the request that the record belongs to."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -89,8 +89,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object with ``time`` (UTC), ``level``, ``process``, ``pid``, ``message``, ``request_id`` where the record
-    belongs to a request, ``exception`` with the traceback, and the record's own fields."""
+    """A formatter of JSON objects with ``time`` (UTC), ``level``, ``process``, ``pid``, ``message``, ``request_id``
+    where the record belongs to a request, ``exception`` with the traceback, and the record's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)

@@ -4,19 +4,18 @@
     rows                            0    1    2         255                    of the encoder, by index
     keys     ...  k7  ...   k1     -r0  -r1  -r2       -r255  </img>  and      what the prefix cache compares
 
-A row of a picture is no token: its embedding comes from the pixels. So the prompt has the image token in its
-place, and everything that compares prompts (prefix tree, store, router, suffix index, recordings) compares
-*keys* instead. A key is a negative number, and no token is negative. The keys of a picture are a stream of
-SHAKE-256 over its digest, 31 bits for each row. A few tokens before its first row get keys too: so every
-cached prefix that ends in a picture, also behind its first row, has compared 248 bits of its digest (law L10:
-equality is never by a short hash alone). In a prompt that begins with a picture it is less, by 31 bits for
-each token that is missing before it.
+A row of a picture is not a token: its embedding comes from the pixels. So the prompt has the image token at its
+position, and everything that compares prompts (prefix tree, store, router, suffix index, recordings) compares *keys*
+instead. A key is a negative number, and no token is negative. The keys of a picture are a stream of SHAKE-256 over its
+digest, 31 bits for each row. A few tokens before its first row get keys too: so every cached prefix that ends in a
+picture, also right after its first row, has compared 248 bits of its digest (law L10: equality is never by a short hash
+only). In a prompt that begins with a picture it is less, by 31 bits for each token that is missing before it.
 
-Text behind a picture has its own ids. It can only match where everything before it does.
+Text after a picture has its own ids. It can only match where everything before it does.
 
-Some models *turn* by other positions than those of the prompt (M-RoPE). The rows of a picture stand at one
-time, each at its row and column. Text goes on behind the longer side of the grid. ``Turns`` has them, out of
-the places of a prompt's pictures alone: never of what was computed or cached before.
+Some models *turn* by other positions than those of the prompt (M-RoPE). All rows of a picture have the same time; each
+has its own row and column. Text goes on after the longer side of the grid. ``Turns`` computes the positions from the
+places of a prompt's pictures: never from cached or computed data.
 
     prompt   0  1  2   3   4   5   6   7   8   9
              a  b <im><im><im><im><im><im>  c  d        a grid of 2 rows, 3 columns
@@ -41,13 +40,13 @@ Int64s = npt.NDArray[np.int64]
 
 DIGEST_BYTES = 32
 LEAD_TOKENS = 7
-"""Tokens before the first row of a picture that have keys: eight times 31 bits with the row."""
+"""Tokens before the first row of a picture that get keys: eight times 31 bits with the row."""
 _SIGN = np.int32(-(1 << 31))
 
 
 def check_pictures(pictures: Sequence[PlacedPicture], tokens: Int32s, picture_tokens: Sequence[int]) -> None:
-    """``picture_tokens``: what may stand at their rows in the prompt; none where the model has no encoder.
-    Raises RequestError."""
+    """Check pictures against the prompt. ``picture_tokens``: ids allowed at their rows in the prompt; none where the
+    model has no encoder. Raise RequestError."""
     if not pictures:
         return
     if not picture_tokens:
@@ -98,7 +97,7 @@ def prompt_keys(tokens: Int32s, pictures: Sequence[PlacedPicture]) -> Int32s:
 
 
 def request_keys(request: Request) -> list[int]:
-    """The keys of its prompt."""
+    """Return the keys of the prompt of ``request``."""
     if not request.pictures:
         return request.prompt_tokens
     tokens = np.asarray(request.prompt_tokens, dtype=np.int32)
@@ -107,13 +106,13 @@ def request_keys(request: Request) -> list[int]:
 
 
 def _stream(seed: bytes, count: int) -> Int32s:
-    """``count`` negative numbers."""
+    """Return ``count`` negative numbers, a stream that ``seed`` determines."""
     return np.frombuffer(hashlib.shake_256(seed).digest(4 * count), dtype="<i4").astype(np.int32) | _SIGN
 
 
 class Turns:
-    """``spans``: (first position, rows, columns) of each place of a prompt's pictures, ascending. ``delta``:
-    what text behind the last picture adds to its position.
+    """Positions by which a model turns. ``spans``: (first position, rows, columns) of each place of a prompt's
+    pictures, ascending. ``delta``: the offset of text after the last picture.
 
     Source: ``get_rope_index`` of transformers' ``qwen3_5``."""
 
@@ -132,17 +131,17 @@ class Turns:
         self.delta = position - at
 
     def plain(self, start: int) -> bool:
-        """Whether time, row and column are one from ``start`` on."""
+        """Return whether time, row and column are the same from ``start`` on."""
         known: int = self._known_3P.shape[1]
         return start >= known
 
     def at(self, start: int, end: int) -> Int64s:
-        """[3, end - start]: time, row and column of the positions from ``start`` on."""
+        """Return [3, end - start]: time, row and column of the positions from ``start`` on."""
         known_3N = self._known_3P[:, start:end]
         behind = np.arange(start + known_3N.shape[1], end, dtype=np.int64) + self.delta
         return np.concatenate((known_3N, np.broadcast_to(behind, (3, len(behind)))), 1)
 
 
 def token_count(keys: Sequence[int]) -> int:
-    """How many of ``keys`` stand before the first that is a row of a picture."""
+    """Return how many of ``keys`` come before the first row of a picture."""
     return next((at for at, key in enumerate(keys) if key < 0), len(keys))

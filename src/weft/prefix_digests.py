@@ -41,24 +41,24 @@ _LANES = _odd_words(PAGE_TOKENS)
 
 @lru_cache(maxsize=1024)
 def salt_digest(salt: str) -> int:
-    """The digest of no tokens."""
+    """Return the digest of the empty prefix."""
     return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little")
 
 
 def token_array(tokens: Sequence[int] | Int32s) -> Int32s:
-    """int32 [tokens]."""
+    """Return the tokens as int32 [tokens]."""
     if isinstance(tokens, np.ndarray):
         return tokens.astype(np.int32, copy=False)
     return np.frombuffer(struct.pack(f"{len(tokens)}i", *tokens), dtype=np.int32)
 
 
 def prefix_digests(tokens: Sequence[int] | Int32s, salt: str) -> Digests:
-    """uint64 [pages]: entry k is the digest of the first k + 1 whole pages of ``tokens``."""
+    """Return uint64 [pages]: entry k is the digest of the first k + 1 complete pages of ``tokens``."""
     return extended_digests(salt_digest(salt), token_array(tokens), 0)
 
 
 def extended_digests(digest: int, tokens: Int32s, first_page: int) -> Digests:
-    """The digests behind ``digest``, which is that of ``first_page`` pages, for the whole pages of
+    """Return the digests that continue ``digest``, which is that of ``first_page`` pages, for the complete pages of
     ``tokens``."""
     page_count = tokens.size // PAGE_TOKENS
     pages = tokens[: page_count * PAGE_TOKENS].reshape(page_count, PAGE_TOKENS).astype(np.uint64)
@@ -81,7 +81,7 @@ def partial_digest(digest: int, tail: Int32s, first_page: int) -> int:
 
 
 def _powers(count: int) -> Digests:
-    """The first ``count`` powers."""
+    """Return the first ``count`` powers of C."""
     return _power_table(-(-max(count, 1) // _POWERS_STEP) * _POWERS_STEP)[:count]
 
 

@@ -1,4 +1,4 @@
-"""A request and what comes back of it: the values that cross from a client into the engine and home.
+"""A request and its results: the values that cross from a client into the engine and back.
 
 They are msgspec Structs because the engine and the HTTP server are two processes: the same value is a
 Python argument, a row on the wire (msgpack) and a record of the simulator. Everything is checked once,
@@ -24,7 +24,7 @@ STOPS_MAX = 64
 STOP_CHARS_MAX = 4096
 SEQUENCES_MAX = 64
 MARKS_MAX = 32
-"""Positions that one request can mark for the cache: as many states as one run keeps at most."""
+"""Positions that one request can mark for the cache: equal to the most states that one run keeps."""
 BANNED_TOKENS_MAX = 1 << 18
 """Tokens of all banned sequences of a request."""
 _GREEDY_BELOW = 1e-5
@@ -39,7 +39,7 @@ class Range(NamedTuple):
     """``low`` itself is outside."""
 
     def schema(self) -> dict[str, float]:
-        """In the words of JSON Schema."""
+        """Return the range as keywords of JSON Schema."""
         return {"exclusiveMinimum" if self.open_low else "minimum": self.low, "maximum": self.high}
 
 
@@ -58,7 +58,7 @@ RANGES = {
     "logprobs": Range(0, LOGPROBS_MAX),
     "prompt_logprobs": Range(0, LOGPROBS_MAX),
 }
-"""The numbers of ``SamplingParams``."""
+"""Ranges of the numbers of ``SamplingParams``."""
 _NULLABLE = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
 
 
@@ -75,7 +75,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen and when to end. Field names are the field's common ones.
+    """Choice of tokens and end of an answer. Field names are the common ones of other engines.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 or -1 and ``top_p`` 1 mean "all". ``seed`` makes the text a
     function of (seed, request) whatever the batch; without one the engine draws a seed per request.
@@ -118,7 +118,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def check(self, vocab_size: int) -> None:
-        """Raises RequestError that names the first field that is out of its range."""
+        """Raise RequestError that names the first field that is out of its range."""
         for name, (low, high, open_low) in RANGES.items():
             value = getattr(self, name)
             if value is not None or name not in _NULLABLE:
@@ -184,8 +184,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def _check_ids(name: str, ids: tuple[object, ...], vocab_size: int) -> None:
-    """Raises RequestError for an id that is no token, and for more ids than there are tokens. Millions of ids must not
-    hold up the event loop: Python looks at each one only to say which is wrong."""
+    """Raise RequestError for an id that is not a token, and for more ids than there are tokens. Millions of ids must
+    not hold up the event loop: Python looks at each one only to say which is wrong."""
     if len(ids) > vocab_size:
         raise RequestError(f"{name} names {len(ids)} tokens; this model has {vocab_size}", param=name)
     whole = [token for token in ids if type(token) is int]
@@ -198,13 +198,13 @@ def _check_ids(name: str, ids: tuple[object, ...], vocab_size: int) -> None:
 
 _WHOLE = int, numbers.Integral
 _REAL = float, int, numbers.Real
-"""Python's own first: a look at the abstract ones takes as long as the rest of a check."""
+"""Types of numbers. Python's own come first: a look at the abstract ones takes longer than the rest of a check."""
 
 
 def _within(
     name: str, value: float, low: float, high: float, param: str | None = None, *, open_low: bool = False
 ) -> None:
-    """Limits that are whole numbers ask for one."""
+    """Raise RequestError for a number out of its limits. Limits that are whole numbers require a whole number."""
     whole = isinstance(low, int)
     if isinstance(value, bool) or not isinstance(value, _WHOLE if whole else _REAL):
         raise RequestError(f"{name} is {value!r}; it must be a {'whole ' if whole else ''}number", param=param or name)
@@ -221,8 +221,8 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     answers: dict[int, list[int]]
 
     def check(self, count: int, new_tokens_max: int, vocab_size: int) -> None:
-        """Raises RequestError for an index outside of ``count`` answers, a token that the model does not
-        have, and an answer that has ``new_tokens_max`` tokens already."""
+        """Raise RequestError for an index outside of ``count`` answers, a token that the model does not have, and an
+        answer that has ``new_tokens_max`` tokens already."""
         for index, tokens in self.answers.items():
             if not 0 <= index < count:
                 raise RequestError(
@@ -240,10 +240,10 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a prompt in place of an answer: a value of its hidden rows after the final norm.
-    ``kind``: the first row, the last one, or the mean of all rows from position ``skip`` on. ``score``: the last row
-    goes through the checkpoint's score head. ``tokens``: the last row's log-probabilities of these
-    tokens, over the whole vocabulary."""
+    """The result of a prompt that replaces an answer: a value of its hidden rows after the final norm. ``kind``: the
+    first row, the last one, or the mean of all rows from position ``skip`` on. ``score``: the last row goes through the
+    checkpoint's score head. ``tokens``: the last row's log-probabilities
+    of these tokens, over the whole vocabulary."""
 
     kind: Literal["first", "last", "mean"] = "last"
     skip: int = 0
@@ -251,7 +251,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
 
     def check(self, sampling: SamplingParams, prompt_tokens: int, vocab_size: int) -> None:
-        """Raises RequestError."""
+        """Raise RequestError where this result and ``sampling`` or the prompt exclude each other."""
         if sampling.max_tokens != 0 or sampling.n != 1 or sampling.prompt_logprobs is not None:
             raise RequestError(
                 "a request that pools its prompt has no answer and no logprobs: max_tokens 0, n 1", param="pooling"
@@ -285,17 +285,16 @@ class PlacedPicture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One request in tokens. ``priority``: lower runs earlier (as elsewhere in the field), then first
-    come first served. ``arrival_s`` is a reading of the engine's clock, set where it is accepted.
-    ``key``: the API key whose share of the engine it counts in; ``priority`` orders the requests of one key.
-    ``cache_salt`` keeps cached prefixes of different tenants apart (law L10). ``boundaries``: positions in
-    the prompt up to which another one is likely to be the same (the end of the system prompt, of each
-    message); hints, so those out of range mean nothing. ``marks``: the same, asked for by the client: they go
-    before all others and are checked, see ``check_marks``. ``resumption``: the request goes on after its
-    engine ended. ``prediction``: the client's guess of the answer, in tokens. It changes no token of the
-    answer. ``pictures``: in the order of their rows in the prompt, which has the token of their kind there.
-    ``adapter``: whose answer it is, None for the base model's. ``pooling``: no answer is asked for, but a
-    value of the prompt. ``handoff``: what is computed of the prompt goes to another engine."""
+    """One request in tokens. ``priority``: lower runs earlier (as elsewhere in the field), then first come first
+    served. ``arrival_s`` is a reading of the engine's clock, set where it is accepted. ``key``: the API key whose share
+    of the engine it counts in; ``priority`` orders the requests of one key. ``cache_salt`` keeps cached prefixes of
+    different tenants apart (law L10). ``boundaries``: positions in the prompt up to which another one is likely to be
+    the same (the end of the system prompt, of each message); hints, so those out of range mean nothing. ``marks``: the
+    same, asked for by the client: they go before all others and are checked, see ``check_marks``. ``resumption``: the
+    request goes on after its engine ended. ``prediction``: the client's guess of the answer, in tokens. It changes no
+    token of the answer. ``pictures``: in the order of their rows in the prompt, which has the token of their kind
+    there. ``adapter``: computes the answer, None for the base model. ``pooling``: the result is a value of the prompt,
+    without an answer. ``handoff``: the computed records of the prompt go to another engine."""
 
     request_id: str
     prompt_tokens: list[int]
@@ -314,13 +313,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def salt(self) -> str:
-        """Return the salt that separates its cached prefixes from those of other tenants and adapters."""
+        """The salt that separates its cached prefixes from those of other tenants and adapters."""
         plain = self.adapter is None and not self.cache_salt.startswith("\0")
         return self.cache_salt if plain else salted(self.adapter, self.cache_salt)
 
     def check_length(self, limit: int, *, prompt_field: str = "prompt") -> None:
-        """``limit``: the served context in tokens; ``prompt_field``: the field that the prompt came in.
-        Raises RequestError for an empty one, ContextLengthError where no room is left for the answer."""
+        """Check the prompt's length. ``limit``: the served context in tokens; ``prompt_field``: the field that the
+        prompt came in. Raise RequestError for an empty one, ContextLengthError where no room is left for the answer."""
         count, sampling = len(self.prompt_tokens), self.sampling
         if not count:
             raise RequestError("the prompt is empty: it needs at least one token", param=prompt_field)
@@ -338,8 +337,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_prediction(self, limit: int, vocab_size: int) -> None:
-        """``limit``: the served context in tokens. Raises RequestError for a prediction that is longer, or
-        that has a token outside the vocabulary."""
+        """Check the prediction. ``limit``: the served context in tokens. Raise RequestError for a prediction that is
+        longer, or that has a token outside the vocabulary."""
         for token in (min(self.prediction, default=0), max(self.prediction, default=0)):
             if not 0 <= token < vocab_size:
                 raise RequestError(
@@ -351,7 +350,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_marks(self) -> None:
-        """Raises RequestError: too many marks, or one outside of the prompt."""
+        """Raise RequestError for too many marks, or one outside of the prompt."""
         if len(self.marks) > MARKS_MAX:
             raise RequestError(
                 f"cache_boundaries (and cache_control) mark {len(self.marks)} positions; the "
@@ -363,8 +362,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Natural-log probabilities at one position, after nothing but softmax of the raw logits:
-    the token, its logprob, its rank (0 is the most likely), and the top n as (token, logprob)."""
+    """Natural-log probabilities at one position, from the softmax of the raw logits: the token, its logprob, its rank
+    (0 is the most likely), and the top n as (token, logprob)."""
 
     token: int
     logprob: float
@@ -373,11 +372,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class LostTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt tokens that were cached in part and had to be computed, by why (law L8). ``no_checkpoint``:
-    their KV is there, and no state was kept so far on; ``evicted_state``, ``evicted_kv``: it was, and gave
-    way; ``not_ready``: another request was computing them at that moment. With a store: ``stored``: reading
-    them takes longer than computing; ``damaged``: their stored bytes were wrong; ``store_busy``: the store
-    was too slow. Nothing is said about other salts."""
+    """Prompt tokens that were cached in part and had to be computed, by reason (law L8). ``no_checkpoint``: their KV is
+    there, and no state was kept so far on; ``evicted_state``, ``evicted_kv``: a state or KV was kept and then evicted;
+    ``not_ready``: another request was computing them at that moment. With a store: ``stored``: reading them takes
+    longer than computing; ``damaged``: their stored bytes were wrong; ``store_busy``: the store was too slow. Other
+    salts are not counted."""
 
     no_checkpoint: int = 0
     evicted_state: int = 0
@@ -430,7 +429,7 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 def split_seed(seed: int, branch: int) -> int:
-    """64-bit seed number ``branch`` (from 0) of ``seed``; any integers.
+    """Return the 64-bit seed number ``branch`` (from 0) of ``seed``; any integers.
 
         sequence seed = split_seed(request seed, index)     the same whatever n is and whatever else runs
         request seed  = the request's, or split_seed(engine seed, number of the request since the start)

@@ -4,7 +4,7 @@
     workers      jobs          ``weft.text.workers``: templates, pictures, videos, large bodies
 
 Deficit round robin by measured seconds: a key that asks for much of a resource waits for longer. A key that comes back
-begins where the others are: time without requests is no credit, so none can be saved for an attack.
+begins where the others are: time without requests gives no credit, so none can be saved for an attack.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 _TURN_S = 0.05
-"""Seconds of a sequence before any has ended."""
+"""Assumed seconds of a sequence before any has ended."""
 _KEYS_MAX = 4096
-"""Keys whose seconds are remembered while they have no sequences (law L11)."""
+"""Most keys whose seconds are remembered while they have no sequences (law L11)."""
 
 
 class KeyShares:
@@ -30,7 +30,7 @@ class KeyShares:
         return self._total_s / self._ended if self._ended else _TURN_S
 
     def arrive(self, key: str, active: Iterable[str]) -> None:
-        """``key`` had no sequences; those of ``active`` have."""
+        """Note that ``key``, which had no sequences, has one; the keys of ``active`` have some."""
         others = [self.used_s.get(other, 0.0) for other in active if other != key]
         if others:
             self.used_s[key] = max(self.used_s.get(key, 0.0), min(others))
@@ -43,5 +43,6 @@ class KeyShares:
             self._total_s += used_s
 
     def ended(self, *, parted: bool) -> None:
-        """A sequence has ended. ``parted``: beside those of other keys; no seconds are measured otherwise."""
+        """Note the end of a sequence. ``parted``: it ran together with those of other keys; seconds are measured only
+        then."""
         self._ended += parted

@@ -1,4 +1,4 @@
-"""What the memory needs to know of a model: for each layer, bytes per token and bytes per sequence.
+"""Geometry of a model as memory needs it: for each layer, bytes per token and bytes per sequence.
 
 A layer kind is a row of data over two primitives, not a subclass:
 
@@ -44,7 +44,7 @@ KV_DTYPES: dict[str, CacheDTypeName] = {
     "fp8": "float8_e4m3",
     "int8": "int8",
 }
-"""Values of ``--kv-dtype`` besides auto."""
+"""Values of ``--kv-dtype`` in addition to auto."""
 KvLayoutName = Literal["vnni", "rows"]
 """Order of the numbers inside a KV page: ``tensor.layout``."""
 CompressedKvName = Literal["int8", "int4"]
@@ -53,15 +53,15 @@ COMPRESSED_KV_DTYPES: tuple[CompressedKvName, ...] = ("int8", "int4")
 STATE_DTYPES: tuple[CacheDTypeName, ...] = ("float32", "bfloat16", "float16")
 """Values of ``--state-dtype``."""
 TOKEN_SCALE_BYTES: dict[str, int] = {"int8": 2}
-"""KV dtypes whose pages hold a scale for each token and head, and its bytes."""
+"""Bytes of a scale by KV dtype, for dtypes whose pages hold a scale for each token and head."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
     """One tensor of a recurrent layer's state for one sequence.
 
-    ``dtype`` is "float32" for accumulators (or as ``--state-dtype`` says), and "model" for the model's own
-    dtype (convolution windows).
+    ``dtype`` is "float32" for accumulators (or as ``--state-dtype`` says), and "model" for the model's own dtype
+    (convolution windows).
     """
 
     name: str
@@ -84,10 +84,11 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """``has_values``: False for a layer whose pages have no V block, because values are made of the same
-    numbers as keys (latent attention). ``reads``: the layer whose pages it reads, where it has none. ``logged``:
-    numbers that a drafted token logs on the C++ kernels, in the model's dtype and in float32. Layers with a kernel
-    of their own log their projection without the gate of its output; others the inputs of each op with a state."""
+    """The geometry of one layer. ``has_values``: False for a layer whose pages have no V block, because values are made
+    of the same numbers as keys (latent attention). ``reads``: the layer whose pages it reads, where it has none.
+    ``logged``: numbers that a drafted token logs on the C++ kernels, in the model's dtype and in float32. Layers with a
+    kernel of their own log their projection without the gate of its output; others the inputs of each op with a
+    state."""
 
     kind: str
     kv_heads: int = 0
@@ -109,9 +110,9 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Geometry of one model on one rank. ``layers`` is in depth order; indices into it name a layer
-    everywhere (views, weights, error messages). ``causal`` False: tokens see later ones, so a prompt is computed
-    whole, in one step, and no prefix of it is worth keeping."""
+    """Geometry of one model on one rank. ``layers`` is in depth order; indices into it name a layer everywhere (views,
+    weights, error messages). ``causal`` False: tokens see later ones, so a prompt is computed in one step, and no
+    prefix of it is worth keeping."""
 
     family: str
     vocab_size: int
@@ -131,7 +132,7 @@ class ModelSpec:
 
     @property
     def state_dtype(self) -> CacheDTypeName:
-        """Return the dtype of the accumulators; the model's dtype where there are none."""
+        """The dtype of the accumulators; the model's dtype where there are none."""
         accumulators = [
             part.dtype
             for layer in self.layers
@@ -144,16 +145,16 @@ class ModelSpec:
         return sum(layer.kv_bytes_per_token(kv_dtype) for layer in self.layers)
 
     def state_bytes_per_sequence(self, model_dtype: DTypeName) -> int:
-        """Exact bytes, before alignment."""
+        """Return the exact bytes, before alignment."""
         return sum(part.part_bytes(model_dtype) for layer in self.layers for part in layer.state)
 
 
 def with_cache_dtypes(
     spec: ModelSpec, kv_dtype: CacheDTypeName | None, state_dtype: CacheDTypeName | None
 ) -> ModelSpec:
-    """``spec`` with its accumulators kept in ``state_dtype`` and its rings of keys and values in ``kv_dtype``
-    (int8 rings stay in the model's dtype: a ring has no room for scales). None changes nothing; convolution
-    windows always stay in the model's dtype."""
+    """Return ``spec`` with its accumulators kept in ``state_dtype`` and its rings of keys and values in ``kv_dtype``
+    (int8 rings stay in the model's dtype: a ring has no room for scales). None changes nothing; convolution windows
+    always stay in the model's dtype."""
 
     def accumulators(layer: LayerSpec, part: StatePart) -> StatePart:
         if part.name == "window":
@@ -173,17 +174,17 @@ def attention(kv_heads: int, head_dim: int) -> LayerSpec:
 
 
 def reading(layer: int) -> LayerSpec:
-    """Attention over the pages of an earlier layer."""
+    """Return attention over the pages of an earlier layer."""
     return LayerSpec("shared_attention", reads=layer)
 
 
 def latent_attention(width: int) -> LayerSpec:
-    """One "head" of ``width`` numbers per token, and no V block."""
+    """Return a layer with one "head" of ``width`` numbers per token, and no V block."""
     return LayerSpec("latent_attention", kv_heads=1, head_dim=width, has_values=False)
 
 
 def window_attention(kv_heads: int, head_dim: int, window: int) -> LayerSpec:
-    """Position p at place p mod ``window`` of the ring; [0] holds keys, [1] values."""
+    """Return a layer whose ring holds position p at index p mod ``window``; [0] holds keys, [1] values."""
     return LayerSpec("window_attention", state=(StatePart("window", (2, kv_heads, window, head_dim), "model"),))
 
 
@@ -211,8 +212,8 @@ def gated_delta(k_heads: int, v_heads: int, k_dim: int, v_dim: int, conv_kernel:
 
 
 def dynamic_delta(heads: int, k_dim: int, v_dim: int, conv_kernel: int) -> LayerSpec:
-    """The last inputs of v one by one: a kernel of each token weighs them, so no window is summed as it is
-    read."""
+    """Return a layer whose window has the last inputs of v one by one: a kernel of each token weighs them, so no window
+    is summed as it is read."""
     recurrent = LayerSpec(
         "",
         state=(StatePart("recurrent", (heads, k_dim, v_dim), "float32"),),
@@ -259,8 +260,8 @@ def lightning(heads: int, head_dim: int) -> LayerSpec:
 
 
 def matrix_lstm(heads: int, key_dim: int, value_dim: int) -> LayerSpec:
-    """The last line of a head's memory is its normaliser; ``max``: the largest input gate, forgotten as the
-    memory is."""
+    """Return a layer whose state has the head's normaliser in its last row; ``max``: the largest input gate, which
+    decays as the memory does."""
     return LayerSpec(
         "matrix_lstm",
         state=(
@@ -280,7 +281,8 @@ def wkv7(heads: int, head_dim: int) -> LayerSpec:
 
 
 def rg_lru(channels: int, conv_kernel: int) -> LayerSpec:
-    """One number for each channel, in rows of 16, which share a scale where a state is compressed."""
+    """Return a layer with one number for each channel, in rows of 16, which share a scale where a state is
+    compressed."""
     rows = (channels // 16, 16) if channels % 16 == 0 else (1, channels)
     return LayerSpec(
         "rg_lru",
@@ -296,12 +298,12 @@ def index_rows(width: int) -> LayerSpec:
 
 HISTORY_CHANNELS = 16
 HISTORY_BASE = 128
-"""A token's number in three digits of this base: whole numbers that any dtype of a window holds exactly."""
+"""Base of the digits of a token's number: three digits of whole numbers that any dtype of a window holds exactly."""
 
 
 def ngrams(size: int, width: int, reach: int) -> LayerSpec:
-    """The last ``size - 1`` tokens, as digits in the window of a convolution; the last ``reach`` inputs of
-    another."""
+    """Return a layer with the last ``size - 1`` tokens, as digits in the window of a convolution, and the last
+    ``reach`` inputs of another one."""
     return LayerSpec(
         "ngrams",
         state=(
@@ -313,7 +315,7 @@ def ngrams(size: int, width: int, reach: int) -> LayerSpec:
 
 
 def shifts(width: int, delayed: int, reach: int) -> LayerSpec:
-    """The last ``reach`` inputs of ``width`` channels, and the last one of ``delayed`` channels."""
+    """Return a layer with the last ``reach`` inputs of ``width`` channels, and the last one of ``delayed`` channels."""
     return LayerSpec(
         "shifts",
         state=tuple(
@@ -325,7 +327,7 @@ def shifts(width: int, delayed: int, reach: int) -> LayerSpec:
 
 
 def convolutions(conv_kernel: int, **channels: int) -> LayerSpec:
-    """Several short convolutions of one length in one layer, by what they convolve."""
+    """Return a layer with several short convolutions of one length; ``channels``: their widths by name."""
     return LayerSpec(
         "convolutions",
         state=tuple(StatePart(f"conv.{name}", (count, conv_kernel - 1), "model") for name, count in channels.items()),
@@ -334,12 +336,12 @@ def convolutions(conv_kernel: int, **channels: int) -> LayerSpec:
 
 
 def together(kind: str, attention: LayerSpec, recurrent: LayerSpec) -> LayerSpec:
-    """A layer with the pages of the first, and the states of both."""
+    """Return a layer with the pages of the first, and the states of both."""
     (numbers, exact), (more, more_exact) = attention.logged, recurrent.logged
     logged = numbers + more, exact + more_exact
     return replace(attention, kind=kind, state=attention.state + recurrent.state, logged=logged)
 
 
 def stateless() -> LayerSpec:
-    """A layer that keeps nothing: a feed-forward alone."""
+    """Return a layer that keeps nothing: only a feed-forward."""
     return LayerSpec("feed_forward")

@@ -25,20 +25,20 @@ PAD = -1
 """The one "nothing here" index (law L4): no read and no write, in every kernel, on every backend."""
 
 PAGE_TOKENS = 16
-"""Tokens in a KV page."""
+"""Number of tokens in a KV page."""
 
 CHUNK_TOKENS = 64
 """The absolute grid of the chunked recurrent kernels: chunks start at multiples of it. A prompt computed in
 any pieces that end on the grid goes through the same chunks as in one piece."""
 
 TOKENS_MAX = 2**24
-"""Most tokens of a sequence, 16.8 million: float32, in which rotary positions are computed, counts no further."""
+"""Most tokens of a sequence, 16.8 million: rotary positions are computed in float32, which counts no further."""
 
 VERIFY_TOKENS_MAX = 64
 """Most tokens in the verify runs of a step. It bounds the replay log of the step (law L11)."""
 
 ALIGN_BYTES = 256
-"""Every field in a page or slot starts at a multiple of this."""
+"""Alignment, bytes: every field in a page or slot starts at a multiple of it."""
 
 _SUFFIX = {
     "": 1,
@@ -61,7 +61,7 @@ BYTES_MAX = 2**60
 """Most bytes that a flag may name: 1 EiB, more than any machine addresses or any disk holds."""
 
 _BARE_BYTES_LEAST = 1_000_000
-"""Below it, a number without a unit is rather gigabytes that lost their unit than bytes."""
+"""Bound, bytes: a smaller number without a unit is more likely gigabytes that lost their unit than bytes."""
 
 
 def ceil_div(value: int, by: int) -> int:
@@ -73,12 +73,12 @@ def align_up(value: int, to: int = ALIGN_BYTES) -> int:
 
 
 def pages_for(tokens: int) -> int:
-    """KV pages that hold ``tokens`` tokens."""
+    """Return the number of KV pages that hold ``tokens`` tokens."""
     return ceil_div(tokens, PAGE_TOKENS)
 
 
 def parse_bytes(text: str, *, flag: str, a_second: bool = False, least: int = 0) -> int:
-    """``"80GiB"``, ``"512 MB"``, ``"1e9"``, ``"1048576"`` -> bytes; ``a_second``: ``"3GB/s"`` too.
+    """Parse ``"80GiB"``, ``"512 MB"``, ``"1e9"`` or ``"1048576"`` as bytes; ``a_second``: ``"3GB/s"`` too.
 
     Raises ConfigError naming ``flag`` and the forms that are understood, also for a small number without a
     unit: ``--memory 24`` means gigabytes far more often than bytes; and for fewer bytes than ``least`` or more than
@@ -105,7 +105,7 @@ def parse_bytes(text: str, *, flag: str, a_second: bool = False, least: int = 0)
 
 
 def parse_byte_rate(text: str, *, flag: str) -> int:
-    """``"200MB/s"`` or ``"200MB"`` -> bytes a second. Raises ConfigError, for 0 as well."""
+    """Parse ``"200MB/s"`` or ``"200MB"`` as bytes a second. Raise ConfigError, for 0 as well."""
     rate = parse_bytes(text, flag=flag, a_second=True)
     if rate <= 0:
         raise ConfigError(f"{flag} is {text!r}; it must be above 0 bytes a second", param=flag)
@@ -116,7 +116,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 
 def parse_duration(text: str | float, *, flag: str) -> float | None:
-    """``"5m"``, ``"1h30m"``, ``"300"`` or 300 -> seconds; below 0: None, for ever. Raises ConfigError."""
+    """Parse ``"5m"``, ``"1h30m"``, ``"300"`` or 300 as seconds; below 0: None, for ever. Raise ConfigError."""
     if isinstance(text, str):
         parts = re.findall(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h|d)", text.strip().lstrip("-+"))
         if parts and "".join(number + unit for number, unit in parts) == text.strip().lstrip("-+"):
@@ -135,7 +135,7 @@ def parse_duration(text: str | float, *, flag: str) -> float | None:
 
 
 def format_bytes(count: int | float) -> str:
-    """1536 -> '1.5 KiB'. For people; never parsed back."""
+    """Format 1536 as '1.5 KiB', for people; never parsed back."""
     for suffix, scale in (("EiB", 2**60), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             value = count / scale

@@ -94,7 +94,7 @@ def test_torch_is_quoted_on_why_it_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -
     [
         (["--device", "tpu"], "--device is 'tpu'"),
         (["--gpu-memory-fraction", "1.5"], "--gpu-memory-fraction is 1.5"),
-        (["--cuda-graphs", "off"], "--cuda-graphs is no flag: it is debug.cuda_graphs of the --config file"),
+        (["--cuda-graphs", "off"], "--cuda-graphs is not a flag: it is debug.cuda_graphs of the --config file"),
     ],
 )
 def test_the_command_line_says_what_is_wrong_in_one_line(

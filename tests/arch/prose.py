@@ -26,7 +26,7 @@ DIALECT: dict[str, re.Pattern[str]] = {
     "a place for a relation: behind, beside, home, lies, stands": re.compile(
         r"\b(?:behind|beside|home|lies|stands)\b", re.IGNORECASE
     ),
-    "a riddle of quantity: so many, as much": re.compile(r"\b(?:so|as) (?:many|much|few|little)\b", re.IGNORECASE),
+    "a riddle of quantity: so many, as much": re.compile(r"\b(?:so|as) (?:many|much|few|little)\b(?!-)", re.IGNORECASE),
     "an idiom that no library has": re.compile(
         r"\banew\b|\balone\b|\bin place of\b|\bthe begin\b"
         r"|\bwhole(?=[.,;:)]|$| or\b| and\b)"
@@ -45,28 +45,31 @@ VERBS = frozenset(
     re.findall(
         r"\w+",
         """
-    abort accept acknowledge acquire add admit adopt advance align allocate allow answer append apply arrange ask
-    assemble assert assign attach attend await balance begin bind block bound bring broadcast build call cancel carry
-    cast change charge check choose claim clean clear close collect combine commit compare compile complain complete
-    compress compute concatenate confirm connect consume contain continue convert copy count create cut decide declare
-    decode decorate decrease delay delete deliver dequantize derive describe detach detect determine discard dispatch
-    divide download drain draw drop dump emit empty encode end enqueue ensure enter estimate evict examine exchange
-    execute exit expand expect expire explain export extend extract fail feed fetch fill filter find finish fit flatten
-    flush fold follow forget fork format forward free freeze gather generate get give go grant group grow guard guess
-    hand handle hash hide hold ignore import include increase index infer inherit initialise insert inspect install
-    interleave invalidate iterate join judge keep kill label launch leave let lift limit link list listen load lock log
-    look lower make mark mask match measure merge move multiply name normalise note notice notify number observe offer
-    open order overwrite pack pad parse pass patch pause permute pick pin place plan plot pop predict preempt prefer
-    prepare print probe produce project promise propose prove provide prune publish pull push put quantize query queue
-    quit raise rank read rebuild receive recompute reconnect record recount reduce refer refresh refuse register
-    reject relay release reload remember remove rename render repack repeat replace replay reply report request require
-    reserve reset reshape resolve restart restore resume retire retry return reuse revert rewrite rotate round route
-    run sample save say scale scan scatter schedule score search seed select send separate serialise serve set settle
-    shape share shift show shrink shut sign signal simulate size skip sleep slice solve sort spawn split spread square
-    stack stage start state stay stop store stream strip submit subtract sum summarise suspend swap switch sync take
-    talk tell terminate test throw tie tile time tokenize touch trace track transfer translate transpose treat trim
-    truncate try turn undo unload unlock unpack unpin update upload use validate verify visit wait wake walk warm warn
-    watch weigh widen withdraw work wrap write yield zero do code perform
+    abandon abort accept accumulate acknowledge acquire add admit adopt advance align allocate allow answer append apply
+    arrange ask assemble assert assign attach attend await balance begin bind bisect block bound bring broadcast build
+    call cancel carry cast change charge check choose claim clean clear close code collect combine commit compact
+    compare compile complain complete compress compute concatenate confirm connect consider consume contain continue
+    convert copy count create cut decide declare decode decorate decrease delay delete deliver dequantize derive
+    describe detach detect determine disable discard dismiss dispatch divide do donate download drain draw drop dump
+    embed emit empty enable encode end enqueue ensure enter escape estimate evict examine exchange execute exit expand
+    expect expire explain export extend extract fail feed fetch fill filter find finish fit flatten flush fold follow
+    forget fork format forward free freeze gather generate get give go grant group grow guard guess halve hand handle
+    hash hide hold ignore import include increase index infer inherit initialise insert inspect install interleave
+    invalidate iterate join judge keep kill label launch learn leave let lift limit link list listen load lock log look
+    lower make mark mask match measure mend merge move multiply name normalise note notice notify number obey observe
+    offer open order overwrite pack pad page parse pass patch pause perform permute pick pin place plan plot pool pop
+    predict preempt prefer prepare print probe process produce project promise propose prove provide prune publish pull
+    push put quantize query queue quit quote raise rank read rearrange rebuild receive reclaim recompute reconnect
+    record recount recover reduce refer refresh refuse register reject relay release reload remember remove rename
+    render repack repair repeat replace replay reply report request require reserve reset reshape resolve restart
+    restore resume retire retry return reuse revalue revert rewrite rotate round route run sample sanitise save say
+    scale scan scatter schedule score search seed select send separate serialise serve set settle shape share shift show
+    shrink shuffle shut sign signal simulate size skip sleep slice solve sort spawn spend split spread square stack
+    stage start state stay step stop store stream strip submit subscribe subtract sum summarise suspend swap sweep
+    switch sync take talk tell terminate test throw tick tidy tie tile time tokenize touch trace track transfer
+    translate transpose treat trim truncate try tune turn undo unescape unload unlock unpack unpause unpin unquote
+    update upload use validate verify visit wait wake walk warm warn watch weigh widen withdraw work wrap write yield
+    zero map view
         """,
     )
 )

@@ -101,7 +101,7 @@ def test_files_are_shown_side_by_side(measured: Path, tmp_path: Path, capsys: py
     nonsense = tmp_path / "nonsense.json"
     nonsense.write_text("{}")
     assert main(["bench", "grid", str(measured), str(nonsense)]) == 2
-    assert f"{nonsense} is no result of weft bench grid" in capsys.readouterr().err
+    assert f"{nonsense} is not a result of weft bench grid" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--streams", "1,x"), ("--prompts", "0")])

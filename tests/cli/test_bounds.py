@@ -238,7 +238,7 @@ def test_a_server_with_every_number_at_its_bound_starts_and_answers(side: str, t
         ({}, ["--device", "tpu"], "--device is 'tpu'; it may be auto, cpu, cuda or cuda:N, N from 0 to 999"),
         ({}, ["--device", "cuda:99999999999"], "--device is 'cuda:99999999999'; it may be auto, cpu, cuda or cuda:N"),
         ({}, ["--snapshots", "every:0"], "--snapshots is 'every:0'; the N of every:N must be a multiple of 64"),
-        ({}, ["--snapshots", "decode:" + "9" * 30], "is no number of tokens"),
+        ({}, ["--snapshots", "decode:" + "9" * 30], "is not a number of tokens"),
         ({}, ["--default-sampling", "temperature=nan"], "--default-sampling: temperature is nan; it must be at least"),
         ({"WEFT_KEEP_ALIVE": "nan"}, [], "limits.keep_alive 'nan' is not a time"),
         ({"WEFT_STEP_COSTS": "fixed_s=nan"}, [], "debug.step_costs"),

@@ -334,7 +334,7 @@ def test_a_file_that_is_no_saved_conversation_is_neither_read_nor_overwritten(tm
     file.write_text(text)
     model, written = _chat("one", f"/load {file}", f"/save {file}", "two")
     assert f"error: {file} is " in written
-    assert f"error: {file} is there and is no saved conversation" in written
+    assert f"error: {file} is there and is not a saved conversation" in written
     assert file.read_text() == text
     assert len(model.asked[1]) == 3
 
@@ -477,7 +477,7 @@ def test_a_picture_stays_for_the_next_message_if_it_was_not_refused(tmp_path: Pa
         yield AnswerDelta("yes")
 
     model, written = _chat(f"/video {file}", "one", "two", answer=busy)
-    assert "error: the queue is full\nwhat you show still goes with the next message" in written
+    assert "error: the queue is full\nthe pictures still go with the next message" in written
     shown = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,ZnJhbWVz"}}
     assert model.asked[1][-1]["content"] == [shown, {"type": "text", "text": "two"}]
 

@@ -87,7 +87,7 @@ def test_serve_has_about_fifty_flags_and_its_help_fits_two_screens() -> None:
     ],
 )
 def test_a_flag_that_became_a_key_of_the_config_file_names_its_place(typed: str, said: str) -> None:
-    assert _serve_refusal(typed) == f"{typed.partition('=')[0]} is no flag: it is {said}"
+    assert _serve_refusal(typed) == f"{typed.partition('=')[0]} is not a flag: it is {said}"
 
 
 def test_limits_and_switches_come_from_their_tables_and_from_variables(
@@ -262,7 +262,7 @@ def test_a_flag_of_another_engine_says_why_not_and_what_instead(flag: str) -> No
         ("--enforce-eager", "--enforce-eager has another name here: debug.cuda_graphs = 'off' of the --config file"),
         (
             "--cpu-offload-gb",
-            "--cpu-offload-gb is not supported here, because a model lies on one device as a whole; nearest: --memory",
+            "--cpu-offload-gb is not supported here, because each model is on one device; nearest: --memory",
         ),
         (
             "--tokenizer-mode",
@@ -270,7 +270,7 @@ def test_a_flag_of_another_engine_says_why_not_and_what_instead(flag: str) -> No
         ),
         (
             "--max-loras",
-            "--max-loras is not supported here, because as many adapters run at once as fit; "
+            "--max-loras is not supported here, because the adapters that fit run at once; "
             "nearest: limits.lora_memory of the --config file",
         ),
         (

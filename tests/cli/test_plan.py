@@ -379,7 +379,7 @@ def test_a_plan_says_which_models_no_gpu_computes(capsys: pytest.CaptureFixture[
     arguments = (str(checkpoint(name)), "--memory", "2GiB")
     shown, found = " ".join(said(capsys, *arguments).split()), data(capsys, *arguments)
     refused = name in ON_CPUS
-    assert ("on CPUs alone: it attends over chosen blocks" in shown) is refused
+    assert ("only on CPUs: it attends over chosen blocks" in shown) is refused
     assert found["why_no_gpu"] == ("attends over chosen blocks" if refused else "")
     assert ("--device cpu" in found["serve"]) is refused
 

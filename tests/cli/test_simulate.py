@@ -116,7 +116,7 @@ def test_a_plot_that_cannot_be_drawn_is_said_before_anything_runs(
         ([*FEW, *MODEL, "--device", "abacus"], "H100"),
         ([*FEW, *MODEL, "--tp", "3"], "--tp"),
         ([*FEW, *MODEL, "--fit", "sample"], "only a recording"),
-        ([*FEW, *MODEL, "--store", "1TB"], "--store '1TB' is no store"),
+        ([*FEW, *MODEL, "--store", "1TB"], "--store '1TB' is not a store"),
         ([*FEW, *MODEL, "--store", "1TB@fast"], "--store 'fast' is not a rate"),
         ([*FEW, *MODEL, "--store", "0B@1GB/s"], "above 0"),
         ([*FEW, *MODEL, "--store", "1TB@1GB/s@soon"], "'soon' is not a latency"),

@@ -48,7 +48,7 @@ def test_json_has_every_number(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--router", "fastest"], "--router 'fastest' is no router"),
+        (["--router", "fastest"], "--router 'fastest' is not a router"),
         (["--kill", "2@5s"], "--replicas 2 has 0 to 1"),
         (["--kill", "soon"], "REPLICA@SECONDS"),
         (["--policy", "lru,value"], "takes one --policy"),

@@ -32,4 +32,4 @@ def test_a_missing_partner_is_said_once_all_of_this_machine_serve(
     fleet: Any = SimpleNamespace(replicas=replicas, _own_count=len(replicas))
     replica: Any = replicas[0]
     Fleet._say_partner(fleet, replica)
-    assert ("requests are served whole" in caplog.text) == is_said
+    assert ("it serves complete requests" in caplog.text) == is_said

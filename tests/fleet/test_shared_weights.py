@@ -52,7 +52,7 @@ def test_replicas_share_the_pages_of_packed_weights(tmp_path: Path, monkeypatch:
     assert own["Private"] == own["Rss"], "the control: no other process has these pages"
     del alone
     server = RunningServer(
-        "tests.fixtures.packed_weights:build", engine, {"replicas": "2", "router": "round-robin"}, "Ctrl-C finishes"
+        "tests.fixtures.packed_weights:build", engine, {"replicas": "2", "router": "least-loaded"}, "Ctrl-C finishes"
     )
     try:
         replicas = [mapped_kib(pid) for pid in engine_pids(server)]

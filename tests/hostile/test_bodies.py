@@ -81,7 +81,7 @@ def test_a_long_text_full_of_commas_counts_once(server: RunningServer) -> None:
     [
         (b'{"prompt": "x", "prompt": "y", "a": "%s"}' % (b"a" * 2_000_000), "'prompt' twice"),
         (b'{"prompt": "%s", "a": %s' % (b"a" * 2_000_000, b"[" * 100_000), "nested too deeply"),
-        (b'{"prompt": NaN}', "'NaN}'; NaN is no JSON: send a number or null"),
+        (b'{"prompt": NaN}', "'NaN}'; NaN is not JSON: send a number or null"),
         (b'{"prompt": "%s"' % (b"a" * 2_000_000), "not JSON"),
     ],
 )

@@ -230,8 +230,8 @@ def test_the_same_name_reaches_loopback_where_the_connection_goes_by_name(tls: T
     [
         ("/inside", "an address that is not public", [PUBLIC]),
         ("/number", "'::ffff:169.254.169.254', which --media-domains does not name", [PUBLIC]),
-        ("/plain", "by https alone", [PUBLIC]),
-        ("/file", "by https alone", [PUBLIC]),
+        ("/plain", "only by https", [PUBLIC]),
+        ("/file", "only by https", [PUBLIC]),
         ("/port", "from port 443", [PUBLIC]),
         ("/elsewhere", "which --media-domains does not name", [PUBLIC]),
         ("/loop", "redirects more than 3 times", [PUBLIC] * 4),
@@ -259,7 +259,7 @@ def test_a_redirect_by_number_is_refused_where_every_host_is_allowed(tls: Tls) -
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("http://img.example.org/cat.png", "by https alone"),
+        ("http://img.example.org/cat.png", "only by https"),
         ("https://img.example.org:22/", "from port 443"),
         ("https://img.example.org@elsewhere.test/", "without a user's name"),
         ("https://elsewhere.test/#.example.org", "which --media-domains does not name"),
@@ -271,8 +271,8 @@ def test_a_redirect_by_number_is_refused_where_every_host_is_allowed(tls: Tls) -
         ("https://example.org/cat.png", "which --media-domains does not name"),
         ("https://evilexample.org/cat.png", "which --media-domains does not name"),
         ("https:///cat.png", "which --media-domains does not name"),
-        ("https://[::1/", "is no address"),
-        ("https://img.example.org:x/", "is no address"),
+        ("https://[::1/", "is not an address"),
+        ("https://img.example.org:x/", "is not an address"),
     ],
 )
 def test_an_address_that_is_not_served_is_refused_before_its_name_is_resolved(tls: Tls, url: str, words: str) -> None:

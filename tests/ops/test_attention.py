@@ -227,3 +227,18 @@ def test_half_precision_queries_come_back_in_their_dtype() -> None:
     got = paged_attention(q, *caches, runs, 0.3)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got, naive_paged_attention(q, *caches, runs, 0.3), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("window", [None, 7, 40])
+@pytest.mark.parametrize("biases", [1, 1 << 22])
+def test_scores_with_a_cap_equal_one_query_at_a_time(
+    window: int | None, biases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``biases`` of 1: a query of a prompt at a time."""
+    monkeypatch.setattr(paging, "_BIASES", biases)
+    runs = make_runs(MIXED[0], [*MIXED[1], Run(90, 100)], pages=60)
+    caches, q = filled_caches(runs, 60), queries(runs, 6)
+    poison_scratch()
+    got = paged_attention(q, *caches, runs, 0.3, window, cap=0.5)
+    torch.testing.assert_close(got, naive_paged_attention(q, *caches, runs, 0.3, window, cap=0.5), **CLOSE)
+    assert (got - paged_attention(q, *caches, runs, 0.3, window)).abs().max() > 1e-2

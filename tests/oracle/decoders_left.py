@@ -21,7 +21,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from tests.fixtures.checkpoints import CHECKPOINTS
-from weft.families import all_families, served, text_config
+from weft.families import NO_TEXT, all_families, served, text_config
 from weft.families.config_keys import ConfigKeys
 from weft.families.known_keys import OF_FAMILY, is_harmless
 
@@ -84,11 +84,10 @@ BY_CLASS: dict[str, str] = {
     "bitnet": "norms inside of attention and feed-forward",
     "diffllama": "attention as a difference of two",
     "doge": "a mask that each layer learns",
-    "flint": "sigmoid scores without a bias, windows of 513 without positions elsewhere",
     "kolibri1": "experts chosen by scores before the sigmoid",
     "nanochat": "norms without weights around all of it",
     "phimoe": "a router that masks scores near the best (sparsemixer)",
-    "vaultgemma": "Gemma 2 without norms behind blocks",
+    "vaultgemma": "Gemma 2 without norms after blocks",
 }
 """What no key says, as the class of transformers computes it."""
 
@@ -174,7 +173,7 @@ def row(model_type: str) -> str:
 def section() -> str:
     every = decoders()
     left = [name for name in every if name not in served()]
-    unread = sorted(name for name, text in wrappers() if text in served() and name not in served())
+    unread = sorted(name for name, text in wrappers() if text in served() and name not in (*served(), *NO_TEXT))
     listed = ", ".join(f"`{name}`" for name in unread)
     return f"""{TITLE}
 `python -m tests.oracle.decoders_left` writes this section. transformers {transformers.__version__} has {len(every)}
@@ -185,7 +184,7 @@ decoders without an encoder, those in wrappers included. weft serves {len(every)
 |---|---|---|
 {chr(10).join(map(row, left))}
 
-{_filled(f"Of {len(unread)} more wrappers the text is served, without pictures and sound: {listed}.")}
+{_filled(f"The text of {len(unread)} more wrappers is served, without pictures and sound: {listed}.")}
 
 """
 

@@ -117,7 +117,7 @@ def test_a_score_is_that_of_the_score_head(tmp_path: Path) -> None:
         assert [one.score for one in ranked] == pytest.approx(sorted(scores, reverse=True)[:2], abs=1e-6)
         with pytest.raises(RequestError, match="generates none"):
             engine.generate("abc")
-        with pytest.raises(RequestError, match="instruction is of generative rerankers"):
+        with pytest.raises(RequestError, match="instruction is for generative rerankers"):
             engine.score(pairs, instruction="judge")
 
 

@@ -258,7 +258,7 @@ def test_tensors_by_name_replace_those_of_the_files(model: Callable[[str], Path]
         again[0, 0] += 1.0
         one.update_weights(iter([(name, again)]), version="step-2")
         newer = answer(one)
-        with pytest.raises(CheckpointError, match=r"no\.such is no tensor"):
+        with pytest.raises(CheckpointError, match=r"no\.such is not a tensor"):
             one.update_weights([("no.such", given)])
         with pytest.raises(CheckpointError, match="shape"):
             one.update_weights([(name, given[:1])])

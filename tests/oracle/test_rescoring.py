@@ -43,7 +43,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     ),
     "the ring of a window, in common decoders": (
         "qwen2_window", "phi3", "cohere2", "exaone4", "ministral", "cwm", "starcoder2", "gemma2",
-        "mixtral", "qwen2_moe", "granite_swa", "granite_moe_swa", "dots1",
+        "mixtral", "qwen2_moe", "granite_swa", "granite_moe_swa", "dots1", "exaone_moe", "flint",
     ),
     "attention over latents": (
         "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5", "ling_2_5_plain", "gigachat3_5",

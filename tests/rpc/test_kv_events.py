@@ -327,7 +327,7 @@ def test_events_are_off_as_in_vllm(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{", "--kv-events-config is no JSON: Input data was truncated"),
+        ("{", "--kv-events-config is not JSON: Input data was truncated"),
         ("[]", "--kv-events-config is not valid: Expected `object`, got `array`"),
         ({"buffer_steps": 0}, "--kv-events-config has buffer_steps 0; it must be at least 1 and at most 1000000"),
         ({"hwm": 10**9}, "--kv-events-config has hwm 1000000000; it must be at least 1 and at most 10000000"),

@@ -155,7 +155,7 @@ def test_without_an_operator_key_a_path_tells_nothing_about_files(model_director
             for path in (tmp_path / "empty", tmp_path / "nowhere")
         }
     assert {text.replace("empty", "nowhere") for text in texts} == {min(texts).replace("empty", "nowhere")}
-    assert "is no adapter that this server can read" in min(texts)
+    assert "is not an adapter that this server can read" in min(texts)
 
 
 def test_a_bad_adapter_is_refused_with_one_line_and_the_server_is_unhurt(server: RunningServer, home: Path) -> None:

@@ -134,7 +134,7 @@ def test_an_interrupted_run_leaves_whole_lines_and_goes_on(tmp_path: Path, model
         ({"custom_id": "b", "url": URLS[0], "body": {}}, "method"),
         ({**line("b"), "method": "GET"}, "must be POST"),
         (line("b", "/v1/audio"), "/v1/audio"),
-        ({**line("b"), "body": [1]}, "body is no object"),
+        ({**line("b"), "body": [1]}, "body is not an object"),
         (line(""), "custom_id"),
         (line("b" * 600), "512"),
     ],
@@ -155,7 +155,7 @@ def test_an_output_of_other_requests_or_of_another_run_is_left_alone(tmp_path: P
     with pytest.raises(RequestError, match="not in the input"):
         OutputFile(output, {"b"})
     output.write_bytes(b"no answer\n" + answer)
-    with pytest.raises(RequestError, match="line 1 is no answer"):
+    with pytest.raises(RequestError, match="line 1 is not an answer"):
         OutputFile(output, {"a", "b"})
     assert output.read_bytes() == b"no answer\n" + answer
     output.write_bytes(answer)

@@ -101,7 +101,7 @@ def test_a_socket_file_goes_with_its_server_and_one_that_nobody_answers_at_is_re
         assert file.is_socket(), "the second server took the file of the first"
     assert not file.exists()
     file.write_text("notes")
-    with pytest.raises(ConfigError, match="it is no socket"), listening(config):
+    with pytest.raises(ConfigError, match="it is not a socket"), listening(config):
         pass
     assert file.read_text() == "notes"
     with pytest.raises(ConfigError, match="at most 107 bytes"), listening(ServerConfig(uds=str(tmp_path / ("s" * 99)))):

@@ -232,7 +232,7 @@ def test_models_are_listed_shown_and_loaded(server: RunningServer) -> None:
             "/api/generate",
             {"model": "scripted", "prompt": "a", "context": [1], "images": ["AA=="]},
             400,
-            "images beside context",
+            "images together with context",
         ),
         ("/api/generate", {"model": "scripted", "prompt": "a", "format": "yaml"}, 400, "format is 'yaml'"),
         ("/api/generate", {"model": "scripted", "prompt": "a", "format": "csv"}, 400, "format is 'csv'"),

@@ -275,7 +275,7 @@ def test_a_page_of_a_list_has_twenty_entries_and_a_hundred_at_most(document: dic
         for parameter in operation.get("parameters", ())
         if parameter["name"] == "limit"
     ]
-    assert len(limits) == 3
+    assert len(limits) == 4
     assert all((one["minimum"], one["default"], one["maximum"]) == (1, 20, 100) for one in limits)
 
 

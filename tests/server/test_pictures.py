@@ -384,7 +384,7 @@ def shows(url: Any) -> list[dict[str, Any]]:
             "messages[0].content[0]: the file is at the host 'example.com', which --media-domains does not name",
         ),
         (shows("https://localhost/cat.png"), "'localhost' has an address that is not public"),
-        (shows("http://localhost/cat.png"), "files are fetched by https alone"),
+        (shows("http://localhost/cat.png"), "files are fetched only by https"),
         (shows("file:///etc/passwd"), "it must be a data: URL"),
         (shows("/etc/passwd"), "it must be a data: URL"),
         ([{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}], "expected an object with url"),

@@ -9,9 +9,9 @@ from tests.sim.test_snapshot_reports import COST
 from tests.support.synthetic import Library, document_traffic
 from tests.support.workload import small_arena
 from weft.errors import ConfigError
-from weft.router.blind import ROUTERS
 from weft_tools.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
 from weft_tools.sim.replay import replay
+from weft_tools.sim.routers import ROUTERS
 from weft_tools.sim.traffic import Traffic
 
 ARENA = small_arena(pages_per_frame=64, slots_per_frame=2, frame_count=110)
@@ -74,5 +74,5 @@ def test_equal_runs_are_equal(traffic: Traffic, undisturbed: FleetReplayReport) 
 
 
 def test_an_unknown_router_is_refused(traffic: Traffic) -> None:
-    with pytest.raises(ConfigError, match="no router"):
+    with pytest.raises(ConfigError, match="not a router"):
         replay_fleet(traffic, ARENA, COST, replicas=2, router="best")

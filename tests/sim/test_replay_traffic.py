@@ -107,7 +107,7 @@ def test_a_trace_is_cut_by_arrival_and_comes_faster(tmp_path: Path) -> None:
         ("", "no requests"),
         ("{]", "line 1: not JSON"),
         ('{"a": 1}\n[]', "line 2: a JSON object"),
-        ('{"weft_recording": 9}', "no recording of version 1"),
+        ('{"weft_recording": 9}', "not a recording of version 1"),
     ],
 )
 def test_a_file_that_is_no_trace_is_one_sentence(text: str, why: str, tmp_path: Path) -> None:

@@ -34,7 +34,11 @@ ARCHITECTURES = {
     "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama", "gpt_oss": "gpt-oss",
     "kimi_linear": "kimi-linear", "bailing_hybrid": "bailingmoe3", "gemma3_text": "gemma3",
     "gemma4_text": "gemma4", "gigachat3_5": "gigachat35", "rwkv7": "rwkv7",
-    "qwen4_exp_text": "qwen4exp", "glm5_next_text": "glm5-next"
+    "qwen4_exp_text": "qwen4exp", "glm5_next_text": "glm5-next", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
+    "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2", "glm4": "glm4", "olmo2": "olmo2", "olmoe": "olmoe",
+    "exaone4": "exaone4", "cohere": "command-r", "cohere2": "cohere2", "starcoder2": "starcoder2",
+    "stablelm": "stablelm", "nemotron": "nemotron", "seed_oss": "seed_oss", "arcee": "arcee", "ernie4_5": "ernie4_5",
+    "hunyuan_v1_dense": "hunyuan-dense", "mixtral": "llama",
 }  # fmt: skip
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -138,11 +142,15 @@ class _Change:
             x = x.squeeze()
         if self.type == "gigachat3_5" and name.endswith("norm.weight") and "plus_one" not in self.forget:
             x = x + 1
-        if self.type == "gemma3_text" and name.endswith("norm.weight") and "plus_one" not in self.forget:
+        if (
+            self.type in ("gemma3_text", "gemma", "gemma2", "nemotron")
+            and name.endswith("norm.weight")
+            and "plus_one" not in self.forget
+        ):
             x = x + 1
         if self.type.startswith(("qwen3_5", "qwen4")) or self.type == "qwen3_next":
             x = self._qwen(name, x)
-        if self.type in ("llama", "granitemoehybrid") and "interleaved" not in self.forget:
+        if self.type in ("llama", "mixtral", "granitemoehybrid") and "interleaved" not in self.forget:
             for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
                 if f".{part}." in name:
                     x = x.reshape(self.config[heads], 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
@@ -541,7 +549,9 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
         multiple = read("block_multiple_of")
         integers["feed_forward_length"] = -(-int(2 * read("intermediate_size") / 3) // multiple) * multiple
     if "partial_rotary_factor" in rope or "attn_rotary_emb" in config:
-        integers["rope.dimension_count"] = int(read("head_dim") * rope["partial_rotary_factor"])
+        integers["rope.dimension_count"] = int(
+            (read("head_dim") or read("hidden_size") // read("num_attention_heads")) * rope["partial_rotary_factor"]
+        )
     integers |= _ssm(config)
     for name, value in integers.items():
         if value is not None:
@@ -568,7 +578,7 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
         writer.add_uint32("rwkv7.wkv.head_size", read("head_dim"))
         for key in ("attention.key_length", *(name for name in integers if name.startswith("ssm."))):
             _replaced(writer, key, None)
-    if "gemma" in config["model_type"]:
+    if config["model_type"] in ("gemma3_text", "gemma4_text"):
         numbers |= _gemma_keys(config, writer)
     if config["model_type"] == "gpt_oss":
         integers = {
@@ -580,6 +590,8 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
             writer.add_uint32(f"{writer.arch}.{name}", value)
         writer.add_string(f"{writer.arch}.rope.scaling.type", "yarn")
         numbers["rope.scaling.factor"] = rope["factor"]
+    if config["model_type"] in DENSE:
+        numbers |= _dense_keys(config, writer)
     for name, number in numbers.items():
         if number is not None:
             writer.add_float32(f"{writer.arch}.{name}", number)
@@ -791,6 +803,30 @@ def _ssm(config: Mapping[str, Any]) -> dict[str, Any]:
         "ssm.state_size": read("mamba_d_state", read("ssm_state_size", read("state_size"))),
         "ssm.group_count": read("mamba_n_groups", read("n_groups")),
         "ssm.time_step_rank": rank,
+    }
+
+
+DENSE = (
+    "qwen2", "qwen2_moe", "phi3", "gemma", "gemma2", "glm4", "olmo2", "olmoe", "exaone4", "cohere", "cohere2",
+    "starcoder2", "stablelm", "nemotron", "seed_oss", "arcee", "ernie4_5", "hunyuan_v1_dense", "mixtral",
+)  # fmt: skip
+
+
+def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, float | None]:
+    """Numbers of ``DENSE``, and windows; a base that ``alpha`` changed is in the file as it is used."""
+    read, rope = config.get, config.get("rope_parameters") or {}
+    if read("sliding_window"):
+        writer.add_uint32(f"{writer.arch}.attention.sliding_window", read("sliding_window"))
+    eps = read("layer_norm_eps", read("norm_epsilon", read("norm_eps")))
+    dim = read("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    base = rope.get("rope_theta", 1e4) * (rope.get("alpha") or 1.0) ** (dim / (dim - 2))
+    return {
+        "attention.layer_norm_epsilon": eps,
+        "attention.layer_norm_rms_epsilon": read("rms_norm_eps"),
+        "logit_scale": read("logit_scale"),
+        "rope.freq_base": base,
+        "attn_logit_softcapping": read("attn_logit_softcapping"),
+        "final_logit_softcapping": read("final_logit_softcapping"),
     }
 
 

@@ -216,6 +216,7 @@ def paged_attention(
     scales: torch.Tensor | None = None,
     sinks_H: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     q_THD, states_THR = _states_apart(q_THD, bank_RE)
     tokens, heads, dim = q_THD.shape
@@ -232,13 +233,17 @@ def paged_attention(
             token = runs.offsets[run] + position - start
             first = 0 if window is None else max(0, position - window + 1)
             k_SHD, v_SHD = (x_SHD[first - begin : position + 1 - begin] for x_SHD in context_SHD)
-            scores_SH = (k_SHD * q_THD[token].double()).sum(-1) * scale
+            scores_SH = _capped((k_SHD * q_THD[token].double()).sum(-1) * scale, cap)
             if bank_RE is not None:
                 scores_SH += _biases(states_THR[token], bank_RE, position + 1 - first).T
             if sinks_H is not None:
                 scores_SH = torch.cat((scores_SH, sinks_H.double()[None]))
             out[token] = (scores_SH.softmax(dim=0)[: len(v_SHD), :, None] * v_SHD).sum(0)
     return out.to(q_THD.dtype)
+
+
+def _capped(scores: torch.Tensor, cap: float) -> torch.Tensor:
+    return torch.tanh(scores / cap) * cap if cap else scores
 
 
 def _states_apart(q_THD: torch.Tensor, bank_RE: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -325,6 +330,7 @@ def window_attention(
     scale: float,
     sinks_H: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     q_THD, states_THR = _states_apart(q_THD, bank_RE)
     group, window = q_THD.shape[1] // k_THD.shape[1], ring_S2HWD.shape[3]
@@ -341,7 +347,7 @@ def window_attention(
             ring[1, :, position % window] = v_THD[token].to(ring.dtype)
             seen = [p % window for p in range(max(first, position - window + 1), position + 1)]
             k_HSD, v_HSD = (part[:, seen].double().repeat_interleave(group, dim=0) for part in ring)
-            scores_HS = (k_HSD * q_THD[token, :, None].double()).sum(-1) * scale
+            scores_HS = _capped((k_HSD * q_THD[token, :, None].double()).sum(-1) * scale, cap)
             if bank_RE is not None:
                 scores_HS += _biases(states_THR[token], bank_RE, len(seen))
             if sinks_H is not None:

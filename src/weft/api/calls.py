@@ -54,7 +54,7 @@ class CallTable:
         self._dropped: deque[Call] = deque()
 
     def complete(self, calls: Sequence[Call], *, progress: bool) -> list[Completion]:
-        """All answers, in the order of ``calls``. Raises the error of the first call that fails."""
+        """Return all answers, in the order of ``calls``. Raises the error of the first call that fails."""
         groups = [
             [
                 Completion(prompt_index=number, index=index, prompt_tokens=call.request.prompt_tokens)
@@ -89,7 +89,7 @@ class CallTable:
         return [completion for group in groups for completion in group]
 
     def stream(self, call: Call) -> Iterator[Piece]:
-        """Pieces as they come. Leaving the loop early cancels the call."""
+        """Yield pieces as they come. Leaving the loop early cancels the call."""
         self._submit(call)
         try:
             while call.pieces or not call.done:
@@ -109,12 +109,12 @@ class CallTable:
             self._cancel_dropped()
 
     def forget(self) -> None:
-        """The engine is closed. The caller has the turn."""
+        """Drop all calls when the engine is closed. The caller has the turn."""
         self._calls.clear()
 
     def _has_room(self, sequences: int) -> bool:
-        """Whether the queue takes so many more sequences. An idle engine is always tried, so that a request
-        that can never fit raises."""
+        """Return whether the queue takes ``sequences`` more sequences. An idle engine is always tried, so that a
+        request that can never fit raises."""
         return not self._calls or self._core.stats().waiting + sequences <= self._core.sizes.queue_max
 
     def _submit(self, call: Call) -> None:
@@ -167,8 +167,7 @@ _BAR_AFTER_S = 1.0
 
 
 class AnswerBar:
-    """A bar on stderr that appears when the work turns out to be long, and only on a terminal. ``total``
-    answers; 0: no bar."""
+    """A bar on stderr that appears when the work takes long, and only on a terminal. ``total``: answers; 0: no bar."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -181,7 +180,7 @@ class AnswerBar:
         return bool(self._total) and (self._rich is not None or time.monotonic() >= self._due_s)
 
     def show(self, done: int, generated_tokens: int) -> None:
-        """``done`` answers, and the tokens that the engine has generated since its start."""
+        """Show ``done`` answers, and the tokens that the engine has generated since its start."""
         if self._rich is None:
             self._rich = _rich_progress()
             self._task = self._rich.add_task("", total=self._total)
@@ -214,9 +213,9 @@ def _rich_progress() -> Progress:
 
 
 class Turn:
-    """Whose turn it is to use the engine: one thread's at a time, and never twice inside itself. ``take`` it
-    around everything that changes the engine. The garbage collector may close a half read stream inside a
-    step: ``mine`` says so, and the cancel waits until the step is over."""
+    """A lock on the engine: one thread at a time, and never twice by the same thread. ``take`` surrounds everything
+    that changes the engine. The garbage collector may close a half read stream inside a step: ``mine`` is then true,
+    and the cancel waits until the step is over."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -224,17 +223,17 @@ class Turn:
 
     @property
     def mine(self) -> bool:
-        """Whether this thread has it, further up the stack."""
+        """Whether this thread holds the turn, further up the stack."""
         return self._owner == threading.get_ident()
 
     @property
     def busy(self) -> bool:
-        """Whether some thread has it at this moment."""
+        """Whether any thread holds the turn now."""
         return self._lock.locked()
 
     @contextlib.contextmanager
     def take(self, *, wait: bool = False) -> Iterator[None]:
-        """Raises BusyError where another thread has it, unless ``wait``."""
+        """Take the turn for the block. Raise BusyError where another thread has it, unless ``wait``."""
         assert not self.mine, "a step inside a step"
         if not self._lock.acquire(blocking=wait):
             raise BusyError(

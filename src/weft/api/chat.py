@@ -1,11 +1,10 @@
-"""A conversation of a program: prepared as on the server, and its answer read as on the server.
+"""Conversations of a program: prepared and read as on the server.
 
     messages, tools --ChatWriter--> PreparedChat: token ids, cache positions, sampling with its grammar
     Completion --PreparedChat.reply--> ChatReply: text, reasoning, calls of tools
 
-The preparation itself is ``weft.text.chat_request``, which the server uses too. A program's own pictures
-stand in ``{"type": "image", "image": ...}``: an image of Pillow, the name of a file, or its bytes. Over HTTP
-there are none of these.
+The preparation itself is ``weft.text.chat_request``, which the server uses too. A program passes its own pictures as
+``{"type": "image", "image": ...}``: an image of Pillow, the name of a file, or its bytes. HTTP accepts none of these.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from weft.text.tokenizer import Tokenizer
 from weft.text.tools.json_calls import CallDelta
 
 _LIMITS = ImageLimits(image_bytes=1 << 40, video_bytes=1 << 40)
-"""Files of the program's own are bounded by their pixels alone."""
+"""Limits for a program's own files: the number of pixels bounds them, not the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """``decoder`` leaves the markers in the text that ``plan`` reads. ``sampling`` has the grammar of calls,
-    of structured output, or of both."""
+    """A conversation ready for the engine. ``decoder`` leaves the markers in the text that ``plan`` reads. ``sampling``
+    has the grammar of calls, of structured output, or of both."""
 
     encoded: Prompt
     plan: AnswerPlan
@@ -50,7 +49,7 @@ class PreparedChat:
     decoder: TextDecoder
 
     def reply(self, completion: Completion) -> ChatReply:
-        """``completion`` in parts: content, reasoning, calls of tools."""
+        """Split ``completion`` into content, reasoning and calls of tools."""
         reader = self.plan.reader(eager=False)
         reader.read(completion.text, completion.tokens, completion.finish_reason or "stop")
         fields = msgspec.structs.asdict(completion)
@@ -66,7 +65,8 @@ class PreparedChat:
         return ChatReply(**fields, reasoning=text_of(reader.blocks, "reasoning"), tool_calls=calls)
 
     def pieces(self, pieces: Iterable[Piece]) -> Iterator[ChatPiece]:
-        """``reply`` for a stream. A piece whose text may become a marker has no text yet."""
+        """Yield a stream's pieces as ``reply`` would split them. A piece whose text may become a marker has no text
+        yet."""
         readers = [self.plan.reader(eager=True) for _ in range(self.sampling.n)]
         for piece in pieces:
             events = readers[piece.index].read(piece.text, piece.tokens, piece.finish_reason)
@@ -123,8 +123,8 @@ class ChatWriter:
         template: Mapping[str, Any] | None,
         **fields: Any,
     ) -> PreparedChat:
-        """``template``: extra variables of the template; ``fields``: those of ``ConversationFields``. Raises
-        RequestError."""
+        """Render and tokenize ``messages``. ``template``: extra variables of the template; ``fields``: those of
+        ``ConversationFields``. Raise RequestError."""
         request, prompt = self._write(messages, template, **fields)
         if request.thinking_token_budget is not None and not self._dialect.bounds_reasoning:
             raise RequestError(
@@ -143,7 +143,7 @@ class ChatWriter:
     def tokens(
         self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any
     ) -> list[int]:
-        """Token ids of a conversation, up to where the answer begins. Raises RequestError."""
+        """Return the token ids of a conversation, up to where the answer begins. Raise RequestError."""
         _, prompt = self._write(messages, template, **fields)
         return encode_prompt(self._tokenizer, prompt).tokens
 
@@ -183,7 +183,7 @@ class ChatWriter:
 
 
 def _with_files(at: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``message`` with the bytes of its own pictures and videos. Raises RequestError."""
+    """Return ``message`` with the bytes of its own pictures and videos. Raise RequestError."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return message
@@ -206,7 +206,7 @@ def _with_files(at: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _bytes_of(image: Any, where: str) -> str | bytes:
-    """``image``: an image of Pillow, the bytes of a file, its name, or a ``data:`` URL."""
+    """Return the bytes or ``data:`` URL of ``image``: an image of Pillow, bytes, or the name of a file."""
     if isinstance(image, Image.Image):
         out = io.BytesIO()
         ImageOps.exif_transpose(image).convert("RGB").save(out, "BMP")

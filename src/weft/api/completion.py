@@ -1,4 +1,4 @@
-"""What a program gets back: completions, answers of a chat, and their pieces."""
+"""Results for a program: completions, answers of a chat, and their pieces."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FunctionCall(msgspec.Struct, kw_only=True):
 
 
 class ChatReply(Completion, kw_only=True):
-    """An answer of a chat. ``text`` is its content; reasoning and calls of tools stand apart. With calls,
+    """An answer of a chat. ``text`` is its content; reasoning and calls of tools are fields of their own. With calls,
     ``finish_reason`` is "tool_calls"."""
 
     reasoning: str = ""
@@ -85,7 +85,7 @@ class ChatReply(Completion, kw_only=True):
 
 @dataclass(slots=True)
 class ChatPiece(Piece):
-    """A piece of a chat's answer. ``text`` is content. ``calls``: what calls of tools gained."""
+    """A piece of a chat's answer. ``text`` is content. ``calls``: additions to calls of tools."""
 
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
@@ -98,8 +98,8 @@ Prompt = str | Sequence[int]
 def sampling_from(
     sampling: SamplingParams | None, fields: Mapping[str, Any], defaults: Mapping[str, Any], tokenizer: Tokenizer
 ) -> SamplingParams:
-    """``fields`` change single fields of ``sampling``, or of ``defaults`` without it. ``tokenizer`` spells
-    ``bad_words``. Raises RequestError."""
+    """Return ``sampling``, or ``defaults`` without it, with single fields changed to ``fields``. ``tokenizer`` spells
+    ``bad_words``. Raise RequestError."""
     fields = dict(fields)
     bad_words = fields.pop("bad_words", None)
     if bad_words is not None:
@@ -109,7 +109,7 @@ def sampling_from(
     grammars = [grammar_from(kind, value, name) for name, (kind, value) in asked.items() if value is not None]
     if len(grammars) > 1:
         raise RequestError(
-            f"{grammars[0].field} and {grammars[1].field} both say what the answer must match; one can",
+            f"{grammars[0].field} and {grammars[1].field} both give the form of the answer; one can",
             param=grammars[1].field,
         )
     if grammars:
@@ -128,7 +128,7 @@ def sampling_from(
 
 
 def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list. Raises RequestError."""
+    """Return one prompt or many, as a list. Raises RequestError."""
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
@@ -140,7 +140,7 @@ def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def token_ids(prompt: Sequence[int]) -> list[int]:
-    """Raises RequestError for a value that is no integer."""
+    """Return the ids as a list of int. Raise RequestError for a value that is not an integer."""
     try:
         return [operator.index(token) for token in prompt]
     except TypeError:

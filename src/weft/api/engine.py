@@ -52,7 +52,7 @@ class Engine:
     ``config`` are the fields of ``weft.config.EngineConfig``, which are the flags of ``weft serve``:
     ``memory="4GiB"``, ``max_model_len=8192``, ``dtype="float32"``, ...
 
-    Raises ConfigError, CheckpointError or UnknownArchitectureError, each naming what to change.
+    Raises ConfigError, CheckpointError or UnknownArchitectureError, each naming the setting or file to change.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Engine:
         lora: str | None = None,
         **fields: Any,
     ) -> Iterator[Piece]:
-        """Pieces of the answer to ``prompt`` as the engine computes them. The last piece of each of the ``n``
+        """Yield pieces of the answer to ``prompt`` as the engine computes them. The last piece of each of the ``n``
         answers has a ``finish_reason``. The request starts when the first piece is asked for, and its errors
         raise there, as in ``generate``. Leaving the loop early cancels it."""
         params = self._sampling(sampling, fields)
@@ -159,7 +159,7 @@ class Engine:
         lora: str | None = None,
         **fields: Any,
     ) -> ChatReply:
-        """The answer to a conversation. ``messages``, ``tools`` and ``tool_choice`` are as in the OpenAI API;
+        """Return the answer to a conversation. ``messages``, ``tools`` and ``tool_choice`` are as in the OpenAI API;
         the checkpoint's chat template renders them, with ``template`` as its extra variables.
         ``thinking_token_budget``: most tokens of its reasoning. ``prediction`` and ``lora`` as in ``generate``. Raises
         RequestError as well where the template refuses, where the checkpoint has none, where it takes no tools, where
@@ -195,7 +195,7 @@ class Engine:
         lora: str | None = None,
         **fields: Any,
     ) -> Iterator[ChatPiece]:
-        """``stream`` for a conversation."""
+        """Yield the answer of ``chat`` in pieces."""
         params = self._sampling(sampling, fields)
         prepared = self._chat.prepare(
             messages,
@@ -215,7 +215,7 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a conversation, up to where the answer begins."""
+        """Return the token ids of a conversation, up to where the answer begins."""
         return self._chat.tokens(messages, template, tools=tools)
 
     # ------------------------------------------------------------------ embeddings and scores
@@ -231,7 +231,7 @@ class Engine:
         lora: str | None = None,
         progress: bool = True,
     ) -> npt.NDArray[np.float32]:
-        """The embeddings of ``inputs`` (texts or token ids), float32 [inputs, width], pooled and normalised
+        """Return the embeddings of ``inputs`` (texts or token ids), float32 [inputs, width], pooled and normalised
         as the checkpoint says. ``prompt``: a text that goes before each, or ``prompt_name`` for one of the
         checkpoint's. ``dimensions``: the first of them. ``truncate_to``: a longer input loses its end; by
         default one that is too long raises ContextLengthError. Raises RequestError naming the field."""
@@ -254,8 +254,8 @@ class Engine:
         lora: str | None = None,
         progress: bool = True,
     ) -> list[float]:
-        """How well the second text of each pair answers the first, by a model with a score head or a
-        generative reranker. ``instruction``: of the latter. Raises as ``embed``."""
+        """Return how well the second text of each pair answers the first, by a model with a score head or a generative
+        reranker. ``instruction``: for a generative reranker. Raises as ``embed``."""
         return self._pooling.scores(
             pairs, self._pooled_request(lora), instruction=instruction, truncate_to=truncate_to, progress=progress
         )
@@ -271,7 +271,7 @@ class Engine:
         lora: str | None = None,
         progress: bool = True,
     ) -> list[RankedDocument]:
-        """``documents`` by ``score`` with ``query``, the best first, at most ``top_n``."""
+        """Rank ``documents`` by ``score`` with ``query``, the best first, at most ``top_n``."""
         return ranked(
             self.score(
                 [(query, document) for document in documents],
@@ -303,7 +303,7 @@ class Engine:
         return Call(self._request(tokens, sampling, (), marks, prediction, lora), self.tokenizer)
 
     def _adapter(self, name: str | None) -> Adapter | None:
-        """Raises RequestError for a name that no adapter has."""
+        """Return the adapter called ``name``, or None without a name. Raise RequestError for an unknown name."""
         if name is None:
             return None
         if name not in self._adapters:
@@ -312,8 +312,8 @@ class Engine:
         return self._adapters[name]
 
     def load_lora(self, name: str, path: str | Path) -> None:
-        """Serve one more adapter, or other files under a name that is taken: answers in progress end with
-        those that they began with. Raises CheckpointError, one line, for files that cannot be served."""
+        """Serve one more adapter, or other files under an existing name: answers in progress keep the files that they
+        began with. Raises CheckpointError, one line, for files that cannot be served."""
         check_name(name)
         adapter = read_adapter(name, resolve_adapter(str(path)))
         with self._calls.turn.take():
@@ -321,8 +321,8 @@ class Engine:
         self._adapters[name] = adapter
 
     def unload_lora(self, name: str) -> None:
-        """Requests no longer find the adapter; its memory is free once no answer needs it. Raises
-        RequestError for a name that no adapter has."""
+        """Remove the adapter for new requests; its memory is free once no answer needs it. Raises RequestError for a
+        name that no adapter has."""
         adapter = self._adapter(name)
         assert adapter is not None
         del self._adapters[name]
@@ -372,9 +372,9 @@ class Engine:
             self._core.flush_cache(store=store)
 
     def sleep(self, level: int = 1, *, mode: SleepMode | None = None) -> Flushed:
-        """Give the memory back until ``wake_up``; returns what the prefix cache held and lost. Level 1 keeps
-        the weights in host memory (on a CPU they stay), level 2 drops them too and reads the checkpoint again
-        on waking. Requests to a sleeping engine raise AsleepError.
+        """Give the memory back until ``wake_up``; returns the size of the dropped prefix cache. Level 1 keeps the
+        weights in host memory (on a CPU they stay), level 2 drops them too and reads the checkpoint again on waking.
+        Requests to a sleeping engine raise AsleepError.
 
         With answers in progress (streams that are half read) it raises BusyError. ``mode`` "wait" computes
         them to their end first, "abort" ends them. Raises RequestError for another level or mode.
@@ -403,9 +403,9 @@ class Engine:
         version: str = "",
         mode: Literal["keep", "wait", "abort"] = "keep",
     ) -> None:
-        """Replace the weights: by those of a checkpoint directory with the same shapes, or by ``weights`` as
-        pairs of a name and a torch tensor, while the others stay. Nothing that the old ones computed is used
-        again. ``version`` names the new ones in ``stats().weights``.
+        """Replace the weights by those of a checkpoint directory with the same shapes, or by ``weights``: pairs of a
+        name and a torch tensor; tensors without a pair stay. Results of the old weights are not used again. ``version``
+        names the new ones in ``stats().weights``.
 
         Answers in progress go on with the new weights, their tokens computed again (``mode`` "keep"); they are
         computed to their end first ("wait"), or end ("abort"). Raises CheckpointError for weights that cannot

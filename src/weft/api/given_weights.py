@@ -18,8 +18,8 @@ _PREFIX = "weft-weights-"
 
 @contextmanager
 def written_weights(core: EngineCore, weights: str | Path | Iterable[tuple[str, Any]]) -> Iterator[Path]:
-    """The directory to read ``weights`` from. One that is written for tensors stays as long as the engine reads
-    from there. Raises CheckpointError."""
+    """Yield the directory to read ``weights`` from. A directory written for tensors exists as long as the engine reads
+    from it. Raise CheckpointError."""
     if isinstance(weights, str | Path):
         yield resolve_model(weights)
         return

@@ -1,7 +1,7 @@
 """Embeddings and scores of a program: inputs to calls, pooled rows to values.
 
-``Engine.embed``, ``Engine.score`` and ``Engine.rerank`` are these functions over the engine's own calls; the
-server's endpoints stand on the same ``Pooler``.
+``Engine.embed``, ``Engine.score`` and ``Engine.rerank`` are these functions over the engine's own calls; the server's
+endpoints use the same ``Pooler``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.tokenizer import Tokenizer
 
 NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
-"""Of a request that asks for no answer."""
+"""Sampling of a request for embeddings or scores: no token is generated."""
 MakeRequest = Callable[[PooledPrompt], Request]
 
 
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
-    """``index``: of the document as it was given; ``score``: the higher, the better it answers."""
+    """A document and its score. ``index``: position of the document in the request; ``score``: the higher, the better
+    it answers."""
 
     index: int
     score: float
@@ -94,7 +95,8 @@ class PoolingCalls:
 
 
 def ranked(scores: Sequence[float], top_n: int | None = None) -> list[RankedDocument]:
-    """The best first; of equal ones, the one that was given first. Raises RequestError."""
+    """Return the documents with the best score first, at most ``top_n``; equal scores keep the given order. Raise
+    RequestError."""
     if top_n is not None and top_n < 1:
         raise RequestError(f"top_n is {top_n}; it must be at least 1", param="top_n")
     order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))

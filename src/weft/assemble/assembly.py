@@ -141,7 +141,9 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     notes += [*placed.notes, *unknown_keys(directory)]
     defaults, cost = loaded.generation_defaults.ending(end), _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
-    memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
+    memory = Memory(
+        arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy, pins_share=config.session_memory
+    )
     tier = None
     if config.moves_records:
         if config.store is not None:
@@ -270,7 +272,7 @@ def load_adapters(
     core: EngineCore, adapters: list[Adapter], refused: dict[str, str], config: EngineConfig, tell: OnProgress
 ) -> list[str]:
     """Read the adapters of ``--lora``, and keep them in memory while there is room. One that cannot be served ends the
-    start (``_refuse``), or goes from ``adapters`` to ``refused``. Return what to tell the user."""
+    start (``_refuse``), or goes from ``adapters`` to ``refused``. Return notes for the user."""
     for adapter in list(adapters):
         tell(f"adapter {adapter.name}: rank {adapter.rank}")
         try:

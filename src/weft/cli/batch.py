@@ -1,8 +1,8 @@
 """``weft batch IN.jsonl -o OUT.jsonl``: OpenAI's batch lines, answered without a server.
 
-Exit codes: 0 when every line has an answer of status 200; 1 when some are errors, or the engine failed; 2
-when the input or a flag cannot work, before anything is computed; 130 after Ctrl-C. In each case the output
-has whole lines, and the same command computes what is missing.
+Exit codes: 0 when every line has an answer of status 200; 1 when some are errors, or the engine failed; 2 when the
+input or a flag cannot work, before anything is computed; 130 after Ctrl-C. In each case the output has complete lines,
+and the same command computes the missing ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SERVED = ("served_model_name", "chat_template", "reasoning_parser", "tool_parse
 
 
 def _served_options() -> list[click.Parameter]:
-    """The fields of ServerConfig that shape an answer."""
+    """Return the fields of ServerConfig that shape an answer."""
     from weft.cli.flags import parameters_of
 
     return [param for param in parameters_of(ServerConfig) if param.name in _SERVED]
@@ -94,7 +94,7 @@ def command(source: Path, output: Path, **values: Any) -> int:
 
 
 def said(counts: Any, output: Path) -> str:
-    """The last line of a run."""
+    """Return the last line of a run."""
     parts = [f"{counts.total} answers in {output}"]
     if counts.done:
         parts.append(f"{counts.done} in {counts.seconds:.1f} s")

@@ -1,7 +1,7 @@
 """``weft chat`` and ``weft run``: a conversation in the terminal, streamed.
 
 ``--url`` names a running server, otherwise one is started for as long as the chat lasts (``own_server``). ``weft run
-NAME`` pulls a model that this machine does not have, then chats: what users of Ollama type. Turns and commands are
+NAME`` pulls a model that this machine does not have, then chats: users of Ollama type it. Turns and commands are
 ``cli.conversation``.
 """
 
@@ -87,7 +87,7 @@ def _fields(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_own_server(values: dict[str, Any], conversation: Conversation, fields: dict[str, Any]) -> int:
-    """Chat with a server that lives as long as the chat. Return the exit code."""
+    """Run a chat with a server that lives as long as the chat. Return the exit code."""
     from weft.cli.remote import own_server, waiting
 
     config = build(EngineConfig, values)
@@ -97,7 +97,7 @@ def _with_own_server(values: dict[str, Any], conversation: Conversation, fields:
 
 
 def first_adapter(config: EngineConfig) -> str | None:
-    """The name of the one that answers where a command asks one model alone."""
+    """Return the name of the adapter that answers, for a command that asks one model."""
     from weft.adapters import named_paths
 
     return next(iter(named_paths(config.lora)), None)
@@ -106,7 +106,7 @@ def first_adapter(config: EngineConfig) -> str | None:
 def _converse(
     url: str, name: str | None, api_key: str | None, conversation: Conversation, fields: dict[str, Any]
 ) -> int:
-    """The exit code: 1 where an answer failed and no terminal showed the user so."""
+    """Return the exit code: 1 where an answer failed and no terminal showed the user so."""
     from weft.cli.remote import RemoteModel
 
     with closing(RemoteModel(url, model=name, api_key=api_key)) as model:
@@ -127,8 +127,8 @@ def converse(
     write: Write,
     greets: bool = False,
 ) -> int:
-    """Chat with the sampling and the context that the server lists for the model, which are said first. Return the
-    number of answers that failed."""
+    """Run a chat with the sampling and the context that the server lists for the model, which are printed first. Return
+    the number of answers that failed."""
     card = model.card()  # before the first message: a wrong address, key or name is said at once
     conversation.context_tokens = card.get("max_model_len") or 0
     chat = TerminalChat(model, conversation, fields, read=read, write=write, defaults=card.get("chat_sampling"))
@@ -142,7 +142,7 @@ def _terminal_line(prompt: str) -> str:
     try:
         return input(prompt)
     except EOFError:
-        click.echo()  # what comes next in the terminal begins on a line of its own
+        click.echo()  # the next output in the terminal begins on a line of its own
         raise
 
 

@@ -36,7 +36,7 @@ _WIDTH = 100
     cls=FlagCommand,
     configs=_CONFIGS,
     params=[
-        click.Option(["--show"], is_flag=True, help="Print what is set, with the source of each value (default)."),
+        click.Option(["--show"], is_flag=True, help="Print the settings, with the source of each value (default)."),
         click.Option(["--example"], is_flag=True, help="Print every key with its default and meaning, commented out."),
     ],
 )
@@ -44,7 +44,7 @@ _WIDTH = 100
 def command(ctx: click.Context, /, show: bool, example: bool, **values: Any) -> None:
     """Print the settings that `weft serve` would have with these flags, variables and --config file, as TOML."""
     if show and example:
-        raise click.UsageError("--show prints what is set, --example what could be: give one of them")
+        raise click.UsageError("--show prints the settings, --example all possible ones: give one of them")
     if example:
         click.echo("\n".join(_example()))
         return

@@ -39,7 +39,7 @@ _RATE_SECONDS_MIN = 0.1
 ANSWER_TOKENS = 4096
 """Default limit of an answer, tokens. A small model may never end one; half of the context stays for later turns."""
 _TEMPLATE_TOKENS = 64
-"""Tokens, bound of what the chat template adds to a message."""
+"""Tokens, bound of a message's share of the chat template."""
 _BYTES_PER_TOKEN = 3
 """Bytes of text in a token, on the low side: decides only when turns are dropped before the server refuses."""
 FILE_VERSION = 1
@@ -137,7 +137,7 @@ class Conversation:
         return bool(self.context_tokens) and self.used_tokens + new > self.context_tokens * 3 // 4
 
     def slide(self, content: Any) -> int:
-        """Drop the oldest turns until they and ``content`` take at most half of the context, or one alone if they
+        """Drop the oldest turns until the rest and ``content`` take at most half of the context, or only one if they
         already do. Return how many were dropped."""
         room = self.context_tokens // 2 - len(_text(content).encode()) // _BYTES_PER_TOKEN
         dropped, freed = 0, 0
@@ -311,7 +311,7 @@ class TerminalChat:
         if (error.param or "").startswith("messages"):
             self.conversation.pictures = []  # a refused picture would be refused with every later message
         elif self.conversation.pictures:
-            self._write("what you show still goes with the next message\n")
+            self._write("the pictures still go with the next message\n")
 
     # ---------------------------------------------------------------- commands
 
@@ -370,7 +370,7 @@ class TerminalChat:
         return self.conversation.turns[-1]
 
     def _again(self, content: Any) -> None:
-        """Ask ``content`` in place of the last turn, which stays where the answer fails."""
+        """Ask ``content`` instead of the last turn, which stays where the answer fails."""
         conversation = self.conversation
         before, pictures = list(conversation.turns), conversation.pictures
         conversation.turns, conversation.pictures = before[:-1], []
@@ -382,7 +382,7 @@ class TerminalChat:
     def save(self, argument: str) -> None:
         path = _path_of("/save", argument)
         if path.exists() and not _is_saved(path):
-            raise UserError(f"{path} is there and is no saved conversation: /save takes another name")
+            raise UserError(f"{path} is there and is not a saved conversation: /save takes another name")
         document = {
             "weft_chat": FILE_VERSION,
             "model": self.model.model,
@@ -425,13 +425,17 @@ class ChatCommand(NamedTuple):
 
 
 COMMANDS: dict[str, ChatCommand] = {
-    "/system": ChatCommand("TEXT", "set the system message; `none`: without one; alone: show it", TerminalChat.system),
-    "/model": ChatCommand("NAME", "let another model answer; alone: list the server's models", TerminalChat.choose),
+    "/system": ChatCommand(
+        "TEXT", "set the system message; `none`: without one; no argument: show it", TerminalChat.system
+    ),
+    "/model": ChatCommand(
+        "NAME", "let another model answer; no argument: list the server's models", TerminalChat.choose
+    ),
     "/set": ChatCommand(
         "NAME VALUE", "set temperature, top_p, max_tokens, ...; without VALUE: the default", TerminalChat.set
     ),
     "/retry": ChatCommand("", "ask for the last answer again", TerminalChat.retry),
-    "/edit": ChatCommand("TEXT", "ask TEXT in place of the last message", TerminalChat.edit),
+    "/edit": ChatCommand("TEXT", "ask TEXT instead of the last message", TerminalChat.edit),
     "/save": ChatCommand("FILE", "save the conversation", TerminalChat.save),
     "/load": ChatCommand("FILE", "go on with a saved one", TerminalChat.load),
     "/image": ChatCommand("FILE", "a picture for the next message", TerminalChat.image),
@@ -464,7 +468,7 @@ def _read_saved(path: Path) -> tuple[str | None, dict[str, Any], list[AnsweredTu
     except OSError as error:
         raise UserError(f"{path} cannot be read: {_reason(error)}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is no saved conversation: {error}") from None
+        raise UserError(f"{path} is not a saved conversation: {error}") from None
     return system, fields, turns
 
 
@@ -499,7 +503,7 @@ def _text(content: Any) -> str:
 
 
 def _cut_note(usage: dict[str, Any], limit: int | None) -> str:
-    """Return what ended an answer before the model did: the limit, or the context."""
+    """Return the limit that ended an answer before the model did: ``max_tokens``, or the context."""
     if limit is not None and usage.get("completion_tokens", limit) >= limit:
         return f"; cut at the limit of {limit:,} tokens (/set max_tokens, --max-tokens)"
     return "; cut at the end of the context"

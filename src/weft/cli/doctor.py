@@ -1,4 +1,4 @@
-"""``weft doctor``: the machine's facts, and for each what it means for speed or for getting started.
+"""``weft doctor``: the machine's facts, and the effect of each on speed or on getting started.
 
 A judgement is a pure function of the facts, so every sentence can be tested with facts of machines that are
 not here. torch is asked in a child process: a broken one must not break the command. Exit code 1 when
@@ -138,13 +138,13 @@ def _torch(torch: Mapping[str, Any], features: Mapping[str, bool]) -> list[Findi
         rows.append(Finding("kernels", f"C++ (weft._native), {torch['matrix_unit']}", "good"))
     elif torch["kernels_stale"]:
         rows.append(
-            Finding("kernels", "torch alone: the C++ kernels are of other sources", "note", torch["kernels_missing"])
+            Finding("kernels", "only torch: the C++ kernels are of other sources", "note", torch["kernels_missing"])
         )
     else:
         rows.append(
             Finding(
                 "kernels",
-                "torch alone: the C++ kernels were not built",
+                "only torch: the C++ kernels were not built",
                 "note",
                 "install a C++ compiler, then `pip install --force-reinstall --no-deps --no-binary weft weft`, or in a "
                 "checkout `pip install --force-reinstall --no-deps -e .`",
@@ -172,7 +172,7 @@ def _no_gpu(torch: Mapping[str, Any]) -> Finding:
 
 
 def _quantised(torch: Mapping[str, Any], features: Mapping[str, bool]) -> Finding:
-    """Which weights in fewer bits are computed as they are stored; the rest is widened."""
+    """Return which weights in fewer bits are computed as they are stored; the rest is widened."""
     if torch["gpus"] and torch["triton"] is not None:
         return Finding(
             "quantised weights",
@@ -213,7 +213,7 @@ def _gpus(gpus: list[Mapping[str, Any]], triton: str | None, *, flashinfer: bool
         else Finding("GPU", named, "good", "--device auto takes it; see docs/gpu.md")
     ]
     if triton is None:
-        rows.append(Finding("GPU kernels", "torch alone: Triton is not installed", "note", "pip install 'weft[gpu]'"))
+        rows.append(Finding("GPU kernels", "only torch: Triton is not installed", "note", "pip install 'weft[gpu]'"))
     else:
         rows.append(Finding("GPU kernels", f"Triton {triton}", "good"))
     if flashinfer and any(tuple(gpu["capability"]) == (9, 0) for gpu in gpus):
@@ -229,7 +229,7 @@ def _gpus(gpus: list[Mapping[str, Any]], triton: str | None, *, flashinfer: bool
 
 
 def _models(models: Mapping[str, Any]) -> Finding:
-    """The directory of pulled models."""
+    """Return the finding about the directory of pulled models."""
     fact = (
         f"{models['directory']} ({models['whole']} models, {format_bytes(models['bytes'])}; "
         f"{format_bytes(models['disk_free_bytes'])} free)"
@@ -276,7 +276,7 @@ def _hub(hub: Mapping[str, Any]) -> list[Finding]:
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 @click.option("--offline", is_flag=True, help="Do not ask whether the model hub answers.")
 def command(as_json: bool, offline: bool) -> int:
-    """Show what this machine has, and what would make it faster."""
+    """Show this machine's hardware and builds, and ways to make it faster."""
 
     facts = machine_facts(ask_hub=not offline)
     rows = findings(facts)
@@ -359,7 +359,7 @@ print(json.dumps({
 
 
 def machine_facts(*, ask_hub: bool = True) -> dict[str, Any]:
-    """Every fact; ``ask_hub`` False leaves the network alone. Bytes are plain integers."""
+    """Return every fact; ``ask_hub`` False does not use the network. Bytes are plain integers."""
     return {
         "system": {"os": platform.platform(), "python": platform.python_version(), "executable": sys.executable},
         "cpu": cpu_facts(),
@@ -430,7 +430,7 @@ def model_facts() -> dict[str, Any]:
 
 
 def hub_facts(*, ask: bool) -> dict[str, Any]:
-    """Where hub models are cached, how much room there is, and whether the hub answers (None: not asked)."""
+    """Return where hub models are cached, how much room there is, and whether the hub answers (None: not asked)."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)

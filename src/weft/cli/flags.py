@@ -95,16 +95,16 @@ FREQUENT = frozenset(
         "tp",
     }
 )
-"""Fields that ``--help`` shows."""
+"""Names of the fields that ``--help`` shows."""
 AS_FLAG = "_as_flag"
-"""Suffix of the hidden twin of a positional field: ``--model X`` beside ``MODEL``."""
+"""Suffix of the hidden twin of a positional field: ``--model X`` for ``MODEL``."""
 _SHOW_ALL = "weft.help_all"
 VOCABULARY_MAX = 2**31
 """Most tokens of a vocabulary. No flag names a token."""
 COUNT_MAX = 1_000_000
 """Most requests or repetitions of a measurement."""
 PORTS_MAX = 65_535
-"""Ports of a machine: so many connections it has to a server."""
+"""Ports of a machine, the bound of its connections to a server."""
 DAY_S = 86_400.0
 SAMPLING_FLAGS: dict[str, tuple[click.ParamType[Any], str]] = {
     "max_tokens": (click.INT, "Most tokens of the answer."),
@@ -123,13 +123,13 @@ model's own generation defaults hold."""
 
 
 class _ListItem(click.types.StringParamType):
-    """Text whose environment variable holds several, separated by commas."""
+    """The type of a text whose environment variable holds several, separated by commas."""
 
     envvar_list_splitter = ","
 
 
 class _Whole(click.types.IntParamType):
-    """A whole number. A file's 1.5 and true are none; click alone makes 1 of both."""
+    """The type of a whole number. A file's 1.5 and true are refused; click's own type makes 1 of both."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, bool | float):
@@ -138,16 +138,16 @@ class _Whole(click.types.IntParamType):
 
 
 class Count(click.IntRange):
-    """A whole number from ``least`` to ``most``. Every number of a command has a bound on both sides, which the error
-    for a value outside names."""
+    """The type of a whole number from ``least`` to ``most``. Every number of a command has a bound on both sides, which
+    the error for a value outside names."""
 
     def __init__(self, least: int, most: int) -> None:
         super().__init__(least, most)
 
 
 class Number(click.FloatRange):
-    """A number from ``least`` to ``most``; ``above``, ``below``: without the bound itself. NaN, which compares with
-    nothing, is outside of every range, and so is infinity unless it is ``most``."""
+    """The type of a number from ``least`` to ``most``; ``above``, ``below``: without the bound itself. NaN, which
+    compares with nothing, is outside of every range, and so is infinity unless it is ``most``."""
 
     def __init__(self, least: float, most: float, *, above: bool = False, below: bool = False) -> None:
         super().__init__(least, most, min_open=above, max_open=below)
@@ -160,7 +160,8 @@ class Number(click.FloatRange):
 
 
 class Size(click.types.StringParamType):
-    """Text that is at least ``least`` bytes, or with ``a_second`` bytes a second; ``several``: with commas."""
+    """The type of text that is at least ``least`` bytes, or with ``a_second`` bytes a second; ``several``: with
+    commas."""
 
     name = "size"
 
@@ -201,7 +202,7 @@ class TableSetting(click.Option):
         )
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """No flag."""
+        """Add no flag: the command line cannot set this field."""
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         return f"'{self.setting}'"
@@ -212,7 +213,7 @@ class TableSetting(click.Option):
 
 
 class FlagCommand(click.Command):
-    """A command whose flags come from ``configs`` besides its own ``params``.
+    """A command whose flags come from ``configs`` in addition to its own ``params``.
 
     The callback gets each field by name, positional and ``--model`` twins already merged. ``positional``
     False leaves positional fields their flag only, for commands whose arguments mean something else.
@@ -227,8 +228,8 @@ class FlagCommand(click.Command):
             self.params += [_config_file_option(), help_all_option()]
             self.epilog = (
                 f"A flag is also a variable ({ENV_PREFIX}MAX_MODEL_LEN) and a key of the --config "
-                "file (max_model_len); the command line wins, then the variable. What is in a "
-                "table of the file ([limits], [debug]) is a variable and a key alone."
+                "file (max_model_len); the command line wins, then the variable. A setting in a table of "
+                "the file ([limits], [debug]) is a variable and a key, not a flag."
             )
 
     @property
@@ -288,9 +289,9 @@ class FlagCommand(click.Command):
             click.echo(f"warning: {warning}", err=True)
 
     def unknown_flag(self, name: str, args: Sequence[str]) -> str:
-        """The sentence for a flag this command does not have.
+        """Return the sentence for a flag this command does not have.
 
-        ``name`` is what click stopped at. For a cluster of letters such as ``-hf`` that is ``-f``, so the
+        ``name`` is the text at which click stopped. For a cluster of letters such as ``-hf`` that is ``-f``, so the
         argument as typed is looked up first.
         """
         heads = (arg.split("=", 1)[0] for arg in args)
@@ -298,7 +299,7 @@ class FlagCommand(click.Command):
         moved = self.settings.get(typed.lstrip("-").removeprefix("no-").replace("-", "_"))
         if moved is not None:
             return (
-                f"{typed} is no flag: it is {moved.setting} of the --config file (under "
+                f"{typed} is not a flag: it is {moved.setting} of the --config file (under "
                 f"[{moved.table}]), or the variable {moved.envvar}"
             )
         foreign = foreign_flag(typed)
@@ -310,7 +311,7 @@ class FlagCommand(click.Command):
 
 
 def parameters_of(config_type: type, *, positional: bool = True) -> list[click.Parameter]:
-    """Click parameters for every field of a config dataclass, in its order."""
+    """Return click parameters for every field of a config dataclass, in its order."""
     hints = typing.get_type_hints(config_type)
     return [
         param
@@ -320,13 +321,13 @@ def parameters_of(config_type: type, *, positional: bool = True) -> list[click.P
 
 
 def build(config_type: Callable[..., ConfigT], values: Mapping[str, Any]) -> ConfigT:
-    """The config object out of a callback's ``values``; names of other configs are left alone."""
+    """Return the config object out of a callback's ``values``; names of other configs are ignored."""
     own = {f.name for f in fields(typing.cast(Any, config_type))}
     return config_type(**{name: value for name, value in values.items() if name in own})
 
 
 def given_flags(ctx: click.Context, config_type: type) -> dict[str, Any]:
-    """Fields of ``config_type`` that were set by hand, on the command line, by variable or by file."""
+    """Return the fields of ``config_type`` that were set by hand, on the command line, by variable or by file."""
     return {
         f.name: ctx.params[f.name]
         for f in fields(config_type)
@@ -335,7 +336,8 @@ def given_flags(ctx: click.Context, config_type: type) -> dict[str, Any]:
 
 
 def arguments_of(config: Any) -> list[str]:
-    """The command line that gives the flags of ``config`` again: one for each value that is no default."""
+    """Return the command line that gives the flags of ``config`` again: one for each value that differs from its
+    default."""
     arguments: list[str] = []
     for f in fields(config):
         value = getattr(config, f.name)
@@ -350,7 +352,7 @@ def arguments_of(config: Any) -> list[str]:
 
 
 def variables_of(config: Any) -> dict[str, str]:
-    """The environment that gives the limits and debug switches of ``config`` again."""
+    """Return the environment that gives the limits and debug switches of ``config`` again."""
     return {
         ENV_PREFIX + f.name.upper(): str(value)
         for f in fields(config)
@@ -391,7 +393,7 @@ def _parameters(f: Field[Any], hint: Any, positional: bool) -> list[click.Parame
 
 
 def _could_be(name: str, head: str) -> bool:
-    """Whether click, reading the argument ``head``, stops at the option ``name``."""
+    """Return whether click, reading the argument ``head``, stops at the option ``name``."""
     return head == name or (not head.startswith("--") and name.removeprefix("-") in head)
 
 
@@ -459,7 +461,7 @@ def _load_config_file(ctx: click.Context, param: click.Parameter, path: Path | N
 
 
 def _settings_of(document: Mapping[str, Any]) -> Iterator[tuple[str | None, str, Any]]:
-    """(table or None, field, value) of every key of a config file."""
+    """Yield (table or None, field, value) of every key of a config file."""
     for key, value in document.items():
         if key in TABLES and isinstance(value, dict):
             yield from ((key, name.replace("-", "_"), one) for name, one in value.items())
@@ -477,7 +479,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def unknown_variables(environment: Iterable[str], own: Collection[str] = ()) -> str | None:
-    """The warning about names in ``environment`` that weft never reads, or None. ``own``: this command's."""
+    """Return the warning about names in ``environment`` that weft never reads, or None. ``own``: this command's."""
     doubtful = sorted(
         name
         for name in environment
@@ -491,7 +493,7 @@ def unknown_variables(environment: Iterable[str], own: Collection[str] = ()) -> 
 
 
 def known_variables() -> set[str]:
-    """Every variable that a command reads."""
+    """Return every variable that a command reads."""
     from weft.config import EngineConfig
     from weft.server.config import ServerConfig
 
@@ -516,7 +518,7 @@ def help_all_option() -> click.Option:
         is_eager=True,
         expose_value=False,
         callback=_show_all,
-        help="Every flag, and every key of the config file, whole.",
+        help="Every flag, and every key of the config file, in full.",
     )
 
 
@@ -534,8 +536,8 @@ def write_groups(
     config_fields: Collection[str],
     tables: Mapping[str, str],
 ) -> None:
-    """The options under their headings; those that are no field of a config under Options. ``tables``: of the
-    fields that are keys of the config file alone."""
+    """Write the options under their headings; those that are not a field of a config under Options. ``tables``: of the
+    fields that are keys of only the config file."""
     show_all = ctx.meta.get(_SHOW_ALL, False)
     headings = {name: heading for heading, names in GROUPS.items() for name in names if name in config_fields}
     headings |= {name: f"Config file, [{table}]" for table in TABLES for name in tables if tables[name] == table}
@@ -555,7 +557,7 @@ def write_groups(
 
 
 def _first_sentence(text: str) -> str:
-    """Without the default, which ``--help-all`` shows."""
+    """Return the first sentence, without the default, which ``--help-all`` shows."""
     return text.partition("  [default")[0].partition(". ")[0].partition("; ")[0].rstrip(".")
 
 
@@ -567,8 +569,8 @@ def sampling_parameters() -> list[click.Parameter]:
 
 
 def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling fields that were given, ready for a request or for SamplingParams. Raises ConfigError that names
-    the flag of one out of its range: before a model is loaded, not after."""
+    """Return the sampling fields that were given, ready for a request or for SamplingParams. Raises ConfigError that
+    names the flag of one out of its range: before a model is loaded, not after."""
     from weft.request import SamplingParams  # `weft --help` needs none of it
 
     given = {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}

@@ -1,6 +1,6 @@
 """``weft generate``: one prompt in, its text out as it is made; no server in between.
 
-Only the answer goes to stdout, so that it can be piped on; what happens meanwhile goes to stderr.
+Only the answer goes to stdout, so that it can be piped on; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def command(prompt: str | None, chat: bool, **values: Any) -> None:
     """Complete PROMPT and stream the text.
 
-    Without PROMPT, or with "-", the prompt is read from stdin: `cat story.txt | weft generate`. The line end
-    behind its last line is no part of it. With --lora its first adapter answers.
+    Without PROMPT, or with "-", the prompt is read from stdin: `cat story.txt | weft generate`. The line end of its
+    last line does not belong to it. With --lora its first adapter answers.
     """
     fields = given_sampling(values)
     text = read_prompt(prompt)
@@ -55,7 +55,7 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
 
 
 def local_engine(values: dict[str, Any]) -> tuple[Engine, str | None]:
-    """An engine in this process, of the flags ``values``; and the adapter that answers."""
+    """Return an engine in this process, of the flags ``values``; and the adapter that answers."""
     from weft.api import Engine
     from weft.cli.chat import first_adapter
     from weft.cli.remote import waiting
@@ -66,7 +66,7 @@ def local_engine(values: dict[str, Any]) -> tuple[Engine, str | None]:
 
 
 def read_prompt(argument: str | None) -> str:
-    """The prompt from the argument, or from a pipe without its last line end, which `echo` and editors add.
+    """Return the prompt from the argument, or from a pipe without its last line end, which `echo` and editors add.
     Raises RequestError where there is neither."""
     if argument is not None and argument != "-":
         return argument

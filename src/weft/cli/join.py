@@ -3,7 +3,7 @@
     server     weft serve MODEL --listen-engines 0.0.0.0:8100 --token FILE
     machine    weft join server:8100 --token FILE
 
-The server decides the model and how it is computed. Options of this command are what belongs to the machine.
+The server decides the model and how it is computed. Options of this command concern only the machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
             ["--memory"],
             type=Size(),
             help="Memory for KV pages and states of each replica. Default: the server's "
-            "--memory, or a share of what is free here.",
+            "--memory, or a share of the free memory here.",
         ),
         click.Option(["--device"], help="cpu, cuda or auto. Default: the server's --device."),
         click.Option(["--threads"], type=Count(1, THREADS_MAX), help="CPU threads of each replica."),
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
             type=click.Choice(["both", "prefill", "decode"]),
             default="both",
             show_default=True,
-            help="What its replicas are for: prompts that go on elsewhere, answers, or both.",
+            help="Role of its replicas: prompts that go on elsewhere, answers, or both.",
         ),
         click.Option(
             ["--peer-address"],
@@ -101,7 +101,7 @@ def command(server: str, token: str, replicas: int, role: Role, peer_address: st
 
 
 def _peer_keys(server: str, peer_address: str | None, token: str) -> PeerKeys:
-    """Where the engines of this machine listen for records. Raises ConfigError."""
+    """Return where the engines of this machine listen for records. Raises ConfigError."""
     from weft.rpc.link import own_address
     from weft.rpc.messages import PeerKeys
 

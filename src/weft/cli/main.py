@@ -37,14 +37,14 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("weft.cli.chat", "Fetch a model if it is not here, serve it and talk to it in the terminal."),
     "embed": ("weft.cli.embed", "Print the embeddings of texts, or rank them by a query."),
     "batch": ("weft.cli.batch", "Answer a file of requests (OpenAI's batch lines) without a server."),
-    "plan": ("weft.cli.plan", "Show what a model takes of a device's memory, and what then fits."),
+    "plan": ("weft.cli.plan", "Show a model's use of a device's memory, and the requests that then fit."),
     "pull": ("weft.cli.models", "Fetch models from the hub to this machine's disk."),
     "list": ("weft.cli.models", "List the models on this machine's disk."),
     "rm": ("weft.cli.models", "Remove models from this machine's disk."),
-    "ps": ("weft.cli.ps", "List the servers of this machine and what they have in memory."),
-    "top": ("weft.cli.top", "Watch a running server: requests, memory, what its prefix cache saves."),
+    "ps": ("weft.cli.ps", "List the servers of this machine and their models in memory."),
+    "top": ("weft.cli.top", "Watch a running server: requests, memory, savings of its prefix cache."),
     "drain": ("weft.cli.drain", "Take a replica of a running server out of service, or restart it."),
-    "doctor": ("weft.cli.doctor", "Show what this machine has, and what would make it faster."),
+    "doctor": ("weft.cli.doctor", "Show this machine's hardware and builds, and ways to make it faster."),
     "store": ("weft.cli.store", "Look into a store of prefixes, check it, give space back."),
     "config": ("weft.cli.config", "Show the settings of `weft serve`, or an example of its config file."),
     "completion": ("weft.cli.config", "Print the completion of `weft` for bash, zsh or fish."),
@@ -54,7 +54,7 @@ VERBS: dict[str, tuple[str, str]] = {
 COMMANDS_GROUP = "weft.commands"
 """Entry points of packages that add verbs: each names a table such as VERBS. ``weft_tools`` is one of them."""
 _WIDE = 10_000
-"""Columns off a terminal. Tables take what their cells need of it."""
+"""Columns off a terminal. Tables take only those that their cells need."""
 _SCREEN_COLUMNS = 80
 """Least columns of a screen off a terminal, where COLUMNS says how wide another window is."""
 EXIT_FAILED = 1
@@ -63,9 +63,10 @@ EXIT_INTERRUPTED = 130
 
 
 class CommandGroup(click.Group):
-    """``table``: name -> (module, sentence) of commands that are imported when they are asked for. ``added``: the
-    entry point group of further tables, read for other names and for help alone: the scan of installed packages takes
-    longer than ``weft --version``. Help has the first sentence of each command whole, which click alone cuts off."""
+    """A group of commands. ``table``: name -> (module, sentence) of commands that are imported when they are asked for.
+    ``added``: the entry point group of further tables, read only for other names and for help: the scan of installed
+    packages takes longer than ``weft --version``. Help has the complete first sentence of each command, which click's
+    own help cuts off."""
 
     def __init__(
         self, *args: Any, table: Mapping[str, tuple[str, str]] | None = None, added: str | None = None, **more: Any
@@ -122,7 +123,7 @@ def added_commands(group: str) -> dict[str, tuple[str, str]]:
 
 
 def unknown_command(path: str, name: str, known: Sequence[str]) -> str:
-    """One sentence for a command that ``path`` does not have: what to type instead."""
+    """Return one sentence for a command that ``path`` does not have, with the command to type instead."""
     foreign = FOREIGN_VERBS.get(name) if path == "weft" else None
     if foreign is not None:
         return f"weft has no '{name}': {foreign}"
@@ -142,7 +143,7 @@ def unknown_command(path: str, name: str, known: Sequence[str]) -> str:
 @click.option("--version", is_flag=True, help="Print the version and exit.")
 @click.pass_context
 def cli(ctx: click.Context, version: bool) -> None:
-    """weft serves hybrid language models: attention and recurrent state in one exact memory."""
+    """Serve hybrid language models: attention and recurrent state in one exact memory."""
     if version:
         from weft.version import weft_version
 
@@ -152,13 +153,13 @@ def cli(ctx: click.Context, version: bool) -> None:
 
 
 def say_error(message: str) -> None:
-    """One line on stderr, whatever the message was wrapped in; the server's start fails in the same words."""
+    """Print one line on stderr, whatever the message was wrapped in; the server's start fails in the same words."""
     click.secho("error: ", nl=False, err=True, fg="red", bold=True)
     click.echo(" ".join(message.split()), err=True)
 
 
 def table_of(left: Iterable[str], right: Iterable[str] = (), **settings: Any) -> Table:
-    """A table without lines: columns of words, then columns of figures. ``settings``: of rich's."""
+    """Return a table without lines: columns of words, then columns of figures. ``settings``: of rich's."""
     from rich.table import Table
 
     table = Table(**{"box": None, "padding": (0, 2, 0, 0), "title_justify": "left", "title_style": "bold", **settings})
@@ -180,7 +181,7 @@ def print_table(table: Table) -> None:
 
 
 def screen_console(**settings: Any) -> Console:
-    """Return a console for a screen of words, bars and tables, which needs 80 columns to be whole."""
+    """Return a console for a screen of words, bars and tables, which needs 80 columns."""
     from rich.console import Console
 
     console = Console(**settings)
@@ -191,7 +192,7 @@ def screen_console(**settings: Any) -> Console:
 
 @contextmanager
 def progress_bar(what: str, *, as_bytes: bool = False) -> Iterator[Callable[..., None]]:
-    """A bar on stderr, for a terminal alone. Call it with what is done, of how much, and words for now."""
+    """Show a bar on stderr, only on a terminal. Call the result with the amount done, the total, and words for now."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -233,8 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         say_error(error.message)
         return EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
     except BrokenPipeError:
-        # `weft generate | head`: the reader has what it wants. Point stdout elsewhere so that the
-        # interpreter's own flush at exit does not complain.
+        # `weft generate | head`: the reader has enough. Point stdout elsewhere so that the interpreter's own flush at
+        # exit does not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0

@@ -6,8 +6,8 @@
 
 Both know the names that users created on this machine's servers (``server.presets``), in the default store.
 
-``weft doctor`` names the directory, and ``models.local`` says what lies in it. The hub's cache is shared with
-other programs, so it is shown and never changed.
+``weft doctor`` names the directory, and ``models.local`` reads its contents. The hub's cache is shared with other
+programs, so it is shown and never changed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ _SAID_EVERY_S = 10.0
     params=[
         click.Argument(["names"], nargs=-1, required=True, metavar="NAME..."),
         click.Option(["--revision"], help="Branch, tag or commit; default: main."),
-        click.Option(
-            ["--verify"], is_flag=True, help="Read every checksum of what is here, and fetch anew what is wrong."
-        ),
+        click.Option(["--verify"], is_flag=True, help="Check every file that is here, and fetch wrong ones again."),
     ],
 )
 def pull(names: tuple[str, ...], revision: str | None, verify: bool) -> None:
@@ -66,7 +64,7 @@ def pull(names: tuple[str, ...], revision: str | None, verify: bool) -> None:
 
 
 def pull_missing(name: str, revision: str | None) -> None:
-    """Fetch the model ``name`` unless it is a path, or whole on this machine's disk or in the hub's cache. Raises as
+    """Fetch the model ``name`` unless it is a path, or complete on this machine's disk or in the hub's cache. Raises as
     ``models.pulling.pull``."""
     from weft.models.local import find
     from weft.models.pulling import pull as pull_model
@@ -75,7 +73,7 @@ def pull_missing(name: str, revision: str | None) -> None:
     if Path(name).expanduser().exists() or (here is not None and here.state == "whole"):
         return
     if here is None and any(cached == name for cached, _, _ in cached_by_hub()):
-        return  # the engine's start fetches what the cache lacks
+        return  # the engine's start fetches the files that the cache lacks
     with _Shown(name) as shown:
         pull_model(name, revision, on_progress=shown.progress)
 
@@ -161,7 +159,7 @@ def _row(model: LocalModel, problem: str) -> dict[str, Any]:
 
 
 def cached_by_hub() -> list[tuple[str, Path, int]]:
-    """(name, directory, bytes) of models that the cache of huggingface_hub has, complete or not."""
+    """Return (name, directory, bytes) of models that the cache of huggingface_hub has, complete or not."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
@@ -198,7 +196,7 @@ def _show(rows: list[dict[str, Any]], directory: Path) -> None:
     ],
 )
 def rm(names: tuple[str, ...], force: bool) -> int:
-    """Remove pulled models from this machine's disk, what pulls have fetched so far, and created names."""
+    """Remove pulled models from this machine's disk, files of unfinished pulls, and created names."""
     from weft.models.local import find, remove
 
     code = 0

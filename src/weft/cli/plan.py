@@ -1,4 +1,4 @@
-"""``weft plan MODEL``: what a model takes of a device's memory and what then fits, before anything is bought.
+"""``weft plan MODEL``: a model's use of a device's memory and the requests that then fit, before anything is bought.
 
 The configuration comes from a directory, the table of public geometries, or the hub, of which only
 config.json is fetched. Exit code 1 when the model does not fit, so that a script can ask.
@@ -28,7 +28,7 @@ DTYPES = SpelledChoice(get_args(DTypeChoice))
 KV_DTYPE_CHOICE = SpelledChoice(get_args(KvDTypeChoice))
 STATE_DTYPE_CHOICE = SpelledChoice(get_args(StateDTypeChoice))
 QUANTIZE = click.Choice(["none", *FORMS])
-"""The types of the flags that ``weft serve`` has too; fp8 is the form of published checkpoints."""
+"""Types of the flags that ``weft serve`` has too; fp8 is the form of published checkpoints."""
 
 _EMBEDDED = Path(weft.__file__).parent / "embedded"
 
@@ -70,19 +70,19 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
             type=KV_DTYPE_CHOICE,
             default="auto",
             show_default=True,
-            help="What KV is kept in; auto takes --dtype.",
+            help="Dtype of KV; auto takes --dtype.",
         ),
         click.Option(
             ["--state-dtype"],
             type=STATE_DTYPE_CHOICE,
-            help="What recurrent states are kept in; default: float32, as weft does.",
+            help="Dtype of recurrent states; default: float32, as weft serve.",
         ),
         click.Option(
             ["--quantize"],
             type=QUANTIZE,
             default="none",
             show_default=True,
-            help="What matrices are stored in; none: as config.json says.",
+            help="Format of matrices; none: as config.json says.",
         ),
         click.Option(
             ["--twelve-bit/--no-twelve-bit"],
@@ -158,7 +158,7 @@ def command(
     lora: tuple[str, ...],
     **more: Any,
 ) -> int:
-    """Show what a model takes of a device's memory, and how many sequences then fit at once.
+    """Show a model's use of a device's memory, and how many sequences then fit at once.
 
     MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
     is fetched). Without one, lists the models it knows. With several, or NAME=MODEL, it shows the share of each in
@@ -250,7 +250,8 @@ def _plan_several(
 
 
 def adapter_bytes(entries: tuple[str, ...]) -> dict[str, int]:
-    """By the name of an adapter, the bytes of its factors. Raises CheckpointError for what is none."""
+    """Return the bytes of each adapter's factors, by its name. Raise CheckpointError for a directory without an
+    adapter."""
     if not entries:
         return {}
     from weft.adapters import WEIGHTS_FILE, named_paths, read_adapter
@@ -276,7 +277,7 @@ def _adapters_line(adapters: Mapping[str, int]) -> str:
 
 
 def stored_as(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """``flags`` as ``PlanOptions`` names dtypes and forms: None for auto and none."""
+    """Return ``flags`` as ``PlanOptions`` names dtypes and forms: None for auto and none."""
     return {
         name: KV_DTYPES.get(value) if name.endswith("dtype") else None if value == "none" else value
         for name, value in flags.items()
@@ -284,9 +285,9 @@ def stored_as(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_config(model: str, revision: str | None = None) -> tuple[str, Mapping[str, Any]]:
-    """(name to show, parsed config.json) of a directory, a name of the table, or a hub name.
+    """Return (name to show, parsed config.json) of a directory, a name of the table, or a hub name.
 
-    Raises CheckpointError that says what was tried, and which names of the table are near.
+    Raises CheckpointError that says where it looked, and which names of the table are near.
     """
     from weft.planning.geometries import find_geometry, near_names
 
@@ -329,7 +330,7 @@ def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, An
 
 
 def _without_missing_tower(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``config`` of its text alone, if the weights lie beside it and have no tower."""
+    """Return ``config`` of the text part only, if the weights are in the directory and have no tower."""
     if not isinstance(config.get("vision_config"), Mapping):
         return config
     from weft.families import read_architecture
@@ -343,7 +344,7 @@ def _without_missing_tower(directory: Path, config: Mapping[str, Any]) -> Mappin
 
 
 def _with_codes(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``config`` with what the files hold as codes, if a tool quantised them and they lie beside it."""
+    """Return ``config`` with the codes of the files, if a tool quantised them and they are in the directory."""
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping) or settings.get("quant_method") == "gguf":
         return config
@@ -357,13 +358,13 @@ def _with_codes(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 def _embedded(name: str) -> Path | None:
-    """Where the model of this name is, if it ships with weft."""
+    """Return where the model of this name is, if it ships with weft."""
     folder = _EMBEDDED / name
     return folder if folder.parent == _EMBEDDED and folder.is_dir() else None
 
 
 def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]:
-    """(the bytes asked for, as fields of PlanOptions; whether they are this machine's)."""
+    """Return (the requested bytes, as fields of PlanOptions; whether they are this machine's)."""
     if memory is not None and arena is not None:
         raise ConfigError("--memory and --arena are two ways to say it: give one of them", param="--arena")
     if arena is not None:
@@ -376,7 +377,7 @@ def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]
 
 
 def packs_bfloat16() -> bool:
-    """Whether this machine's CPU keeps bfloat16 in 12 bits, if the C++ kernels were built."""
+    """Return whether this machine's CPU keeps bfloat16 in 12 bits, if the C++ kernels were built."""
     from weft.cli.doctor import cpu_facts
 
     features = cpu_facts()["features"]
@@ -384,7 +385,7 @@ def packs_bfloat16() -> bool:
 
 
 def _list_known(as_json: bool) -> int:
-    """The table of public geometries, each planned by itself."""
+    """Return the table of public geometries, each planned by itself."""
     from weft.planning.geometries import GEOMETRIES
     from weft.planning.model_plan import PlanOptions, make_plan, plan_data
 

@@ -35,7 +35,7 @@ class PrefixTimes:
 
 @dataclass(frozen=True, slots=True)
 class RestoreTimes:
-    """``computes``: where the seconds to compute come from, in words."""
+    """Times of restored and computed prefixes. ``computes``: where the seconds to compute come from, in words."""
 
     bytes_s: float
     latency_s: float
@@ -54,8 +54,8 @@ class RestoreTimes:
 def restore_times(
     plan: ModelPlan, whole: ModelPlan, store: str, device: str, prefill_rate: float | None
 ) -> RestoreTimes:
-    """For the lengths of ``plan``; ``whole`` is the same model on one device. Raises ConfigError that names
-    --store or --device."""
+    """Return the times for the lengths of ``plan``; ``whole`` is the same model on one device. Raise ConfigError that
+    names --store or --device."""
     bytes_s, latency_s = parse_rate(store)
     compute_s, words = _compute(plan, whole, device, prefill_rate)
     rows = []

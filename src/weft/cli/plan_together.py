@@ -1,4 +1,4 @@
-"""``weft plan A B C --memory 24GiB``: what several models of one server get, and which give way to which.
+"""``weft plan A B C --memory 24GiB``: the shares of several models of one server, and which model gives way to which.
 
 The shares are those of ``weft serve A B C --memory`` (``planning.together``). ``planning.residency`` says
 which model is unloaded: the models are used one after the other, as listed, each when the one before is idle.
@@ -23,8 +23,8 @@ from weft.units import format_bytes
 def plan_together(
     models: Sequence[tuple[str, Mapping[str, Any]]], asked: PlanOptions, budget: int, *, as_json: bool
 ) -> int:
-    """``models``: name and config.json. Exit code 0: all fit together; 1: some give way to others. Raises
-    ConfigError for a model that does not fit alone."""
+    """Print the plan of several models. ``models``: name and config.json. Exit code 0: all fit together; 1: some give
+    way to others. Raise ConfigError for a model that does not fit by itself."""
     needs = [need_of(name, config, asked) for name, config in models]
     if len({need.name for need in needs}) < len(needs):
         raise ConfigError("two of the models have one name; give one another: NAME=MODEL", param="model")
@@ -53,8 +53,8 @@ def plan_together(
 
 
 def first_round(shares: Mapping[str, int], budget: int) -> dict[str, list[str]]:
-    """By the name of each model: what is unloaded when it is asked for, after all models before it. The round
-    is gone twice, so the first one meets the last."""
+    """Return by the name of each model the models that are unloaded when it is asked for, after all models before it.
+    The round is gone twice, so the first one meets the last."""
     machine = Residency.of(shares, budget, waiting_max=1, keep_alive_s=None)
     unloaded: dict[str, list[str]] = {}
     for at, name in enumerate([*shares, *shares]):
@@ -92,5 +92,5 @@ def _show(needs: Sequence[ModelNeed], shares: Mapping[str, int], unloads: Mappin
     else:
         console.print(
             f"not all of them fit together: {format_bytes(total)} of {format_bytes(budget)}. Asked "
-            "for one after the other, each unloads what was not used for the longest time"
+            "for one after the other, each unloads the model not used for the longest time"
         )

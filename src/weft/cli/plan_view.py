@@ -1,8 +1,8 @@
-"""The screen of ``weft plan``: a bar of the device's memory, what things cost, what fits, and the comparison.
+"""The screen of ``weft plan``: a bar of the device's memory, the costs, the sequences that fit, and the comparison.
 
-Everything drawn is a figure of ``planning``. It must read well at 80 columns without colours: bars differ by
-their fill. The command is planned again on the same bytes, with the arena rounded down to what ``--memory``
-names. If the weights leave too little, int8 and then int4 are tried.
+Every number and bar comes from ``planning``. It must read well at 80 columns without colours: bars differ by their
+fill. The command is planned again on the same bytes, with the arena rounded down to the size that ``--memory`` names.
+If the weights leave too little, int8 and then int4 are tried.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 
 BAR_CELLS_MAX = 60
 PICTURES_MAX = 3
-"""Lengths that are drawn: the table above has them all."""
+"""Most lengths that are drawn: the table above has them all."""
 FULL, PART = "█", "░"
 _COST_COLUMNS = ("bold", "", "dim")
 
 
 class ServeCommand(NamedTuple):
-    """``split``: what becomes of a device's memory, of which ``weft serve --memory`` is a part."""
+    """The command to type, and its split of the memory. ``split``: parts of a device's memory, of which ``weft serve
+    --memory`` is one."""
 
     line: str
     split: str
@@ -74,7 +75,7 @@ def screen(
     serve: ServeCommand | None,
     times: RestoreTimes | None = None,
 ) -> RenderableType:
-    """All of it, for a terminal of ``width`` columns."""
+    """Return all parts of the screen, for a terminal of ``width`` columns."""
     parts: list[RenderableType] = [
         _head(plan),
         "",
@@ -97,7 +98,7 @@ def screen(
 
 
 def show_known(plans: Sequence[ModelPlan]) -> None:
-    """The models that are known by name, with what they cost at --tp 1 and their own dtypes."""
+    """Print the models that are known by name, with their costs at --tp 1 and their own dtypes."""
     table = table_of(["model"], ["weights", "KV, 1k tokens", "a state", "as KV of"])
     for plan in plans:
         table.add_row(
@@ -131,7 +132,7 @@ def _head(plan: ModelPlan) -> Text:
 
 
 def _device(plan: ModelPlan, from_here: bool, width: int) -> list[RenderableType]:
-    """The bar of one device's memory, and what its parts are."""
+    """Return the bar of one device's memory, and its legend."""
     memory = plan.asked.memory_bytes
     if memory is None:
         return []
@@ -190,7 +191,7 @@ def _costs(plan: ModelPlan, *, records: bool) -> Table:
         table.add_row(
             "a snapshot",
             format_bytes(arena.slot_stride_bytes),
-            f"as much as the KV of {plan.snapshot_tokens:,} tokens" if plan.kv_token_bytes else "one state",
+            f"equal to the KV of {plan.snapshot_tokens:,} tokens" if plan.kv_token_bytes else "one state",
         )
     if records:
         table.add_row(
@@ -236,12 +237,12 @@ def _verdict(plan: ModelPlan) -> Text:
             text.append(f"; {plan.longest_tokens:,} tokens do fit", style="not bold default")
         return text
     text = Text("fits", style="green bold")
-    alone = f", on CPUs alone: it {why}" if (why := plan.architecture.why_no_gpu) else ""
+    alone = f", only on CPUs: it {why}" if (why := plan.architecture.why_no_gpu) else ""
     return text.append(f": up to {plan.longest_tokens:,} tokens{alone}", style="not bold default")
 
 
 def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
-    """The split, then the command, broken where a shell goes on reading; or why there is none."""
+    """Return the split, then the command, broken where a shell goes on reading; or why there is none."""
     if serve is None:
         return Text("no `weft serve` line fits in this memory; try --tp", style="dim")
     flags_with_values = re.sub(r"(--\S+) (?!-)", "\\1\N{NO-BREAK SPACE}", serve.line)
@@ -253,8 +254,9 @@ def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
 
 
 def _comparison(plan: ModelPlan) -> Table:
-    """A row for each layout and load: what fits at each length, or, where nothing does, what one takes."""
-    what = "sequences at once" if plan.enough else "what one request takes"
+    """Return a row for each layout and load: the sequences that fit at each length, or, where none does, the memory of
+    one."""
+    what = "sequences at once" if plan.enough else "memory of one request"
     table = Table(
         box=None,
         padding=(0, 2, 0, 0),
@@ -284,7 +286,8 @@ def _comparison(plan: ModelPlan) -> Table:
 
 
 def _pictures(plan: ModelPlan, width: int) -> list[RenderableType]:
-    """For each length a bar per layout: full for speculating, light for what fits besides without."""
+    """Return for each length a bar per layout: full for speculating, light for the further sequences that fit
+    without."""
     drafts = plan.asked.drafts
     key = f"{FULL} sequences at once" + (f", each with {_drafts(drafts)}   {PART} without" if drafts else "")
     parts: list[RenderableType] = [Text(key, style="dim")]
@@ -350,7 +353,7 @@ _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3
 
 
 def _typed(count: int, *, up: bool) -> str:
-    """``count`` as short as a flag takes it, rounded to where it still holds."""
+    """Return ``count`` written as a flag takes it, in the fewest digits, rounded to where it still holds."""
     for suffix, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= 10 * scale:
             return f"{ceil_div(count, scale) if up else count // scale}{suffix}"
@@ -364,8 +367,8 @@ _MIB, _KIB = 1 << 20, 1 << 10
 def serve_command(
     model: str | None, revision: str | None, config: Mapping[str, Any], plan: ModelPlan, speculate: str = "auto"
 ) -> ServeCommand | None:
-    """None where nothing fits. ``model`` is as ``weft serve`` takes it: None is the embedded
-    one."""
+    """Return the command that serves ``plan``; None where nothing fits. ``model`` is as ``weft serve`` takes it: None
+    is the embedded one."""
     asked = plan.asked
     forms = [asked.quantize] if asked.quantize is None or asked.quantize in _SERVED_FORMS else []
     if not config.get("quantization_config"):
@@ -397,7 +400,7 @@ def _split(served: ModelPlan, memory: int | None) -> str:
 
 
 def _rounded(config: Mapping[str, Any], asked: PlanOptions) -> ModelPlan | None:
-    """The plan of the arena that ``--memory`` will name, or None where it does not fit."""
+    """Return the plan of the arena that ``--memory`` will name, or None where it does not fit."""
     plan = make_plan("", config, asked)
     if not plan.enough:
         return None

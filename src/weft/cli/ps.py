@@ -66,7 +66,7 @@ def _rows(process: RunningProcess, api_key: str | None) -> list[dict[str, Any]]:
     except WeftError as error:
         return [{**head, "error": error.message}]
     except (ValueError, KeyError, TypeError):
-        return [{**head, "error": "what answers there is no server of models"}]
+        return [{**head, "error": "the answering process is not a server of models"}]
     finally:
         server.close()
     if not models:
@@ -111,7 +111,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _until(moment: str | None, now_s: float) -> str:
-    """When the model leaves memory, in words."""
+    """Return when the model leaves memory, in words."""
     try:
         left_s = datetime.datetime.fromisoformat(moment or "").timestamp() - now_s
     except ValueError:

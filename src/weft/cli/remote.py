@@ -2,9 +2,9 @@
 
     with own_server(config, on_wait=...) as url:   # http://127.0.0.1:PORT
 
-The server is ``weft serve`` itself, so what chat and eval exercise is what a user would deploy. It is in a
-session of its own: Ctrl-C in the terminal stops an answer, not the server. Its log is shown only when it
-fails to start. Stopping an answer is always the same act: closing the stream.
+The server is ``weft serve`` itself, so chat and eval exercise the code that a user would deploy. It is in a session of
+its own: Ctrl-C in the terminal stops an answer, not the server. Its log is shown only when it fails to start. Stopping
+an answer is always the same act: closing the stream.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AnswerDelta:
 class RemoteModel:
     """One model on one server. ``url`` may end in /v1 or not, ``host:port`` is http, and ``unix:PATH`` a Unix socket.
     ``certificate``: the file of the only one that the server may show, under whatever name. Raises ConfigError where
-    nothing answers, or ``url`` is none."""
+    nothing answers, or ``url`` is not a URL."""
 
     def __init__(
         self,
@@ -121,11 +121,12 @@ class RemoteModel:
             raise
 
     def get(self, path: str, *, timeout_s: float | None = None) -> httpx.Response:
-        """Raises ConfigError where nothing answers, UserError or WeftError with the server's own sentence."""
+        """Send a GET request. Raise ConfigError where nothing answers, UserError or WeftError with the server's own
+        sentence."""
         return self._request("GET", path, timeout=timeout_s or httpx.USE_CLIENT_DEFAULT)
 
     def post(self, path: str, params: dict[str, str] | None = None) -> httpx.Response:
-        """Waits as long as the server takes. Raises as ``get``."""
+        """Send a POST request, and wait as long as the server takes. Raise as ``get``."""
         return self._request("POST", path, params=params)
 
     def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
@@ -137,7 +138,7 @@ class RemoteModel:
         return response
 
     def stream_chat(self, messages: list[dict[str, str]], fields: dict[str, Any]) -> Iterator[AnswerDelta]:
-        """Pieces of the answer to ``messages`` as they arrive. Closing the iterator cancels the request.
+        """Yield pieces of the answer to ``messages`` as they arrive. Closing the iterator cancels the request.
 
         Raises UserError with the server's own sentence where it refuses, EngineUnavailableError where the
         stream breaks off.
@@ -169,7 +170,8 @@ class RemoteModel:
 
 
 def _trust_only(certificate: str) -> ssl.SSLContext:
-    """Return what takes a server with this certificate and no other. Without the file it takes what the system does."""
+    """Return a context that accepts a server with only this certificate. Without the file it accepts those that the
+    system does."""
     context = ssl.create_default_context()
     with suppress(OSError):
         context = ssl.create_default_context(cafile=certificate)
@@ -179,7 +181,7 @@ def _trust_only(certificate: str) -> ssl.SSLContext:
 
 
 def _with_scheme(url: str) -> str:
-    """``localhost:8000`` is ``http://localhost:8000``. Raises ConfigError for what is neither an http URL nor a Unix
+    """Return ``http://localhost:8000`` for ``localhost:8000``. Raise ConfigError unless it is an http URL or a Unix
     socket."""
     if socket_path(url):
         return url
@@ -187,14 +189,14 @@ def _with_scheme(url: str) -> str:
     try:
         parsed = httpx.URL(whole)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"--url {url!r} is no URL: {error}; write http://HOST:PORT", param="--url") from None
+        raise ConfigError(f"--url {url!r} is not a URL: {error}; write http://HOST:PORT", param="--url") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"--url {url!r} is no http URL; write http://HOST:PORT", param="--url")
+        raise ConfigError(f"--url {url!r} is not an http URL; write http://HOST:PORT", param="--url")
     return whole
 
 
 def _in_words(error: Exception) -> str:
-    """Without the number of the operating system's error."""
+    """Return the error's text without the number of the operating system's error."""
     if isinstance(error, httpx.ConnectTimeout):
         return f"no connection within {CONNECT_TIMEOUT_S:g} s"
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -249,14 +251,14 @@ HOST = "127.0.0.1"
 STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.05
 _ERROR_MARK = "error: "
-"""How a command's one line on stderr begins (``weft.cli.main.say_error``)."""
+"""First words of a command's one line on stderr (``weft.cli.main.say_error``)."""
 
 
 @contextmanager
 def own_server(config: EngineConfig, *, on_wait: Callable[[float], None] = lambda seconds: None) -> Iterator[str]:
     """Serve ``config`` on a free local port; the value is its URL. ``on_wait`` gets the seconds so far.
 
-    Raises what the server said (UserError, WeftError) when it does not start.
+    Raises the error that the server printed (UserError, WeftError) when it does not start.
     """
     port = free_port()
     command = [
@@ -310,7 +312,7 @@ def _failure(code: int, log: IO[str]) -> WeftError:
 
 
 def stop_process(child: subprocess.Popen[bytes], timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Ends ``child`` and what it started: they share a process group with no other process."""
+    """End ``child`` and its own children: they share a process group with no other process."""
     if child.poll() is None:
         child.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -329,7 +331,8 @@ def free_port() -> int:
 
 @contextmanager
 def _ending_by_exception() -> Iterator[None]:
-    """A closed terminal or a SIGTERM unwinds the stack, so that the child is stopped too."""
+    """Raise an exception on a closed terminal or a SIGTERM, which unwinds the stack, so that the child is stopped
+    too."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -343,7 +346,8 @@ def _ending_by_exception() -> Iterator[None]:
 
 
 class Waiting:
-    """Call it with the seconds so far, or say what is being done; ``done`` ends it and may come twice."""
+    """A line about a wait. Call it with the seconds so far, or with the present action; ``done`` ends it and may come
+    twice."""
 
     def __init__(self, what: str, status: Status) -> None:
         self._what = what

@@ -24,9 +24,9 @@ from weft.server.config import ServerConfig
 def command(models: tuple[str, ...], **values: Any) -> int:
     """Serve one or several models over an OpenAI-compatible HTTP API.
 
-    MODEL is a checkpoint directory, a GGUF file or a hub name, or NAME=MODEL; without one, the embedded
-    model. Sizes are chosen from free memory, and what does not fit is shrunk and said. Several models are
-    loaded when requests name them, and --memory is of all of them together.
+    MODEL is a checkpoint directory, a GGUF file or a hub name, or NAME=MODEL; without one, the embedded model. Sizes
+    are chosen from free memory; a size that does not fit is shrunk, with a note. Several models are loaded when
+    requests name them, and --memory is of all of them together.
     """
     from weft.server.launch import serve
 
@@ -41,7 +41,7 @@ def command(models: tuple[str, ...], **values: Any) -> int:
 
 
 def one_model(text: str, engine: EngineConfig, server: ServerConfig) -> tuple[EngineConfig, ServerConfig]:
-    """NAME=MODEL is --served-model-name NAME."""
+    """Read NAME=MODEL as --served-model-name NAME."""
     if _is_typed("model") and engine.model != text:
         raise click.UsageError(f"two values for model: {text} and --model {engine.model}")
     if "=" not in text or Path(text).expanduser().exists():

@@ -1,4 +1,4 @@
-"""``weft store``: what a store holds, whether it is right, and space given back.
+"""``weft store``: the contents of a store, their checksums, and its free space.
 
     info     by model: snapshots, tokens, bytes      works beside a server
     verify   every checksum; exit code 1 on damage     works beside a server
@@ -35,7 +35,7 @@ NAMESPACE_SHOWN = 8
 
 
 def _place(ctx: click.Context, param: click.Parameter, value: str) -> Path | Bucket:
-    """A directory, or a bucket by its address."""
+    """Return a directory, or a bucket by its address."""
     from weft.store.bucket import Bucket
     from weft.store.location import is_bucket
     from weft.store.signing import read_signer
@@ -71,7 +71,7 @@ def command() -> None:
 
 @command.command("info", cls=FlagCommand, params=[_PATH, _KEY_FILE, _JSON])
 def info(path: Path | Bucket, as_json: bool) -> int:
-    """Show what a store holds, by model."""
+    """Show the contents of a store, by model."""
     from weft.store.survey import survey
 
     if not isinstance(path, Path):
@@ -119,7 +119,9 @@ def verify(path: Path | Bucket, retire: bool, as_json: bool) -> int:
         _PATH,
         _KEY_FILE,
         click.Option(
-            ["--size"], type=Size(least=0), help="Evict what saves the fewest seconds per byte, down to this size."
+            ["--size"],
+            type=Size(least=0),
+            help="Evict prefixes that save the fewest seconds per byte, down to this size.",
         ),
         _JSON,
     ],
@@ -157,7 +159,7 @@ def prune(path: Path | Bucket, size: str | None, as_json: bool) -> int:
     ],
 )
 def remove(path: Path | Bucket, models: tuple[str, ...], everything: bool, as_json: bool) -> int:
-    """Remove what a store holds of a model, or all of it."""
+    """Remove the prefixes of a model from a store, or all of them."""
     from weft.store.pruning import prune as prune_store
     from weft.store.survey import survey
 

@@ -1,4 +1,4 @@
-"""``weft top``: a running server in the terminal, drawn anew every second.
+"""``weft top``: a running server in the terminal, drawn again every second.
 
     /metrics   ---> Reading  (numbers by name and label) --.
     /v1/cache  ---> what is cached, the biggest prefixes    +--> frame(now, before, ...) --> rich
@@ -44,9 +44,9 @@ _PREFIXES_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``values`` by name, less the prefix; ``by_label`` by name and the one label that is its own. Both are
-    of all engines, combined as ``metric_table`` says; ``engines`` has the values of each one, by its number.
-    With several models it has those of each model, by its name, loaded or not."""
+    """One reading of the metrics. ``values`` by name, less the prefix; ``by_label`` by name and the one label that is
+    its own. Both are of all engines, combined as ``metric_table`` says; ``engines`` has the values of each one, by its
+    number. With several models it has those of each model, by its name, loaded or not."""
 
     at_s: float
     model: str
@@ -59,7 +59,7 @@ class Reading:
         return "model_loaded" in self.values
 
     def rate(self, name: str, before: Reading | None) -> float | None:
-        """Per second since ``before``; None without one, or where the server was started anew."""
+        """Return the rate per second since ``before``; None without one, or where the server was restarted."""
         if before is None or self.at_s <= before.at_s:
             return None
         gained = self.values.get(name, 0.0) - before.values.get(name, 0.0)
@@ -67,7 +67,7 @@ class Reading:
 
 
 def read_metrics(text: str, at_s: float) -> Reading:
-    """Raises UserError where ``text`` is not the metrics of a weft server."""
+    """Parse the metrics of a server. Raise UserError where ``text`` is not the metrics of a weft server."""
     values: dict[str, float] = {}
     by_label: dict[str, dict[str, float]] = {}
     engines: dict[str, dict[str, float]] = {}
@@ -99,7 +99,7 @@ def read_metrics(text: str, at_s: float) -> Reading:
         if combine == "mean" and name in values:
             values[name] /= sum(name in numbers for numbers in engines.values())
     if not is_weft:
-        raise UserError("what answers there has no metrics of a weft server")
+        raise UserError("the answering process has no metrics of a weft server")
     return Reading(
         at_s,
         f"{len(models)} models" if models else model,
@@ -112,8 +112,8 @@ def read_metrics(text: str, at_s: float) -> Reading:
 def frame(
     url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any], replicas: Sequence[Mapping[str, Any]] = ()
 ) -> RenderableType:
-    """Return the screen. ``cache`` is the answer of /v1/cache, empty while the engine is not there;
-    ``replicas`` the rows of /v1/replicas, while some serve and others do not."""
+    """Return the screen. ``cache`` is the answer of /v1/cache, empty while there is no engine; ``replicas`` the rows of
+    /v1/replicas, while some serve and others do not."""
     up = int(now.values.get("engine_up", 0.0))
     state = (
         _state(now)
@@ -138,7 +138,7 @@ def frame(
 
 
 def _state(now: Reading) -> Text:
-    """``up``, or how it sleeps. The names are those of the gauge ``engine_sleep_state``."""
+    """Return ``up``, or how it sleeps. The names are those of the gauge ``engine_sleep_state``."""
     if now.is_several:
         return Text(f"{now.values['model_loaded']:.0f} of {len(now.engines)} loaded", "green")
     states = now.by_label.get("engine_sleep_state", {})
@@ -216,7 +216,7 @@ def _traffic(now: Reading, before: Reading | None) -> RenderableType:
 
 
 def _speculation(now: Reading) -> list[RenderableType]:
-    """Drafts by source; nothing before the first draft was verified."""
+    """Return drafts by source; nothing before the first draft was verified."""
     drafted = now.by_label.get("spec_decode_num_draft_tokens_total", {})
     if not any(drafted.values()):
         return []
@@ -385,7 +385,7 @@ def _age(seconds: float) -> str:
 
 
 def look(server: RemoteModel) -> tuple[Reading, Mapping[str, Any], Sequence[Mapping[str, Any]]]:
-    """The pages that ``frame`` shows. Raises an error if no server answers, or not as a weft server does."""
+    """Return the pages that ``frame`` shows. Raises an error if no server answers, or not as a weft server does."""
     reading = read_metrics(server.get("/metrics", timeout_s=TIMEOUT_S).text, time.monotonic())
     up = reading.values.get("engine_up", 0.0)
     replicas = server.get("/v1/replicas", timeout_s=TIMEOUT_S).json()["data"] if up < len(reading.engines) else ()
@@ -411,7 +411,7 @@ def look(server: RemoteModel) -> tuple[Reading, Mapping[str, Any], Sequence[Mapp
     ],
 )
 def command(url: str, api_key: str | None, every: float, once: bool) -> int:
-    """Watch a running server: requests, tokens per second, memory by use, what its prefix cache found.
+    """Watch a running server: requests, tokens per second, memory by use, hits of its prefix cache.
 
     Ctrl-C ends it. The server goes on.
     """

@@ -12,7 +12,7 @@ from weft.version import weft_version
 
 
 def installed_version(package: str) -> str | None:
-    """Version of an installed package without importing it; None where it is not installed."""
+    """Return the version of an installed package without importing it; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

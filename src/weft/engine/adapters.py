@@ -1,12 +1,12 @@
-"""Adapters in memory: which are there, which one gives way, and which ones must stay.
+"""Adapters in memory: which are resident, which is evicted next, and which must stay.
 
     registered (names of a server)      any number: a name, a directory and a digest each
     resident (here)                     as many as ``limits.lora_memory`` holds, least recently used first out
     running                             a live sequence computes with it: it stays
 
-A request brings its adapter as a value, so an engine that starts later, on another machine too, needs no list
-of names. Reading takes milliseconds to seconds and changes nothing: a loop that must not wait reads in a
-thread and then calls ``keep`` between two steps. ``load`` is both at once.
+A request brings its adapter as a value, so an engine that starts later, on another machine too, needs no list of names.
+Reading takes milliseconds to seconds and changes nothing: a loop that must not wait reads in a thread and then calls
+``keep`` between two steps. ``load`` does both.
 
 Pressure is a return value (law L3): an adapter for which running ones leave no room is not kept, and its
 requests wait. One that is larger than the whole budget is an error, as it would wait for ever.
@@ -30,7 +30,7 @@ from weft.units import format_bytes
 
 
 class ReadAdapter(Protocol):
-    """``weft.models.adapters.LoadedAdapter``."""
+    """An adapter that was read: ``weft.models.adapters.LoadedAdapter``."""
 
     @property
     def adapter(self) -> Adapter: ...
@@ -40,8 +40,8 @@ class ReadAdapter(Protocol):
 
 
 class AdapterHost(Protocol):
-    """The adapters of an executor. ``read_adapter`` may be called in any thread, the others between two steps,
-    with its result."""
+    """The adapters of an executor. ``read_adapter`` may be called in any thread, the others between two steps, with its
+    result."""
 
     def read_adapter(self, adapter: Adapter) -> ReadAdapter: ...
 
@@ -85,15 +85,15 @@ class AdapterPool:
         return AdapterStats(len(self._resident), self.held_bytes, self._budget_bytes, self._loads, self._evictions)
 
     def find(self, adapter: Adapter) -> bool:
-        """Whether it is in memory; it then is the most recently used one."""
+        """Return whether ``adapter`` is in memory, and mark it as the most recently used one."""
         if adapter.digest not in self._resident:
             return False
         self._resident.move_to_end(adapter.digest)
         return True
 
     def load(self, adapter: Adapter) -> None:
-        """Raises CheckpointError where it cannot be served, QueueFullError where running ones leave no
-        room."""
+        """Read ``adapter`` and keep it. Raise CheckpointError where it cannot be served, QueueFullError where running
+        ones leave no room."""
         if self.find(adapter):
             return
         if not self.keep(self.read(adapter)):
@@ -106,13 +106,14 @@ class AdapterPool:
             )
 
     def check(self, adapter: Adapter) -> None:
-        """Keeps it where there is room, and evicts nothing. Raises CheckpointError, RequestError."""
+        """Read ``adapter``, and keep it where there is room, without an eviction. Raise CheckpointError,
+        RequestError."""
         loaded = self.read(adapter)
         if self.held_bytes + loaded.held_bytes <= self._budget_bytes:
             self.keep(loaded)
 
     def read(self, adapter: Adapter) -> ReadAdapter:
-        """In any thread. Raises CheckpointError, RequestError."""
+        """Read ``adapter``; in any thread. Raise CheckpointError, RequestError."""
         if self._host is None:
             raise RequestError("this engine serves no adapters", param="model")
         if adapter.rank > self._rank_max:
@@ -130,7 +131,8 @@ class AdapterPool:
         return loaded
 
     def keep(self, loaded: ReadAdapter) -> bool:
-        """Between two steps: whether it is in memory now. False: running adapters leave it no room."""
+        """Keep ``loaded``, between two steps, and return whether it is in memory now. False: running adapters leave it
+        no room."""
         assert self._host is not None
         if self.find(loaded.adapter):
             return True
@@ -152,7 +154,7 @@ class AdapterPool:
         return True
 
     def drop(self, digest: str) -> bool:
-        """Whether it is gone: not while a live sequence has it."""
+        """Evict an adapter, and return whether it is gone: it stays while a live sequence has it."""
         loaded = self._resident.get(digest)
         if loaded is None:
             return True
@@ -162,8 +164,8 @@ class AdapterPool:
         return True
 
     def forget(self) -> list[Adapter]:
-        """The weights are gone, and what changed them with them. Returns the adapters that live sequences
-        have: they are needed again with the next weights."""
+        """Forget all adapters, as the weights that they change are gone. Return the adapters that live sequences have:
+        they are needed again with the next weights."""
         running = self.running()
         needed = [loaded.adapter for digest, loaded in self._resident.items() if digest in running]
         self._resident.clear()

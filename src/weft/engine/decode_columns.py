@@ -23,8 +23,8 @@ from weft.units import PAD, SeqId
 
 
 class DecodeColumns:
-    """Columns of the decodes ``seqs``, in the order of runs. They count the steps since they were made, so
-    ``rare`` is called once for each step, and no step is left out."""
+    """Columns of the decodes ``seqs``, in the order of runs. They count the steps since they were created, so ``rare``
+    is called once for each step, and no step is left out."""
 
     __slots__ = (
         "_answers",
@@ -63,19 +63,19 @@ class DecodeColumns:
         self._recomputed_tokens = [stream.seq.recomputed_tokens for stream in filled]
 
     def fit(self, seqs: tuple[SeqId, ...]) -> bool:
-        """Whether they are still the columns of the decodes ``seqs``: none of them has ended since."""
+        """Return whether these are still the columns of the decodes ``seqs``: none of them has ended since."""
         return self._ended_count == self._table.ended_count and (self.seqs is seqs or self.seqs == seqs)
 
     def streams_of(self, first: int, end: int) -> Iterator[tuple[int, Stream]]:
-        """The runs from ``first`` up to ``end``, none of them rare, and their streams."""
+        """Yield the streams of the runs from ``first`` up to ``end``, none of them rare."""
         for run in range(first, end):
             stream = self._streams[run]
             assert stream is not None
             yield run, stream
 
     def rare(self, tokens: list[int], failures: Iterable[int]) -> list[int]:
-        """The runs, in order, that ``settle`` must not be asked for. ``tokens``: of each decode, the one that
-        this step chose. ``failures``: runs whose sequence cannot go on."""
+        """Return the runs, in order, that ``settle`` must not be asked for. ``tokens``: the token of each decode,
+        chosen in this step. ``failures``: runs whose sequence cannot go on."""
         runs = self._rare_runs.union(failures)
         if not self._rare_tokens.isdisjoint(tokens):
             runs.update([run for run, token in enumerate(tokens) if token in self._rare_tokens])
@@ -85,8 +85,8 @@ class DecodeColumns:
         return sorted(runs)
 
     def settle(self, tokens: list[int], first: int, end: int, outbox: list[TokenEvent]) -> None:
-        """The runs from ``first`` up to ``end``, none of them rare: their tokens join the answers, and their
-        events ``outbox``."""
+        """Append the tokens of the runs from ``first`` up to ``end``, none of them rare, to their answers, and their
+        events to ``outbox``."""
         new = tokens[first:end]
         deque(map(list.append, self._answers[first:end], new), maxlen=0)
         outbox += map(

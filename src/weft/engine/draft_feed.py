@@ -1,4 +1,4 @@
-"""What the drafter hears of sequences: their first token, every token after it, and their end.
+"""Reports to the drafter: the first token of each sequence, every token after it, and its end.
 
     settle   --first token-->  begin(prompt and answer so far)      from now on the planner asks for drafts
              --tokens------->  settle(tokens, drafted, accepted)
@@ -9,8 +9,7 @@
 A sequence that was preempted stays begun: its tokens are the same when it comes back. Tokens are reported
 before the end that they cause, so a source across sequences learns whole answers.
 
-A drafter that is asleep hears of ends alone, and of steps a few at a time. The next ``settle`` brings the
-tokens that it missed.
+A drafter that is asleep gets only ends, and steps in groups. The next ``settle`` brings the tokens that it missed.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from weft.speculation.drafter import PLAIN_STEPS, Drafter
 from weft.units import SeqId
 
 _SLEPT_STEPS_MAX = 16
-"""Steps that a drafter hears of at once."""
+"""Most steps that are reported at once to a sleeping drafter."""
 
 
 class DraftFeed:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self._begun: dict[SeqId, int] = {}
-        """By sequence: how many tokens of its answer the drafter knows."""
+        """by sequence: number of tokens of its answer that the drafter knows."""
         self.head_s = 0.0
         """Seconds of the last step that the model's own head took."""
         self._slept_steps = 0
-        """Steps that the drafter slept through and did not hear of yet."""
+        """Steps during the drafter's sleep that are not reported yet."""
         self._slept_s = 0.0
         self._slept_decodes = 0
         """Sequences of the last step, if it was one of them."""
         self._slept_alike = 0
-        """Steps in a row with as many."""
+        """Steps in a row with the same number of decodes."""
 
     @property
     def awake(self) -> bool:
@@ -48,8 +47,8 @@ class DraftFeed:
             self._drafter.wake()
 
     def settled(self, seq: Sequence, tokens: list[int], *, drafted: int = 0, head: HeadDraft | None = None) -> None:
-        """A step chose ``tokens`` for ``seq``, which has them now. ``drafted`` drafts were verified.
-        ``head``: what the model's own head expects next."""
+        """Report the ``tokens`` that a step chose for ``seq``, which has them now. ``drafted`` drafts were verified.
+        ``head``: the model's own guess of the next tokens."""
         known = self._begun.get(seq.id)
         if known is None:
             self._drafter.begin(
@@ -74,7 +73,7 @@ class DraftFeed:
             self._drafter.offer(seq.id, head.tokens, head.chances)
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
-        """``plan`` was settled."""
+        """Report ``plan`` after it was settled."""
         if not plan.run_count:
             return
         if not self._drafter.awake and plan.decode_count == plan.run_count and plan.mtp_drafts is None:

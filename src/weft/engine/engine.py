@@ -57,36 +57,36 @@ from weft.speculation.drafter import Drafter, SpeculationStats
 from weft.speculation.speculator import Speculator
 
 STORE_PAUSE_S = 1e-3
-"""While every request waits for the store, its events are read this often."""
+"""Seconds between two reads of the store's events while every request waits for the store."""
 ENCODING_S = 0.1
-"""For pictures between two steps, where no decode waits."""
+"""Seconds for pictures between two steps, where no decode waits."""
 STORE_CLOSE_S = 20.0
-"""An engine that ends writes snapshots for at most this long."""
+"""Seconds that an engine may write snapshots when it ends."""
 
 
 class ReadWeights(Protocol):
-    """``weft.assemble.weights.WeightsSource``. ``place``: the directory that the executor reads when it reads again."""
+    """A source of weights: ``weft.assemble.weights.WeightsSource``. ``place``: the directory that the executor reads
+    when it reads again."""
 
     @property
     def place(self) -> str: ...
 
     def check(self, directory: str) -> None:
-        """Raises CheckpointError where the weights in ``directory`` have other shapes, or are not whole."""
+        """Raise CheckpointError where the weights in ``directory`` have other shapes or are incomplete."""
 
     def digest(self) -> str:
-        """The digest of the weights that were read last. Raises CheckpointError, OSError."""
+        """Return the digest of the weights that were read last. Raise CheckpointError, OSError."""
 
 
 class EngineCore:
-    """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
-    ``memory`` decides whether prefixes are cached, ``snapshots`` where states are cached. ``grammars``
-    compiles the grammars of requests, ``adapters`` holds what they are computed with. ``overlap``: plan the
-    next step while one is computed. ``store``: prefixes beyond memory; ``pause`` lets time pass while every
-    request waits for it. ``drafter`` guesses next tokens, which steps then verify
-    (``weft.schedule.verify_runs``); None: no speculation. ``max_step_s``: seconds of a step with decodes
-    (``weft.schedule.budget``), None: no limit; ``pair_tokens``: guessed cost of a (query, key) pair in
-    prefill tokens. ``encoder``: of the pictures in prompts, whose rows have ``pictures_bytes``; None: the
-    model reads text only. ``step_costs``: seconds of a step by which the engine decides; None: measured."""
+    """The engine core; see the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
+    ``memory`` decides whether prefixes are cached, ``snapshots`` where states are cached. ``grammars`` compiles the
+    grammars of requests, ``adapters`` holds the adapters in memory. ``overlap``: plan the next step while one is
+    computed. ``store``: prefixes beyond memory; ``pause`` lets time pass while every request waits for it. ``drafter``
+    guesses next tokens, which steps then verify (``weft.schedule.verify_runs``); None: no speculation. ``max_step_s``:
+    seconds of a step with decodes (``weft.schedule.budget``), None: no limit; ``pair_tokens``: guessed cost of a
+    (query, key) pair in prefill tokens. ``encoder``: of the pictures in prompts, whose rows have ``pictures_bytes``;
+    None: the model reads text only. ``step_costs``: seconds of a step by which the engine decides; None: measured."""
 
     def __init__(
         self,
@@ -143,11 +143,11 @@ class EngineCore:
         """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE
         self.paused = False
-        """No step is computed; requests are accepted and wait."""
+        """Whether no step is computed; requests are accepted and wait."""
         self.weights = WeightsState()
-        """All three are changed by ``weft.engine.sleeper`` alone."""
+        """Only ``weft.engine.sleeper`` changes these three."""
         self.source: ReadWeights | None = None
-        """Where weights are read again from; None for a model that was made in memory."""
+        """Where weights are read again from; None for a model built in memory."""
         self._submission = Submission(
             vocab_size=vocab_size,
             sizes=sizes,
@@ -234,11 +234,11 @@ class EngineCore:
         self.hand_back(events)
 
     def cancel_all(self, why: str) -> None:
-        """``cancel`` for every request; ``why`` is in the last event of each."""
+        """Cancel every request; ``why`` is in the last event of each."""
         self.streams.cancel(list(self.streams.by_seq.values()), why)
 
     def hand_back(self, events: list[TokenEvent]) -> None:
-        """Events that ``step`` returned; the next ``step`` returns them again."""
+        """Take back events that ``step`` returned; the next ``step`` returns them again."""
         self.streams.outbox = events + self.streams.outbox
 
     # ------------------------------------------------------------------ the prefix cache
@@ -281,9 +281,9 @@ class EngineCore:
         return self.counters.computed_tokens
 
     def step(self) -> list[TokenEvent]:
-        """One step of the loop. Returns the events of cancels since the last step, then those of this step in
-        run order. Never raises for the fault of a request or the executor: see ``failure``. An interrupt
-        (Ctrl-C) inside the step ends the engine too, and is raised on."""
+        """Run one step of the loop. Returns the events of cancels since the last step, then those of this step in run
+        order. Never raises for the fault of a request or the executor: see ``failure``. An interrupt (Ctrl-C) inside
+        the step ends the engine too, and is raised on."""
         self.poll_store()
         if self.failure is None and self._has_steps:
             try:
@@ -310,11 +310,11 @@ class EngineCore:
 
     @property
     def _encoding_seconds(self) -> float:
-        """For pictures, between two steps: decodes that run wait for it."""
+        """Seconds for pictures between two steps: decodes that run wait for them."""
         return (self._max_step_s or ENCODING_S) / 2 if len(self.scheduler.running) else ENCODING_S
 
     def poll_store(self) -> None:
-        """Take the events of the store, if there is one, and choose what is written next. ``step`` does so by
+        """Take the events of the store, if there is one, and choose the next snapshots to write. ``step`` does so by
         itself; an idle engine whose ``store.is_waiting`` calls this now and then."""
         if self.store is not None and not self._closed:
             self.parts.note_transfers()
@@ -360,7 +360,8 @@ class EngineCore:
         self.pictures.audit()
 
     def _store_stats(self) -> dict[str, Any]:
-        """A tier without a directory is there for handoffs alone."""
+        """Return statistics of the store and of the link; empty without a store. ``store`` is None for a tier without a
+        directory, which only serves handoffs."""
         if self.store is None:
             return {}
         stats = self.store.stats()

@@ -29,18 +29,18 @@ class Executor(Protocol):
         begun after it are not computed."""
 
     def transfers_done(self, step: int) -> bool:
-        """Whether all loads and stores of steps up to ``step``, which is finished, have ended. Never
+        """Return whether all loads and stores of steps up to ``step``, which is finished, have ended. Never
         waits."""
 
     def sleep(self, level: int) -> tuple[Part, ...]:
         """Free the arena, and the weights on the device: level 1 keeps them on the host, level 2 nowhere.
         Returns the parts to bring back: on a CPU, level 1 leaves the weights where they compute.
 
-        No step is in flight and no row is in use; no step follows before every part is back. A part that is
-        gone already is left alone."""
+        Call it with no step in flight and no row in use; no step follows before every part is back. A part that is gone
+        already stays gone."""
 
     def read_from(self, directory: str) -> None:
-        """Weights that were dropped come from the checkpoint in ``directory`` when they wake."""
+        """Set the directory from which dropped weights are read when they wake."""
 
     def wake(self, part: Part) -> None:
         """Allocate or read a part again. Raises a WeftError on failure, and may be called again."""
@@ -58,4 +58,4 @@ class ProcessWatch(Protocol):
         engine is idle."""
 
     def check(self) -> None:
-        """Raises the WeftError that names the process that ended or failed."""
+        """Raise the WeftError that names the process that ended or failed."""

@@ -1,19 +1,19 @@
-"""Grammars of requests, compiled once: what ``grammar`` in SamplingParams needs before a sequence can run.
+"""Grammars of requests, compiled once before their sequences run (``grammar`` in SamplingParams).
 
     Grammar --check, in the sandbox--> vetted text --build--> CompiledGrammar --matcher()--> one per sequence
                                                                     |
                                                           a cache bounded in bytes
 
-A grammar is text from a client, and the compiler is native code that a grammar can crash. So the sandbox
-compiles it first, in a process that may die; what it refuses is the request's error. What passed is compiled
+A grammar is text from a client, and the compiler is native code that a grammar can crash. So the sandbox compiles it
+first, in a process that may die; a refusal of the sandbox is the request's error. A grammar that passes is compiled
 again here, by the same code on a larger stack.
 
 A loop that must not wait calls ``build`` in a thread and ``keep``s the result before it submits the request;
-``compile`` is both at once. A matcher is a copy of the compiled grammar, which costs microseconds; all copies
-share the work of the first mask.
+``compile`` does both. A matcher is a copy of the compiled grammar, which costs microseconds; all copies share the work
+of the first mask.
 
-The cache drops the least recently used grammars above its limit; running answers may hold as much again, and
-a grammar beyond that is refused (law L11).
+The cache drops the least recently used grammars above its limit; running answers may hold the same number of bytes
+again, and a grammar beyond that is refused (law L11).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from weft.errors import QueueFullError, RequestError, presentable
 from weft.request import GRAMMAR_STEP_S, Grammar
 
 GRAMMARS_MAX = 256
-"""Compiled grammars in the cache: a client that sends the same schema again waits for nothing."""
+"""Most compiled grammars in the cache: a client that sends a cached schema again does not wait."""
 CACHE_BYTES_MAX = 512 << 20
 _BYTES_PER_CHARACTER = 256
-"""A guess for grammars that no sandbox measured."""
+"""Guessed bytes of a compiled grammar per character, for grammars that no sandbox measured."""
 
 
 class Vetted(Protocol):
@@ -42,10 +42,11 @@ class Vetted(Protocol):
 
 
 class Sandbox(Protocol):
-    """``weft.text.grammar_sandbox.GrammarSandbox``. Both methods may be called in any thread."""
+    """A sandbox for compilations: ``weft.text.grammar_sandbox.GrammarSandbox``. Both methods may be called in any
+    thread."""
 
     def check(self, grammar: Grammar, vocab_size: int) -> Vetted:
-        """Raises RequestError for a grammar that cannot be compiled within the limits."""
+        """Compile ``grammar`` within the limits. Raise RequestError for a grammar that cannot be compiled."""
 
     def compile(self, build: Callable[[], Any]) -> Any:
         """Return the result of ``build``, called in a thread with a large stack."""
@@ -71,16 +72,16 @@ class TokenGrammar:
         return self._prototype.deep_copy()
 
     def forced_tokens(self, matcher: Any) -> list[int]:
-        """The text that alone may come next, in tokens; empty if there is a choice."""
+        """Return the text that must come next, in tokens; empty if there is a choice."""
         text = matcher.compute_ff_bytes()
         return self._tokenizer.tokenize_partial(text)[0] if text else []
 
 
 class GrammarCompiler:
-    """``read_tokenizer`` returns the text of the checkpoint's tokenizer.json; without one every grammar is
-    refused. ``eos_ids``: the tokens that may end an answer, once its grammar is complete; ``vocab_size``: of
-    the model. ``step_s``: as of ``TokenGrammar``; ``limits``: of the parser, those of the sandbox. Without a
-    ``sandbox`` grammars are compiled unchecked: for grammars of the program's own."""
+    """The compiler of one model's grammars, and its cache. ``read_tokenizer`` returns the text of the checkpoint's
+    tokenizer.json; without one every grammar is refused. ``eos_ids``: the tokens that may end an answer, once its
+    grammar is complete; ``vocab_size``: of the model. ``step_s``: as of ``TokenGrammar``; ``limits``: of the parser,
+    those of the sandbox. Without a ``sandbox`` grammars are compiled unchecked: for grammars of the program's own."""
 
     def __init__(
         self,
@@ -105,7 +106,8 @@ class GrammarCompiler:
         self._live: weakref.WeakSet[TokenGrammar] = weakref.WeakSet()
 
     def compile(self, grammar: Grammar) -> TokenGrammar:
-        """Raises RequestError that names the grammar's field, with what the compiler says."""
+        """Return the compiled grammar, from the cache or new. Raise RequestError that names the grammar's field, with
+        the compiler's message."""
         compiled = self.find(grammar)
         if compiled is None:
             compiled = self.build(grammar)
@@ -119,7 +121,8 @@ class GrammarCompiler:
         return compiled
 
     def keep(self, grammar: Grammar, compiled: TokenGrammar) -> None:
-        """Raises QueueFullError where running answers hold too much; the grammar is not in the cache then."""
+        """Put ``compiled`` into the cache. Raise QueueFullError where running answers hold too much; the grammar is not
+        in the cache then."""
         in_use_bytes = sum(other.size_bytes for other in self._live) - self.cached_bytes
         if in_use_bytes and in_use_bytes + compiled.size_bytes > self._cache_bytes_max:
             raise QueueFullError(
@@ -140,8 +143,8 @@ class GrammarCompiler:
         return sum(compiled.size_bytes for compiled in self._cache.values())
 
     def build(self, grammar: Grammar) -> TokenGrammar:
-        """Changes nothing but the tokenizer, which must be ``warm`` before two threads build. Raises as
-        ``compile``."""
+        """Compile ``grammar`` without the cache. Changes nothing but the tokenizer, which must be ``warm`` before two
+        threads build. Raises as ``compile``."""
         self.warm(field=grammar.field)
         if self._sandbox is None:
             return self._build(grammar.field, grammar.grammar, _BYTES_PER_CHARACTER * len(grammar.grammar))
@@ -163,7 +166,7 @@ class GrammarCompiler:
         return TokenGrammar(prototype, self._tokenizer, size_bytes, self._step_s)
 
     def warm(self, *, field: str = "grammar") -> None:
-        """Builds the tokenizer, once. Raises RequestError where this model cannot be constrained."""
+        """Build the tokenizer, once. Raise RequestError where this model cannot be constrained."""
         if self._tokenizer is not None:
             return
         if self._read_tokenizer is None or not self._eos_ids:
@@ -189,6 +192,6 @@ class GrammarCompiler:
         )
 
     def close(self) -> None:
-        """Ends the sandbox. Idempotent."""
+        """End the sandbox. Idempotent."""
         if self._sandbox is not None:
             self._sandbox.close()

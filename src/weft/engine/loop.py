@@ -8,7 +8,7 @@
 ``PlainLoop`` runs each verb to its end before the next. ``weft.engine.overlap.OverlapLoop`` plans the next
 step while the device computes one. Both have the same methods, and ``EngineCore`` calls either.
 
-``StepParts`` holds what both loops work with.
+``StepParts`` holds the parts that both loops work with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ SAMPLE_EVERY_S = 1.0
 
 
 class Ages:
-    """How long ago a commit was. Memory counts commits and knows no clock, so the clock is sampled.
+    """A clock of memory versions: seconds since a commit. Memory counts commits and knows no clock, so the clock is
+    sampled.
 
         version   0   90   180   ...        noted at most once a second, the last SAMPLES_MAX of them (L11)
         seconds   0    1     2
@@ -46,7 +47,7 @@ class Ages:
         self._samples: deque[tuple[int, float]] = deque(maxlen=SAMPLES_MAX)
 
     def note(self, version: int, now_s: float) -> None:
-        """Memory is at ``version`` now."""
+        """Note that memory is at ``version`` now."""
         samples = self._samples
         if not samples or now_s - samples[-1][1] >= SAMPLE_EVERY_S:
             samples.append((version, now_s))
@@ -60,7 +61,7 @@ class Ages:
 
 
 class CacheFlush:
-    """A flush of the prefix cache that waits until it is safe; ``due``: it was asked for and is not complete.
+    """A flush of the prefix cache that waits until it is safe; ``due``: requested and not complete.
 
     A step in flight may read the pages that a flush evicts, so a flush waits for its settling. A sequence
     that has ended gives its pages to the cache in the next plan. A flush that finds closing sequences
@@ -72,7 +73,7 @@ class CacheFlush:
         self._scheduler = scheduler
         self.due = False
         self.clears_store = False
-        """The flush that runs next forgets what is stored as well."""
+        """Whether the next flush forgets stored prefixes too."""
 
     def run(self, *, in_flight: bool) -> None:
         """Flush now, or as soon as nothing is in flight."""
@@ -99,10 +100,10 @@ class StepParts:
     ages: Ages
     clock: Callable[[], float]
     transfers: deque[StepPlan] = field(default_factory=deque)
-    """Computed, and their loads and stores may be under way; in their order."""
+    """Plans that are computed while their loads and stores may be under way, in order."""
 
     def note_commit(self, plan: StepPlan, now_s: float) -> None:
-        """``plan`` was committed at ``now_s``: ages of the cache and queue times."""
+        """Note ages of the cache and queue times for ``plan``, committed at ``now_s``."""
         self.ages.note(self.scheduler.memory.version, now_s)
         self.settlement.note_admissions(plan, now_s)
 
@@ -112,13 +113,13 @@ class StepParts:
         return self.scheduler.may_stop_plans
 
     def note_finish(self, plan: StepPlan) -> None:
-        """``plan`` is computed."""
+        """Note that ``plan`` is computed."""
         if self.scheduler.store is not None:
             self.transfers.append(plan)
             self.note_transfers()
 
     def note_transfers(self) -> None:
-        """The store takes what has arrived. Waits for nothing."""
+        """Tell the store of transfers that have arrived. Waits for nothing."""
         store = self.scheduler.store
         while store is not None and self.transfers and self.executor.transfers_done(self.transfers[0].step):
             store.finished(self.transfers.popleft())
@@ -135,7 +136,7 @@ class StepParts:
 
 
 class PlainLoop:
-    """Each verb waits for the one before it."""
+    """The loop in which each verb waits for the one before it."""
 
     def __init__(self, parts: StepParts) -> None:
         self._parts = parts
@@ -146,8 +147,8 @@ class PlainLoop:
         return None
 
     def step(self) -> bool:
-        """One round of the four verbs. The scheduler has work, or a step is in flight. False: every request
-        waits for the store, and nothing was done."""
+        """Run one round of the four verbs. The scheduler has work, or a step is in flight. Return False where every
+        request waits for the store, and nothing was done."""
         parts = self._parts
         began_s = parts.clock()
         plan = parts.scheduler.plan()
@@ -162,4 +163,4 @@ class PlainLoop:
         return True
 
     def abandon(self) -> None:
-        """The engine ends: a step in flight is never settled. None is, between two steps."""
+        """Drop the step in flight, which is never settled as the engine ends. Between two steps none is."""

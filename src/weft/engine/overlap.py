@@ -23,8 +23,8 @@ on. Step k+1 is settled before k+3 is planned: a step in flight never writes mem
 (decision 0001). The wasted run fed the last chosen token. So the cache indexes pages and state of the
 sequence under exactly the tokens that they have seen (``Scheduler.learn_late``).
 
-**Drafts** need the tokens before them. With a drafter, every few steps the one in flight settles before the
-next is planned, and the drafter is asked. A step with drafts runs alone, as in the plain loop.
+**Drafts** need the tokens before them. With a drafter, every few steps the one in flight settles before the next is
+planned, and the drafter is asked. A step with drafts runs without overlap, as in the plain loop.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _BegunStep:
 
 
 class OverlapLoop:
-    """The seconds of a step count from its begin, or from the settling of the step before it if that is
-    later."""
+    """The loop that plans the next step while one is computed. A step's seconds count from its start, or from the
+    settling of the step before it if that is later."""
 
     def __init__(self, parts: StepParts) -> None:
         self._parts = parts
@@ -73,7 +73,7 @@ class OverlapLoop:
                 parts.scheduler.commit(plan)
                 parts.note_commit(plan, began_s)
                 if plan.verify_count or plan.mtp_drafts:
-                    # The positions behind it depend on its tokens. A text that can be drafted goes on so.
+                    # Positions after the draft depend on its tokens. A text that can be drafted goes on so.
                     self._steps_ahead = _STEPS_AHEAD
                     parts.run_alone(plan, began_s)
                     self._settled_s = parts.clock()
@@ -99,7 +99,7 @@ class OverlapLoop:
         return True
 
     def _speculates_next(self) -> bool:
-        """Whether the step in flight is to settle first, so that the next one may verify drafts."""
+        """Return whether the step in flight is to settle first, so that the next one may verify drafts."""
         drafter = self._parts.scheduler.drafter
         if drafter is None or not drafter.awake:
             return False

@@ -5,15 +5,15 @@
                                             '------- its rows stay until it ends --------'
     rows of ended sequences stay too, up to ``budget_bytes``, the least recently used go first
 
-A picture is encoded once, whatever number of sequences have it. Its rows stay for as long as one of them
-lives, because a preempted sequence computes its prompt again. An encoder computes in pieces of milliseconds,
-and between two steps as many run as ``advance`` has seconds for: decodes go on meanwhile.
+A picture is encoded once, for any number of sequences. Its rows stay while one of these sequences lives, because a
+preempted sequence computes its prompt again. An encoder computes in pieces of milliseconds, and between two steps
+pieces run for the seconds that ``advance`` is given: decodes go on meanwhile.
 
-Laws: L11. The sequences that are begun hold rows of ``budget_bytes`` at most, or one sequence is begun alone.
-The others wait in the bounded queue of the scheduler, and sequences without pictures pass them.
+Laws: L11. The begun sequences hold rows of ``budget_bytes`` at most, unless a single sequence needs more. The others
+wait in the bounded queue of the scheduler, and sequences without pictures pass them.
 
-Rejected: encoding inside of a step (a picture takes longer than ``--max-step-ms``); a thread beside the steps
-(it takes the cores that the steps have).
+Rejected: encoding inside of a step (a picture takes longer than ``--max-step-ms``); a thread that runs during steps (it
+takes cores from the steps).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from weft.schedule.sequence import Sequence
 from weft.units import SeqId
 
 WAITING_BYTES_MAX = 256 << 20
-"""Bytes: most pixels of pictures that wait to be encoded."""
+"""Most bytes of pixels of the pictures that wait to be encoded."""
 
 
 class PictureEncoder(Protocol):
-    """An executor's. ``row_bytes``: of one row; ``picture_tokens``: see ``weft.pictures``."""
+    """The encoder of an executor. ``row_bytes``: of one row; ``picture_tokens``: see ``weft.pictures``."""
 
     @property
     def row_bytes(self) -> int: ...
@@ -45,18 +45,18 @@ class PictureEncoder(Protocol):
     def picture_tokens(self) -> tuple[int, ...]: ...
 
     def check(self, picture: PlacedPicture) -> None:
-        """Raises RequestError for data that is no input of this encoder, or that has other rows."""
+        """Raise RequestError for data that this encoder does not accept, or with another number of rows."""
 
     def pieces(self, picture: PlacedPicture) -> Iterator[None]:
-        """Computes the rows, piece by piece. The executor has them when the iterator ends."""
+        """Compute the rows, piece by piece. The executor has them when the iterator ends."""
 
     def drop(self, digest: bytes) -> None:
-        """The executor gives up the rows of a picture."""
+        """Free the rows of a picture in the executor."""
 
 
 @dataclass(slots=True)
 class _Rows:
-    """``count`` rows of one picture. ``users``: sequences that are begun. ``ready``: the executor has
+    """The ``count`` rows of one picture. ``users``: begun sequences that need them. ``ready``: the executor has
     them."""
 
     count: int
@@ -65,7 +65,8 @@ class _Rows:
 
 
 class PictureQueue:
-    """``encoder`` None: of a model that reads text only. ``clock`` as the engine's."""
+    """Pictures that wait, and rows that are kept. ``encoder`` None: the model reads text only. ``clock`` as the
+    engine's."""
 
     def __init__(self, encoder: PictureEncoder | None, budget_bytes: int, clock: Callable[[], float]) -> None:
         self._encoder = encoder
@@ -82,7 +83,8 @@ class PictureQueue:
         return bool(self._waiting)
 
     def check(self, request: Request) -> None:
-        """Raises RequestError, and QueueFullError where the pictures that wait are too large (law L11)."""
+        """Raise RequestError for pictures that the encoder refuses, and QueueFullError where the waiting pictures are
+        too large (law L11)."""
         if self._encoder is None or not request.pictures:
             return
         for picture in request.pictures:
@@ -104,7 +106,7 @@ class PictureQueue:
             self._waiting[seq.id] = seq
 
     def advance(self, limit_s: float) -> None:
-        """Encodes for ``limit_s`` seconds, one piece at least."""
+        """Encode for ``limit_s`` seconds, one piece at least."""
         end_s = self._clock() + limit_s
         while (seq := self._next()) is not None:
             missing = next((one for one in seq.pictures if not self._rows[one.digest].ready), None)
@@ -116,7 +118,7 @@ class PictureQueue:
                 return
 
     def ended(self, seq: Sequence) -> None:
-        """``seq`` ended, or was cancelled."""
+        """Note that ``seq`` ended, or was cancelled."""
         if not seq.pictures:
             return
         self._waiting.pop(seq.id, None)
@@ -127,7 +129,7 @@ class PictureQueue:
 
     @property
     def begun(self) -> list[SeqId]:
-        """Live sequences whose pictures were encoded, or are: their pixels may be gone."""
+        """Live sequences whose pictures were encoded, or are being encoded: their pixels may be gone."""
         return list(self._begun)
 
     def forget(self) -> None:
@@ -153,8 +155,8 @@ class PictureQueue:
     # ------------------------------------------------------------------ rows
 
     def _next(self) -> Sequence | None:
-        """The best sequence that is begun or may begin. Behind one whose rows find no room none begins: else
-        a sequence with many pictures would wait for ever."""
+        """Return the best sequence that is begun or may begin. If the rows of one find no room, no later sequence
+        begins: otherwise a sequence with many pictures would wait for ever."""
         room = True
         for seq in sorted(self._waiting.values(), key=lambda one: one.rank):
             if seq.id in self._begun:
@@ -165,7 +167,7 @@ class PictureQueue:
         return None
 
     def _begins(self, seq: Sequence) -> bool:
-        """Takes the rows of ``seq``, unless others hold too many."""
+        """Take the rows of ``seq`` and return True, unless others hold too many."""
         counts = {digest: rows.count for digest, rows in self._rows.items() if rows.users}
         counts |= {picture.digest: picture.row_count for picture in seq.pictures}
         if self._begun and sum(counts.values()) * self._row_bytes > self._budget_bytes:
@@ -191,13 +193,13 @@ class PictureQueue:
             self._encoded += 1
 
     def _encoded_all(self, seq: Sequence) -> None:
-        """It is admitted from now on. Its pixels are not needed any more."""
+        """Admit ``seq`` from now on. Its pixels are not needed any more."""
         del self._waiting[seq.id]
         seq.pictures_due = False
         seq.pictures = tuple(msgspec.structs.replace(picture, data=b"") for picture in seq.pictures)
 
     def _trim(self, limit_bytes: int) -> None:
-        """Drops rows without users until all rows have ``limit_bytes`` at most."""
+        """Drop rows without users until all rows have ``limit_bytes`` at most."""
         over = self._bytes() - limit_bytes
         for digest in [digest for digest, rows in self._rows.items() if not rows.users]:
             if over <= 0:

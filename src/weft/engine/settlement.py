@@ -20,7 +20,8 @@ from weft.units import PAD
 
 
 class Settlement:
-    """Turns what steps compute into events of ``streams``. ``feed`` tells the drafter, where there is one."""
+    """The last verb of a step: it makes events of ``streams`` from computed tokens. ``feed`` tells the drafter, where
+    there is one."""
 
     def __init__(
         self, scheduler: Scheduler, streams: StreamTable, counters: EngineCounters, feed: DraftFeed | None = None
@@ -33,10 +34,10 @@ class Settlement:
         """Columns of the decodes of the last step, if it had any."""
 
     def note_admissions(self, plan: StepPlan, now_s: float) -> None:
-        """``plan`` was committed: a sequence that it admits for the first time has its queue time and its
-        cached tokens."""
+        """Note the queue time and the cached tokens of each sequence that the committed ``plan`` admits for the first
+        time."""
         if plan.preempted:
-            self._columns = None  # a step in flight may have them, and their events count it
+            self._columns = None  # a step in flight may hold these columns, and their events count it
         first_run = plan.run_count - len(plan.admissions)
         openings = [opening for opening in plan.reservation.opened if not opening.loads]
         for run, (admission, opening) in enumerate(zip(plan.admissions, openings, strict=True), first_run):
@@ -51,7 +52,7 @@ class Settlement:
                     self._feed.admitted(stream.seq)
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
-        """Events for all that ``plan`` computed. The scheduler has advanced over it."""
+        """Make events for all that ``plan`` computed. The scheduler has advanced over it."""
         for seq_id in plan.preempted:
             stream = self._streams.by_seq.get(seq_id)
             if stream is not None:
@@ -72,7 +73,7 @@ class Settlement:
             self._feed.head_s = result.head_s
 
     def _settle_decodes(self, plan: StepPlan, tokens: list[int], result: StepResult, feed: DraftFeed | None) -> int:
-        """Returns the number of tokens that clients get, as the methods below do."""
+        """Settle the decodes. Returns the number of tokens that clients get, as the methods below do."""
         count = plan.decode_count
         if not count:
             self._columns = None
@@ -95,7 +96,7 @@ class Settlement:
         return generated_count
 
     def _settle_run(self, plan: StepPlan, run: int, token: int, result: StepResult, feed: DraftFeed | None) -> int:
-        """A run by itself."""
+        """Settle one run; returns the number of tokens that clients get."""
         stream = self._streams.by_seq.get(plan.seqs[run])
         if stream is None or token == PAD or run in result.verified or run in result.failures:
             return self._settle_rare(plan, run, stream, token, result)
@@ -111,7 +112,8 @@ class Settlement:
         return 1
 
     def _settle_rare(self, plan: StepPlan, run: int, stream: Stream | None, token: int, result: StepResult) -> int:
-        """A run that did not choose one token for a live stream."""
+        """Settle a run that did not choose one token for a live stream; returns the number of tokens that clients
+        get."""
         if run in result.verified:
             return self._settle_verify_run(plan, run, stream, result)
         if stream is None:  # the sequence ended while the step was in flight: no event
@@ -125,8 +127,8 @@ class Settlement:
         return 0
 
     def _settle_verify_run(self, plan: StepPlan, run: int, stream: Stream | None, result: StepResult) -> int:
-        """The tokens of a verify run, one by one. Drafts hold no end of an answer, so only the last token may
-        be one."""
+        """Settle the tokens of a verify run, one by one. Drafts hold no end of an answer, so only the last token may
+        end it."""
         tokens = list(result.verified[run])
         if stream is None:
             for token in tokens:
@@ -134,14 +136,14 @@ class Settlement:
             return 0
         reason = None
         for token in tokens:
-            assert reason is None, f"step {plan.step} run {run}: a draft behind the end of its answer"
+            assert reason is None, f"step {plan.step} run {run}: a draft after the end of its answer"
             stream.generated.append(token)
             reason = stream.rule.reason(token, len(stream.generated))
         failure = result.failures.get(run)
         if self._feed is not None:
             self._feed.settled(stream.seq, tokens, drafted=int(plan.lengths[run]) - 1, head=result.head_drafts.get(run))
         if failure is not None:
-            tokens.pop()  # the token that its grammar could not take is no part of the answer
+            tokens.pop()  # a token that the grammar does not allow does not belong to the answer
         logprobs = result.verified_logprobs[run][: len(tokens)] if stream.wants_logprobs else None
         if failure is not None:
             self._streams.end(stream, tokens, "error", logprobs=logprobs, error=failure, own_fault=True)
@@ -152,8 +154,8 @@ class Settlement:
         return len(tokens)
 
     def _settle_unsampled(self, plan: StepPlan, run: int, stream: Stream) -> None:
-        """A chunk inside a prefill has no token. If the request asked for no token, the end of the prompt is
-        the end of the sequence."""
+        """Settle a run without a token: a chunk inside a prefill, or the end of a prompt whose request asked for no
+        token, which ends the sequence."""
         assert not plan.samples[run], f"run {run} of step {plan.step} had to choose a token and did not"
         seq = stream.seq
         if not seq.samples and plan.starts[run] + plan.lengths[run] == seq.known_count:

@@ -1,17 +1,17 @@
-"""Puts an engine to sleep, wakes it, pauses it, and replaces its weights.
+"""Sleep, wake-up and pause of an engine, and the replacement of its weights.
 
     pause            no step is computed; live sequences stay, end, or give up their memory
     sleep(level)     live sequences? -> flush the prefix cache -> executor.sleep(level)
     wake_up(parts)   executor.wake(part) for each part -> audit, once no part is missing
     refit(directory) sleep(2), the next directory, wake_up: a sleep that live sequences may outlast
 
-After level 2, the files may have other weights than before. The digest of what was read says so, and then
-nothing of the old ones is used again. The prefix tree and the rows of pictures are gone with the sleep. The
-store goes on under another namespace, and engines that send each other records refuse the old ones. The
-answers that drafts come from are dropped.
+After level 2, the files may have other weights than before. The digest of the weights read shows it, and then no result
+of the old ones is used again. The prefix tree and the rows of pictures are gone with the sleep. The store goes on under
+another namespace, and engines that send each other records refuse the old ones. The answers that drafts come from are
+dropped.
 
-Counters, seeds, compiled grammars and what the cache policy has learned survive. After the flush no sequence
-holds a page or a slot, and every frame counts as never used: each is zeroed before its first use (law L6).
+Counters, seeds, compiled grammars and the statistics of the cache policy survive. After the flush no sequence holds a
+page or a slot, and every frame counts as never used: each is zeroed before its first use (law L6).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.engine.stats import AWAKE, PARTS, Flushed, Part, SleepState, WeightsSt
 from weft.errors import BusyError, EngineUnavailableError, UserError, WeftError
 
 STORE_SLEEP_S = 20.0
-"""An engine that falls asleep writes snapshots to its store for at most this long."""
+"""Seconds that an engine may write snapshots to its store when it falls asleep."""
 _ASLEEP = "the engine was put to sleep while it answered"
 _PAUSED = "the engine was paused while it answered"
 _REPLACED = "the weights of the engine were replaced while it answered"
@@ -32,20 +32,20 @@ _PICTURES = f"{_REPLACED}, and the pictures of the request would have to be enco
 
 
 class Sleeper:
-    """Puts one engine to sleep and wakes it. Between steps only."""
+    """The sleep and wake-up of one engine. Called between steps only."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._adapters: list[Adapter] = []
-        """Those of live sequences, while the weights are gone."""
+        """Adapters of live sequences, while the weights are gone."""
 
     @property
     def state(self) -> SleepState:
         return self._core.sleep_state
 
     def sleep(self, level: int = 1, *, abort: bool = False) -> Flushed:
-        """Sleep, and return what the prefix cache lost. From level 1 to 2 the weights are dropped too; from 2
-        to 1 nothing changes.
+        """Put the engine to sleep, and return the losses of the prefix cache. From level 1 to 2 the weights are dropped
+        too; from 2 to 1 nothing changes.
 
         With ``abort``, live sequences end as cancelled, and their last events come with the next ``step``.
         Raises BusyError with the count of live sequences when there are any and ``abort`` is false;
@@ -59,7 +59,7 @@ class Sleeper:
         return self._fall_asleep(level)
 
     def _fall_asleep(self, level: int, *, write_s: float = STORE_SLEEP_S) -> Flushed:
-        """No sequence holds memory."""
+        """Flush the cache and free the parts. No sequence holds memory."""
         core = self._core
         if core.failure is not None:
             raise EngineUnavailableError(f"the engine has failed: {core.failure!r}")
@@ -75,8 +75,8 @@ class Sleeper:
         return flushed
 
     def wake_up(self, parts: Collection[Part] | None = None) -> SleepState:
-        """Bring back ``parts``, or all of them. The engine is awake once no part is missing; a part that is
-        not missing is left alone.
+        """Bring back ``parts``, or all of them. The engine is awake once no part is missing; a part that is present
+        stays as it is.
 
         Raises RequestError for an unknown part, the errors of reading the checkpoint, or
         EngineUnavailableError when the device has too little memory. Parts that are back stay, and the call
@@ -98,7 +98,7 @@ class Sleeper:
         return self.state
 
     def _renew(self, version: str) -> None:
-        """If the files had other weights than before, nothing that the old ones computed is used again."""
+        """Drop all results of the old weights if the files had other weights than before."""
         core = self._core
         if core.source is None:
             return
@@ -113,7 +113,7 @@ class Sleeper:
         core.weights = WeightsState(version, digest, core.weights.updates + 1)
 
     def end_all(self, why: str) -> None:
-        """Live sequences end as cancelled, and free their memory; ``why`` is in their last events."""
+        """End live sequences as cancelled, and free their memory; ``why`` is in their last events."""
         core = self._core
         core.paused, paused = False, core.paused
         core.cancel_all(why)
@@ -125,8 +125,8 @@ class Sleeper:
 
     def pause(self, *, abort: bool, flush: bool) -> Flushed | None:
         """Compute no further step until ``paused`` is false again. Live sequences stay as they are, or end with
-        ``abort``. With ``flush``, they give up their memory and the prefix cache is emptied; they are computed
-        again later. Returns what it lost."""
+        ``abort``. With ``flush``, they give up their memory and the prefix cache is emptied; they are computed again
+        later. Returns the losses of the prefix cache."""
         core = self._core
         if abort:
             self.end_all(_PAUSED)
@@ -139,8 +139,8 @@ class Sleeper:
         return flushed
 
     def refit(self, directory: str, version: str, *, abort: bool = False) -> Flushed:
-        """Replace the weights by those in ``directory``, and return what the prefix cache lost. Live sequences
-        wait and are computed again from their tokens, with the new weights; with ``abort`` they end.
+        """Replace the weights by those in ``directory``, and return the losses of the prefix cache. Live sequences wait
+        and are computed again from their tokens, with the new weights; with ``abort`` they end.
 
         Raises CheckpointError or ConfigError where the new weights cannot be served: the old ones are then
         read again, and answer. Raises EngineUnavailableError when the engine has failed, or sleeps."""
@@ -170,7 +170,7 @@ class Sleeper:
 
 
 def busy(count: int, waited_s: float | None = None) -> BusyError:
-    """Why the engine does not sleep now, and the two ways out."""
+    """Return an error that says why the engine does not sleep now, and the two ways out."""
     runs = f"{count} sequence{' is' if count == 1 else 's are'} running or waiting"
     after = "" if waited_s is None else f" after {waited_s:g} s; nothing has changed"
     return BusyError(

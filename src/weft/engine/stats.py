@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 Part = Literal["weights", "kv_cache"]
 PARTS: tuple[Part, ...] = ("weights", "kv_cache")
-"""In the order of waking. ``kv_cache`` is the arena, recurrent states included."""
+"""Parts of the engine in the order of waking. ``kv_cache`` is the arena, recurrent states included."""
 LEVELS = (1, 2)
 
 
 class SleepState(msgspec.Struct, frozen=True):
-    """``level`` 0: awake, and nothing is ``missing``."""
+    """The state of sleep. ``level`` 0: awake, and nothing is ``missing``."""
 
     level: int = 0
     missing: tuple[Part, ...] = ()
 
     def check_awake(self) -> None:
-        """Raises AsleepError."""
+        """Raise AsleepError unless the engine is awake."""
         if self.level:
             raise AsleepError(
                 f"the engine is asleep (level {self.level}); POST /wake_up, or wake_up() in Python, wakes it",
@@ -54,8 +54,8 @@ AWAKE = SleepState()
 
 
 class WeightsState(msgspec.Struct, frozen=True):
-    """The weights that answer now. ``version``: a name that the caller of the last update gave them, empty
-    for those of the start. ``digest``: of all bytes of their files. ``updates``: how often they were others."""
+    """The weights that answer now. ``version``: a name that the caller of the last update gave them, empty for those of
+    the start. ``digest``: of all bytes of their files. ``updates``: number of changes to other weights."""
 
     version: str = ""
     digest: str = ""
@@ -69,8 +69,27 @@ class Flushed(msgspec.Struct, frozen=True):
     tokens: int = 0
 
 
+class NamedPrefix(msgspec.Struct, frozen=True):
+    """``salt``: that of ``Request.salt``; ``tokens``: int32 bytes."""
+
+    name: str
+    salt: str
+    tokens: bytes
+
+
+class PinState(msgspec.Struct, frozen=True):
+    """Tokens of a pinned prefix up to its deepest snapshot in memory, and whether the snapshot of all of them is
+    durable in the store. ``nbytes``: KV and state of it. ``goes_last``: within the memory of pins."""
+
+    name: str
+    tokens: int
+    is_stored: bool
+    nbytes: int
+    goes_last: bool
+
+
 def check_level(level: int) -> None:
-    """Raises RequestError for an unknown level."""
+    """Raise RequestError for an unknown level."""
     if level not in LEVELS:
         raise RequestError(
             f"level is {level}; it may be 1 (weights go to host memory) or 2 (weights are "
@@ -80,7 +99,7 @@ def check_level(level: int) -> None:
 
 
 def check_parts(parts: Collection[str] | None) -> Collection[str]:
-    """``parts``, or all of them. Raises RequestError for an unknown part."""
+    """Return ``parts``, or all of them for None. Raise RequestError for an unknown part."""
     for part in parts or ():
         if part not in PARTS:
             raise RequestError(f"tags has {part!r}; it may have {' and '.join(PARTS)}", param="tags")
@@ -88,8 +107,8 @@ def check_parts(parts: Collection[str] | None) -> Collection[str]:
 
 
 class RankStats(msgspec.Struct, frozen=True):
-    """``collective_s``: seconds that rank 0 spent in collectives. ``expert_choices``: by the number of the
-    expert, over all layers, where ranks divide experts."""
+    """Counters of one rank. ``collective_s``: seconds that rank 0 spent in collectives. ``expert_choices``: by the
+    number of the expert, over all layers, where ranks divide experts."""
 
     size: int = 1
     collective_s: float = 0.0
@@ -97,9 +116,9 @@ class RankStats(msgspec.Struct, frozen=True):
 
 
 class PictureStats(msgspec.Struct, frozen=True):
-    """Since the start: pictures ``encoded``, those ``reused`` whose rows were there, rows ``dropped`` for
-    others. ``bytes``: of the rows that are there now, of ``budget`` at most; 0 for a model that reads text
-    only. ``waiting``: sequences that wait for their pictures."""
+    """Counts of pictures since the start: ``encoded``, ``reused`` where the rows were present, ``dropped`` for others.
+    ``bytes``: of the rows that are kept now, of ``budget`` at most; 0 for a model that reads text only. ``waiting``:
+    sequences that wait for their pictures."""
 
     encoded: int = 0
     reused: int = 0
@@ -135,7 +154,7 @@ class StepCounts(msgspec.Struct, kw_only=True):
 
 
 class EngineStats(StepCounts, kw_only=True):
-    """``running`` and ``waiting`` count sequences; a request of ``n`` is ``n`` of them."""
+    """Numbers of an engine. ``running`` and ``waiting`` count sequences; a request of ``n`` is ``n`` of them."""
 
     running: int
     waiting: int
@@ -162,8 +181,8 @@ class EngineStats(StepCounts, kw_only=True):
 
 
 class EngineCounters(StepCounts, kw_only=True):
-    """``on_step`` listeners get each computed step and its seconds: the measured ones, or what ``priced_s`` makes
-    of them. ``ranks``: what the ranks say, where there are several."""
+    """Counters that an engine adds to. ``on_step`` listeners get each computed step and its seconds: measured, or
+    computed by ``priced_s``. ``ranks``: counters of the ranks, where there are several."""
 
     on_step: list[Callable[[StepPlan, float], None]] = []
     ranks: Callable[[], RankStats] = RankStats
@@ -181,6 +200,6 @@ class EngineCounters(StepCounts, kw_only=True):
             listener(plan, seconds)
 
     def counts(self) -> dict[str, Any]:
-        """Every field of ``StepCounts``, for an ``EngineStats``."""
+        """Return every field of ``StepCounts``, for an ``EngineStats``."""
         counts = {name: getattr(self, name) for name in StepCounts.__struct_fields__}
         return counts | {"finished": dict(self.finished)}

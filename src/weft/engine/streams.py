@@ -57,37 +57,37 @@ class Stream:
         self.index = index
         self.seq = seq
         self.rule = rule
-        # The columns of decodes are made of these.
+        # The columns of decodes have these values.
         self.stop_ids, self.new_tokens_max, self.generated = rule.ids, rule.new_tokens_max, seq.generated
         self.plain = False
-        """The next event brings tokens and no fact that is said once."""
+        """Whether the next event brings tokens and no fact that is said once."""
         self.accepted_s = accepted_s
         self.wants_logprobs = seq.sampling.logprobs is not None
         self.started = False
         self.cached_tokens = 0
-        # Facts for the next event, besides its tokens; None once an event has said them.
+        # facts for the next event, besides its tokens; None once an event has said them
         self.queued_s: float | None = None
         self.lost: LostTokens | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if seq.prompt_logprobs_due else None
         self.pooled: npt.NDArray[np.float64] | None = None
-        """The sum so far of what ``pooling`` asks for."""
+        """Running sum of the rows that ``pooling`` needs."""
 
     def start(self, now_s: float, cached_tokens: int, lost: Lost) -> None:
-        """The sequence was admitted for the first time."""
+        """Note the first admission of the sequence."""
         self.started, self.plain = True, False
         self.lost = lost_tokens(lost)
         self.queued_s = now_s - self.accepted_s
         self.cached_tokens = cached_tokens
 
     def restart_prompt(self) -> None:
-        """The sequence was preempted: if its prompt was incomplete, it is computed again from the start."""
+        """Begin the prompt again after a preemption if it was incomplete: it is computed again from the start."""
         self.pooled = None
         if self.seq.prompt_logprobs_due:
             self.prompt_logprobs = [None]
             self.plain = False
 
     def add_pooled(self, parts: npt.NDArray[np.float64]) -> None:
-        """One by one, in the order of positions: the sum is the same however the prompt was cut."""
+        """Add rows one by one, in the order of positions: the sum is the same however the prompt was cut."""
         for part in parts:
             self.pooled = part if self.pooled is None else self.pooled + part
 
@@ -158,7 +158,7 @@ class StreamTable:
         self.by_request.setdefault(stream.request_id, {})[stream.index] = stream.seq.id
 
     def of_request(self, request_id: str, index: int | None = None) -> list[Stream]:
-        """Live streams of a request, or the one at ``index``; empty when there are none."""
+        """Return live streams of a request, or the one at ``index``; empty when there are none."""
         live = self.by_request.get(request_id, {})
         if index is not None:
             return [self.by_seq[live[index]]] if index in live else []
@@ -174,7 +174,7 @@ class StreamTable:
         error: str | None = None,
         own_fault: bool = False,
     ) -> None:
-        """The sequence ends with this event, and the scheduler closes it with the next plan."""
+        """End the sequence with this event; the scheduler closes it with the next plan."""
         self._scheduler.finish(stream.seq)
         self._forget(stream)
         self._counters.finished[reason] += 1
@@ -187,20 +187,20 @@ class StreamTable:
             self.end(stream, [], "cancelled", error=why)
 
     def fail_all(self, message: str) -> None:
-        """The engine has failed: every stream ends with "error". The scheduler may be half way through a step
-        and is left alone."""
+        """End every stream with "error", as the engine has failed. The scheduler may be half way through a step and is
+        not called."""
         for stream in list(self.by_seq.values()):
             self._forget(stream)
             self._counters.finished["error"] += 1
             self.outbox.append(stream.event([], finish_reason="error", error=message))
 
     def drain(self) -> list[TokenEvent]:
-        """The events of the outbox, which is empty afterwards."""
+        """Return the events of the outbox, which is empty afterwards."""
         events, self.outbox = self.outbox, []
         return events
 
     def audit(self) -> None:
-        """Compares the tables with each other and with the scheduler (law L1)."""
+        """Compare the tables with each other and with the scheduler (law L1)."""
         live = {seq for ids in self.by_request.values() for seq in ids.values()}
         assert live == set(self.by_seq), "requests and streams differ"
         scheduled = {seq.id for seq in (*self._scheduler.running, *self._scheduler.waiting)}

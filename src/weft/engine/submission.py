@@ -30,8 +30,8 @@ from weft.units import SeqId
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """The token-level end of one sequence. ``new_tokens_max`` is ``max_tokens`` or what the context leaves,
-    whichever is less; stop ids count only after ``min_tokens`` tokens."""
+    """The token-level end of one sequence. ``new_tokens_max`` is ``max_tokens`` or the rest of the context, whichever
+    is less; stop ids count only after ``min_tokens`` tokens."""
 
     ids: frozenset[int]
     named_ids: frozenset[int]
@@ -39,7 +39,7 @@ class StopRule:
     new_tokens_max: int
 
     def reason(self, token: int, position: int) -> FinishReason | None:
-        """Why the sequence ends with ``token`` as generated token number ``position`` (from 1), or None."""
+        """Return why the sequence ends with ``token`` as generated token number ``position`` (from 1), or None."""
         if token in self.ids and position > self.min_tokens:
             return "stop"
         return "length" if position >= self.new_tokens_max else None
@@ -50,7 +50,7 @@ class StopRule:
 
 
 def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: int) -> StopRule:
-    """``context_left``: tokens between the prompt's end and ``max_model_len``."""
+    """Return the rule of one sequence. ``context_left``: tokens between the prompt's end and ``max_model_len``."""
     # The context was checked against the arena: an answer never outgrows its pages.
     new_tokens_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
     # An end before min_tokens is masked, except where the grammar leaves nothing else: then it is the end.
@@ -65,24 +65,24 @@ def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: in
 
 @lru_cache(maxsize=256)
 def _shared(ids: tuple[int, ...]) -> frozenset[int]:
-    """One set for all sequences with the same ends: most have the model's own, and a step reads each."""
+    """Return one set for all sequences with the same ends: most have the model's own, and each step reads it."""
     return frozenset(ids)
 
 
 def stop_ids(sampling: SamplingParams, eos_ids: Iterable[int]) -> tuple[int, ...]:
-    """Ids that end the sequence, in order and without repeats: the model's eos (unless ``ignore_eos``)
+    """Return ids that end the sequence, in order and without repeats: the model's eos (unless ``ignore_eos``)
     and the request's own."""
     ends = () if sampling.ignore_eos else tuple(eos_ids)
     return tuple(dict.fromkeys((*ends, *sampling.stop_token_ids)))
 
 
 RESUMED_FIRST = 1 << 40
-"""Subtracted from the number of a request that resumes: more than the requests that an engine accepts."""
+"""Offset subtracted from the number of a resumed request: more than the requests that an engine accepts."""
 
 
 class Submission:
-    """``eos_ids`` are the model's own end tokens; ``seed`` is the engine's. ``picture_tokens``: what
-    stands at rows of pictures in a prompt; none where the model reads text only."""
+    """The checks of one engine's requests. ``eos_ids`` are the model's own end tokens; ``seed`` is the engine's.
+    ``picture_tokens``: token ids at rows of pictures in a prompt; none where the model reads text only."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Submission:
         self._next_seq = 0
 
     def check(self, request: Request) -> Int32s:
-        """The prompt as an array. Raises RequestError or ContextLengthError."""
+        """Return the prompt as an array. Raise RequestError or ContextLengthError."""
         request.sampling.check(self._vocab_size)
         request.check_length(self._sizes.max_model_len)
         request.check_marks()
@@ -119,7 +119,7 @@ class Submission:
         try:
             tokens = np.asarray(request.prompt_tokens, dtype=np.int64)
         except (OverflowError, TypeError, ValueError):
-            raise RequestError("the prompt has a value that is no token id", param="prompt") from None
+            raise RequestError("the prompt has a value that is not a token id", param="prompt") from None
         bad = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
         if bad.size:
             raise RequestError(
@@ -136,9 +136,9 @@ class Submission:
         return prompt
 
     def check_queue(self, waiting: int, own: int, request: Request) -> None:
-        """Raises QueueFullError where the sequences of ``request`` do not fit behind the ``waiting`` ones, ``own`` of
-        them of its key, which may fill half of the queue (law L11). A request that resumes always fits: an engine has
-        accepted it already, within that bound."""
+        """Raise QueueFullError where the sequences of ``request`` do not fit after the ``waiting`` ones, of which
+        ``own`` have its key; a key may fill half of the queue (law L11). A request that resumes always fits: an engine
+        has accepted it already, within that bound."""
         if request.resumption is not None:
             return
         new, half = request.sampling.n, self._sizes.queue_max // 2
@@ -160,8 +160,8 @@ class Submission:
     def sequences(
         self, request: Request, prompt: Int32s, grammar: CompiledGrammar | None, number: int
     ) -> Iterator[tuple[int, Sequence, StopRule]]:
-        """``number`` counts accepted requests: it decides the order of arrival, and the seed of a request
-        that names none."""
+        """Yield the sequences of a request. ``number`` counts accepted requests: it decides the order of arrival, and
+        the seed of a request that names none."""
         sampling = request.sampling
         seed = split_seed(self._seed, number) if sampling.seed is None else sampling.seed
         rule = stop_rule(sampling, self._eos_ids, self._sizes.max_model_len - int(prompt.size))

@@ -109,7 +109,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """As ``read_spec``, with everything the model code needs besides."""
     model_type = config.get("model_type")
-    family = find_family(model_type)
+    family = _family_of(config)
     if family is None:
         named = ", ".join(str(name) for name in config.get("architectures") or ())
         raise UnknownArchitectureError(
@@ -117,9 +117,39 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
             f"weft serves {', '.join(served())}",
             param="model",
         )
-    keys = ConfigKeys(text_config(config), fallback=config)
+    keys = ConfigKeys(text_config(config), fallback=text_parts(config))
     _refuse_what_is_not_served(keys, family.activation)
     return as_causality_says(replace(family.read(family.name, keys), names=family.names), keys)
+
+
+NO_TEXT: dict[str, str] = {
+    "paligemma": "its prompts are read in both directions",
+    "jev": "it has a head of decisions and writes no text",
+}
+"""Wrappers whose text part is not served, though its ``model_type`` is, and the reason."""
+
+
+def _family_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the family of ``config``, or that of the text part of a wrapper that weft does not know."""
+    model_type, inner = config.get("model_type"), text_config(config)
+    family = find_family(model_type)
+    if family is not None or inner is config:
+        return family
+    if str(model_type) in NO_TEXT:
+        fail("model_type", model_type, NO_TEXT[str(model_type)])
+    return find_family(inner.get("model_type"))
+
+
+def is_text_alone(config: Mapping[str, Any]) -> bool:
+    """Return whether ``config`` is of a wrapper of which weft knows the text part only."""
+    return text_config(config) is not config and find_family(config.get("model_type")) is None
+
+
+def text_parts(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``config``, without its other parts where only the text is served."""
+    if not is_text_alone(config):
+        return config
+    return {key: value for key, value in config.items() if not key.endswith("_config") or key == "quantization_config"}
 
 
 _KEYS_LEAST, _KEYS_SHOWN, _TRIES = 3, 12, 8
@@ -164,7 +194,7 @@ def _unread(family: Family, stated: Mapping[str, Any], own: set[str]) -> set[str
 
 def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:
     """What names of tensors in released files are called here."""
-    family = find_family(config.get("model_type"))
+    family = _family_of(config)
 
     def renamed(name: str) -> str:
         for pattern, here in family.released if family is not None else ():

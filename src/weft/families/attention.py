@@ -158,7 +158,12 @@ def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:
 FAMILIES = (
     Family("llama", ("llama",), read_llama, names=NAMES),
     Family("llama", ("mistral",), read_mistral, names=NAMES),
-    Family("qwen3", ("qwen3", "qwen3_moe"), partial(read_qwen, qk_norm=True), names=NAMES),
+    Family(
+        "qwen3",
+        ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"),
+        partial(read_qwen, qk_norm=True),
+        names=NAMES,
+    ),
     Family("smollm3", ("smollm3",), read_smollm3, names=NAMES),
     Family("olmo3", ("olmo3",), read_olmo3, names=OUT_NAMES),
 )

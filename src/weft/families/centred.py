@@ -69,6 +69,13 @@ _NEMOTRON = Decoder(
     feed=ungated("relu2"),
     residual=lambda keys: Residual(centred="bias"),
 )
+_JAIS2 = Decoder(
+    defaults=sizes(150_272, 3328, 26_624, 32, 26, 26, 8192)
+    | {"head_dim": 128, "layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True},
+    renamed={"rms_norm_eps": "layer_norm_eps"},
+    feed=ungated("relu2"),
+    residual=lambda keys: Residual(centred="bias"),
+)
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
 _UNGATED = replace(NAMES, swiglu=False)
 FAMILIES = (
@@ -78,6 +85,7 @@ FAMILIES = (
     Family("olmo", ("olmo",), _OLMO, names=NAMES),
     Family("starcoder2", ("starcoder2",), _STARCODER2, "gelu_pytorch_tanh", replace(
         NAMES, swiglu=False, spelled={Dense: {"names": ("c_fc", "c_proj")}})),
+    Family("jais2", ("jais2",), _JAIS2, "relu2", _UNGATED),
     Family("stablelm", ("stablelm",), _STABLELM, names=NAMES),
     Family("nemotron", ("nemotron",), _NEMOTRON, "relu2", replace(_UNGATED, plus_one=True)),
 )  # fmt: skip

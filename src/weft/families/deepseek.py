@@ -16,6 +16,7 @@ from weft.families.attention import NAMES
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.decoders import FULL_KIND, Decoder, sizes
 from weft.families.delta import FeedDefaults, mtp_behind, read_kimi_feed_forwards, read_latent_attention, scale_of_rope
+from weft.families.dense import exaone_attention
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, experts_per_token
@@ -26,7 +27,7 @@ def deepseek(
 ) -> Architecture:
     """Return a model whose experts are DeepSeek V3's, with ``attention`` in every layer."""
     keys = keys.with_defaults(**sized)
-    keys = keys.over({"num_experts": keys.integer("n_routed_experts", default.experts)})
+    keys = keys.over({"num_experts": keys.integer("n_routed_experts", keys.integer("num_experts", default.experts))})
     mixer, count = attention(keys), keys.integer("num_hidden_layers")
     feeds = read_kimi_feed_forwards(keys, count, default)
     mixers = mixer if isinstance(mixer, list) else [mixer] * count
@@ -74,6 +75,26 @@ def read_glm4_moe(family: str, keys: ConfigKeys) -> Architecture:
     )
     default = FeedDefaults(1, 10_944, 128, 1408, 1.0, 1, 1)
     return deepseek(keys, default, decoder.attentions, family, **decoder.defaults)
+
+
+def read_solar_open(family: str, keys: ConfigKeys) -> Architecture:
+    decoder = Decoder(
+        defaults={
+            **sizes(196_608, 4096, 10_240, 48, 64, 8, 131_072),
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "first_k_dense_replace": 0,
+        },
+        theta=1e6,
+        attention={"out_bias": False},
+    )
+    return deepseek(keys, FeedDefaults(0, 10_240, 128, 1280, 1.0, 1, 1), decoder.attentions, family, **decoder.defaults)
+
+
+def read_exaone_moe(family: str, keys: ConfigKeys) -> Architecture:
+    """Read a model with the attention of EXAONE 4, and norms before blocks."""
+    decoder = exaone_attention(keys)
+    return deepseek(decoder.keys(keys), FeedDefaults(1, 16_384, 64, 1024, 2.5, 1, 1), decoder.attentions, family)
 
 
 def read_dots1(family: str, keys: ConfigKeys) -> Architecture:
@@ -132,5 +153,13 @@ FAMILIES = (
     Family("deepseek_v3", ("deepseek_v3",), read_deepseek_v3, names=_LATENT),
     Family("deepseek_v2", ("deepseek_v2",), read_deepseek_v2, names=_LATENT),
     Family("youtu", ("youtu",), read_youtu, names=_LATENT),
+    Family("solar_open", ("solar_open",), read_solar_open, names=_SHARED),
+    Family(
+        "exaone_moe",
+        ("exaone_moe",),
+        read_exaone_moe,
+        names=_SHARED,
+        released=((r"mlp\.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),),
+    ),
     Family("dots1", ("dots1",), read_dots1, names=_SHARED),
 )

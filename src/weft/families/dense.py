@@ -14,7 +14,7 @@ from typing import Any
 from weft.families import reading
 from weft.families.architecture import Architecture
 from weft.families.attention import NAMES, OUT_NAMES, OUT_NORMED, read_qwen
-from weft.families.config_keys import ConfigKeys
+from weft.families.config_keys import ConfigKeys, fail
 from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, every, patterned, sizes, ungated
 from weft.families.mixers.attention import Attention, Growth
 from weft.families.mixers.feed_forward import Dense
@@ -39,20 +39,38 @@ def granite_scale(keys: ConfigKeys) -> Mapping[str, Any]:
     return {"scale": keys.number("attention_multiplier", 1.0)}
 
 
-def read_exaone4(family: str, keys: ConfigKeys) -> Architecture:
-    """Read a model whose full layers have no positions where others have a window, and whose norms follow blocks."""
+def exaone_attention(keys: ConfigKeys) -> Decoder:
+    """Return a decoder whose full layers have no positions where others have a window."""
     windows = reading.states_window(keys)
-    decoder = Decoder(
-        defaults=sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)
-        | {"rms_norm_eps": 1e-5}
-        | ({} if keys.has("sliding_window") else {"sliding_window": 4096}),
+    default = {} if keys.has("sliding_window") else {"sliding_window": 4096}
+    return Decoder(
+        defaults={**sizes(102_400, 4096, 16_384, 32, 32, 32, 2048), **default, "rms_norm_eps": 1e-5},
         attention={"qk_norm": True},
         kinds=patterned if windows else every(1),
         unturned=(FULL_KIND,) if windows else (),
-        residual=lambda keys: OUT_NORMED,
         only={"attention_bias": False},
     )
-    return decoder(family, keys)
+
+
+def read_exaone4(family: str, keys: ConfigKeys) -> Architecture:
+    """Read a model whose norms follow blocks."""
+    return replace(exaone_attention(keys), residual=lambda keys: OUT_NORMED)(family, keys)
+
+
+def _clova_residual(keys: ConfigKeys) -> Residual:
+    return replace(granite_residual(keys), out_norms=keys.boolean("use_post_norm", True))
+
+
+def _clova_multipliers(keys: ConfigKeys) -> Mapping[str, Any]:
+    scaling = keys.number("logits_scaling", 1.0)
+    if scaling == 0:
+        fail("logits_scaling", scaling, "it must not be 0")
+    return {**granite_multipliers(keys), "logits_divisor": 1 / scaling}
+
+
+def _clova_scale(keys: ConfigKeys) -> Mapping[str, Any]:
+    head_dim = keys.integer("head_dim", keys.integer("hidden_size") // keys.integer("num_attention_heads"))
+    return {"scale": keys.number("attention_multiplier", head_dim**-0.5)}
 
 
 def _out_bias(key: str, default: bool) -> Any:
@@ -109,6 +127,7 @@ _GRANITE = Decoder(
     residual=granite_residual,
     more=granite_multipliers,
 )
+_CLOVA = replace(_GRANITE, attention_of=_clova_scale, residual=_clova_residual, more=_clova_multipliers)
 _PHI3 = Decoder(
     defaults=sizes(32_064, 3072, 8192, 32, 32, 32, 4096) | {"rms_norm_eps": 1e-5}, attention={"bias": False}
 )
@@ -164,11 +183,13 @@ _APERTUS = Decoder(
 )
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
 _UNGATED = replace(NAMES, swiglu=False)
+_QWEN2 = ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text")
 FAMILIES = (
-    Family("qwen2", ("qwen2",), partial(read_qwen, qk_norm=False), names=NAMES),
+    Family("qwen2", _QWEN2, partial(read_qwen, qk_norm=False), names=NAMES),
     Family("phi3", ("phi3",), _PHI3, names=replace(
         NAMES, spelled={Attention: {"joined": "qkv_proj"}, Dense: {"names": _JOINED}})),
-    Family("granite_dense", ("granite",), _GRANITE, names=NAMES),
+    Family("granite_dense", ("granite", "granite_docling_text", "granite4_vision_text"), _GRANITE, names=NAMES),
+    Family("hyperclovax", ("hyperclovax",), _CLOVA, names=replace(NAMES, out_norms=("post_norm1", "post_norm2"))),
     Family("glm", ("glm",), _GLM, names=replace(
         NAMES, spelled={Attention: {"paired": True}, Dense: {"names": _JOINED}})),
     Family("glm4", ("glm4",), replace(_GLM, residual=lambda keys: Residual(out_norms=True)), names=replace(

@@ -73,6 +73,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     # layer_types says it.
     "dots1": ("max_window_layers",),
     "exaone4": ("sliding_window_pattern",),
+    # mlp_layer_types says the first.
+    "exaone_moe": ("first_k_dense_replace", "sliding_window_pattern"),
     "glm5_next": ("head_dim", "qk_head_dim"),
     "qwen4_exp": ("number_of_conv_states", "split_ngram_parts"),
     "zaya": ("intermediate_size",),

@@ -14,7 +14,7 @@ from typing import Any
 from weft.families.architecture import Architecture
 from weft.families.attention import NAMES, read_qwen
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.decoders import Decoder, all_biased, every, sizes
+from weft.families.decoders import FULL_KIND, Decoder, all_biased, every, sizes
 from weft.families.dense import HUNYUAN, HUNYUAN_NAMES, granite_multipliers, granite_residual, granite_scale
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
@@ -116,6 +116,20 @@ def _olmoe_feed(keys: ConfigKeys, layer: int) -> FeedForward:
     return Experts(count, experts_per_token(keys, count, 8), keys.integer("intermediate_size"), normalized)
 
 
+def _flint_feed(keys: ConfigKeys, layer: int) -> FeedForward:
+    only = keys.get("mlp_only_layers")
+    if layer in ((0, 1) if only is None else only) or (layer + 1) % keys.integer("decoder_sparse_step", 1):
+        return Dense(keys.integer("intermediate_size"))
+    count, shared = keys.integer("num_experts", 256), keys.integer("shared_expert_intermediate_size", 1024)
+    normalized, width = keys.boolean("norm_topk_prob", True), keys.integer("moe_intermediate_size", 512)
+    chosen = experts_per_token(keys, count, 6)
+    return Experts(count, chosen, width, normalized, shared_width=shared, scoring="sigmoid")
+
+
+def _stated_kinds(keys: ConfigKeys, count: int) -> list[str]:
+    fail("layer_types", None, "it must list the kind of each layer")
+
+
 def read_granite_swa(family: str, keys: ConfigKeys, *, decoder: Decoder) -> Architecture:
     """Read a model with sinks, windows, and a rotary base for each layer."""
     architecture = decoder(family, keys)
@@ -154,12 +168,21 @@ _OLMOE = Decoder(
     feed=_olmoe_feed,
     only={"clip_qkv": None},
 )
+_FLINT = Decoder(
+    defaults=sizes(150_144, 2048, 6144, 49, 32, 4, 262_144) | {"head_dim": 128, "sliding_window": 513},
+    attention={"qk_norm": True, "sinks": True},
+    kinds=_stated_kinds,
+    unturned=(FULL_KIND,),
+    feed=_flint_feed,
+)
 _SHARED = replace(NAMES, shared="shared_experts", spelled={Experts: {"exact_router": True}})
 _GRANITE_NAMES = replace(NAMES, feed_reader="weft.models.spellings:granite_feed")
 FAMILIES = (
     Family("mixtral", ("mixtral",), _MIXTRAL, names=NAMES, released=MIXTRAL_FILES),
     Family("qwen2_moe", ("qwen2_moe",), partial(read_qwen, qk_norm=False), names=replace(
         NAMES, shared="shared_expert")),
+    Family("flint", ("flint",), _FLINT, released=((r"self_attn\.softmax_offset", "self_attn.sinks"),), names=replace(
+        NAMES, shared="shared_expert", spelled={Experts: {"exact_router": True}})),
     Family("granite_moe", ("granitemoe", "granitemoeshared"), _GRANITE, names=_GRANITE_NAMES),
     Family("granite_swa", ("granite_swa",), partial(read_granite_swa, decoder=_GRANITE_SWA), names=NAMES),
     Family("granite_moe_swa", ("granitemoe_swa",), partial(read_granite_swa, decoder=replace(

@@ -1,1 +1,1 @@
-"""Engine processes behind one address: restarted when they die, their requests resumed. See ``fleet``."""
+"""Engine processes of one server: restarted when they die, their requests resumed. See ``fleet``."""

@@ -4,6 +4,7 @@
     load_adapter, unload_adapter  the same
     sleep, wake_up                all or none: where one refuses to sleep, the others wake again
     update_weights, pause         the same
+    pin, unpin                    every engine that serves, and each that starts later (``pinned``)
     stats                         the last report of each engine, by replica
 
 An engine that restarts gets the weights of the last update before it gets a request, and sleeps while the fleet
@@ -13,10 +14,10 @@ sleeps (``follow``): other processes use the memory that the fleet gave back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from weft.adapters import Adapter
-from weft.engine.stats import AWAKE, EngineStats, Flushed, Part, SleepState, WeightsState
+from weft.engine.stats import AWAKE, EngineStats, Flushed, NamedPrefix, Part, PinState, SleepState, WeightsState
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.replica import Replica
 from weft.memory.usage import CacheShape
@@ -32,45 +33,57 @@ class AllEngines:
         self._asleep_level = 0
         self._paused = False
         self._update: tuple[str, str] | None = None
-        """Directory and version of the weights that took the place of those of the start."""
+        """Directory and version of the weights that replaced those of the start."""
         self._digest = ""
-        """Of those weights."""
+        """Digest of those weights."""
+        self.pinned: Callable[[], Awaitable[Sequence[NamedPrefix]]] = _nothing_pinned
+        """Returns the prefixes that an engine pins when it starts."""
 
     def stats(self) -> list[tuple[int, EngineStats]]:
-        """The number of each replica and the last report of its engine, if it has sent one."""
+        """Return the number of each replica and the last report of its engine, if it has sent one."""
         return [
             (replica.number, replica.engine.stats) for replica in self._replicas if replica.engine.stats is not None
         ]
 
     async def flush_cache(self, *, store: bool = True) -> None:
-        """Returns when the engines have dropped what their caches held, and with ``store`` what their stores
-        have. Raises EngineUnavailableError."""
+        """Drop the cached prefixes of the engines, and with ``store`` the stored ones; return when all engines have.
+        Raise EngineUnavailableError."""
         await asyncio.gather(*(engine.flush_cache(store=store) for engine in self._serving()))
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Returns when all engines have it in memory, or had it. Raises the first refusal, or
+        """Return when all engines have ``adapter`` in memory, or had it. Raise the first refusal, or
         EngineUnavailableError."""
         await asyncio.gather(*(engine.load_adapter(adapter) for engine in self._serving()))
 
     async def unload_adapter(self, digest: str) -> None:
-        """Engines in which no request runs with it drop it now, others when they need the memory."""
+        """Drop the adapter: engines in which no request runs with it drop it now, others when they need the memory."""
         await asyncio.gather(*(engine.unload_adapter(digest) for engine in self._serving()))
 
+    async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> dict[str, list[PinState]]:
+        """Return the state of each prefix in each engine, by name. Raises EngineUnavailableError."""
+        answers = await asyncio.gather(*(engine.pin(named, waits=waits) for engine in self._serving()))
+        states = [state for answer in answers for state in answer]
+        return {one.name: [state for state in states if state.name == one.name] for one in named}
+
+    async def unpin(self, names: Sequence[str]) -> None:
+        """Raises EngineUnavailableError."""
+        await asyncio.gather(*(engine.unpin(names) for engine in self._serving()))
+
     async def cache_shapes(self) -> list[tuple[int, CacheShape]]:
-        """What the cache of each replica holds. Raises EngineUnavailableError."""
+        """Return the contents of each replica's cache. Raise EngineUnavailableError."""
         replicas = [replica for replica in self._replicas if replica.ready]
         shapes = await asyncio.gather(*(engine.cache_shape() for engine in self._serving()))
         return [(replica.number, shape) for replica, shape in zip(replicas, shapes, strict=True)]
 
     @property
     def sleep_state(self) -> SleepState:
-        """By the engines' last reports: asleep as long as one of them is."""
+        """The state of sleep by the engines' last reports: asleep as long as one engine is."""
         states = [stats.sleep for _, stats in self.stats()]
         return max(states, key=lambda state: (state.level, len(state.missing)), default=AWAKE)
 
     async def sleep(self, level: int, mode: SleepMode | None, timeout_s: float) -> SleepOutcome:
-        """Returns when all engines sleep. Raises the first refusal (the status of a BusyError is 409), or
-        EngineUnavailableError; the engines are then as before."""
+        """Put all engines to sleep, and return when they sleep. Raise the first refusal (the status of a BusyError is
+        409), or EngineUnavailableError; the engines are then as before."""
         engines = self._serving()
         asleep_before = [engine for engine in engines if engine.sleep_state.level]
         outcomes = await asyncio.gather(
@@ -96,7 +109,7 @@ class AllEngines:
         )
 
     async def wake_up(self, tags: list[Part] | None) -> SleepOutcome:
-        """Returns when the parts are back everywhere. Raises the error of waking, or
+        """Wake the engines, and return when the parts are back everywhere. Raise the error of waking, or
         EngineUnavailableError."""
         outcomes = await asyncio.gather(*(engine.wake_up(tags) for engine in self._serving()))
         outcome = SleepOutcome(state=_deepest(outcomes))
@@ -106,7 +119,7 @@ class AllEngines:
 
     @property
     def weights(self) -> WeightsState:
-        """By the engines' last reports: the oldest that one of them has."""
+        """The weights by the engines' last reports: the oldest that one of them has."""
         return min((stats.weights for _, stats in self.stats()), key=lambda one: one.updates, default=WeightsState())
 
     @property
@@ -114,8 +127,8 @@ class AllEngines:
         return self._paused
 
     async def pause(self, mode: PauseMode, timeout_s: float, *, flush: bool) -> WeightsOutcome:
-        """Returns when no engine computes a step. Raises the first refusal, or EngineUnavailableError; the
-        engines then go on."""
+        """Pause the engines, and return when none computes a step. Raise the first refusal, or EngineUnavailableError;
+        the engines then go on."""
         outcomes = await asyncio.gather(
             *(engine.pause(mode, timeout_s, flush=flush) for engine in self._serving()), return_exceptions=True
         )
@@ -127,14 +140,14 @@ class AllEngines:
         return _sum_of([outcome for outcome in outcomes if isinstance(outcome, WeightsOutcome)])
 
     async def resume(self) -> WeightsOutcome:
-        """Raises EngineUnavailableError."""
+        """Let the engines go on after a pause. Raise EngineUnavailableError."""
         self._paused = False
         return _sum_of(await asyncio.gather(*(engine.resume() for engine in self._serving())))
 
     async def update_weights(self, directory: str, version: str, mode: PauseMode, timeout_s: float) -> WeightsOutcome:
-        """Returns when all engines answer with the weights in ``directory``. Raises the first refusal, or
-        EngineUnavailableError. Engines that have the new weights then read those before them again, if other
-        engines refused them."""
+        """Replace the weights, and return when all engines answer with those in ``directory``. Raise the first refusal,
+        or EngineUnavailableError. Engines that have the new weights then read the earlier ones again, if other engines
+        refused them."""
         engines, before = self._serving(), self._update
         outcomes = await asyncio.gather(
             *(engine.update_weights(directory, version, mode, timeout_s) for engine in engines), return_exceptions=True
@@ -160,13 +173,16 @@ class AllEngines:
         return infos[0].directory if infos else ""
 
     async def follow(self, engine: EngineClient) -> None:
-        """Of a process that has just started, or was reset: it gets the weights of the fleet, sleeps if the fleet
-        does and only then, and is paused if the fleet is."""
+        """Bring a process that has just started, or was reset, to the state of the fleet: it gets the fleet's weights
+        and pins, sleeps if and only if the fleet does, and is paused if the fleet is."""
         weights = engine.weights
         if self._update is not None and (weights.digest, weights.version) != (self._digest, self._update[1]):
             if engine.sleep_state.level:
                 await engine.wake_up(None)
             await engine.update_weights(*self._update, "keep", 0.0)
+        named = await self.pinned()
+        if named:
+            await engine.pin(named, waits=False)
         if self._paused:
             await engine.pause("keep", 0.0, flush=False)
         if self._asleep_level:
@@ -185,6 +201,10 @@ class AllEngines:
                 "no engine serves at the moment: " + "; ".join(replica.reason for replica in self._replicas)
             )
         return engines
+
+
+async def _nothing_pinned() -> Sequence[NamedPrefix]:
+    return ()
 
 
 def _sum_of(outcomes: Sequence[WeightsOutcome]) -> WeightsOutcome:

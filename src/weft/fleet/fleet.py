@@ -1,4 +1,4 @@
-"""All engines behind one address: requests are placed on replicas, and outlive the engines that compute them.
+"""All engines of one server: requests are placed on replicas, and outlive the engines that compute them.
 
     Fleet ----- replicas      start, watch, replace engine processes (``replica``)
           |---- joined        replicas on other machines (``joined``)
@@ -47,11 +47,11 @@ _STATE_WORDS = {"dead": "dead, as its restarts are used up", "away": "away"}
 
 
 class Fleet:
-    """``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets the lines of the
-    first start. ``place``: what its replicas divide. ``listen``: where machines join, and with which keys.
-    ``roles``: of the replicas of this machine; none: all do both, and no prompt is split. ``peers``: how
-    engines elsewhere send to these. ``kv_events``: where those of this machine publish KV events, each at ports of
-    its own. Raises ConfigError where the machine cannot be divided (``places``)."""
+    """The engines of one server. ``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets
+    the lines of the first start. ``place``: the part of the machine that its replicas divide. ``listen``: where
+    machines join, and with which keys. ``roles``: of the replicas of this machine; none: all do both, and no prompt is
+    split. ``peers``: how engines elsewhere send to these. ``kv_events``: where those of this machine publish KV events,
+    each at ports of its own. Raises ConfigError where the machine cannot be divided (``places``)."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Fleet:
         self.death: WeftError | None = None
         self.progress = "starting the engine"
         self.info: ModelInfo | None = None
-        """Of the first replica that was ready."""
+        """Facts of the first replica that was ready."""
         self.on_step_tokens: Callable[[int, list[int]], None] = lambda replica, sizes: None
         self.config = config
         self._factory = factory
@@ -91,7 +91,7 @@ class Fleet:
             ]
         self._restarts = restarts
         self._identity: dict[str, str] = {}
-        """Of the replica that was ready last, for those that join."""
+        """Identity of the replica that was ready last, for those that join."""
         self._on_progress = on_progress
         self.router: Router = router or LeastLoaded()
         self.replicas = [self._new_replica(number) for number in range(replicas)]
@@ -106,9 +106,8 @@ class Fleet:
     # ------------------------------------------------------------------ the engines
 
     async def start(self) -> None:
-        """Starts the processes: all at once (``places.start_at_once``), or each one when the one before it is
-        ready. ``ready`` waits for all. Raises ConfigError where other machines cannot join at the address for
-        them."""
+        """Start the processes: all at once (``places.start_at_once``), or each one when the one before it is ready.
+        ``ready`` waits for all. Raise ConfigError where other machines cannot join at the address for them."""
         if self.joined is not None:
             self.joined.open()
         if self.replicas:
@@ -118,7 +117,8 @@ class Fleet:
             self._on_progress("waiting for `weft join` of other machines")
 
     async def ready(self) -> ModelInfo:
-        """Raises the error of an engine that cannot start (a UserError where the user can help it)."""
+        """Wait until the first start is over. Raise the error of an engine that cannot start (a UserError where the
+        user can help it)."""
         await self._opened.wait()
         if self.death is not None:
             raise self.death
@@ -126,20 +126,20 @@ class Fleet:
         return self.info
 
     async def died(self) -> WeftError:
-        """Waits until no engine is left, and says why."""
+        """Wait until no engine is left, and return the reason."""
         await self._died.wait()
         assert self.death is not None
         return self.death
 
     async def stop(self, reason: str) -> None:
-        """Ends the processes. Open streams fail with ``reason``. Idempotent."""
+        """End the processes. Open streams fail with ``reason``. Idempotent."""
         self._die(EngineUnavailableError(reason))
         if self.joined is not None:
             await self.joined.close(reason)
         await asyncio.gather(*(replica.stop(reason) for replica in self.replicas))
 
     def queue_lengths(self) -> tuple[int, int]:
-        """Sequences that run, and sequences that wait; held ones wait."""
+        """Return the number of sequences that run, and of those that wait; held ones wait."""
         stats = [stats for _, stats in self.engines.stats()]
         waiting = sum(one.waiting for one in stats) + self.requests.held_count
         return sum(one.running for one in stats), waiting
@@ -150,13 +150,18 @@ class Fleet:
         return self.engines.weights.version
 
     @property
+    def weights_digest(self) -> str | None:
+        """Digest of the weights of the last update; empty for those of the start, None where it is not known."""
+        return self.engines.weights.digest
+
+    @property
     def has_several(self) -> bool:
-        """Whether it is for more engines than one, however many serve at the moment."""
+        """Whether the fleet is for more engines than one, however many serve at the moment."""
         return self._own_count > 1 or self.joined is not None
 
     @property
     def stalled(self) -> bool:
-        """The fleet died of a stall."""
+        """Whether the fleet died of a stall."""
         return self.death is not None and any(replica.ending == "stalled" for replica in self.replicas)
 
     @property
@@ -179,7 +184,7 @@ class Fleet:
             raise EngineUnavailableError(f"the engine is starting: {self.progress}")
 
     def add_remote(self, machine: Machine) -> Replica:
-        """A replica for the agent of a joined machine, under the lowest free number."""
+        """Add a replica for the agent of a joined machine, under the lowest free number."""
         number = next((replica.number for replica in self.replicas if replica.state == "left"), len(self.replicas))
         replica = self._new_replica(number, machine)
         if number == len(self.replicas):
@@ -192,11 +197,10 @@ class Fleet:
     # ------------------------------------------------------------------ out of service, and back
 
     async def drain(self, number: int, *, timeout_s: float, restart: bool) -> None:
-        """No further requests for the replica. Those in flight get ``timeout_s``; what is left resumes
-        elsewhere, or here after the restart. Returns when the process has ended, or when its successor is
-        ready. The last replica that serves is drained for a restart only. Raises UnknownReplicaError;
-        BusyError for a replica that does not serve; EngineUnavailableError where the new process does not
-        start."""
+        """Drain a replica: it gets no further requests. Those in flight get ``timeout_s``; the rest resumes elsewhere,
+        or here after the restart. Returns when the process has ended, or when its successor is ready. The last replica
+        that serves is drained for a restart only. Raises UnknownReplicaError; BusyError for a replica that does not
+        serve; EngineUnavailableError where the new process does not start."""
         replica = self.find_replica(number)
         if replica.state == "dead" and restart:
             return await self.revive(number)
@@ -217,7 +221,8 @@ class Fleet:
             await self.revive(number)
 
     async def drain_for_good(self, replica: Replica, timeout_s: float) -> bool:
-        """The last replica too: its requests wait for the next one. False for a process that died before."""
+        """Drain a replica without a restart, the last one too: its requests wait for the next one. Return False for a
+        process that died before."""
         replica.draining = True
         end_s = time.monotonic() + timeout_s
         while replica.state == "ready" and self.requests.count_on(replica.number) and time.monotonic() < end_s:
@@ -228,7 +233,7 @@ class Fleet:
         return True
 
     async def revive(self, number: int) -> None:
-        """Starts a drained or dead replica again, and returns when it is ready. Raises as ``drain``."""
+        """Start a drained or dead replica again, and return when it is ready. Raise as ``drain``."""
         replica = self.find_replica(number)
         if replica.state not in ("drained", "dead"):
             raise BusyError(
@@ -242,13 +247,13 @@ class Fleet:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def roll(self, *, timeout_s: float) -> None:
-        """Restarts each replica that serves, one after the other. Raises as ``drain``."""
+        """Restart each replica that serves, one after the other. Raise as ``drain``."""
         for replica in self.replicas:
             if replica.state not in ("drained", "away", "left"):
                 await self.drain(replica.number, timeout_s=timeout_s, restart=True)
 
     def find_replica(self, number: int) -> Replica:
-        """Raises UnknownReplicaError."""
+        """Return the replica. Raise UnknownReplicaError."""
         if not 0 <= number < len(self.replicas) or self.replicas[number].state == "left":
             raise UnknownReplicaError(
                 f"there is no replica {number}; this server has 0 to {len(self.replicas) - 1} (--replicas)",
@@ -306,7 +311,7 @@ class Fleet:
             self._on_progress(self.progress)
 
     async def _prepare(self, engine: EngineClient, host: str) -> None:
-        """Before a new process counts as ready. Raises ConfigError for a joined one that differs."""
+        """Prepare a new process before it counts as ready. Raise ConfigError for a joined one that differs."""
         await self.engines.follow(engine)
         if host or (self._roles and self._identity):
             from weft.fleet.joined import check_identity, identity_with
@@ -330,20 +335,20 @@ class Fleet:
         self.requests.dispatch()
 
     def _say_partner(self, replica: Replica) -> None:
-        """A replica whose role lacks the other one is worth a line, once all of this machine serve."""
+        """Log a replica whose role has no partner, once all of this machine serve."""
         ready = [other for other in self.replicas if other.ready]
         missing = partner_missing([other.role for other in ready])
         has_begun = all(other.ready for other in self.replicas[: self._own_count])
         if replica.role != "both" and missing and has_begun:
             _log.warning(
-                "replica %d is for %s, and no replica is for %s: requests are served whole",
+                "replica %d is for %s, and no replica is for %s: it serves complete requests",
                 replica.number,
                 replica.role,
                 missing,
             )
 
     def _on_lost(self, replica: Replica) -> None:
-        """Its engine has ended, or its replica is dead: its requests are held for another one."""
+        """Hold the requests of a replica whose engine has ended, or that is dead, for another one."""
         if replica.number in self._routed:
             self._routed.remove(replica.number)
             self.router.left(replica.number)
@@ -358,7 +363,7 @@ class Fleet:
         self.requests.lost(replica, blamed=replica.state != "drained")
 
     def _die(self, error: WeftError) -> None:
-        """The first reason stays."""
+        """End the fleet with ``error``; the first reason stays."""
         if self.death is None:
             self.death = error
         self.requests.close_all(self.death)
@@ -373,7 +378,8 @@ def _joined(fleet: Fleet, address: str, keys: LinkKeys) -> JoinedReplicas:
 
 
 def _alike(config: EngineConfig, shares: Sequence[HostShare]) -> EngineConfig:
-    """With handoffs, and as many threads for each replica: records of another number are other bits."""
+    """Return ``config`` with handoffs, and with the same number of threads for each replica: another number of threads
+    gives records with other bits."""
     cores = {len(share.cores) for share in shares}
     if config.threads is None and len(cores) > 1:
         config = dataclasses.replace(config, threads=max(1, min(cores)))
@@ -381,7 +387,7 @@ def _alike(config: EngineConfig, shares: Sequence[HostShare]) -> EngineConfig:
 
 
 def _recording(record: RecordingTarget | None, replica: int, start: int) -> RecordingTarget | None:
-    """Each engine process has a file of its own; the first has the name that was asked for."""
+    """Return the recording file of one engine process; the first has the name that was asked for."""
     if record is None or not (replica or start):
         return record
     file = Path(record.file)

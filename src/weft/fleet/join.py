@@ -5,11 +5,11 @@
                                       first Ctrl-C: the server drains the replica and dismisses the agent
                                       second: the engine is ended at once
 
-The agent relays commands and reports without reading them. The engine outlives connections: its requests are
-cancelled (they go on elsewhere), its cache stays, and it serves again. Reports of before the reset are
-dropped here. The server decides the model and its configuration; what belongs to a machine may be given to
-`weft join`. The engines of one machine start one after the other, as each chooses its memory from what the
-others left. Exit codes: 0 drained; 2 refused (token, version, weights); 130 after the second Ctrl-C.
+The agent relays commands and reports without reading them. The engine outlives connections: its requests are cancelled
+(they go on elsewhere), its cache stays, and it serves again. Reports from before the reset are dropped here. The server
+decides the model and its configuration; fields that belong to a machine may be given to `weft join`. The engines of one
+machine start one after the other, as each chooses its memory from the rest that the others left. Exit codes: 0 drained;
+2 refused (token, version, weights); 130 after the second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from weft.version import weft_version
 
 EXIT_DRAINED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 2, 130
 REFUSALS_MAX = 3
-"""Attempts in a row. One failed handshake may be a server that ends in that moment."""
+"""Refusals in a row that end an agent. One failed handshake may come from a server that ends in that moment."""
 RESET_S = 10.0
 _AGAIN_S = 1.0
 _NO_QUESTION = -1
@@ -68,15 +68,15 @@ def join(
     role: Role = "both",
     peers: PeerKeys | None = None,
 ) -> int:
-    """Serves until it is dismissed or interrupted; returns the exit code. ``own``: fields of EngineConfig
-    that hold on this machine instead of the server's. ``role``: of its replicas; ``peers``: how other engines
-    send to them. Call it from the main thread."""
+    """Serve until dismissed or interrupted; return the exit code. ``own``: fields of EngineConfig that hold on this
+    machine instead of the server's. ``role``: of its replicas; ``peers``: how other engines send to them. Call it from
+    the main thread."""
     with asyncio.Runner() as runner:
         return runner.run(Joining(address, keys, own, replicas, progress, started_by, role, peers).run())
 
 
 class Joining:
-    """The agents of one machine, and what signals do to them."""
+    """The agents of one machine, and its reaction to signals."""
 
     def __init__(
         self,
@@ -139,8 +139,8 @@ class EngineEndedError(WeftError):
 
 
 class Agent:
-    """One replica of this machine. ``place``: its number, and how many divide the machine. ``ready`` is set
-    once its engine serves."""
+    """One replica of this machine. ``place``: its number, and how many divide the machine. ``ready`` is set once its
+    engine serves."""
 
     def __init__(
         self,
@@ -178,17 +178,17 @@ class Agent:
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
-        """Once the server has drained the replica."""
+        """Leave once the server has drained the replica."""
         self._leaving.set()
 
     async def close(self) -> None:
-        """Ends the engine."""
+        """End the engine."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.end()
 
     async def run(self) -> int:
-        """Until it is dismissed; returns the exit code."""
+        """Run until dismissed; return the exit code."""
         while True:
             uplink = Uplink(self._context, self._address, self._keys)
             self._hello = msgspec.structs.replace(self._hello, attempt=self._hello.attempt + 1)
@@ -229,7 +229,7 @@ class Agent:
                 return EXIT_DRAINED  # its requests go on elsewhere already
 
     async def _serve(self, uplink: Uplink) -> None:
-        """Raises why the connection ended."""
+        """Serve over one connection. Raise the reason for its end."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def on_end(reason: str) -> None:
@@ -258,7 +258,7 @@ class Agent:
                 self._engine.unplug()
 
     async def _obey(self, uplink: Uplink, on_end: Callable[[str], None]) -> None:
-        """Raises DismissedError."""
+        """Obey commands of the server. Raise DismissedError."""
         while True:
             message = await uplink.receive()
             if isinstance(message, bytes):
@@ -316,14 +316,14 @@ class LocalEngine:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, config: EngineConfig, share: HostShare) -> None:
-        """Raises OSError."""
+        """Start the process. Raise OSError."""
         await self._link.start(
             factory=self.order.factory, config=config, record=None, beat_s=self.order.beat_s, place=share
         )
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._wait())]
 
     def plug(self, relay: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
-        """A connection gets the reports from now on."""
+        """Give the reports to one connection from now on."""
         self._reset, self._relay, self._on_end = None, relay, on_end
 
     def unplug(self) -> None:
@@ -334,8 +334,8 @@ class LocalEngine:
             await self._link.send_raw(command)
 
     async def reset(self) -> Ready | None:
-        """Of a process that lives, serves, and has dropped its requests. Its reports are dropped until it is
-        plugged in."""
+        """Reset the process; return its facts if it lives, serves, and has dropped its requests. Its reports are
+        dropped until it is plugged in."""
         self.unplug()
         if self._info is None or not self._link.running:
             return None
@@ -345,7 +345,7 @@ class LocalEngine:
         return self._reset.result() if done else None
 
     async def end(self) -> None:
-        """At once. Idempotent."""
+        """End the process at once. Idempotent."""
         self.unplug()
         if not self._link.started or not self._tasks:
             return

@@ -5,9 +5,9 @@
     Leaving              --> drain --> dismissed, the number is free
     vanished             --> requests resume elsewhere; the replica waits AWAY_MAX_S for its machine
 
-A request may begin on one replica and go on at another, so all must give the same tokens. ``ModelInfo.
-identity`` has what decides that: digests of weights, configuration and tokenizer, dtypes, the longest
-context, and weft's version. Kernels may differ: their logits differ in the last bits.
+A request may begin on one replica and go on at another, so all must give the same tokens. ``ModelInfo.identity`` has
+the settings that decide them: digests of weights, configuration and tokenizer, dtypes, the longest context, and weft's
+version. Kernels may differ: their logits differ in the last bits.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from weft.rpc.link import Hello, LinkKeys
 from weft.rpc.listener import AgentConnection, LinkListener, Machine
 
 AWAY_MAX_S = 600.0
-"""A machine that has been away for so long is forgotten. Its agent may join again."""
+"""Seconds of absence after which a machine is forgotten. Its agent may join again."""
 LEAVING_DRAIN_S = 30.0
 _LOOK_EVERY_S = 1.0
 _log = logging.getLogger("weft.server")
 
 
 class Hosting(Protocol):
-    """What joined replicas need of their fleet."""
+    """The parts of their fleet that joined replicas use."""
 
     @property
     def replicas(self) -> list[Replica]: ...
@@ -44,7 +44,7 @@ class Hosting(Protocol):
 
 
 class JoinedReplicas:
-    """``address`` as ZeroMQ writes it."""
+    """Replicas on other machines. ``address`` as ZeroMQ writes it."""
 
     def __init__(self, fleet: Hosting, address: str, keys: LinkKeys) -> None:
         self._fleet = fleet
@@ -57,18 +57,18 @@ class JoinedReplicas:
         return self._listener.port
 
     def open(self) -> None:
-        """Raises ConfigError that names --listen-engines."""
+        """Listen for agents. Raise ConfigError that names --listen-engines."""
         self._listener.bind()
         self._spawn(self._forget_absent())
 
     async def close(self, reason: str) -> None:
-        """Agents wait for the next server, with their engines."""
+        """Close the connections. Agents wait for the next server, with their engines."""
         for task in self._tasks:
             task.cancel()
         await self._listener.close(reason)
 
     def refuse(self, machine: Machine, error: WeftError) -> None:
-        """Its replica is dead: its agent leaves with the reason."""
+        """Dismiss an agent whose replica is dead, with the reason."""
         if self._machines.pop(machine.agent, None) is None:
             return
         _log.warning("replica %d on %s is refused: %s", machine.number, machine.host, error.message)
@@ -127,7 +127,7 @@ class JoinedReplicas:
 
 
 def identity_with(identity: Mapping[str, str], weights: WeightsState) -> Mapping[str, str]:
-    """``identity`` as it is with ``weights``, which may have taken the place of those of the start."""
+    """Return ``identity`` as it is with ``weights``, which may have replaced those of the start."""
     if not weights.updates or "weights" not in identity:
         return identity
     others = {name: value for name, value in identity.items() if name != "records"}
@@ -135,12 +135,12 @@ def identity_with(identity: Mapping[str, str], weights: WeightsState) -> Mapping
 
 
 def check_identity(engine: EngineClient, others: Mapping[str, str], host: str) -> None:
-    """Raises ConfigError that names what differs between ``engine`` and the replicas that serve."""
+    """Raise ConfigError that names the differences between ``engine`` and the replicas that serve."""
     assert engine.info is not None
     own = identity_with(engine.info.identity, engine.weights)
     names = [name for name in sorted(own.keys() & others.keys()) if own[name] != others[name]]
     if names:
-        # A digest of the others says nothing beside them.
+        # The digest of records covers the other fields, so it differs with them and adds nothing.
         differing = [
             f"{name} is {own[name]} there and {others[name]} here"
             for name in names

@@ -4,22 +4,21 @@
     resumable()     the request with the tokens so far     -> the next engine
     lost()          its engine ended                       -> a strike, or none
 
-A token is a function of logits, seed and position, so an engine that gets ``resumable()`` generates the
-tokens that the first one would have. A client learns of a resume by its pause alone.
+A token is a function of logits, seed and position, so an engine that gets ``resumable()`` generates the tokens that the
+first one would have. A client notices a resume only by its pause.
 
-**Strikes.** A request may be what kills its engines. A death counts against each request that has had no
-token from that engine; a token clears it. A request with a strike resumes alone, so the second strike falls
-on one request, and STRIKES_MAX of them end it. An engine says which requests it has taken up before it
+**Strikes.** A request may be the cause that its engines die. A death counts against each request that has had no token
+from that engine; a token clears it. A request with a strike resumes on an engine without other requests, so the second
+strike falls on one request, and STRIKES_MAX of them end it. An engine says which requests it has taken up before it
 computes them: a death before that counts half.
 
-**Handoffs.** An engine may get the prompt alone: its request asks for one token, and its records go to
-another engine. The end of an answer after that token is no end for the client; the request then moves on, as
-after a death.
+**Handoffs.** An engine may get only the prompt: its request asks for one token, and its records go to another engine.
+The end of an answer after that token is not an end for the client; the request then moves on, as after a death.
 
 **Slow clients.** An engine never waits for a client (law L11), so the tokens of one that reads slowly wait in its
 ``RequestStream``. A stream counts their bytes while more than EVENTS_MAX events wait; where all streams of a process
-exceed a limit, the one that holds the most ends with an error. A client that keeps up is never counted. A whole answer
-has a bound of its own, which is checked before its request starts (``limits.max_answer_logprobs``).
+exceed a limit, the one that holds the most ends with an error. A client that keeps up is never counted. A complete
+answer has a bound of its own, which is checked before its request starts (``limits.max_answer_logprobs``).
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ from weft.router.protocol import RoutedRequest
 STRIKES_MAX = 2.0
 HALF_STRIKE = 0.5
 EVENTS_MAX = 64
-"""Events that ``events`` returns at once, which bounds the bytes that one piece of an answer brings to a connection."""
+"""Most events that ``events`` returns at once: bounds the bytes that one piece of an answer brings to a connection."""
 _EVENT_BYTES, _TOKEN_BYTES, _LOGPROBS_BYTES, _ALTERNATIVE_BYTES = 250, 40, 150, 120
-"""Memory of a decoded event and its parts in CPython, rounded up."""
+"""Bytes of a decoded event and its parts in CPython, rounded up."""
 
 
 @dataclass(slots=True)
@@ -57,7 +56,8 @@ class AnswerSoFar:
     preemptions: int = 0
 
     def corrected(self, event: TokenEvent) -> TokenEvent:
-        """``event`` of an engine that resumed the answer, as the first engine would have said it."""
+        """Return ``event`` of an engine that resumed the answer, with the counts that the first engine would have
+        given."""
         first = self.first
         facts = {} if first is None else {"cached_tokens": first.cached_tokens, "queued_s": None, "lost": None}
         return msgspec.structs.replace(
@@ -75,7 +75,8 @@ class AnswerSoFar:
 
 
 class LiveRequest:
-    """``number``: the order of arrival. ``replica``: where it is computed, None while it is held."""
+    """A request of a fleet. ``number``: the order of arrival. ``replica``: where it is computed, None while it is
+    held."""
 
     def __init__(self, request: Request, number: int) -> None:
         assert request.sampling.seed is not None, "without its seed, a request cannot be resumed"
@@ -83,28 +84,28 @@ class LiveRequest:
         self.number = number
         self.replica: int | None = None
         self.accepted = False
-        """An engine has accepted it, so no bound of a queue refuses it any more."""
+        """Whether an engine has accepted it, so that no bound of a queue refuses it any more."""
         self.full_replicas: set[int] = set()
         """Replicas that refused it for their full queue, before an engine accepted it."""
         self.begun = False
-        """Its present engine has said that it took it up."""
+        """Whether its present engine has said that it took it up."""
         self.strikes = 0.0
         self.resumes = 0
         self._answers = {index: AnswerSoFar() for index in range(request.sampling.n)}
         self.load = 0, 0
         """Sequences and tokens, of prompts and answers, that it brought to its replica."""
         self._deaths = 0
-        """Since its last token."""
+        """Deaths of its engines since its last token."""
         self._has_moved = False
         self.admitted = False
-        """Its first event on this replica has come."""
+        """Whether its first event on this replica has come."""
         self._fleet_boundaries: tuple[int, ...] = ()
         self.handoff: Handoff | None = None
-        """Its engine computes the prompt alone."""
+        """Set while its engine computes only the prompt."""
         self.decode: int | None = None
-        """The replica that goes on then."""
+        """The replica that goes on after the handoff."""
         self.handoff_end: str | None = None
-        """How the transfer of its records ended: empty for well, None while it has not."""
+        """Outcome of the transfer of its records: empty for well, None while it has not ended."""
         self._handed: set[int] = set()
         """Answers whose first token has come from the engine that computes the prompt."""
 
@@ -114,12 +115,12 @@ class LiveRequest:
 
     @property
     def open_count(self) -> int:
-        """Answers that have not ended."""
+        """Number of answers that have not ended."""
         return len(self._answers)
 
     @property
     def suspect(self) -> bool:
-        """It has strikes, and no token from its present engine."""
+        """Whether the request has strikes, and no token from its present engine."""
         return bool(self.strikes) and not self._has_moved
 
     @property
@@ -135,13 +136,13 @@ class LiveRequest:
 
     @property
     def is_handed(self) -> bool:
-        """Its prompt is computed, every answer has a token, and the transfer of the records has ended."""
+        """Whether its prompt is computed, every answer has a token, and the transfer of the records has ended."""
         return self.handoff is not None and self.handoff_end is not None and self._handed >= set(self._answers)
 
     # ------------------------------------------------------------------ events
 
     def take(self, event: TokenEvent) -> TokenEvent | None:
-        """The event for the client. None for the end of an answer whose engine fails: it will be resumed."""
+        """Return the event for the client. None for the end of an answer whose engine fails: it will be resumed."""
         if event.finish_reason == "error" and not event.own_fault:
             return None
         self.accepted = True
@@ -164,7 +165,7 @@ class LiveRequest:
         return event
 
     def cancel(self, index: int | None) -> None:
-        """The client wants no more of an answer, or of all (None)."""
+        """Note that the client wants no more of an answer, or of all (None)."""
         if index is None:
             self._answers.clear()
         else:
@@ -173,7 +174,7 @@ class LiveRequest:
     # ------------------------------------------------------------------ places
 
     def routed(self) -> RoutedRequest:
-        """What a router knows of it. The longest answer stands for all of n."""
+        """Return the request as a router sees it. The longest answer represents all of n."""
         request = self.request
         longest = max((answer.tokens for answer in self._answers.values()), key=len, default=[])
         keys = request.prompt_tokens
@@ -193,7 +194,7 @@ class LiveRequest:
         )
 
     def resumable(self) -> Request:
-        """The request as its next engine gets it."""
+        """Return the request as its next engine gets it."""
         request = self.request
         if self.handoff is not None:
             sampling = request.sampling
@@ -210,8 +211,8 @@ class LiveRequest:
     def placed(
         self, replica: int, boundaries: tuple[int, ...] = (), handoff: Handoff | None = None, decode: int | None = None
     ) -> None:
-        """``boundaries``: where its prompt parts from others, as the router knows. With ``handoff`` the
-        replica computes the prompt, and ``decode`` goes on."""
+        """Note where it is computed. ``boundaries``: where its prompt parts from others, by the router's table. With
+        ``handoff`` the replica computes the prompt, and ``decode`` goes on."""
         self.replica, self._fleet_boundaries = replica, boundaries
         self.handoff, self.decode, self.handoff_end = handoff, decode, None
         self._handed.clear()
@@ -222,13 +223,13 @@ class LiveRequest:
         self._has_moved = self.admitted = self.begun = False
 
     def moved(self) -> None:
-        """Its prompt is computed, and it leaves the replica to go on elsewhere."""
+        """Note that its prompt is computed, and that it leaves the replica to go on elsewhere."""
         for answer in self._answers.values():
             answer.engine_ended()
         self.resumes += 1
 
     def lost(self, *, blamed: bool = True) -> None:
-        """Its engine ended; ``blamed``: by a death, and not as the operator wished. Raises DeadlyRequestError
+        """Note the end of its engine; ``blamed``: by a death, and not as the operator wished. Raise DeadlyRequestError
         at the last strike."""
         self.full_replicas.clear()
         for answer in self._answers.values():
@@ -247,12 +248,12 @@ class LiveRequest:
 
 
 class EventSink(Protocol):
-    """Where the events of requests go."""
+    """A receiver of the events of requests."""
 
     def put(self, event: TokenEvent) -> None: ...
 
     def fail(self, request_id: str, error: WeftError) -> None:
-        """No further event comes."""
+        """End a request with ``error``: no further event comes."""
 
 
 class RequestStream:
@@ -269,11 +270,11 @@ class RequestStream:
         self._unread: UnreadAnswers | None = None
         self._counted_events = 0
         self.unread_bytes = 0
-        """Memory of the first ``_counted_events`` of the events that wait."""
+        """Bytes of the first ``_counted_events`` of the events that wait."""
         self._on_overflow: Callable[[], None] = lambda: None
 
     def bound(self, unread: UnreadAnswers, on_overflow: Callable[[], None]) -> None:
-        """Count what waits in ``unread``. ``on_overflow`` is called when this stream ends by it."""
+        """Count waiting events in ``unread``. ``on_overflow`` is called when they end this stream."""
         self._unread, self._on_overflow = unread, on_overflow
 
     def put(self, event: TokenEvent) -> None:
@@ -293,7 +294,7 @@ class RequestStream:
         self._news.set()
 
     def overflow(self, error: SlowClientError) -> None:
-        """Drop what waits, and fail with ``error``."""
+        """Drop waiting events, and fail with ``error``."""
         self.close()
         self._events.clear()
         self._error = error
@@ -322,9 +323,9 @@ class RequestStream:
         return events
 
     async def rest(self, answers: int) -> list[tuple[float, TokenEvent]]:
-        """All further events up to the ends of so many answers, or up to one that failed, each with the time
-        of its arrival (``time.perf_counter``): it wakes its caller once, and not at each token. Raises the
-        error that the requests failed with."""
+        """Return all further events up to the ends of ``answers`` answers, or up to one that failed, each with the time
+        of its arrival (``time.perf_counter``): it wakes its caller once, and not at each token. Raise the error that
+        the requests failed with."""
         self._arrivals_s = [time.perf_counter()] * len(self._events)
         self._open_answers = answers
         self._news.clear()

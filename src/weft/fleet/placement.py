@@ -37,7 +37,7 @@ from weft.router.protocol import ReplicaLoad, Route, Router
 from weft.rpc.client import EngineClient
 
 _REFUSED_RETRY_S = 0.2
-"""Before a request that an engine had accepted once is offered again to one whose queue is full."""
+"""Seconds before a request that an engine had accepted once is offered again to one whose queue is full."""
 _log = logging.getLogger("weft.server")
 
 
@@ -69,20 +69,20 @@ class Placement:
 
     @property
     def held_count(self) -> int:
-        """Answers of requests that wait for a replica."""
+        """Number of answers of requests that wait for a replica."""
         return sum(live.open_count for live in self._held)
 
     # ------------------------------------------------------------------ requests
 
     async def submit(self, requests: list[Request]) -> RequestStream:
-        """``place``, with a new stream."""
+        """Place ``requests`` with a new stream, and return the stream."""
         stream = RequestStream([request.request_id for request in requests])
         await self.place(requests, stream)
         return stream
 
     async def place(self, requests: list[Request], stream: EventSink) -> None:
-        """Returns when engines have accepted them, all or none. ``stream``: where their events go. Raises the
-        first refusal, QueueFullError, or EngineUnavailableError."""
+        """Place requests, and return when engines have accepted them, all or none. ``stream``: where their events go.
+        Raise the first refusal, QueueFullError, or EngineUnavailableError."""
         if self._closed is not None:
             raise self._closed
         self._check_held(sum(request.sampling.n for request in requests))
@@ -103,7 +103,7 @@ class Placement:
             raise
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """At any time, and never waits. Unknown ids are ignored."""
+        """Cancel an answer, or all of a request, at any time; never waits. Unknown ids are ignored."""
         live = self._lives.get(request_id)
         if live is None:
             return
@@ -114,12 +114,12 @@ class Placement:
             self._forget(live)
 
     def close(self, stream: RequestStream) -> None:
-        """Later events of the stream are dropped."""
+        """Close ``stream``: its later events are dropped."""
         for request_id in stream.request_ids:
             self._streams.pop(request_id, None)
 
     def abandon(self, stream: EventSink) -> None:
-        """Cancels all requests whose events go to ``stream``."""
+        """Cancel all requests whose events go to ``stream``."""
         for request_id in [request_id for request_id, one in self._streams.items() if one is stream]:
             self.cancel(request_id)
 
@@ -136,11 +136,11 @@ class Placement:
     # ------------------------------------------------------------------ placing
 
     def count_on(self, number: int) -> int:
-        """Sequences that the requests of a replica brought."""
+        """Return the number of sequences that the requests of a replica brought."""
         return self._loads[number][0]
 
     def lost(self, replica: Replica, *, blamed: bool = True) -> None:
-        """Its engine has ended: its requests are held for another one. ``blamed``: by a death."""
+        """Hold the requests of a replica whose engine has ended for another one. ``blamed``: by a death."""
         for live in list(self._placed[replica.number].values()):
             self._take_back(live)
             try:
@@ -155,19 +155,19 @@ class Placement:
         self.dispatch()
 
     def close_all(self, error: WeftError) -> None:
-        """No engine is left. Requests fail with ``error``, and later ones too."""
+        """Fail all requests with ``error``, and later ones too, as no engine is left."""
         self._closed = EngineUnavailableError(error.message)
         for live in list(self._lives.values()):
             self._fail(live, self._closed)
         self._held.clear()
 
     def dispatch(self) -> None:
-        """Places the held requests that a replica can take now."""
+        """Place the held requests that a replica can take now."""
         if not self._held or self._closed is not None:
             return
         held, self._held = self._held, []
         is_blocked = False
-        """Every replica has a suspect. Hundreds may wait then, and each end of a request comes here."""
+        """Every replica has a suspect. Hundreds may wait then, and each end of a request calls this."""
         for live in held:
             if live.id not in self._lives:
                 continue
@@ -193,7 +193,7 @@ class Placement:
             yield ReplicaLoad(replica.number, *load, info.sizes.rows_max, costs, replica.role, link)
 
     def _place(self, live: LiveRequest, candidates: list[ReplicaLoad], decode: int | None = None) -> None:
-        """``decode``: the replica that has its records, if it is one of ``candidates``."""
+        """Place a request. ``decode``: the replica that has its records, if it is one of ``candidates``."""
         routed = live.routed()
         if any(load.replica == decode for load in candidates):
             assert decode is not None
@@ -208,7 +208,7 @@ class Placement:
         self._offers[live.id] = asyncio.get_running_loop().create_task(self._offer(live, self._replicas[number].engine))
 
     def _handoff(self, live: LiveRequest, choice: Route) -> Handoff | None:
-        """What the engine of a prompt is told; None where the request stays whole."""
+        """Return the handoff for the engine of a prompt; None where one engine computes all of the request."""
         if choice.decode is None:
             return None
         info = self._replicas[choice.decode].engine.info
@@ -218,7 +218,7 @@ class Placement:
         return Handoff(info.peer, choice.decode_tokens)
 
     def handed(self, number: int, request_id: str, reason: str) -> None:
-        """Replica ``number`` has sent the records of a request, or says why not."""
+        """Note that replica ``number`` has sent the records of a request, or why not."""
         live = self._lives.get(request_id)
         if live is None or live.replica != number or live.handoff is None:
             return
@@ -234,7 +234,7 @@ class Placement:
         self._move(live)
 
     def _move(self, live: LiveRequest) -> None:
-        """To the replica that goes on, once its prompt is computed and its records are there."""
+        """Move a request to the replica that goes on, once its prompt is computed and its records have arrived."""
         if not live.is_handed:
             return
         self.handoff_count += not live.handoff_end
@@ -248,7 +248,7 @@ class Placement:
             self._hold(live)
 
     async def _offer(self, live: LiveRequest, engine: EngineClient) -> None:
-        """Gives the request to an engine, and says to ``submit`` what became of it."""
+        """Give the request to an engine, and tell ``submit`` the outcome."""
         try:
             await engine.submit(live.resumable())
         except WeftError as error:
@@ -272,7 +272,7 @@ class Placement:
             self._accept(live)
 
     def _accept(self, live: LiveRequest) -> None:
-        """An engine has accepted it. An event may say so before the reply is read."""
+        """Note that an engine has accepted it. An event may say so before the reply is read."""
         live.accepted = live.begun = True
         live.full_replicas.clear()
         acceptance = self._acceptances.pop(live.id, None)
@@ -285,7 +285,7 @@ class Placement:
             self.dispatch()
 
     def _take_back(self, live: LiveRequest) -> None:
-        """From its replica."""
+        """Take a request back from its replica."""
         number = live.replica
         assert number is not None
         offer = self._offers.pop(live.id)
@@ -301,12 +301,12 @@ class Placement:
         self._loads[number] = sequences + sign * live.load[0], tokens + sign * live.load[1]
 
     def _forget(self, live: LiveRequest) -> None:
-        """It has ended. Its end may free the place of a held request."""
+        """Forget a request that has ended. Its end may make room for a held request."""
         del self._lives[live.id]
         self._streams.pop(live.id, None)
         acceptance = self._acceptances.pop(live.id, None)
         if acceptance is not None:
-            acceptance.cancel()  # ends ``place``, where another one than its caller cancelled the request
+            acceptance.cancel()  # ends ``place`` if another task than its caller cancelled the request
         if live.replica is not None:
             self._take_back(live)
         self.dispatch()
@@ -323,7 +323,7 @@ class Placement:
     # ------------------------------------------------------------------ events
 
     def take(self, events: Sequence[TokenEvent]) -> None:
-        """Of one report. Each token of the fleet passes here: what a first event needs is done once."""
+        """Pass on the events of one report. Each token of the fleet passes here: work of a first event is done once."""
         lives, streams = self._lives, self._streams
         for event in events:
             live = lives.get(event.request_id)
@@ -351,7 +351,7 @@ class Placement:
 
 
 def seeded(request: Request, engine_seed: int, number: int) -> Request:
-    """With a seed, if it names none."""
+    """Return ``request`` with a seed, if it names none."""
     if request.sampling.seed is not None:
         return request
     sampling = msgspec.structs.replace(request.sampling, seed=split_seed(engine_seed, number))

@@ -1,12 +1,12 @@
-"""Which part of this machine each replica gets: cores, RAM, a GPU.
+"""The part of this machine for each replica: cores, RAM, a GPU.
 
     --replicas 3 on 2 nodes of 6 cores     replica 0: cores 0-3, replica 1: cores 4-7, replica 2: cores 8-11
     on GPUs                                replica r: GPU r; with --tp 2, GPUs 2 r and 2 r + 1
 
-Cores are divided in the order of NUMA nodes, so a replica spans as few nodes as possible. A machine with
-fewer cores than replicas divides nothing. Engines with cores of their own start at the same time, and choose
-their memory one after the other. Each replica gets a GPU by CUDA_VISIBLE_DEVICES, which libraries read before
-any code of ours: two engines on one GPU would measure its free memory against each other.
+Cores are divided in the order of NUMA nodes, so a replica spans the fewest nodes possible. A machine with fewer cores
+than replicas divides nothing. Engines with cores of their own start at the same time, and choose their memory one after
+the other. Each replica gets a GPU by CUDA_VISIBLE_DEVICES, which libraries read before any code of ours: two engines on
+one GPU would measure its free memory against each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def divide_machine(config: EngineConfig, replicas: int, whole: HostShare = ANYWHERE) -> list[HostShare]:
-    """Return a place for each replica, which divide the memory of ``whole``. Raises ConfigError where there are GPUs,
+    """Return a place for each replica, which divide the memory of ``whole``. Raise ConfigError where there are GPUs,
     and fewer than replicas."""
     if replicas == 1:
         return [whole]
@@ -62,22 +62,22 @@ def divide_machine(config: EngineConfig, replicas: int, whole: HostShare = ANYWH
 
 
 def memory_turn() -> int:
-    """The descriptor of a new file without a name, for as long as this process lives."""
+    """Return the descriptor of a new file without a name, which exists as long as this process."""
     descriptor, name = tempfile.mkstemp(prefix="weft-turn-")
     os.unlink(name)
     return descriptor
 
 
 def start_at_once(config: EngineConfig, shares: Sequence[HostShare]) -> bool:
-    """Whether the engines of ``shares`` may start at the same time. Without cores of its own, an engine would
-    measure its steps beside the start of another. With --weights-cache, the later ones map what the first one
+    """Return whether the engines of ``shares`` may start at the same time. Without cores of its own, an engine would
+    measure its steps during the start of another. With --weights-cache, the later ones map the file that the first one
     packs."""
     return config.weights_cache is None and all(share.cores for share in shares)
 
 
 def divide_cores(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
-    """Neighbours stay together; the first parts get the cores that are left over. Empty parts where there are
-    fewer cores than parts."""
+    """Divide ``cores`` into ``parts`` of neighbours; the first parts get the cores that are left over. Parts are empty
+    where there are fewer cores than parts."""
     if len(cores) < parts:
         return [()] * parts
     size, left = divmod(len(cores), parts)
@@ -86,7 +86,7 @@ def divide_cores(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
 
 
 def usable_core_numbers() -> list[int]:
-    """Cores that this process may run on, those of a NUMA node together. Empty where the system does not
+    """Return the cores that this process may run on, those of a NUMA node together. Empty where the system does not
     say."""
     if sys.platform != "linux":
         return []
@@ -99,7 +99,7 @@ def usable_core_numbers() -> list[int]:
 
 
 def core_numbers(text: str) -> list[int]:
-    """ "0-2,8" -> [0, 1, 2, 8]."""
+    """Parse "0-2,8" as [0, 1, 2, 8]."""
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -108,7 +108,7 @@ def core_numbers(text: str) -> list[int]:
 
 
 def visible_gpus() -> list[str]:
-    """Their names for CUDA_VISIBLE_DEVICES."""
+    """Return the names of the GPUs for CUDA_VISIBLE_DEVICES."""
     chosen = os.environ.get(_VISIBLE)
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip()]

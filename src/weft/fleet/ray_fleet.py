@@ -29,7 +29,8 @@ _log = logging.getLogger("weft.server")
 
 
 class RayFleet:
-    """``order``: for the placer, without the server's port if that is chosen at the start."""
+    """The server's side of replicas that Ray places. ``order``: for the placer, without the server's port if that is
+    chosen at the start."""
 
     def __init__(self, fleet: Fleet, order: PlacerOrder, least: int, most: int) -> None:
         self.scaler = Scaler(least, most)
@@ -39,14 +40,14 @@ class RayFleet:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Once the fleet listens for engines."""
+        """Start the placer once the fleet listens for engines."""
         assert self._fleet.joined is not None
         host = self._order.server.rpartition(":")[0]
         self._order = dataclasses.replace(self._order, server=f"{host}:{self._fleet.joined.port}")
         self._tasks = [asyncio.create_task(self._keep_placer()), asyncio.create_task(self._scale())]
 
     async def stop(self) -> None:
-        """The members end with the placer."""
+        """Stop the placer; the members end with it."""
         for task in self._tasks:
             task.cancel()
         process = self._process
@@ -120,8 +121,8 @@ RATE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """A look at a fleet. ``admitted``: sequences since its start. ``ready`` and ``starting`` count replicas,
-    ``rows`` the sequences that one of them runs at once."""
+    """A look at a fleet. ``admitted``: sequences since its start. ``ready`` and ``starting`` count replicas, ``rows``
+    the sequences that one of them runs at once."""
 
     running: int
     waiting: int
@@ -132,7 +133,7 @@ class FleetLoad:
 
 
 class Scaler:
-    """How many replicas there should be, between ``least`` and ``most``. Pure: no clock and no I/O.
+    """The choice of the number of replicas, between ``least`` and ``most``. Pure: no clock and no I/O.
 
     waiting sequences / sequences admitted a second   = seconds of queued work
     above GROW_AT_S, and no replica is starting       -> one more
@@ -150,7 +151,7 @@ class Scaler:
         self._roomy_since_s: float | None = None
 
     def look(self, now_s: float, load: FleetLoad) -> int:
-        """The number of replicas that there should be."""
+        """Return the wanted number of replicas."""
         self._note(now_s, load)
         if self.queued_s > GROW_AT_S and not load.starting and load.ready >= self.target:
             self.target = min(self._most, self.target + 1)

@@ -4,10 +4,10 @@
                                                          actor --stdin--> weft.fleet.ray_member
                                                                              '== CURVE ==> server
 
-The process beside an actor joins as ``weft join`` does, so routing, tokens and resumption know nothing of
-Ray. One placement group with one bundle for each replica keeps its ranks on one node. The placer is a process
-of its own, since Ray brings threads, logs and signal handlers. The keys of the link go through Ray: a Ray
-cluster runs code of every client, so it is trusted anyway.
+The process started by an actor joins as ``weft join`` does, so routing, tokens and resumption know nothing of Ray. One
+placement group with one bundle for each replica keeps its ranks on one node. The placer is a process of its own, since
+Ray brings threads, logs and signal handlers. The keys of the link go through Ray: a Ray cluster runs code of every
+client, so it is trusted anyway.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PlacerOrder:
 
 
 class MemberActor:
-    """Runs on the node of a replica."""
+    """The actor on the node of a replica."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._process = subprocess.Popen(
@@ -51,11 +51,11 @@ class MemberActor:
         self._process.stdin.flush()
 
     def watch(self) -> int:
-        """Waits for the end of the process; its exit code."""
+        """Wait for the end of the process, and return its exit code."""
         return self._process.wait()
 
     def leave(self) -> None:
-        """Drains the replica: ``watch`` returns then."""
+        """Drain the replica: ``watch`` returns then."""
         self._process.terminate()
 
 
@@ -68,7 +68,8 @@ class Member:
 
 
 class Placer:
-    """``ray`` is the module: it is an extra of weft, and imported by ``main`` alone."""
+    """The members of a fleet, placed by Ray. ``ray`` is the module: it is an extra of weft, which only ``main``
+    imports."""
 
     def __init__(self, ray: Any, order: PlacerOrder) -> None:
         self._ray = ray
@@ -76,7 +77,7 @@ class Placer:
         self._members: list[Member] = []
 
     def reconcile(self, target: int) -> None:
-        """One look: replaces members that ended, starts or drains others."""
+        """Look once: replace members that ended, start or drain others."""
         for member in list(self._members):
             done, _ = self._ray.wait([member.watch], timeout=0)
             if done:
@@ -122,7 +123,7 @@ class Placer:
             time.sleep(_AGAIN_S)
 
     def _remove(self, member: Member) -> None:
-        """Ray gets its place back."""
+        """Remove a member, and give its place back to Ray."""
         from ray.util.placement_group import remove_placement_group
 
         self._members.remove(member)

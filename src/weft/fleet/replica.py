@@ -41,15 +41,15 @@ _log = logging.getLogger("weft.server")
 
 
 def backoff_s(short_lives: int) -> float:
-    """Seconds before the next start, after ``short_lives`` short lives in a row."""
+    """Return seconds before the next start, after ``short_lives`` short lives in a row."""
     return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (short_lives - 1)) if short_lives else 0.0
 
 
 class Replica:
-    """``new_engine(start)`` makes the client of a process, numbered from 0. ``prepare`` is called when
-    a process has started, before the replica is ready. ``on_lost`` comes before a process is killed.
-    ``machine``: the joined machine that it is on; None for the server's own. ``role``: what the router sends
-    it."""
+    """A place for one engine process at a time. ``new_engine(start)`` makes the client of a process, numbered from 0.
+    ``prepare`` is called when a process has started, before the replica is ready. ``on_lost`` comes before a process is
+    killed. ``machine``: the joined machine that it is on; None for the server's own. ``role``: the kind of requests
+    that the router prefers for it."""
 
     def __init__(
         self,
@@ -72,21 +72,21 @@ class Replica:
         self.restart_count = 0
         """Processes that were started after the first, for the metrics."""
         self.reason = ""
-        """Why the last process ended."""
+        """Reason for the end of the last process."""
         self.ending: Ending = "died"
         self.error: WeftError | None = None
-        """Of a replica that is dead."""
+        """Error of a replica that is dead."""
         self._new_engine = new_engine
         self._restarts = restarts
         self._restarts_used = 0
         self._lacks_files = False
-        """The last start failed as this process has no free descriptor: no fault of the engine."""
+        """Whether the last start failed as this process has no free descriptor, without a fault of the engine."""
         self._short_lives = 0
         self._ever_ready = False
         self._starts = 0
         """Processes that were started, or were to be."""
         self.draining = False
-        """It gets no further requests."""
+        """Whether it gets no further requests."""
         self._prepare = prepare
         self._on_ready = on_ready
         self._on_lost = on_lost
@@ -94,7 +94,7 @@ class Replica:
 
     @property
     def ready(self) -> bool:
-        """It serves and takes requests."""
+        """Whether the replica serves and takes requests."""
         return self.state == "ready" and self.engine.death is None and not self.draining
 
     @property
@@ -109,7 +109,7 @@ class Replica:
         self._task = asyncio.get_running_loop().create_task(self._live())
 
     async def stop(self, reason: str) -> None:
-        """Ends the process, and starts no other."""
+        """End the process, and start no other."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -118,13 +118,13 @@ class Replica:
         await self.engine.stop(reason)
 
     async def leave(self, reason: str) -> None:
-        """``stop`` for good: its number may go to another replica."""
+        """Stop for good: the number may go to another replica."""
         await self.stop(reason)
         self.reason, self.state = reason, "left"
 
     async def retire(self) -> None:
-        """Ends the process as the operator wishes: its requests go on elsewhere, and no attempt is used up.
-        The replica must be ready or draining."""
+        """End the process as the operator wishes: its requests go on elsewhere, and no attempt is used up. The replica
+        must be ready or draining."""
         assert self._task is not None
         assert self.state == "ready"
         self._task.cancel()
@@ -135,14 +135,14 @@ class Replica:
         await self.engine.stop("the replica was drained")
 
     def revive(self) -> None:
-        """Starts a process on a drained or dead replica, which has all its attempts again."""
+        """Start a process on a drained or dead replica, which has all its attempts again."""
         assert self.state in ("drained", "dead")
         self.error, self._restarts_used, self._short_lives = None, 0, 0
         self.state = "starting"
         self.start()
 
     async def _next_engine(self) -> None:
-        """A client of its own for each process: the one of the constructor for the first."""
+        """Take a new client for the next process; the first process has the one of the constructor."""
         if self.machine is not None and self.machine.connection is None:
             self.state = "away"
             await self.machine.connected()
@@ -197,14 +197,14 @@ class Replica:
             await asyncio.sleep(delay_s)
 
     async def _one_life(self) -> float:
-        """Seconds that the process served."""
+        """Run one process to its end, and return the seconds that it served."""
         engine, ready_s = self.engine, time.monotonic()
         self._lacks_files = False
         try:
             await engine.start()
             await engine.ready()
             await self._prepare(engine)
-        except Exception as error:  # a fleet waits for this replica, whatever it is
+        except Exception as error:  # a fleet waits for this replica, whatever the error
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             said = error if isinstance(error, WeftError) else WeftError(f"cannot start an engine: {kind}{error}")
             self.reason, self.ending = said.message, "died"
@@ -232,6 +232,6 @@ class Replica:
 
 
 def first_error(replicas: list[Replica]) -> WeftError | None:
-    """Of those that are dead: what the user can help first."""
+    """Return the error of a dead replica: first one that the user can help."""
     errors = [replica.error for replica in replicas if replica.error is not None]
     return next((error for error in errors if isinstance(error, UserError)), errors[0] if errors else None)

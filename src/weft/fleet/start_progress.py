@@ -1,7 +1,7 @@
-"""What a terminal or a log shows of an engine that starts: `weft serve` and `weft join`.
+"""The progress of an engine's start on a terminal or in a log: `weft serve` and `weft join`.
 
-A terminal has one line that changes. A log has a line when a part of the start begins. It has
-a second one when the part is over, if there is more to say by then:
+A terminal has one line that changes. A log has a line when a part of the start begins. It has a second one when the
+part is over, if there is more to report by then:
 
     engine 0: weights of lfm2: 0 % of 681 MiB
     engine 1: weights of lfm2: 0 % of 681 MiB
@@ -53,7 +53,8 @@ class ServiceConsole(Console):
 
 
 class StartProgress:
-    """``show`` gets what an engine does: ``part: how far``, behind ``engine N:`` where there are several."""
+    """The progress of starting engines. ``show`` gets a line of an engine: ``part: how far``, after ``engine N:`` where
+    there are several."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -62,7 +63,7 @@ class StartProgress:
         self._parts: dict[str, str] = {}
         """The part that each engine is in."""
         self._latest: dict[str, str] = {}
-        """What each engine said last, if that is not printed yet."""
+        """Last line of each engine, if it is not printed yet."""
 
     def show(self, text: str) -> None:
         if self._status is not None:
@@ -87,7 +88,7 @@ class StartProgress:
             self._print_latest(engine)
 
     def say(self, text: str) -> None:
-        """A line of its own, after what was shown so far."""
+        """Print a line of its own, after the progress shown so far."""
         self.end()
         self._print(text)
 

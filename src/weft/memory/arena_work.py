@@ -1,4 +1,4 @@
-"""Work on the arena: what a step does to stored bytes before it computes, and the one order of it.
+"""Work on the arena: operations of a step on stored bytes before it computes, and their one order.
 
     committed memory -> zero_frames -> loads -> restores -> compressions -> copies -> runs -> stores
                        frames that    from     states, KV  states, KV      slots,    of the  into
@@ -8,15 +8,14 @@ A transaction asks for this work, the reservation and the step plan carry it, an
 device's (``weft.runner.arena``), or the scripted one of the tests. All of them take the order from
 ``ArenaWork.ordered``, so the order that is checked is the order that ships.
 
-* Zeros come first (law L6), then loads: both write what the transaction has just handed out.
+* Zeros come first (law L6), then loads: both write pages and slots that the transaction has just handed out.
 * Restores come before compressions. A restore only reads codes that older steps wrote. A compression writes
   codes, into free pages or over the KV that it encodes, and its source holds nothing afterwards. The
   commit uses the same order, so an id means the same bytes in both.
-* Copies come last. A copy reads a snapshot, a shared page or a running slot. The transaction never
-  compresses what it opens on, and the destination of a copy is new. So no earlier kind writes what a copy
-  reads (L7).
-* Within a kind, all sources are read before any destination is written, except for KV records. Those go row
-  by row, because each row may overwrite what an earlier row has read.
+* Copies come last. A copy reads a snapshot, a shared page or a running slot. The transaction never compresses the
+  snapshot that it opens on, and the destination of a copy is new. So no earlier kind writes the source of a copy (L7).
+* Within a kind, all sources are read before any destination is written, except for KV records. Those go row by row,
+  because each row may overwrite bytes that an earlier row has read.
 * Stores come after the runs. A page that the step evicts is free from the next transaction on, so its bytes
   are still in place. A page that the step compresses in place is never stored by the same step.
 
@@ -41,7 +40,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 class WorkKind(Enum):
-    """The value is the name of the field of ``ArenaWork``. The ids of each kind are int32:
+    """Kinds of work. The value is the name of the field of ``ArenaWork``. The ids of each kind are int32:
 
     ``ZERO_FRAMES``                         [k]            frames
     ``RESTORE_STATES``, ``COMPRESS_STATES`` [k, 1 + pages] a slot and the pages of its compressed state
@@ -81,7 +80,7 @@ class StoredSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotCopy:
-    """All bytes of slot ``src`` are copied to slot ``dst``. A run that starts from ``dst`` is not fresh."""
+    """A copy of all bytes of slot ``src`` to slot ``dst``. A run that starts from ``dst`` is not fresh."""
 
     src: SlotId
     dst: SlotId
@@ -89,7 +88,7 @@ class SlotCopy:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """All bytes of page ``src`` are copied to page ``dst``."""
+    """A copy of all bytes of page ``src`` to page ``dst``."""
 
     src: PageId
     dst: PageId
@@ -97,7 +96,7 @@ class PageCopy:
 
 @dataclass(frozen=True, slots=True)
 class CompressState:
-    """The state in ``slot``, the snapshot of ``node``, is written to ``pages`` in 8 bits."""
+    """A write of the state in ``slot``, the snapshot of ``node``, to ``pages`` in 8 bits."""
 
     node: NodeId
     slot: SlotId
@@ -106,7 +105,7 @@ class CompressState:
 
 @dataclass(frozen=True, slots=True)
 class RestoreState:
-    """The state compressed in ``pages`` is written to ``slot``. The run of ``slot`` is not fresh."""
+    """A write of the state compressed in ``pages`` to ``slot``. The run of ``slot`` is not fresh."""
 
     pages: tuple[PageId, ...]
     slot: SlotId
@@ -121,8 +120,8 @@ class KvForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompressKv:
-    """The KV of ``node`` in ``pages`` is compressed into the first ``compressed_count`` of them. The others
-    are free from the next transaction on."""
+    """A compression of the KV of ``node`` in ``pages`` into the first ``compressed_count`` of them. The others are free
+    from the next transaction on."""
 
     node: NodeId
     pages: tuple[PageId, ...]
@@ -136,14 +135,14 @@ class CompressKv:
 
     @property
     def ids(self) -> Int32s:
-        """int32 [records, 4], see ``WorkKind``, in an order that works in place."""
+        """Int32 [records, 4], see ``WorkKind``, in an order that works in place."""
         return _record_ids(self.pages, self.compressed, 0, self.form)
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreKv:
-    """The compressed KV of ``node``, which begins at byte ``skip_bytes`` of ``compressed``, is written to
-    ``pages``. NO_NODE: this step loads it, for a lease.
+    """A write of the compressed KV of ``node``, which begins at byte ``skip_bytes`` of ``compressed``, to ``pages``.
+    NO_NODE: this step loads it, for a lease.
 
     ``pages`` are most of ``compressed`` and some new ones. The rest of ``compressed`` is free from the next
     transaction on."""
@@ -156,14 +155,14 @@ class RestoreKv:
 
     @property
     def ids(self) -> Int32s:
-        """As ``CompressKv.ids``, the last record first."""
+        """Ids as ``CompressKv.ids``, the last record first."""
         return _record_ids(self.pages, self.compressed, self.skip_bytes, self.form)[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class PageTransfer:
-    """``pages``, and the same number of pages of transfer buffer ``buffer`` from its page ``first`` on: the
-    bytes of one side are written to the other."""
+    """A transfer of ``pages`` and the same number of pages of transfer buffer ``buffer`` from its page ``first`` on:
+    the bytes of one side are written to the other."""
 
     buffer: BufferId
     first: int
@@ -172,7 +171,7 @@ class PageTransfer:
 
 @dataclass(frozen=True, slots=True)
 class StateTransfer:
-    """The state in ``slot``, and the state of transfer buffer ``buffer``."""
+    """A transfer of the state in ``slot`` and the state of transfer buffer ``buffer``."""
 
     buffer: BufferId
     slot: SlotId
@@ -180,10 +179,9 @@ class StateTransfer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLoad:
-    """Transfer buffer ``buffer`` holds the KV of [``start``, ``position``), ``start`` a multiple of a page,
-    and the state after ``position`` tokens. ``exact``: nothing of it was ever compressed. ``rows``: where its
-    KV lies, and in which form. ``state_row``: the row where a compressed state begins; PAD for an exact
-    one."""
+    """A snapshot in a transfer buffer: ``buffer`` holds the KV of [``start``, ``position``), ``start`` a multiple of a
+    page, and the state after ``position`` tokens. ``exact``: nothing of it was ever compressed. ``rows``: rows of its
+    KV, and their forms. ``state_row``: the row where a compressed state begins; PAD for an exact one."""
 
     buffer: BufferId
     start: int
@@ -210,7 +208,7 @@ class ArenaWork:
     state_stores: tuple[StateTransfer, ...] = ()
 
     def ordered(self) -> Iterator[tuple[WorkKind, Int32s]]:
-        """The kinds that come before the runs and have work, with their ids, in the one order."""
+        """Yield the kinds that come before the runs and have work, with their ids, in the one order."""
         if self.zero_frames:
             yield WorkKind.ZERO_FRAMES, np.asarray(self.zero_frames, dtype=np.int32)
         if self.page_loads:
@@ -236,14 +234,14 @@ class ArenaWork:
         return bool(self.page_stores or self.state_stores)
 
     def after_runs(self) -> Iterator[tuple[WorkKind, Int32s]]:
-        """The kinds that come after the runs and have work, with their ids."""
+        """Yield the kinds that come after the runs and have work, with their ids."""
         if self.page_stores:
             yield WorkKind.STORE_PAGES, _page_transfer_ids(self.page_stores)
         if self.state_stores:
             yield WorkKind.STORE_STATES, _state_transfer_ids(self.state_stores)
 
     def pages_written(self) -> set[PageId]:
-        """Pages that get contents before the runs; zeroed frames are not counted."""
+        """Return the pages that get contents before the runs; zeroed frames are not counted."""
         return {one.dst for one in self.page_copies}.union(
             *(one.pages for one in self.page_loads),
             *(one.pages for one in self.state_compressions),
@@ -259,8 +257,8 @@ class ArenaWork:
         )
 
     def moved_bytes(self, sizes: StoredSizes) -> int:
-        """Bytes that are read or written: both forms of what is compressed or restored, twice what is copied,
-        and ``transferred_bytes``. Zeros are not counted."""
+        """Return the bytes that are read or written: both forms of compressed or restored data, twice the bytes of
+        copies, and ``transferred_bytes``. Zeros are not counted."""
         states = len(self.state_compressions) + len(self.state_restores)
         records = sum(len(one.pages) for one in self.kv_compressions) + sum(len(one.pages) for one in self.kv_restores)
         return (
@@ -272,7 +270,7 @@ class ArenaWork:
         )
 
     def transferred_bytes(self, sizes: StoredSizes) -> int:
-        """Bytes that are loaded or stored: they cross the link between a device and its host."""
+        """Return the bytes that are loaded or stored: they cross the link between a device and its host."""
         return (
             sum(len(one.pages) for one in (*self.page_loads, *self.page_stores)) * sizes.page_bytes
             + (len(self.state_loads) + len(self.state_stores)) * sizes.slot_bytes

@@ -37,7 +37,7 @@ from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_di
 
 
 def audit(memory: MemoryState) -> None:
-    """Raises AssertionError if memory's state does not add up."""
+    """Raise AssertionError if memory's state does not add up."""
     page_owners, slot_owners = _Recount("page", memory.pages.owners), _Recount("slot", memory.slots.owners)
     for seq, lease in memory.leases.items():
         assert lease.seq == seq, f"the lease of sequence {seq} says {lease.seq}"
@@ -74,10 +74,11 @@ def audit(memory: MemoryState) -> None:
     _audit_frames(memory.arena, memory.pages.packing, memory.slots.packing)
     _audit_tree(memory.cache)
     _audit_holds(memory.cache, memory.leases)
+    memory.cache.pins.audit()
 
 
 class _Recount:
-    """Owners according to leases and nodes, beside the owner ``recorded`` with each item."""
+    """Owners according to leases and nodes, compared with the owner ``recorded`` for each item."""
 
     def __init__(self, what: str, recorded: Sequence[int]) -> None:
         self.what = what
@@ -176,7 +177,7 @@ def _audit_tree(cache: PrefixCache) -> None:
 
 def _audit_compressed(cache: PrefixCache, nodes: set[NodeId]) -> None:
     compressed, each = cache.compressed_states, cache.plan.compressed_pages
-    assert set(compressed.pages) == nodes, "what is compressed is not what the tree says"
+    assert set(compressed.pages) == nodes, "the compressed nodes differ from the tree's"
     for node, pages in compressed.pages.items():
         assert len(pages) == each, f"node {node} is compressed in {len(pages)} pages and not {each}"
     count = each * len(nodes)
@@ -239,7 +240,7 @@ def _audit_node(cache: PrefixCache, node: Node, parent: Node) -> None:
 
 
 def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:
-    """The readers of each node, recounted from the leases."""
+    """Compare the readers of each node, recounted from the leases."""
     holds: Counter[NodeId] = Counter()
     for seq, lease in leases.items():
         held = cache.node(lease)

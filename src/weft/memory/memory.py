@@ -28,6 +28,7 @@ from weft.memory.audit import audit
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.cache import with_lost_to_salt
 from weft.memory.prefix.followers import BlockFollower, SnapshotFollower
+from weft.memory.prefix.pins import Pins
 from weft.memory.prefix.policy import Policy, pages_alone
 from weft.memory.prefix.readings import SnapshotContents, shape_of, snapshot_contents
 from weft.memory.prefix.tree import PrefixTree
@@ -39,20 +40,27 @@ from weft.memory.values import NOTHING_RECALLED, Match, NodeId, SnapshotOutlook
 from weft.units import SeqId
 
 NEW_SNAPSHOTS_MAX = 4096
-"""Computed snapshots that wait for a store to look at them; the oldest are forgotten (law L11)."""
+"""Most computed snapshots that wait for a store to look at them; the oldest are forgotten (law L11)."""
 
 
 class Memory:
     """The memory of one rank. ``plan`` is its geometry; not thread safe, as one engine owns it."""
 
     def __init__(
-        self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None, count_salt: bool = False
+        self,
+        plan: ArenaPlan,
+        *,
+        cache: bool = False,
+        policy: Policy | None = None,
+        count_salt: bool = False,
+        pins_share: float = 0.0,
     ) -> None:
-        """``cache``: prefixes are cached. ``policy``: the order of eviction, None for least recently used.
-        ``count_salt``: count tokens that only another salt has as lost (see ``salts``)."""
+        """Make an empty memory. ``cache``: prefixes are cached. ``policy``: the order of eviction, None for least
+        recently used. ``count_salt``: count tokens that only another salt has as lost (see ``salts``).
+        ``pins_share``: share of the arena that pinned prefixes may hold (``prefix.pins``)."""
         self.plan = plan
         self.counts_salt = count_salt
-        self._state = MemoryState(plan, cache=cache, policy=policy)
+        self._state = MemoryState(plan, cache=cache, policy=policy, pins_bytes=int(plan.arena_bytes * pins_share))
         self._pages_held_max = 0
         self._slots_held_max = 0
         self._moved = MoveCounts()
@@ -64,8 +72,13 @@ class Memory:
 
     @property
     def prefix_tree(self) -> PrefixTree:
-        """Return the tree of cached prefixes. Read it between two steps; only a commit changes it."""
+        """The tree of cached prefixes. Read it between two steps; only a commit changes it."""
         return self._state.cache.tree
+
+    @property
+    def pins(self) -> Pins:
+        """Return the prefixes with names. Change them between two steps only."""
+        return self._state.cache.pins
 
     def match(self, tokens: Sequence[int] | npt.NDArray[np.int32], *, salt: str) -> Match:
         """Return the longest cached prefix of ``tokens`` under ``salt``, without a change. At least the last token is
@@ -79,11 +92,11 @@ class Memory:
         return with_lost_to_salt(state.cache, asked, match) if self.counts_salt else match
 
     def hit_tokens(self, tokens: npt.NDArray[np.int32], *, salt: str) -> int:
-        """``match(tokens).cached_tokens`` alone; the same until ``prefix_tree.change_count`` grows."""
+        """Return ``match(tokens).cached_tokens``; the same until ``prefix_tree.change_count`` grows."""
         return self._state.cache.match(tokens, salt, self._state.version).cached_tokens
 
     def transaction(self) -> Transaction:
-        """A transaction to fill; see ``Transaction`` for open, extend, save, close and seal."""
+        """Return a transaction to fill; see ``Transaction`` for open, extend, save, close and seal."""
         return Transaction(self._state)
 
     def commit(self, reservation: Reservation) -> None:
@@ -112,8 +125,8 @@ class Memory:
         self.commit(transaction.seal())
 
     def lose(self) -> None:
-        """The bytes of the arena are lost. Evict the cache and mark every frame as never used, so that each
-        one is zeroed before its next use (law L6). Counters and the memory of the policy stay. No lease may
+        """Forget the bytes of the arena, which are lost. Evict the cache and mark every frame as never used, so that
+        each one is zeroed before its next use (law L6). Counters and the memory of the policy stay. No lease may
         exist."""
         self.flush()
         state = self._state
@@ -122,7 +135,7 @@ class Memory:
         state.arena.forget()
 
     def take_new_snapshots(self) -> list[NodeId]:
-        """Nodes whose snapshot was computed, and not loaded, since the last call. The first call has none:
+        """Return the nodes whose snapshot was computed, and not loaded, since the last call. The first call has none:
         it begins the list."""
         cache = self._state.cache
         nodes = list(cache.new_snapshots or ())
@@ -130,7 +143,7 @@ class Memory:
         return nodes
 
     def snapshot_contents(self, node: NodeId, start: int = 0) -> SnapshotContents | None:
-        """The snapshot of ``node`` with its pages from position ``start`` on; None if a store cannot have
+        """Return the snapshot of ``node`` with its pages from position ``start`` on; None if a store cannot have
         it (``weft.memory.prefix.readings``). Reads only."""
         return snapshot_contents(self._state.cache, node, start)
 
@@ -154,7 +167,7 @@ class Memory:
 
     @property
     def version(self) -> int:
-        """Commits so far."""
+        """Number of commits so far."""
         return self._state.version
 
     @property
@@ -163,12 +176,12 @@ class Memory:
         return sum(node.end - node.start for node in self._state.cache.tree.nodes())
 
     def cache_shape(self, seconds_since: Callable[[int], float]) -> CacheShape:
-        """The shape of the prefix tree: sizes, uses, and few tokens of few prefixes. ``seconds_since``: the
+        """Return the shape of the prefix tree: sizes, uses, and few tokens of few prefixes. ``seconds_since``: the
         age of a version. Visits each node once, up to a bound."""
         return shape_of(self._state.cache, seconds_since)
 
     def lease(self, seq: SeqId) -> Lease:
-        """The lease of ``seq``. AssertionError without one."""
+        """Return the lease of ``seq``. Raise AssertionError without one."""
         lease = self._state.leases.get(seq)
         assert lease is not None, f"sequence {seq} has no lease"
         return lease
@@ -208,6 +221,7 @@ class Memory:
             compressed_kv_dtype=plan.compressed_kv_dtype if plan.compressed_kv_bytes else None,
             cached_bytes=pages_cached * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
             evictable_bytes=state.cache.evictable_bytes,
+            pinned_bytes=state.cache.pins.held_bytes,
             cache_nodes=len(tree.by_id),
             cache=replace(state.cache.counts),
             moves=replace(self._moved),

@@ -1,5 +1,4 @@
-"""What an engine may ask of a prefix store, the frozen values between the two, and the buffers between their
-bytes.
+"""The protocol of a prefix store, the frozen values between engine and store, and the buffers between their bytes.
 
     engine thread                                   threads of the store
     tokens --match--> StoredPrefix   memory only
@@ -61,9 +60,9 @@ DropReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class StoredSpan:
-    """KV record number ``record`` holds the KV of tokens [``start``, ``end``). ``form``: see ``KvPiece``.
-    ``entry``: where the store has it; it means nothing to others. ``stored_bytes``: what a read of it moves,
-    0 for ``payload_bytes``."""
+    """KV record number ``record``, with the KV of tokens [``start``, ``end``). ``form``: see ``KvPiece``. ``entry``:
+    where the store has it; it means nothing to others. ``stored_bytes``: bytes that a read of it moves, 0 for
+    ``payload_bytes``."""
 
     record: int
     entry: int
@@ -75,8 +74,8 @@ class StoredSpan:
 
 
 class KvRows(NamedTuple):
-    """KV of tokens [``start``, ``end``) in one form, in ``row_count`` rows of a page each, from row ``first``
-    of a buffer on. Compressed pages lie side by side, from the first byte of the first row on."""
+    """KV of tokens [``start``, ``end``) in one form, in ``row_count`` rows of a page each, from row ``first`` of a
+    buffer on. Compressed pages are consecutive, from the first byte of the first row on."""
 
     start: int
     end: int
@@ -89,8 +88,8 @@ class KvRows(NamedTuple):
 class StoredPrefix:
     """A stored snapshot: the state after ``position`` tokens and the KV of all of them.
 
-    ``exact``: every byte is what the engine computed, without rounding. ``remote``: bytes that are not on the
-    local disk yet. ``tokens`` and ``salt`` are what was asked for; a fetch compares them."""
+    ``exact``: every byte is as the engine computed it, without rounding. ``remote``: bytes that are not on the local
+    disk yet. ``tokens`` and ``salt`` are those of the question; a fetch compares them."""
 
     snapshot: int
     entry: int
@@ -104,18 +103,18 @@ class StoredPrefix:
     remote: bool = False
     salt: str | None = field(default=None, repr=False)
     stored_state_bytes: int = 0
-    """Bytes that a read of the state moves; 0 stands for ``state_bytes``."""
+    """Bytes that a read of the state moves; 0 means ``state_bytes``."""
     near: bool = False
-    """Its bytes are in this process already (another engine sent them): a read has no price."""
+    """Whether its bytes are in this process already (another engine sent them): a read then has no price."""
 
     def bytes_from(self, start: int) -> int:
-        """Bytes that a fetch of [``start``, ``position``) reads."""
+        """Return the bytes that a fetch of [``start``, ``position``) reads."""
         return (self.stored_state_bytes or self.state_bytes) + sum(
             span.stored_bytes or span.payload_bytes for span in self.spans if span.end > start
         )
 
     def rows_from(self, start: int, page_bytes: int) -> tuple[KvRows, ...]:
-        """How a fetch of [``start``, ``position``) fills a buffer of pages: neighbours in one form follow one
+        """Return how a fetch of [``start``, ``position``) fills a buffer of pages: neighbours in one form follow one
         another, and each change of form begins a new row."""
         if not any(span.form for span in self.spans) or not page_bytes:
             pages = ceil_div(self.position, STORED_PAGE_TOKENS) - start // STORED_PAGE_TOKENS
@@ -148,9 +147,9 @@ class StagingBuffers:
 class PutOffer:
     """The KV that a put of a snapshot needs: positions [``start``, ``position``). The store has the rest.
 
-    ``start`` is a multiple of 16. ``above``: the position of the deepest snapshot that the store has of
-    these tokens, 0 without one. KV without a state is no place to resume at, so ``above`` may lie far before
-    ``start``. An offer is good until the next put."""
+    ``start`` is a multiple of 16. ``above``: the position of the deepest snapshot that the store has of these tokens, 0
+    without one. No request can resume at KV without a state, so ``above`` may be far before ``start``. An offer is good
+    until the next put."""
 
     start: int
     position: int
@@ -173,7 +172,7 @@ class KvPiece:
 
 @dataclass(frozen=True, slots=True)
 class StoreEvent:
-    """How a ticket ended. Its buffers belong to the engine again.
+    """The end of a ticket. Its buffers belong to the engine again.
 
     ``fetched``: the staging buffers hold verified bytes. ``damaged``: a checksum or the tokens did not match,
     or the disk failed; the records are retired. ``missing``: a record was evicted or its object is gone.
@@ -190,14 +189,14 @@ class Store(Protocol):
     """One namespace of one directory or bucket."""
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
-        """The deepest stored snapshot of more than ``above`` tokens that ``tokens`` begins with."""
+        """Return the deepest stored snapshot of more than ``above`` tokens that ``tokens`` begins with."""
 
     @property
     def changes(self) -> int:
-        """Grows whenever ``match`` may answer otherwise."""
+        """A number that grows whenever the answers of ``match`` may change."""
 
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
-        """Reads the KV of [``start``, ``position``) and the state. ``start`` is a multiple of 16."""
+        """Read the KV of [``start``, ``position``) and the state. ``start`` is a multiple of 16."""
 
     def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         """Return the KV that a put of this snapshot needs; None if it is stored or would be refused."""
@@ -214,42 +213,42 @@ class Store(Protocol):
         seconds: float = 0.0,
         state_form: int = 0,
     ) -> Ticket | None:
-        """Stores a snapshot. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
-        hit saves; eviction ranks by it. None: refused and counted."""
+        """Store a snapshot. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: seconds that a hit
+        saves; eviction ranks by it. None: refused and counted."""
 
     def clear(self) -> None:
         """Forget every record of this namespace, those that are being written too. A store that cannot be
         written, and a bucket that others share, keep theirs."""
 
     def poll(self) -> list[StoreEvent]:
-        """Events since the last call."""
+        """Return events since the last call."""
 
     def stats(self) -> StoreStats: ...
 
     def close(self) -> None:
-        """Ends the threads. Puts that are queued are written as far as a few seconds allow."""
+        """End the threads. Puts that are queued are written as far as a few seconds allow."""
 
 
 class Orders(Protocol):
-    """Prefixes that another engine waits for: they are put at once, whatever they are worth here."""
+    """Prefixes that another engine waits for: they are put at once, whatever their worth here."""
 
     @property
     def open(self) -> bool:
-        """Whether there is any."""
+        """Whether there is any order."""
 
     def wants(self, salt: str | None, tokens: PrefixTokens) -> bool:
-        """Whether the snapshot at the end of ``tokens`` is one of them, and was not put yet."""
+        """Return whether the snapshot at the end of ``tokens`` is one of them, and was not put yet."""
 
     def prompt_of(self, request_id: str) -> tuple[str, npt.NDArray[np.int32]] | None:
-        """Salt and tokens of an order; None if it has ended."""
+        """Return salt and tokens of an order; None if it has ended."""
 
     def computed(self, request_id: str, position: int) -> None:
-        """Its prompt is computed, and memory has ``position`` tokens of it."""
+        """Note that its prompt is computed, and memory has ``position`` tokens of it."""
 
 
 Uint8s = npt.NDArray[np.uint8]
 Allocate = Callable[[int], Uint8s]
-"""Bytes -> uint8 [bytes], with any contents."""
+"""A function from a number of bytes to uint8 [bytes], with any contents."""
 
 BUFFER_SHARE = 4
 BUFFER_BYTES_MIN = 256 << 20
@@ -257,13 +256,13 @@ BUFFER_BYTES_MAX = 8 << 30
 
 
 def buffer_limit(arena_bytes: int) -> int:
-    """Most bytes of transfer buffers: a quarter of the arena's, within bounds."""
+    """Return the most bytes of transfer buffers: a quarter of the arena's, within bounds."""
     return min(max(arena_bytes // BUFFER_SHARE, BUFFER_BYTES_MIN), BUFFER_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class TransferBuffer:
-    """See the module."""
+    """A transfer buffer; see the module."""
 
     pages_PB: Uint8s
     state_B: Uint8s
@@ -274,7 +273,7 @@ class TransferBuffer:
 
 
 class BufferPlaces(Protocol):
-    """Where a device finds the bytes of a buffer that a plan names."""
+    """A table by which a device finds the bytes of a buffer that a plan names."""
 
     def __getitem__(self, buffer: BufferId) -> TransferBuffer: ...
 
@@ -284,8 +283,8 @@ def _allocate(size_bytes: int) -> Uint8s:
 
 
 class TransferBuffers:
-    """``page_bytes`` and ``slot_bytes`` are those of the arena's plan. ``allocate``: pinned memory on a
-    GPU; ``release`` takes it back."""
+    """The transfer buffers of an engine. ``page_bytes`` and ``slot_bytes`` are those of the arena's plan. ``allocate``:
+    pinned memory on a GPU; ``release`` takes it back."""
 
     def __init__(
         self,
@@ -318,11 +317,11 @@ class TransferBuffers:
         return pages * self.page_bytes + self.slot_bytes
 
     def has_room(self, pages: int) -> bool:
-        """Whether a buffer of ``pages`` pages and a state fits beside the others."""
+        """Return whether a buffer of ``pages`` pages and a state fits in addition to the others."""
         return self.used_bytes + self.bytes_for(pages) <= self.limit_bytes
 
     def add(self, pages: int) -> BufferId:
-        """A new buffer, whose id was ``next_id``. It must have room."""
+        """Add a buffer, and return its id, which was ``next_id``. There must be room for it."""
         size_bytes = self.bytes_for(pages)
         assert self.has_room(pages), f"a transfer buffer of {size_bytes} bytes is over the limit"
         flat, kv_bytes = self._allocate(size_bytes), pages * self.page_bytes
@@ -334,6 +333,6 @@ class TransferBuffers:
         return buffer
 
     def free(self, buffer: BufferId) -> None:
-        """No step and no thread uses ``buffer`` any more."""
+        """Free ``buffer``, which no step and no thread uses any more."""
         self.used_bytes -= self._buffers.pop(buffer).nbytes
         self._release(self._flat.pop(buffer))

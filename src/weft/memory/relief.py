@@ -1,4 +1,4 @@
-"""Relief: what a transaction does about memory that is short, so that the next transaction has more.
+"""Relief: the answer of a transaction to memory that is short, so that the next transaction has more.
 
     wanted = what open and extend were refused, and a reserve ahead of need
 
@@ -10,9 +10,9 @@
                                                ^------------'          the hole of the fuller frame, and the
                                                                        emptiest may become one of slots
 
-Relief reads a transaction: it shares the walks and the dicts of its ``Transaction`` and changes none of
-them. The answer is frozen into the reservation. What it frees is free from the next transaction on, because
-the step in flight may still read it. Each ``seal`` also makes a little room ahead, so a step is seldom short.
+Relief reads a transaction: it shares the walks and the dicts of its ``Transaction`` and changes none of them. The
+answer is frozen into the reservation. Memory that it frees is free from the next transaction on, because the step in
+flight may still read it. Each ``seal`` also makes a little room ahead, so a step is seldom short.
 
 **Compaction** moves live items so that a frame becomes free. Pages are handed out from the fullest frames, so
 the emptiest ones are the last to be used. Compaction works from that other end: the fewest items, into the
@@ -67,10 +67,11 @@ from weft.memory.values import NO_SLOT, Eviction, FrameClaim, Match, NodeId
 from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId
 
 MOVE_BYTES_PER_STEP = 64 << 20
-"""Some 0.1 ms on a device that copies 1 TB a second. One item of any size may move."""
+"""Most bytes that moves copy in a step, some 0.1 ms on a device that copies 1 TB a second. One item of any size may
+move."""
 MOVES_PER_STEP = 1024
 PATCHES_PER_STEP = 4096
-"""Entries of page tables; a page with many readers has an entry for each."""
+"""Most entries of page tables that a step patches; a page with many readers has an entry for each."""
 FRAMES_LOOKED_AT = 16
 
 
@@ -83,7 +84,7 @@ class Fixed:
     closed: Container[SeqId]
 
     def leaves(self, owner: int) -> bool:
-        """The items of ``owner`` become free with this transaction."""
+        """Return whether the items of ``owner`` become free with this transaction."""
         seq = lease_of(owner)
         return seq in self.closed and seq not in self.published
 
@@ -96,7 +97,7 @@ class _Budget:
     spent: int = 0
 
     def spend(self, item_bytes: int, patches: int) -> bool:
-        """Whether one more item fits; the first one always does."""
+        """Spend the cost of one more item, and return whether it fits; the first one always does."""
         if self.spent and (self.bytes < item_bytes or self.patches < patches or self.spent == self.moves):
             return False
         self.bytes -= item_bytes
@@ -147,7 +148,7 @@ class _Emptying(Generic[Item]):
                 break
 
     def _movable(self, frame: FrameId) -> list[tuple[Item, int]] | None:
-        """The items of ``frame`` that have to move, with their costs; None if one has to stay."""
+        """Return the items of ``frame`` that have to move, with their costs; None if one has to stay."""
         items = []
         for item in self._packing.items_of(frame):
             if not self._free(item):
@@ -191,7 +192,7 @@ class Compaction:
         )
 
     def moves(self, frames_of_pages: int, frames_of_slots: int) -> Moves:
-        """Moves towards emptying ``frames_of_pages`` and ``frames_of_slots`` frames."""
+        """Return moves towards emptying ``frames_of_pages`` and ``frames_of_slots`` frames."""
         budget = _Budget(MOVE_BYTES_PER_STEP, PATCHES_PER_STEP, MOVES_PER_STEP)
         self._pages.run(frames_of_pages, budget)
         self._slots.run(frames_of_slots, budget)
@@ -227,8 +228,8 @@ class Compaction:
         return self._memory.cache.tree.node_of_page(pages.owners[page], pages.indexes[page])
 
     def _readers_of(self, node: Node) -> list[SeqId]:
-        """Sequences with the pages of ``node`` in their page table, except those that close. One look at each
-        lease is enough, because a lease reads all of a node or nothing."""
+        """Return the sequences with the pages of ``node`` in their page table, except those that close. One look at
+        each lease is enough, because a lease reads all of a node or nothing."""
         readers = self._readers.get(node.id)
         if readers is None:
             readers = self._readers[node.id] = []
@@ -245,7 +246,7 @@ class Compaction:
         return readers
 
     def _table_patches(self) -> Iterator[TablePatch]:
-        """By sequence; adjacent entries form one patch."""
+        """Yield the patches by sequence; adjacent entries form one patch."""
         pages = self._memory.pages
         by_seq: dict[SeqId, dict[int, PageId]] = {}
         for src, dst in self._pages.moved:
@@ -277,8 +278,8 @@ _NO_MOVES = Moves()
 
 
 class Relief:
-    """``opened``, ``gained``, ``closed`` and ``opened_on`` are those of the transaction, which fills them.
-    ``frames``, ``page_walk`` and ``slot_walk`` are its walks."""
+    """The relief of one transaction. ``opened``, ``gained``, ``closed`` and ``opened_on`` are those of the transaction,
+    which fills them. ``frames``, ``page_walk`` and ``slot_walk`` are its walks."""
 
     __slots__ = (
         "_closed",
@@ -354,11 +355,12 @@ class Relief:
         )
 
     def reserve_pages(self) -> int:
-        """A page for each sequence that runs: all of them may cross into a new page in the same step."""
+        """Return a page for each sequence that runs: all of them may cross into a new page in the same step."""
         return len(self._memory.leases) + len(self._opened)
 
     def _demand(self, pages: int, slots: int) -> Demand:
-        """``pages`` and ``slots`` have to fit beside everything that is held after this transaction."""
+        """Return the demand of ``pages`` and ``slots`` in addition to everything that is held after this
+        transaction."""
         plan, memory = self._memory.plan, self._memory
         pages_freed, slots_freed = self._freed()
         return Demand(
@@ -370,7 +372,7 @@ class Relief:
         )
 
     def _freed(self) -> tuple[int, int]:
-        """Pages and slots that closings and publications of this transaction free; a lower bound."""
+        """Return the pages and slots that closings and publications of this transaction free; a lower bound."""
         pages, slots = self._sharing.freed_count, 0
         publications = {publication.seq: publication for publication in self._sharing.publications}
         for seq in self._closed:
@@ -385,7 +387,7 @@ class Relief:
         return pages, slots
 
     def _nodes_in_use(self) -> set[NodeId]:
-        """Nodes that this transaction opens on or publishes through."""
+        """Return the nodes that this transaction opens on or publishes through."""
         nodes = self._opened_on | self._sharing.visited
         for _, match in self._opened.values():
             nodes |= self._memory.cache.tree.path_ids(match.anchor)
@@ -394,7 +396,7 @@ class Relief:
     # ------------------------------------------------------------------ the choice
 
     def choose(self) -> tuple[list[Eviction], Moves]:
-        """Evictions and moves after which the next transaction has what is wanted."""
+        """Return evictions and moves that give the next transaction the wanted pages and slots."""
         if self._flushed:
             return self._choose(UNMEETABLE), _NO_MOVES  # perhaps between steps, where nothing makes copies
         room = self.room()
@@ -420,7 +422,7 @@ class Relief:
     def compress_states(
         self, chosen: Iterable[Eviction]
     ) -> tuple[tuple[CompressState, ...], list[PageId], list[FrameClaim]]:
-        """The states that go from a slot into pages, those pages, and frames to claim for them."""
+        """Return the states that go from a slot into pages, those pages, and frames to claim for them."""
         by_id = self._memory.cache.tree.by_id
         nodes = [by_id[eviction.node] for eviction in chosen if eviction.what == "slot"]
         each = self._memory.plan.compressed_pages
@@ -435,16 +437,17 @@ class Relief:
         )
 
     def _wanted(self) -> tuple[int, int]:
-        """Pages and slots that were reclaimed, and a reserve ahead of need: pages, and slots for the next
-        sequence and its snapshots. The reserve applies only if it needs none of what goes last. A
-        transaction that closes something frees memory anyway."""
+        """Return the pages and slots that were reclaimed, and a reserve ahead of need: pages, and slots for the next
+        sequence and its snapshots. The reserve applies only if it needs none of the nodes that go last. A transaction
+        that closes something frees memory anyway."""
         cache = self._memory.cache
         pages, slots = self._needed
         if self._closed or not any(cache.evictable):
             return pages, slots
         reserve, ahead = max(pages, self.reserve_pages()), self._memory.slots_ahead
         to_compress_in = self._memory.plan.compressed_pages if cache.order.in_slots else 0
-        evictable = cache.evictable_except(self._last)
+        evictable, pinned = cache.evictable_except(self._last), cache.pins.held
+        evictable = max(0, evictable[0] - pinned[0]), max(0, evictable[1] - pinned[1])
         for wanted in ((reserve + to_compress_in, slots + ahead), (reserve, slots + ahead), (reserve, slots)):
             if not any(self.room().short(*wanted)) or self._demand(*wanted).met(*evictable):
                 return wanted
@@ -470,7 +473,7 @@ class Relief:
             demand,
             ranked=cache.policy.order(cache.order.states),
             spared=self._nodes_in_use(),
-            last=self._last,
+            last=() if self._flushed else (*self._last, *cache.pins.last),
             limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP,
             compression=CompressionRoom(plan.compressed_pages, at_once),
             kv_compression=KvCompression(cache.compressed_kv, enabled=not self._flushed),

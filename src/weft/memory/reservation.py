@@ -1,4 +1,4 @@
-"""What one step changes in memory: leases, and a reservation that is complete before it is committed.
+"""The changes of one step to memory: leases, and a reservation that is complete before it is committed.
 
     lease   pages   [ p0 p1 p2 p3 | p4 p5 p6 ]      p of tokens [16 i, 16 i + 16)
                       shared         its own         those of the first ``shared_tokens`` belong to the tree
@@ -9,10 +9,9 @@
                                           | closed evicted             what is free afterwards
                                           | arena_work table_patches   what the device must do (arena_work.py)
 
-A lease is everything that one running sequence holds, and its receipt for giving it back. Only commits write
-one. ``state.apply`` writes a reservation into memory's state and decides nothing. The step plan takes
-``arena_work`` and the patches from it. Ids and epochs are part of it, so it can be printed, compared and
-replayed.
+A lease is everything that one running sequence holds, and its receipt for giving it back. Only commits write one.
+``state.apply`` writes a reservation into memory's state and decides nothing. The step plan takes ``arena_work`` and the
+patches from it. Ids and epochs are part of it, so it can be printed, compared and replayed.
 
 Laws: L2 (all or nothing: whatever is not in the reservation does not happen), L5 (``version``: a reservation
 for another state of memory is caught), L6 (frames that change kind are in ``arena_work.zero_frames``).
@@ -43,12 +42,12 @@ class Lease:
     """The node that ends after ``shared_tokens``; NO_NODE if that is 0."""
     snapshots: list[Snapshot] = field(default_factory=list)
     inexact: bool = False
-    """It reads or was computed from data that was compressed once, and so is everything it publishes."""
+    """Whether it reads or was computed from data that was compressed once, and so is everything it publishes."""
     loads: bool = False
-    """Its contents come from a store, not from a sequence that runs."""
+    """Whether its contents come from a store, not from a sequence that runs."""
 
     def move_slot(self, src: SlotId, dst: SlotId, epoch: int) -> None:
-        """Its state, or one of its snapshots, moved to ``dst``."""
+        """Set the slot of its state, or of one of its snapshots, to ``dst``, where it moved."""
         if self.slot == src:
             self.slot, self.epoch = dst, epoch
             return
@@ -58,9 +57,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A lease begins. ``pages``: all of its pages, those of the tree first. ``slot`` is PAD in a model
-    without recurrent layers. ``loads``: its own pages and its state come from a store in this step.
-    ``inexact``: they were compressed once, or computed from compressed data."""
+    """The beginning of a lease. ``pages``: all of its pages, those of the tree first. ``slot`` is PAD in a model
+    without recurrent layers. ``loads``: its own pages and its state come from a store in this step. ``inexact``: they
+    were compressed once, or computed from compressed data."""
 
     seq: SeqId
     pages: tuple[PageId, ...]
@@ -72,7 +71,7 @@ class Opening:
 
 
 class Extension(NamedTuple):
-    """An older lease gets more pages, in order."""
+    """More pages of an older lease, in order."""
 
     seq: SeqId
     pages: tuple[PageId, ...]
@@ -80,7 +79,7 @@ class Extension(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """In this step ``seq`` writes its state after ``snapshot.position`` tokens into ``snapshot.slot``."""
+    """A write of ``seq``, in this step: its state after ``snapshot.position`` tokens goes into ``snapshot.slot``."""
 
     seq: SeqId
     snapshot: Snapshot
@@ -88,11 +87,10 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Tokens of ``seq`` from position ``start`` on go into the tree.
+    """A publication: tokens of ``seq`` from position ``start`` on go into the tree.
 
-    ``pages``: the pages of the path afterwards, by whole page; the tree has those up to position
-    ``cached_end`` already. ``tokens``: int32 bytes; the last page is partly filled if the last of ``saves``
-    lies inside it."""
+    ``pages``: the pages of the path afterwards, by complete page; the tree has those up to position ``cached_end``
+    already. ``tokens``: int32 bytes; the last page is partly filled if the last of ``saves`` is inside it."""
 
     seq: SeqId
     start: int
@@ -104,8 +102,8 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class TablePatch:
-    """From this step on, the page-table entries of ``seq`` from ``first_index`` on are ``pages``. They hold
-    the same tokens: the sequence adopted the tree's pages, or its own were moved."""
+    """A patch of a page table: from this step on, the entries of ``seq`` from ``first_index`` on are ``pages``. They
+    hold the same tokens: the sequence adopted the tree's pages, or its own were moved."""
 
     seq: SeqId
     first_index: int
@@ -114,7 +112,7 @@ class TablePatch:
 
 @dataclass(frozen=True, slots=True)
 class SlotPatch:
-    """From this step on, the state of ``seq`` is in ``slot``, where it was moved."""
+    """A patch of a slot: from this step on, the state of ``seq`` is in ``slot``, where it was moved."""
 
     seq: SeqId
     slot: SlotId
@@ -139,8 +137,8 @@ class Reservation:
     """Everything that one step changes in memory's state, from the version it was planned on.
 
     ``pages`` and ``slots`` are allocated, in this order; openings, extensions, savings and moves assign them.
-    ``frames`` are claimed first. ``closed`` leases and what is ``evicted`` are freed last. Compressions and
-    restores are in ``arena_work`` only: memory's state follows what the device does.
+    ``frames`` are claimed first. ``closed`` leases and ``evicted`` data are freed last. Compressions and restores are
+    in ``arena_work`` only: memory's state follows the device's work.
     """
 
     version: int

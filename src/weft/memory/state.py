@@ -9,9 +9,9 @@ commit writes it.
                               |
                               +-- dropped: nothing to undo, nothing was done
 
-``apply`` takes what the reservation names, asserts that each item was free and next, and is the only code
-that writes memory's state. The walk that hands memory out also says whether it fits, so there is no predictor
-that could disagree (law L2).
+``apply`` takes the items that the reservation names, asserts that each item was free and next, and is the only code
+that writes memory's state. The walk that hands memory out also says whether it fits, so there is no predictor that
+could disagree (law L2).
 
 Order: take before giving back. Moves come first, before any item changes its owner, and the tree grows before
 it is cut. So everything that a transaction closes, leaves or evicts is free from the next transaction on. It
@@ -47,12 +47,14 @@ from weft.units import PAGE_TOKENS, FrameId, SeqId
 
 
 class MemoryState:
-    """``cache`` False: no prefix is cached. ``policy``: the order of eviction, None for least recently
-    used."""
+    """The records of memory. ``cache`` False: no prefix is cached. ``policy``: the order of eviction, None for least
+    recently used."""
 
     __slots__ = ("arena", "cache", "leases", "pages", "plan", "slots", "slots_ahead", "version")
 
-    def __init__(self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None) -> None:
+    def __init__(
+        self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None, pins_bytes: int = 0
+    ) -> None:
         self.plan = plan
         self.arena = Arena(plan.frame_count)
         self.pages = Pages(plan.pages_per_frame, plan.frame_count)
@@ -60,15 +62,20 @@ class MemoryState:
         self.slots_ahead = slots_ahead(plan.slot_count)
         """Slots to keep free ahead of need."""
         self.cache = PrefixCache(
-            plan, enabled=cache, page_owners=self.pages.owners, slot_owners=self.slots.owners, policy=policy
+            plan,
+            enabled=cache,
+            page_owners=self.pages.owners,
+            slot_owners=self.slots.owners,
+            policy=policy,
+            pins_bytes=pins_bytes,
         )
         self.leases: dict[SeqId, Lease] = {}
         self.version = 0
 
 
 def apply(memory: MemoryState, reservation: Reservation) -> None:
-    """Write ``reservation`` into ``memory``: claim frames, take, hand out, grow the tree, give back. Asserts
-    that it was planned on this version of memory's state, and that everything it takes is free and next."""
+    """Write ``reservation`` into ``memory``: claim frames, take, hand out, grow the tree, give back. Assert that it was
+    planned on this version of memory's state, and that everything it takes is free and next."""
     assert reservation.version == memory.version, (
         f"a reservation of version {reservation.version} was committed to version {memory.version}"
     )
@@ -113,7 +120,7 @@ def apply(memory: MemoryState, reservation: Reservation) -> None:
 
 
 def _move(memory: MemoryState, moves: Moves) -> None:
-    """Items that move keep their owner; their old places become free."""
+    """Move items, which keep their owner; their old places become free."""
     pages, slots, tree = memory.pages, memory.slots, memory.cache.tree
     vacated = Freed([copy.src for copy in moves.pages])
     for page in moves.pages:

@@ -14,14 +14,14 @@
             lease    pages            [ 17 4 90 ]  [ 33 8 ] --restore-->  [ 12 ]      [ 60 61 ] --> slot
                                                     [ 8 51 33 70 ]
 
-A transaction walks the free frames, pages and slots in the order of allocation and records what each sequence
-gets. The pools do not change, so dropping the transaction is the rollback. What it closes, adopts from the
-tree, moves or evicts is free from the next transaction on: the step in flight may still read it. Each use
-checks the version of memory's state: a transaction of an older version is a bug that is caught (law L5).
+A transaction walks the free frames, pages and slots in the order of allocation and records those that each sequence
+gets. The pools do not change, so dropping the transaction is the rollback. Memory that it closes, adopts from the tree,
+moves or evicts is free from the next transaction on: the step in flight may still read it. Each use checks the version
+of memory's state: a transaction of an older version is a bug that is caught (law L5).
 
-A load copies codes into some of the pages that the lease gets, and the same step restores them there. A
-compressed state takes pages of the lease too. These *spare* pages hold nothing once the step is computed.
-They lie behind those of the tokens, and the close of the lease frees them.
+A load copies codes into some of the pages that the lease gets, and the same step restores them there. A compressed
+state takes pages of the lease too. These *spare* pages hold nothing once the step is computed. They come after those of
+the tokens, and the close of the lease frees them.
 
 Laws: L2 (all or nothing), L3 (no room is False or None), L5, L9 (``save`` costs no other request anything).
 """
@@ -62,7 +62,7 @@ from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_di
 
 @dataclass(slots=True)
 class LoadWork:
-    """``pages``: those of the lease in the order of their tokens, the spare ones last."""
+    """The work of a load. ``pages``: those of the lease in the order of their tokens, the spare ones last."""
 
     pages: list[PageId] = field(default_factory=list)
     page_loads: list[PageTransfer] = field(default_factory=list)
@@ -72,14 +72,14 @@ class LoadWork:
 
 
 def spare_pages(load: SnapshotLoad, plan: ArenaPlan) -> int:
-    """Pages that a lease of ``load`` takes besides those of its tokens: for a compressed state, and one for
+    """Return the pages that a lease of ``load`` takes besides those of its tokens: for a compressed state, and one for
     compressed rows of which a part is cached."""
     compressed = any(rows.form != EXACT_FORM for rows in load.rows)
     return compressed + (plan.compressed_pages if load.state_row != PAD else 0)
 
 
 def plan_load(load: SnapshotLoad, plan: ArenaPlan, pages: Sequence[PageId], slot: SlotId, first: int) -> LoadWork:
-    """``pages``: one for each 16 tokens from position ``first`` on, and the spare ones."""
+    """Plan a load. ``pages``: one for each 16 tokens from position ``first`` on, and the spare ones."""
     work, pool = LoadWork(), deque(pages)
     if plan.pages_per_frame:
         for rows in load.rows:
@@ -179,9 +179,9 @@ class Transaction:
     def open(
         self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0, load: SnapshotLoad | None = None
     ) -> bool:
-        """A lease with a slot and pages for ``tokens`` tokens, or False and nothing. ``headroom_pages`` must
-        stay free after it. The lease reads the pages of ``match`` in place; compressed KV is restored first.
-        The state of the snapshot is copied into the slot, and a partly filled page is copied too.
+        """Open a lease with a slot and pages for ``tokens`` tokens, or return False and change nothing.
+        ``headroom_pages`` must stay free after it. The lease reads the pages of ``match`` in place; compressed KV is
+        restored first. The state of the snapshot is copied into the slot, and a partly filled page is copied too.
 
         ``load``: ``tokens`` are those of a snapshot in a transfer buffer, which reaches back to ``match``.
         This step loads its state and the pages that ``match`` lacks; a later transaction closes it with
@@ -216,7 +216,7 @@ class Transaction:
         if anchor is not None:
             self._open_on(anchor, lease, shared_tokens, gained, copies=load is None)
         if load is not None:
-            assert load.start <= shared_tokens, "a gap between what is cached and what is loaded"
+            assert load.start <= shared_tokens, "a gap between cached and loaded pages"
             work = plan_load(load, plan, gained, slot, shared_tokens)
             self._loads.append(work)
             gained = work.pages
@@ -231,7 +231,8 @@ class Transaction:
         return self._memory.cache.tree.by_id[match.anchor]
 
     def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId], *, copies: bool) -> None:
-        """``copies``: the state of ``anchor`` and its partly filled page are copied for the lease."""
+        """Open ``lease`` on a match. ``copies``: the state of ``anchor`` and its partly filled page are copied for the
+        lease."""
         self._restoring.restore(anchor, self._page_walk.take)
         lease.pages = self._restoring.resolve(path_pages(anchor, 0, shared_tokens))
         lease.shared_tokens = shared_tokens
@@ -247,8 +248,8 @@ class Transaction:
             self._slot_copies.append(SlotCopy(anchor.slot, lease.slot))
 
     def extend(self, seq: SeqId, tokens: int, *, headroom_pages: int = 0) -> bool:
-        """Room for ``tokens`` tokens in all. True at once if the lease has it; False and nothing if the arena
-        has none, or fewer than ``headroom_pages`` would be left."""
+        """Extend the lease to ``tokens`` tokens in all. True at once if the lease has room; False, without a change, if
+        the arena has none, or fewer than ``headroom_pages`` would be left."""
         lease = self._lease(seq)
         gained = self._gained.get(seq)
         held = len(lease.pages) + (len(gained) if gained is not None else 0)
@@ -265,9 +266,9 @@ class Transaction:
         return True
 
     def extend_by_page(self, seqs: list[SeqId]) -> list[PageId]:
-        """One more page for each of ``seqs``, in order, until the arena has no more: the pages of those that
-        got one. No earlier verb of this transaction named them. A step in which many decodes cross into their
-        next page is one call of this."""
+        """Add one page for each of ``seqs``, in order, until the arena has no more: return the pages of those that got
+        one. No earlier verb of this transaction named them. A step in which many decodes cross into their next page is
+        one call of this."""
         self._check_current()
         for seq in seqs:
             assert seq in self._memory.leases, f"sequence {seq} has no lease"
@@ -278,8 +279,8 @@ class Transaction:
         return pages
 
     def save(self, seq: SeqId, position: int, *, spare: int = 1) -> SlotId | None:
-        """A slot for the state of ``seq`` after ``position`` tokens (a multiple of a page). A run of this
-        step writes it; ``publish`` or ``close`` of a later transaction puts it into the tree.
+        """Take a slot for the state of ``seq`` after ``position`` tokens (a multiple of a page), and return it. A run
+        of this step writes it; ``publish`` or ``close`` of a later transaction puts it into the tree.
 
         Best effort (law L9): None, and nothing taken, if it would cost another request anything. ``spare``
         more slots must stay free, and if it claims a frame, a page for each lease."""
@@ -299,9 +300,9 @@ class Transaction:
         return slot
 
     def publish(self, seq: SeqId, tokens: Int32s) -> None:
-        """``tokens``, the first ones of ``seq``, are computed. Those that fill whole pages enter the tree,
-        with the snapshots saved up to there in earlier steps. The sequence continues and reads the tree's
-        pages from then on. ``table_patches`` has the entries that change."""
+        """Publish ``tokens``, the first ones of ``seq``, which are computed. Those that fill complete pages enter the
+        tree, with the snapshots saved up to there in earlier steps. The sequence continues and reads the tree's pages
+        from then on. ``table_patches`` has the entries that change."""
         lease = self._lease(seq)
         assert seq in self._memory.leases, f"sequence {seq} was opened in this transaction"
         assert seq not in self._published, f"sequence {seq} published in this transaction"
@@ -343,15 +344,14 @@ class Transaction:
         self._relief.evict_last(nodes)
 
     def reclaim(self, *, pages: int = 0, slots: int = 0, sparing: Iterable[NodeId] = ()) -> bool:
-        """A verb that needed ``pages`` and ``slots`` said no: make room for it and for earlier refusals, by
-        moves and evictions. True: the next transaction has more. False: nothing helps, and nothing is done
-        for this. ``sparing``: nodes that go last and must not be evicted for this."""
+        """Reclaim ``pages`` and ``slots`` that a verb was refused: make room for it and for earlier refusals, by moves
+        and evictions. True: the next transaction has more. False: nothing helps, and nothing is done for this.
+        ``sparing``: nodes that go last and must not be evicted for this."""
         self._check_current()
         return self._relief.reclaim(pages, slots, sparing)
 
     def compact(self) -> None:
-        """Empty as many frames as the holes and the bounds of a step allow, whether they are needed or
-        not."""
+        """Empty the most frames that the holes and the bounds of a step allow, whether they are needed or not."""
         self._check_current()
         self._relief.compact()
 
@@ -360,26 +360,26 @@ class Transaction:
         self._check_current()
         self._relief.flush()
 
-    # ------------------------------------------------------------------ what it gives
+    # ------------------------------------------------------------------ results
 
     def new_pages(self, seq: SeqId) -> list[PageId]:
-        """Pages that this transaction gives ``seq``, in order. They follow those of its lease, or the tree's
+        """Return the pages that this transaction gives ``seq``, in order. They follow those of its lease, or the tree's
         after an opening on a match."""
         return self._gained.get(seq, [])
 
     def shared_pages(self, seq: SeqId) -> list[PageId]:
-        """The tree's pages at the front of ``seq``, which this transaction opened."""
+        """Return the tree's pages at the front of ``seq``, which this transaction opened."""
         return self._opened[seq][0].pages
 
     def slot_of(self, seq: SeqId) -> SlotId:
-        """The slot of ``seq``, PAD in a model without recurrent layers."""
+        """Return the slot of ``seq``, PAD in a model without recurrent layers."""
         lease = self._lease(seq)
         if seq in self._memory.leases and self._memory.plan.slots_per_frame:
             self._memory.slots.check(lease.slot, lease.epoch)
         return lease.slot
 
     def seal(self) -> Reservation:
-        """The frozen sum of this transaction so far. A reading: it has nothing that is taken later."""
+        """Return the frozen sum of this transaction so far. A reading: later verbs are not in it."""
         self._check_current()
         opened = tuple(
             [
@@ -455,5 +455,5 @@ class Transaction:
 
 
 def _to_zero(frames: Iterable[FrameClaim]) -> tuple[FrameId, ...]:
-    """The claimed frames with bytes of another kind (law L6)."""
+    """Return the claimed frames with bytes of another kind (law L6)."""
     return tuple(claim.frame for claim in frames if claim.needs_zero)

@@ -14,8 +14,8 @@ from weft.memory.values import Lost
 
 @dataclass(slots=True)
 class CacheCounts:
-    """Since the start; they only grow. ``lost``: what opened sequences could not use. Leases that load are
-    not counted as opened."""
+    """Counters since the start; they only grow. ``lost``: tokens that opened sequences could not use. Leases that load
+    are not counted as opened."""
 
     opened: int = 0
     hits: int = 0
@@ -23,7 +23,7 @@ class CacheCounts:
     lost: Lost = Lost()
     published: int = 0
     evicted_states: int = 0
-    """Tails included."""
+    """Evicted states, tails included."""
     evicted_pages: int = 0
     """Bare KV, and one page for each tail."""
     evicted_tails: int = 0
@@ -41,10 +41,10 @@ class CacheCounts:
     loaded: int = 0
     """Snapshots that came from a store."""
     loaded_tokens: int = 0
-    """Tokens that those snapshots added to what the cache had."""
+    """Tokens that those snapshots added to the cache."""
 
     def numbers(self) -> dict[str, int]:
-        """By name; those of ``lost`` are ``lost_*``."""
+        """Return the counters by name; those of ``lost`` are ``lost_*``."""
         counts: dict[str, int] = {}
         for name, count in asdict(self).items():
             counts |= {f"lost_{why}": tokens for why, tokens in count.items()} if name == "lost" else {name: count}
@@ -93,19 +93,20 @@ class MemoryUsage:
     pages_shared: int = 0
     """Pages that running sequences read among ``pages_cached``; they cannot be evicted."""
     slots_cached: int = 0
-    """Snapshots of the prefix tree among ``slots_held``; compressed ones lie in pages."""
+    """Snapshots of the prefix tree among ``slots_held``; compressed ones are in pages."""
     states_compressed: int = 0
     compressed_bytes: int = 0
     """Bytes of the pages, among ``pages_cached``, of the ``states_compressed`` snapshots."""
     pages_compressed: int = 0
-    """Pages of cached KV that are compressed, in ``compressed_kv_bytes`` of the pages among
-    ``pages_cached``."""
+    """Pages of cached KV that are compressed, in ``compressed_kv_bytes`` of the pages among ``pages_cached``."""
     compressed_kv_bytes: int = 0
     compressed_kv_dtype: str | None = None
     """The dtype of compressed KV; None: KV is never compressed."""
     cached_bytes: int = 0
     """Bytes of ``pages_cached`` and ``slots_cached``."""
     evictable_bytes: int = 0
+    pinned_bytes: int = 0
+    """KV and states of pinned snapshots that are evicted last."""
     cache_nodes: int = 0
     cache: CacheCounts = field(default_factory=CacheCounts)
     moves: MoveCounts = field(default_factory=MoveCounts)
@@ -134,7 +135,7 @@ class StoreCounts:
 
 @dataclass(slots=True, kw_only=True)
 class StoreStats(StoreCounts):
-    """And what it holds now; it crosses processes in ``EngineStats``.
+    """Counters and present contents of a store; it crosses processes in ``EngineStats``.
 
     ``snapshots``: of this namespace; ``others``: of other models in the same directory. ``notes``: sentences
     about the state of the store that an operator reads, such as that another process holds the lock."""
@@ -155,7 +156,7 @@ class StoreStats(StoreCounts):
     bucket_fault: str = ""
     """Why the bucket does not answer now; empty while it does."""
     unreachable_s: float = 0.0
-    """Seconds that it did not."""
+    """Seconds in which it did not."""
 
 
 @dataclass(slots=True)
@@ -166,14 +167,14 @@ class ShapeSum:
     pages: int = 0
     snapshots: int = 0
     inexact: int = 0
-    """Nodes whose KV or snapshot was compressed once, or was computed behind what was."""
+    """Nodes whose KV or snapshot was compressed once, or was computed from compressed data."""
     bytes: int = 0
     hits: int = 0
     youngest_s: float = 0.0
     oldest_s: float = 0.0
 
     def add(self, *, pages: int, snapshot: bool, inexact: bool, node_bytes: int, hits: int, age_s: float) -> None:
-        """One more node."""
+        """Add one node."""
         self.youngest_s = age_s if not self.nodes else min(self.youngest_s, age_s)
         self.oldest_s = max(self.oldest_s, age_s)
         self.nodes += 1
@@ -186,7 +187,7 @@ class ShapeSum:
 
 @dataclass(slots=True)
 class SaltShape:
-    """``number`` from 1, in the order of size; ``salted``: it has a name."""
+    """The shape of one salt. ``number`` from 1, in the order of size; ``salted``: it has a name."""
 
     number: int
     salted: bool
@@ -222,7 +223,7 @@ class PrefixShape:
 
 @dataclass(slots=True)
 class CacheShape:
-    """``cut_off``: the tree has more nodes than were looked at."""
+    """The shape of the tree. ``cut_off``: the tree has more nodes than were looked at."""
 
     salts: list[SaltShape]
     salt_count: int

@@ -1,13 +1,13 @@
-"""The frozen values on the ground of this folder: what is claimed, what a lookup finds, what is evicted.
+"""The frozen values that all of this folder uses: claims, results of lookups, evictions.
 
     match --> Match ----.
                          v
     transaction: open, extend, save, publish, close, evict --> Reservation --> commit: memory's state
                                                              '---------> ArenaWork: the device
 
-These values cross boundaries. The tree, eviction, leases and the policies read and make them, and the step
-plan carries them. So this file imports nothing of ``weft.memory``, and every other file there may import it.
-``arena_work`` (what the device does) and ``reservation`` (what a step changes in memory's state) stand on it.
+These values cross boundaries. The tree, eviction, leases and the policies read and make them, and the step plan carries
+them. So this file imports nothing of ``weft.memory``, and every other file there may import it. ``arena_work``
+(operations of the device) and ``reservation`` (changes of a step to memory's state) build on it.
 
 Values are plain numbers in tuples. A node has its id and tokens are bytes. So a value can be compared, hashed
 and printed, and it keeps no part of memory's state alive.
@@ -24,18 +24,18 @@ from typing import Literal, NamedTuple, NewType
 from weft.units import PAD, FrameId, SlotId
 
 NodeId = NewType("NodeId", int)
-"""A node of the prefix tree."""
+"""Id of a node of the prefix tree."""
 
 NO_NODE = NodeId(PAD)
 NO_SLOT = SlotId(PAD)
 
 StoreLoss = Literal["stored", "damaged", "store_busy"]
-"""Why tokens that a store has were computed all the same."""
+"""Reasons why tokens that a store has were computed all the same."""
 
 
 class LossReason(NamedTuple):
-    """``words``: for an operator; ``short``: at the head of a column. ``is_common``: without a store and
-    without debug.count_salt too."""
+    """Texts of a reason. ``words``: for an operator; ``short``: at the head of a column. ``is_common``: without a store
+    and without debug.count_salt too."""
 
     words: str
     short: str
@@ -59,13 +59,13 @@ LOSS_REASONS = {
 class Lost:
     """Tokens that match something cached and still must be computed (law L8), by reason.
 
-    ``no_checkpoint``: KV matches, but no state lies so far on. ``evicted_state``: a state was there and is
-    evicted. ``evicted_kv``: the KV is evicted; an upper bound, as only its first page is known to match.
-    ``not_ready``: another sequence computes these tokens now, and waiting for it would have taken longer.
-    ``salt``: another salt has them. This is counted only if the operator asks for it, because it reveals
-    what other tenants sent (law L10). ``stored``: the store has them, and reading them would have taken
-    longer than computing. ``damaged``: the store had them, and their bytes were not what was written.
-    ``store_busy``: the store has them, and did not deliver in time or had no buffer free."""
+    ``no_checkpoint``: KV matches, but there is no state that far. ``evicted_state``: a state was there and is evicted.
+    ``evicted_kv``: the KV is evicted; an upper bound, as only its first page is known to match. ``not_ready``: another
+    sequence computes these tokens now, and waiting for it would have taken longer. ``salt``: another salt has them.
+    This is counted only if the operator asks for it, because it reveals the prompts of other tenants (law L10).
+    ``stored``: the store has them, and reading them would have taken longer than computing. ``damaged``: the store had
+    them, and their bytes differed from those written. ``store_busy``: the store has them, and did not deliver in time
+    or had no buffer free."""
 
     no_checkpoint: int = 0
     evicted_state: int = 0
@@ -84,7 +84,7 @@ class Lost:
         return Lost(*[getattr(self, reason) + getattr(other, reason) for reason in LOSS_REASONS])
 
     def but(self, reason: StoreLoss | Literal["not_ready"], tokens: int) -> Lost:
-        """The same loss, with its first ``tokens`` counted as ``reason`` only. By position, a match loses
+        """Return the same loss, with its first ``tokens`` counted as ``reason`` only. By position, a match loses
         first to evicted states, then to missing snapshots, then to evicted KV."""
         left = tokens
         remaining = []
@@ -116,9 +116,9 @@ NOTHING_RECALLED = Recall()
 class Match:
     """The cached part of a prompt. The first ``cached_tokens`` need not be computed.
 
-    ``kv_tokens``: how far the KV matches; past ``cached_tokens`` this is a place worth a snapshot, not a
-    hit. ``anchor`` and ``version`` are for ``Transaction.open``. ``restore_pages``: pages that opening on the
-    match needs besides its own, because KV on the path is compressed."""
+    ``kv_tokens``: how far the KV matches; past ``cached_tokens`` this is a place worth a snapshot, not a hit.
+    ``anchor`` and ``version`` are for ``Transaction.open``. ``restore_pages``: pages that opening on the match needs
+    besides its own, because KV on the path is compressed."""
 
     cached_tokens: int = 0
     lost: Lost = Lost()
@@ -141,7 +141,7 @@ class FrameKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FrameClaim:
-    """A free frame becomes a frame of ``kind``. ``held``: the kind of its bytes, None if never used."""
+    """A claim: a free frame becomes a frame of ``kind``. ``held``: the kind of its bytes, None if never used."""
 
     frame: FrameId
     kind: FrameKind
@@ -163,8 +163,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """``what`` "state": the snapshot of ``node`` goes, and a tail goes whole. "kv": the pages of ``node``
-    go, except the first ``pages_left``; the node goes with the last page. "slot": the slot goes, because the
+    """An eviction by kind. ``what`` "state": the snapshot of ``node`` goes, and a tail goes with it. "kv": the pages of
+    ``node`` go, except the first ``pages_left``; the node goes with the last page. "slot": the slot goes, because the
     snapshot is compressed. "pages": the KV of ``node`` is compressed and keeps fewer pages."""
 
     node: NodeId
@@ -173,13 +173,13 @@ class Eviction:
 
     @property
     def compresses(self) -> bool:
-        """The contents stay, in 8 bits or less."""
+        """Whether the contents stay, in 8 bits or less."""
         return self.what in ("slot", "pages")
 
 
 class SnapshotOutlook(NamedTuple):
-    """``uses``: expected from now on, None under a policy that does not know. ``position``: tokens of the
-    snapshot. ``alone_bytes``: of its state, and of the KV that only it needs, on one rank."""
+    """The outlook of a snapshot. ``uses``: expected from now on, None under a policy that does not know. ``position``:
+    tokens of the snapshot. ``alone_bytes``: of its state, and of the KV that only it needs, on one rank."""
 
     uses: float | None
     position: int

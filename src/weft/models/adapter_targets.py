@@ -1,5 +1,4 @@
-"""Where the stored matrices of a checkpoint went: the rows of a product that an adapter of one of them
-changes.
+"""Map from the stored matrices of a checkpoint to the rows of a product that an adapter of each changes.
 
     the build of the model      linear([q_proj, k_proj, v_proj])  ->  one product
                                 '-- notes a Target for each: the product, its first row, its rows, their order
@@ -7,13 +6,13 @@ changes.
     an adapter's module         base_model.model.model.layers.3.self_attn.k_proj
     without wrappers            layers.3.self_attn.k_proj         ->  rows [512, 640) of the product
 
-The tables that say which tensors become one product (``families.tensors``) are so the tables of adapters too:
-a family gets adapters with no word of its own. Factors go the way of the weights: rows of B are cut and put
-into order as rows of W are, columns of A are cut as columns of W are.
+The tables that say which tensors become one product (``families.tensors``) are so the tables of adapters too: a family
+gets adapters without further code. Factors are treated as the weights: rows of B are cut and put into order as rows of
+W are, columns of A are cut as columns of W are.
 
-A matrix that is stored whole may be trained in parts, and the other way round. ``other_spellings`` has these
-names beside the stored ones: gate and up, q, k and v, the projections of a gated delta net. Source: modules
-of transformers and of vLLM, and what hub checkpoints store.
+A matrix that is stored as one may be trained in parts, and the other way round. ``other_spellings`` has these names in
+addition to the stored ones: gate and up, q, k and v, the projections of a gated delta net. Source: modules of
+transformers and of vLLM, and tensors of hub checkpoints.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _WRAPPERS = (
     "transformer.",
     "model.",
 )
-"""What stands before the names of a language model, in adapters of one wrapped model or another."""
+"""Prefixes before the names of a language model, in adapters of one wrapped model or another."""
 _NEAREST = 3
 _SYNONYMS = {
     word: words[0]
@@ -53,17 +52,19 @@ _SYNONYMS = {
     )
     for word in words
 }
-"""Words of stored names that transformers spells otherwise -> one spelling."""
+"""Words of stored names with other spellings in transformers -> one spelling."""
 _LEFT_OUT = "forget_gate"
-"""Of Kimi Linear: transformers keeps some matrices in a module of this name, hub files do not."""
+"""Module of Kimi Linear: transformers keeps some matrices in a module of this name, hub files do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``product``: a ``Linear``, or a block with a matrix that is no product of its own (``kind``: experts,
-    the expansion of latent attention, the model for its embedding), or None for what is stored and never
-    used. ``rows`` from ``first`` on and ``columns``: of this rank. ``order``: of rows as they are stored.
-    ``shard``: of the stored matrix, None for all. ``experts``: the number of an expert, or all of a stack."""
+    """Rows of one product that a stored matrix became. ``product``: a ``Linear``, or a block with a matrix that is not
+    a product by itself (``kind``: experts, the expansion of latent attention, the model for its embedding), or None
+    for a tensor that is stored and never used. ``rows`` from ``first`` on and ``columns``: of this rank. ``order``: of
+    rows as they are stored. ``shard``: of the stored matrix, None for all. ``experts``: the number of an expert, or
+    all of a stack.
+    """
 
     product: Any
     rows: int
@@ -75,11 +76,11 @@ class Target:
     experts: range | None = None
     role: str = ""
     slices: tuple[tuple[Target, int, int], ...] = ()
-    """Of a fused spelling: the targets that its rows [begin, end) belong to."""
+    """Targets that rows [begin, end) of a fused spelling belong to."""
 
     @property
     def whole_shape(self) -> tuple[int, int]:
-        """Of the stored matrix, over all ranks."""
+        """Shape of the stored matrix, over all ranks."""
         if self.slices:
             return self.slices[-1][2], self.columns
         rows, columns = self.rows, self.columns
@@ -92,11 +93,11 @@ class Target:
 
 
 class Targets:
-    """All of one model, by the names behind its prefix."""
+    """Targets of one model, by their names without its prefix."""
 
     def __init__(self, stored: Mapping[str, Target]) -> None:
         self.stored = frozenset(stored)
-        """The names of the checkpoint itself."""
+        """Names in the checkpoint itself."""
         self._by_name: dict[str, Target] = dict(stored)
         for name, target in other_spellings(stored).items():
             self._by_name.setdefault(name, target)
@@ -109,7 +110,7 @@ class Targets:
         return name in self._by_name
 
     def products(self, kind: type[Product]) -> list[Product]:
-        """Each one of that class, once."""
+        """Return each product of class ``kind``, once."""
         return list(
             {
                 id(target.product): target.product
@@ -119,8 +120,9 @@ class Targets:
         )
 
     def find(self, module: str) -> Target:
-        """The target of the module that an adapter calls ``module``. Raises CheckpointError with the nearest
-        names that there are."""
+        """Return the target of the module that an adapter calls ``module``. Raises CheckpointError with the nearest
+        known names.
+        """
         name = unwrapped(module)
         target = self._by_name.get(name) or self._by_plain_name.get(_plain(name))
         if target is not None:
@@ -138,7 +140,7 @@ def _plain(name: str) -> str:
 
 
 def unwrapped(module: str) -> str:
-    """``module`` without what stands before the language model's own names."""
+    """Return ``module`` without the prefixes before the language model's own names."""
     name = module
     while (wrapper := next((one for one in _WRAPPERS if name.startswith(one)), None)) is not None:
         name = name.removeprefix(wrapper)
@@ -146,7 +148,7 @@ def unwrapped(module: str) -> str:
 
 
 def other_spellings(stored: Mapping[str, Target]) -> dict[str, Target]:
-    """Names that mean rows of the same products: of a stored matrix in parts, of several as one."""
+    """Return further names for rows of the same products: of a stored matrix in parts, of several as one."""
     groups: dict[str, dict[str, Target]] = {}
     for name, target in stored.items():
         home, _, leaf = name.rpartition(".")
@@ -165,8 +167,9 @@ _FUSED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("gate_proj", "up_proj"), "input_linear"),
     (("q_proj", "k_proj", "v_proj"), "qkv_proj"),
 )
-"""(the parts, the one matrix that others store or train in their place). Those of a gated delta net, whose
-rows are in another order then, are noted by its reader."""
+"""(the parts, the one matrix that others store or train instead). Names of a gated delta net, whose rows have another
+order then, are added by its reader.
+"""
 
 
 def _spelled(leaves: Mapping[str, Target], parts: tuple[str, ...], whole: str) -> list[tuple[str, Target]]:
@@ -192,6 +195,6 @@ def _as_one(parts: list[Target], whole: str) -> list[tuple[str, Target]]:
 
 def _in_parts(one: Target, parts: tuple[str, ...]) -> list[tuple[str, Target]]:
     if one.shard is not None or len(parts) != 2:
-        return []  # a rank's spans are of the whole, and q, k and v differ in rows
+        return []  # a rank's spans are of the undivided matrix, and q, k and v differ in rows
     each = one.rows // 2
     return [(part, replace(one, rows=each, first=one.first + index * each)) for index, part in enumerate(parts)]

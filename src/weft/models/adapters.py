@@ -1,4 +1,4 @@
-"""An adapter out of its files: which tensors it has, and what they change in a loaded model.
+"""Reading of an adapter from its files, and its changes of a loaded model.
 
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight   Wanted("....q_proj", a=...)
     ......................................... q_proj.lora_B.weight           b=...
@@ -6,13 +6,13 @@
     ......................................... q_proj.bias, lm_head.weight    bias=, whole=   (modules_to_save)
     ......................................... experts.base_layer.lora_A      depth=1   (target_parameters)
                 |
-                Targets.find: rows of a product    every tensor must have a place, or the adapter is refused
+                Targets.find: rows of a product    every tensor must have a target, or the adapter is refused
                 |
                 ProductChange of that product
 
-``load_adapter`` reads and checks in any thread and changes nothing of the model. ``install`` and ``remove``
-are for the thread that computes: a dictionary entry in each product. The bytes that are used are those that
-were hashed. A file that changes meanwhile is no second adapter under the first one's digest.
+``load_adapter`` reads and checks in any thread and changes nothing of the model. ``install`` and ``remove`` are for
+the thread that computes: a dictionary entry in each product. The bytes that are used are those that were hashed. A
+file that changes meanwhile cannot become a second adapter with the first one's digest.
 
 Stacks of experts are peft's: A [r x experts, in] by expert, B [out, r x experts] with the expert last. The
 outer of two nested wrappers is the parameter that the module has last.
@@ -56,7 +56,7 @@ from weft.tensor.layout import DTYPES
 from weft.tensor.ops.moe import weight_of
 
 _ALIGNED_BYTES = 256
-"""Of a factor on a GPU, as its allocator would align it."""
+"""Alignment of a factor on a GPU, bytes: that of its allocator."""
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _TENSOR = re.compile(
     r"(?P<module>.+?)\.(?:(?P<factor>lora_(?:embedding_)?[AB])(?:\.(?!weight|bias)[^.]+)?(?:\.(?P<end>weight|bias))?"
@@ -68,7 +68,7 @@ _TENSOR = re.compile(
 
 @dataclass(slots=True)
 class Wanted:
-    """What an adapter has of one module. ``depth``: of nested wrappers, of parameters of one module."""
+    """Tensors of an adapter for one module. ``depth``: of nested wrappers, of parameters of one module."""
 
     module: str
     depth: int = 0
@@ -83,7 +83,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class LoadedAdapter:
-    """``products``, ``blocks``: (what it changes, the change)."""
+    """An adapter that was read. ``products``, ``blocks``: (the changed object, the change)."""
 
     adapter: Adapter
     products: list[tuple[Linear, ProductChange]] = field(default_factory=list)
@@ -97,10 +97,11 @@ class LoadedAdapter:
 
 
 def load_adapter(adapter: Adapter, model: CausalModel, ring: PinnedRing | None = None) -> LoadedAdapter:
-    """``ring``: to the device of ``model``.
+    """Read ``adapter`` for ``model``. ``ring``: to the device of ``model``.
 
-    Raises CheckpointError, one line that names the module or file: files that changed since ``adapter``
-    was read, a module that the model does not have, factors of another shape, a value that is not finite."""
+    Raises CheckpointError, one line that names the module or file: files that changed since ``adapter`` was read, a
+    module that the model does not have, factors of another shape, a value that is not finite.
+    """
     directory = Path(adapter.directory)
     settings = read_settings(directory)
     with torch.inference_mode():
@@ -110,7 +111,9 @@ def load_adapter(adapter: Adapter, model: CausalModel, ring: PinnedRing | None =
 
 
 def _sent(loaded: LoadedAdapter, device: torch.device, ring: PinnedRing | None) -> LoadedAdapter:
-    """On ``device``: one copy of one piece of memory. An adapter has hundreds of small factors."""
+    """Return the adapter on ``device``, by one copy of one piece of memory: an adapter has hundreds of small
+    factors.
+    """
     tensors: list[torch.Tensor] = []
 
     def noted(one: torch.Tensor) -> torch.Tensor:
@@ -132,7 +135,7 @@ _WITH_TENSORS = (ProductChange, Part, Factor, ExpertsChange, LatentChange, Table
 
 
 def _changed(one: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``one`` with other tensors, those of its parts too."""
+    """Return ``one`` with other tensors, also in its parts."""
     if isinstance(one, torch.Tensor):
         return change(one)
     if isinstance(one, _WITH_TENSORS):
@@ -146,12 +149,14 @@ Send = Callable[[npt.NDArray[np.int64]], torch.Tensor]
 
 
 def install(model: CausalModel, loaded: LoadedAdapter, send: Send = torch.from_numpy) -> None:
-    """``send``: numbers to the device of ``model``. A second call writes where the factors lie now."""
+    """Install the adapter in ``model``. ``send``: copies numbers to the device of ``model``. A second call writes the
+    present addresses of the factors.
+    """
     digest, active = loaded.adapter.digest, model.adapters
     active.hold(digest)
     sent: Sequence[torch.Tensor | None] = [None] * len(loaded.products)
     if gpu.reaches(model.embedding.device):
-        # Of all products, whichever of them this adapter changes: a graph is recorded once.
+        # All products are opened, whichever this adapter changes: a graph is recorded once.
         for product in model.targets.products(Linear):
             product.adapted.open(active, DTYPES[model.spec.dtype], model.embedding.device)
         lines = [change.line() for _, change in loaded.products]
@@ -186,7 +191,7 @@ def remove(model: CausalModel, loaded: LoadedAdapter) -> None:
 
 
 def _tensors(adapter: Adapter, directory: Path) -> dict[str, torch.Tensor]:
-    """Every tensor, finite, in the dtype it has: views of the file's bytes."""
+    """Return every tensor, finite, in the dtype it has: views of the file's bytes."""
     file = directory / WEIGHTS_FILE
     stored = read_header(file)  # its errors name the tensor and the byte
     content = bytearray(file.read_bytes())
@@ -218,7 +223,7 @@ def _wanted(tensors: Mapping[str, torch.Tensor]) -> list[Wanted]:
         match = _TENSOR.fullmatch(name)
         if match is None:
             raise CheckpointError(
-                f"the adapter has a tensor {name}, which is no factor, magnitude, weight or bias of a module",
+                f"the adapter has a tensor {name}, which is not a factor, magnitude, weight or bias of a module",
                 param="lora",
             )
         module, depth = match["module"], 0
@@ -255,8 +260,7 @@ def _wanted(tensors: Mapping[str, torch.Tensor]) -> list[Wanted]:
 
 @dataclass(slots=True)
 class _Piece:
-    """What one module adds to rows of one product. ``a`` [r, in] and ``b`` [rows, r], in the product's
-    order."""
+    """Change of rows of one product by one module. ``a`` [r, in] and ``b`` [rows, r], in the product's order."""
 
     first: int
     rows: int
@@ -268,7 +272,7 @@ class _Piece:
 
 
 class _Placing:
-    """Of one adapter, on one model."""
+    """Placement of one adapter's tensors on one model."""
 
     def __init__(self, adapter: Adapter, settings: AdapterSettings, model: CausalModel) -> None:
         self._adapter, self._settings, self._model = adapter, settings, model
@@ -290,7 +294,7 @@ class _Placing:
                 self._place_experts(one, target, wanted)
             elif one.of_table:
                 raise CheckpointError(
-                    f"the adapter has embedding factors of {one.module}, which is no embedding", param="lora"
+                    f"the adapter has embedding factors of {one.module}, which is not an embedding", param="lora"
                 )
             else:
                 self._place(one, target)
@@ -325,7 +329,7 @@ class _Placing:
     def _piece(
         self, one: Wanted, target: Target, a: torch.Tensor | None, b: torch.Tensor | None, begin: int, end: int
     ) -> _Piece:
-        """Of the rows [begin, end) of what the adapter has."""
+        """Return the change by rows [begin, end) of the adapter's tensors."""
         columns = _cut(target.shard, a, 1)
         piece = _Piece(target.first, target.rows, columns, self._rows(b, target, begin, end))
         if one.whole is not None:
@@ -347,7 +351,7 @@ class _Placing:
         return piece
 
     def _factors(self, one: Wanted, target: Target) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """A, and B times the scale. Raises CheckpointError for shapes that the base does not have."""
+        """Return A, and B times the scale. Raises CheckpointError for shapes that the base does not have."""
         if one.a is None or one.b is None:
             return None, None
         rows, columns = target.whole_shape
@@ -357,7 +361,7 @@ class _Placing:
         return one.a.float(), one.b.float() * self._settings.scale_of(_key(one.module))
 
     def _rows(self, values: torch.Tensor | None, target: Target, begin: int, end: int) -> torch.Tensor | None:
-        """Rows [begin, end) of ``values``, this rank's, in the order of the product."""
+        """Return rows [begin, end) of ``values``, this rank's, in the order of the product."""
         if values is None:
             return None
         own = _cut(target.shard, values[begin:end], 0)
@@ -371,7 +375,7 @@ class _Placing:
         return target.order(own[:, None]).flatten(0, 1) if own.ndim == 1 else target.order(own)
 
     def _decompose(self, one: Wanted, target: Target, piece: _Piece, magnitude: torch.Tensor) -> None:
-        """DoRA: the rows of W + scale B A have the length ``magnitude``."""
+        """Apply DoRA: the rows of W + scale B A have the length ``magnitude``."""
         if target.shard is not None and target.shard.dim == 1:
             raise CheckpointError(
                 f"the adapter uses DoRA on {one.module}, whose columns ranks divide: no "
@@ -388,7 +392,7 @@ class _Placing:
             piece.shift = held[target.first : target.first + target.rows].cpu().float() * (1 - gain)
 
     def _base(self, target: Target) -> torch.Tensor:
-        """The rows that the model has there, float32 [rows, columns]."""
+        """Return the rows that the model has there, float32 [rows, columns]."""
         block, last = target.product, target.first + target.rows
         if target.kind == "product":
             return dense_rows(block.weight, target.first, last)
@@ -461,12 +465,14 @@ class _Placing:
         return piece
 
     def _local(self, target: Target, number: int) -> int:
-        """Where the block has expert ``number``."""
+        """Return the index of expert ``number`` in the block."""
         own = target.product.own
         return number if own is None else number - int(own.start)
 
     def _stack(self, one: Wanted, target: Target, wanted: list[Wanted]) -> Target:
-        """Both stacks of a module have its name, so the nesting says which it is."""
+        """Return the stack that ``one`` changes. Both stacks of a module have its name, so the nesting tells them
+        apart.
+        """
         if unwrapped(one.module).endswith((".gate_up_proj", ".up_proj", ".down_proj", "_linear")):
             return target
         home = unwrapped(one.module)
@@ -539,17 +545,17 @@ class _Placing:
 
 
 def _key(module: str) -> str:
-    """As patterns of peft see it."""
+    """Return the name as patterns of peft see it."""
     return module.removeprefix("base_model.model.")
 
 
 def _even(values: torch.Tensor) -> torch.Tensor:
-    """With an even number of columns: tiles of bfloat16 have them in pairs."""
+    """Return ``values`` with an even number of columns: tiles of bfloat16 have them in pairs."""
     return torch.nn.functional.pad(values, (0, values.shape[1] % 2))
 
 
 def _cut(shard: Shard | None, values: torch.Tensor | None, dim: int) -> torch.Tensor | None:
-    """What this rank has of a factor whose ``dim`` is that of the stored matrix."""
+    """Return this rank's part of a factor whose ``dim`` is that of the stored matrix."""
     if values is None or shard is None or shard.dim != dim or shard.absent or dim >= values.ndim:
         return values
     return torch.cat([values.narrow(dim, begin, count) for begin, count in shard.spans], dim=dim)

@@ -5,9 +5,9 @@
                      all parts of a split model           NAME/*-0000N-of-0000M.gguf
                      a projector                          NAME/mmproj.gguf, which is kept and not read
 
-``.blobs`` is in the directory of models (``local``). A model links to the bytes of its file, so the upload may go:
-one that is a day old does, when the next begins. An upload holds a lock of its file, so one that a killed server left
-goes then too. Bytes, uploads at once and free disk are bounded (law L11).
+``.blobs`` is in the directory of models (``local``). A model links to the bytes of its file, so the upload may be
+deleted: an upload that is a day old is, when the next begins. An upload holds a lock of its file, so uploads of killed
+servers are deleted then too. Bytes, uploads at once and free disk are bounded (law L11).
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _FOLDER = ".blobs"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _AGE_MAX_S = 86_400.0
 _FREE_BYTES = 1 << 28
-"""Room of the disk that no upload takes."""
+"""Bytes of the disk that uploads leave free."""
 _FILE, PROJECTOR = "model.gguf", "mmproj.gguf"
 _PART_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,200}-\d{5}-of-\d{5}\.gguf", re.ASCII)
 FILES_MAX = 100
-"""Parts of one model that are uploaded."""
+"""Parts of one uploaded model, at most."""
 
 
 class BlobError(RequestError):
-    """An upload does not fit."""
+    """Error of an upload that does not fit."""
 
     status = 413
 
@@ -70,16 +70,16 @@ def read_digest(text: str, *, param: str) -> str:
 
 
 def blob(digest: str) -> Path | None:
-    """Return the uploaded file, None where there is none."""
+    """Return the uploaded file, None if there is none."""
     path = _path(digest)
     return path if path.is_file() else None
 
 
 class Upload:
-    """A file that comes in pieces; ``close`` drops it unless ``finish`` has kept it."""
+    """An uploaded file that comes in pieces; ``close`` drops it unless ``finish`` has kept it."""
 
     def __init__(self, digest: str, bytes_max: int) -> None:
-        """Raises BlobError for a disk that takes nothing."""
+        """Begin the upload. Raises BlobError if the disk cannot be written."""
         self._digest, self._bytes_max = digest, bytes_max
         self._hash, self._size = hashlib.sha256(), 0
         folder = model_directory() / _FOLDER
@@ -95,7 +95,7 @@ class Upload:
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def check_size(self, size: int) -> None:
-        """Raises BlobError for a file of ``size`` bytes that is over the limit, or that the disk has no room for."""
+        """Raise BlobError for a file of ``size`` bytes that is over the limit, or that the disk has no room for."""
         if size > self._bytes_max:
             raise BlobError(
                 f"the file has {format_bytes(size)} or more; the limit is {format_bytes(self._bytes_max)} "
@@ -111,7 +111,7 @@ class Upload:
             )
 
     def write(self, data: bytes) -> None:
-        """Raises BlobError."""
+        """Write the next piece. Raises BlobError."""
         self.check_size(self._size + len(data))
         try:
             self._file.write(data)
@@ -121,7 +121,7 @@ class Upload:
         self._size += len(data)
 
     def finish(self) -> None:
-        """Raises RequestError for bytes with another digest, and BlobError."""
+        """Keep the file under its digest. Raises RequestError for bytes with another digest, and BlobError."""
         if self._hash.hexdigest() != self._digest:
             raise RequestError(
                 f"the file has the digest sha256:{self._hash.hexdigest()}, and not the one that the path names",
@@ -142,8 +142,9 @@ class Upload:
 
 
 def create_model(name: str, digests: Mapping[str, str]) -> LocalModel:
-    """Make a model on disk of uploaded GGUF files, in place of one with that name. ``digests``: by the names that the
-    files have at the client. Raises CheckpointError, RequestError, ModelInUseError."""
+    """Make a model on disk from uploaded GGUF files, replacing one with that name. ``digests``: by the names that the
+    files have at the client. Raises CheckpointError, RequestError, ModelInUseError.
+    """
     sources = _named_sources(digests)
     place = place_of(name)
     part = part_of(place)
@@ -225,7 +226,7 @@ def _sweep(folder: Path) -> None:
     for path in folder.iterdir():
         if path.suffix == PART:
             with suppress(OSError), path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one that comes is locked
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held while an upload comes
                 path.unlink()
         elif path.stat().st_mtime < time.time() - _AGE_MAX_S:
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Blocks out of a checkpoint: the tables of ``families.tensors``, read under the names of a family.
+"""Reader of blocks from a checkpoint: the tables of ``families.tensors``, read under the names of a family.
 
-``models.families`` says which block lies under which name and puts the layers together. All of it runs twice:
-against the check, then for real.
+``models.families`` gives the name of each block and puts the layers together. All of it runs twice: against the check,
+then for real.
 
     read = BlockReader(architecture, source)
     read.mixer(shape, {Attention: "layers.3.self_attn", Mamba2: "layers.3.mamba"})
@@ -25,7 +25,7 @@ from weft.models.weights import TensorSource
 
 
 def function(name: str) -> Callable[..., Any]:
-    """Return what "module:function" names."""
+    """Return the function that ``name``, "module:function", refers to."""
     module, _, attribute = name.partition(":")
     reader: Callable[..., Any] = getattr(import_module(module), attribute)
     return reader
@@ -61,5 +61,5 @@ class BlockReader:
         )
 
     def out_name(self, name: str) -> str:
-        """Of a Kimi or Ling layer."""
+        """Return the name of the output projection of a Kimi or Ling layer."""
         return "dense" if self.source.has(f"{name}.dense.weight") else "o_proj"

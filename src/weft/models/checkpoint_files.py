@@ -1,13 +1,12 @@
-"""A checkpoint directory as a set of named tensors, read from headers alone.
+"""A checkpoint directory as a set of named tensors, read only from headers.
 
     config.json  +  model.safetensors                                    one file
                  |  model.safetensors.index.json -> model-0000N-of-...   an index over several
                  |  *.safetensors                                        several without an index
                  |  *.gguf                                               a view of GGUF files (models/gguf)
 
-``CheckpointFiles.open`` reads config.json and the headers, and no weight. What it can see is refused there:
-files that are missing, truncated, broken or linked out of the directory, and an index that names what no file
-holds.
+``CheckpointFiles.open`` reads config.json and the headers, and no weight. It refuses all visible faults: files that
+are missing, truncated, broken or linked out of the directory, and an index that names tensors which no file has.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from weft.errors import CheckpointError
-from weft.families import name_here
+from weft.families import is_text_alone, name_here
 from weft.files import read_json
 from weft.models.forms import quant_method, stored_form
 from weft.models.gguf import METHOD
@@ -34,12 +33,21 @@ _PREFIXES = (
     "language_model.",
     "backbone.",
     "language_model.backbone.",
+    "model.text_model.",
+    "llm.model.",
+    "thinker.model.",
     "",
 )
 _EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight")
-HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
+HEADS = (
+    "lm_head.weight",
+    "language_model.lm_head.weight",
+    "model.lm_head.weight",
+    "llm.lm_head.weight",
+    "thinker.lm_head.weight",
+)
 DRAFT_PREFIXES = ("mtp.", "model.mtp.")
-"""Heads that predict further tokens (multi-token prediction)."""
+"""Prefixes of heads that predict further tokens (multi-token prediction)."""
 _TOWERS: dict[str, tuple[str, ...]] = {
     "vision tower": ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision."),
     "audio tower": ("audio_tower.", "audio_model.", "embed_audio."),
@@ -48,7 +56,7 @@ _TOWERS: dict[str, tuple[str, ...]] = {
 SKIPPED_PREFIXES: tuple[str, ...] = tuple(
     wrapper + name for names in _TOWERS.values() for name in names for wrapper in ("", "model.")
 )
-"""Eyes and ears of a multimodal checkpoint, by the places of their tensors. They are left on disk."""
+"""Eyes and ears of a multimodal checkpoint, by the prefixes of their tensors. They are left on disk."""
 _UNUSED_KNOWN = (*DRAFT_PREFIXES, *SKIPPED_PREFIXES)
 _UNUSED_KNOWN_ENDS = ("rotary_emb.inv_freq",)
 _NAMES_SHOWN = 5
@@ -56,7 +64,9 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    """``tensors`` by name over all files; ``prefix`` goes before every name of the language model."""
+    """Tensors of a checkpoint: ``tensors`` by name over all files; ``prefix`` goes before every name of the language
+    model.
+    """
 
     directory: Path
     config: Mapping[str, Any]
@@ -67,7 +77,7 @@ class CheckpointFiles:
 
     @classmethod
     def open(cls, directory: Path) -> CheckpointFiles:
-        """Raises CheckpointError naming the file that is missing, malformed or truncated."""
+        """Open a checkpoint. Raises CheckpointError naming the file that is missing, malformed or truncated."""
         config = with_quantization(directory, read_json(directory / "config.json"))
         if quant_method(config) == METHOD:
             from weft.models.gguf.view import stored_tensors
@@ -89,7 +99,7 @@ class CheckpointFiles:
 
     @property
     def stored_dtype(self) -> str:
-        """Format name of the embedding's dtype ("F32" when the embedding is missing, which fails later)."""
+        """Return the format name of the embedding's dtype ("F32" when the embedding is missing, which fails later)."""
         return "F32" if self.embedding is None else self.embedding.dtype
 
     @property
@@ -98,7 +108,7 @@ class CheckpointFiles:
         return next((self.tensors[name] for name in names if name in self.tensors), None)
 
     def unused(self, used: set[str]) -> list[str]:
-        """Names that no part of the model asked for, without those known to be of no use here."""
+        """Return names that no part of the model asked for, without those known to be of no use here."""
         known_ends = (*_UNUSED_KNOWN_ENDS, *stored_form(self.config, self.tensors).left_ends)
         return sorted(
             name
@@ -109,16 +119,17 @@ class CheckpointFiles:
         )
 
     def of_model(self, name: str) -> bool:
-        """Whether a tensor is one of the language model, by its place."""
+        """Return whether a tensor belongs to the language model, by its name."""
         stems = tuple(head.removesuffix("weight") for head in HEADS)
         return quant_method(self.config) == METHOD or name.startswith((self.prefix or "layers.", *stems))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftWeights:
-    """Heads for multi-token prediction that a checkpoint brings: a handle, nothing is read. They are no part
-    of the model, unless speculation wants them (``weft.models.mtp``). They lie under a prefix of their own,
-    or are layers behind the last (DeepSeek-V3). ``names``: of their tensors; ``count``: of heads."""
+    """Heads for multi-token prediction in a checkpoint: a handle, nothing is read. They are not part of the model,
+    unless speculation wants them (``weft.models.mtp``). They have their own prefix, or are layers after the last
+    (DeepSeek-V3). ``names``: of their tensors; ``count``: of heads.
+    """
 
     checkpoint: CheckpointFiles
     dtype: torch.dtype
@@ -127,7 +138,7 @@ class DraftWeights:
 
     @classmethod
     def of(cls, checkpoint: CheckpointFiles, dtype: torch.dtype, layers: int) -> DraftWeights | None:
-        """``layers``: of the model. None for a checkpoint without such heads."""
+        """Return the handle, None for a checkpoint without such heads. ``layers``: of the model."""
         for prefix in DRAFT_PREFIXES:
             heads = frozenset(name for name in checkpoint.tensors if name.startswith(prefix))
             if heads:
@@ -138,7 +149,7 @@ class DraftWeights:
 
 
 def draft_layers(checkpoint: CheckpointFiles, layers: int) -> tuple[str, ...]:
-    """ "model.layers.42." of each head that is stored as a layer behind ``layers`` others."""
+    """Return "model.layers.42." of each head that is stored as a layer after ``layers`` others."""
     names: list[str] = []
     while True:
         name = f"{checkpoint.prefix}layers.{layers + len(names)}."
@@ -148,7 +159,7 @@ def draft_layers(checkpoint: CheckpointFiles, layers: int) -> tuple[str, ...]:
 
 
 def with_quantization(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """``config`` with the settings that modelopt's older exports keep in a file of their own."""
+    """Return ``config`` with the settings that modelopt's older exports keep in a separate file."""
     beside = directory / "hf_quant_config.json"
     inner = config.get("text_config")
     if (
@@ -163,9 +174,17 @@ def with_quantization(directory: Path, config: dict[str, Any]) -> dict[str, Any]
     return config | {"quantization_config": {"quant_method": "modelopt", **settings}}
 
 
+def text_alone_line(config: Mapping[str, Any]) -> str | None:
+    """Return a line for a wrapper whose text part is all that weft knows; None for any other checkpoint."""
+    if not is_text_alone(config):
+        return None
+    return f"Of {config.get('model_type')} the text is served: pictures and sound are not read."
+
+
 def skipped_line(tensors: Mapping[str, StoredTensor], *, sees: bool = False) -> str | None:
-    """One sentence for the user; None for a checkpoint of text alone, or whose vision tower is read
-    (``sees``)."""
+    """Return one sentence for the user about parts that are skipped; None for a checkpoint of only text, or whose
+    vision tower is read (``sees``).
+    """
     towers = []
     for tower, names in _TOWERS.items():
         if sees and tower == "vision tower":
@@ -181,7 +200,7 @@ def skipped_line(tensors: Mapping[str, StoredTensor], *, sees: bool = False) -> 
 
 
 def unused_warning(names: Sequence[str]) -> str | None:
-    """One line about tensors that no part of the model uses; None when there are none."""
+    """Return one line about tensors that no part of the model uses; None when there are none."""
     if not names:
         return None
     more = len(names) - _NAMES_SHOWN

@@ -1,11 +1,11 @@
-"""The frame every family fits into: embedding, layers of blocks, final norm, head.
+"""The structure of every family: embedding, layers of blocks, final norm, head.
 
     x = embed(tokens) * embedding_multiplier
     for each block of each layer:   block(stream, step)                     (``layer``)
     hidden = norm(x)        logits = head(hidden) / logits_divisor, capped  (only for rows that are sampled)
 
-A family is a function that reads blocks, not a subclass of this: families differ in which tensors make which block,
-and that is over once loading is.
+A family is a function that reads blocks, not a subclass of this: families differ only in the tensors that make each
+block, so only while loading.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class CausalModel:
         """Several residual streams of the last step, of a model whose head reads them (``keeps_streams``)."""
         self.keeps_streams = False
         self.adapters = ActiveAdapters()
-        """Of the step that is computed: what ``AdaptedProduct``s read."""
+        """Adapters of the present step, which ``AdaptedProduct``s read."""
         self.targets = Targets({})
-        """What adapters can change, by the names of the checkpoint."""
+        """Targets of adapters, by the names of the checkpoint."""
         self.adapted_table: AdaptedTable | None = None
         """The embedding of adapters, once one was loaded that has its own."""
         self.score_LD: torch.Tensor | None = None
         self.score_bias_L: torch.Tensor | None = None
         """float32 [labels, D]: the head of a model that was trained to score prompts."""
         self.vision: VisionEncoder | None = None
-        """Of a model that sees pictures."""
+        """Encoder of a model that sees pictures."""
         self._headed_XV: torch.Tensor | None = None
         self._head_end = architecture.head_tokens or None
         self._cache_of = [
@@ -101,8 +101,9 @@ class CausalModel:
         )
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
-        """One step: -> hidden [T, D] after the final norm, [X, D] where ``inputs.asked`` names rows. Writes
-        the pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``."""
+        """Return hidden [T, D] of one step after the final norm, [X, D] if ``inputs.asked`` names rows. Writes the
+        pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``.
+        """
         whole = inputs if inputs.asked is None else replace(inputs, asked=None)
         rotated: dict[Rope | None, CosSin | None] = {None: None}
         rotated.update(self._turned(inputs))
@@ -146,8 +147,9 @@ class CausalModel:
         return x_TD * factor
 
     def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
-        """Any rows of ``forward``'s result -> float32 [X, vocab]: in ``out_XV`` where that is given and they
-        are converted from another dtype."""
+        """Return float32 [X, vocab] of any rows of ``forward``'s result: in ``out_XV`` if that is given and they are
+        converted from another dtype.
+        """
         if out_XV is None:
             logits_XV = self.head(hidden_XD).float()
         else:
@@ -161,8 +163,8 @@ class CausalModel:
         return logits_XV if divisor == 1.0 else logits_XV.div_(divisor)
 
     def _through_head(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor) -> torch.Tensor:
-        """[X, vocab] of the head's dtype."""
-        # In memory that is written again in the next step: new memory of that size costs page faults.
+        """Return [X, vocab] of the head's dtype."""
+        # The memory is used again in the next step: new memory of that size costs page faults.
         weight, bias = self.head.weight, self.head.bias
         if not isinstance(weight, InTiles) or weight.dtype != hidden_XD.dtype or self.head.adapted.changes:
             return self.head(hidden_XD)
@@ -175,7 +177,7 @@ class CausalModel:
 
 
 def rope_of(mixer: object) -> Rope | None:
-    """The rotary settings of a layer's mixer, None for one that has no positions; layers may differ."""
+    """Return the rotary settings of a layer's mixer, None for one without positions; layers may differ."""
     rope = getattr(getattr(mixer, "attention", mixer), "rope", None)
     assert rope is None or isinstance(rope, Rope)
     return rope

@@ -1,6 +1,7 @@
-"""The rows of an embedding that a step asks for: one call of a kernel on a CPU, else a gather of torch. Of a
-table in codes the rows alone are dequantised. A step of decodes that go on asks with the same tensor, and
-gets the same memory: new memory costs it more than the rows do."""
+"""Embedding rows of a step: one call of a kernel on a CPU, else a gather of torch. Only the rows of a table in codes
+are dequantised. Steady decodes pass the same tensor in each step and get the same memory: new memory costs such a step
+more time than the rows do.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from weft.tensor.weights.tiles import CodedTiles, InTiles, native_rows, table_ro
 
 class Lookup(Protocol):
     def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> [T, D] of the embedding."""
+        """Return rows [T, D] of the embedding for int64 [T]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ Table = torch.Tensor | InTiles | CodedTable
 
 
 class Embedding:
-    """``table``: [vocab, D], or the same in tiles or codes."""
+    """Embedding with one buffer of rows. ``table``: [vocab, D], or the same in tiles or codes."""
 
     __slots__ = ("_asked", "_room", "table")
 
@@ -49,8 +50,9 @@ class Embedding:
         self._room: torch.Tensor | None = None
 
     def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> [T, D], valid until the same tensor asks again. Raises IndexError for a token beyond
-        the table."""
+        """Return rows [T, D] for int64 [T], valid until the next call with the same tensor. Raises IndexError for a
+        token beyond the table.
+        """
         table, room = self.table, self._room if tokens_T is self._asked else None
         if isinstance(table, CodedTable | CodedTiles):
             return table.rows_at(tokens_T)

@@ -1,6 +1,6 @@
-"""Builds a model: the layers by the row of names of its family (``families.names``), embedding, norm and head.
+"""Construction of a model: the layers by the names of its family (``families.names``), embedding, norm and head.
 
-Hub releases and what transformers saves may spell a name differently: both are read. A family that is more than names
+Hub releases and saves of transformers may spell a name differently: both are read. A family that is more than names
 says which function reads its layers.
 """
 
@@ -41,8 +41,8 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     model = (
         CausalModel(architecture, **parts) if source.share is None else RankedModel(architecture, source.share, **parts)
     )
-    # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
-    # rows. In front of a norm it would be something else: such adapters are refused as unknown.
+    # Each rank has all of an adapter's embedding: its addition comes after the sum of the looked up rows. Before a
+    # norm it would differ: such adapters are refused as unknown.
     if architecture.residual.adapts_embedding:
         source.targets[embedding] = Target(model, architecture.vocab_size, read.hidden, kind="table")
     model.targets = Targets(source.targets)
@@ -50,6 +50,8 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
 
 
 def layers_of(read: BlockReader) -> ReadLayer:
-    """What reads a layer of the family, also that of a head for multi-token prediction (``models.mtp``)."""
+    """Return the reader of a family's layers, also of the layer of a head for multi-token prediction
+    (``models.mtp``).
+    """
     reader = read.architecture.names.layer_reader
     return function(reader)(read) if reader else partial(plain_layer, read)

@@ -1,13 +1,12 @@
-"""All layers of a decode step in one crossing into the kernels, where a model is made of fused blocks.
+"""All layers of a decode step in one call into the kernels, for a model of fused blocks.
 
-    layer by layer   norm, fused, add and norm, fused, add and norm, ...     two crossings a line
+    layer by layer   norm, fused, add and norm, fused, add and norm, ...     two calls a line
     a stack          x -> [ norm chain  add norm chain  ...  add norm ] -> hidden
 
-The kernels, their order and their roundings are those of ``CausalModel.forward``, and so is every bit of the
-result. It takes steps of few rows, all of them asked for, of models whose layers are plain residual
-blocks: a norm before each mixer and SwiGlu, nothing behind or beside them. Products add what the adapters of their
-rows add, in the order of ``AdaptedProduct``; an adapter that trained a whole matrix is not among them.
-Everything else goes layer by layer.
+The kernels, their order and their roundings are those of ``CausalModel.forward``, and so is every bit of the result.
+The decoder takes steps of few rows, all of them asked for, of models whose layers are plain residual blocks: a norm
+before each mixer and SwiGlu, and nothing else. Products include the additions of their rows' adapters, in the order of
+``AdaptedProduct``; an adapter that trained a full matrix is not served. Everything else goes layer by layer.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.replay_log import LoggedRuns, ReplayLog
 
 _FEW_ROWS = 16
-"""Quantised weights may go another way from this many on."""
+"""Rows from which on quantised weights may go another way."""
 _BINDINGS = 4
-"""Kept at a time: one or two of one executor."""
+"""Bindings kept at a time: one or two of one executor."""
 _MIXERS = (AttentionBlock, RecurrentBlock, ShortConvBlock)
 
 
@@ -45,7 +44,7 @@ class _Seen(NamedTuple):
 
 
 class _Last(NamedTuple):
-    """The step before: what was seen of it, its first and last cache, and what is bound."""
+    """The step before: its properties, its first and last cache, and its binding."""
 
     # Weakly: a view keeps the arena, which must be given back before a sleep.
 
@@ -59,8 +58,9 @@ class _Last(NamedTuple):
 
 
 class FusedDecoder:
-    """``scale``: of what is added to the stream; ``ropes``: of each layer's mixer; ``unfused``: adapters that
-    are not for it, at any time."""
+    """Decoder of plain layers in one call. ``scale``: factor on the additions to the stream; ``ropes``: of each
+    layer's mixer; ``unfused``: adapters that are not for it, at any time.
+    """
 
     def __init__(
         self,
@@ -85,8 +85,9 @@ class FusedDecoder:
         caches: list[LayerCache],
         rotated: Mapping[Rope | None, CosSin | None],
     ) -> torch.Tensor | None:
-        """The embedded tokens [T, D] -> hidden [T, D] after the final norm; None where this is no step for
-        it, and nothing was done. Valid until the next step."""
+        """Return hidden [T, D] after the final norm of the embedded tokens [T, D]; None if the step is not for it, and
+        nothing was done. Valid until the next step.
+        """
         if not self._layers or inputs.asked is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
             return None
         if not native.fits(x_TD):
@@ -97,8 +98,7 @@ class FusedDecoder:
         bound = self._bound(x_TD, caches)[0]
         if bound is None:
             return None
-        # The same memory in each step: new memory costs the host of a small step more than a layer's kernels
-        # do.
+        # The same memory in each step: new memory costs the host of a small step more time than a layer's kernels.
         out_TD = self._room
         if out_TD is None or out_TD.shape != x_TD.shape or out_TD.dtype != x_TD.dtype:
             out_TD = self._room = torch.empty(x_TD.shape, dtype=x_TD.dtype)
@@ -116,13 +116,12 @@ class FusedDecoder:
         return out_TD
 
     def _bound(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
-        """What ``_bind`` made for such a step: in nearly every step what it was in the one before."""
+        """Return the binding that ``_bind`` made for such a step: in nearly every step that of the step before."""
         now = _Seen(x_TD.dtype, x_TD.shape[0] < _FEW_ROWS, native.extension().instruction_set())
         last, first = self._last, _first_fused(self._layers[0])
         if last is not None and last.seen == now and last.are(caches) and first.stays:
             return last.held
-        # The kernels' side has addresses: of weights, and of the arena's views, which are others after a
-        # sleep.
+        # The kernels' side keeps addresses: of weights, and of the arena's views, which change in a sleep.
         key = (*now, id(caches), _lies(caches[0]), _lies(caches[-1]), id(first.bound(x_TD)))
         if key not in self._bindings:
             if len(self._bindings) == _BINDINGS:
@@ -135,7 +134,7 @@ class FusedDecoder:
         return held
 
     def _bind(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
-        """The kernels' side or None, then what it has addresses of."""
+        """Return the kernels' side or None, then the objects whose addresses it has."""
         width, stages, norms = x_TD.shape[1], [], []
         for layer, cache, rope in zip(self._layers, caches, self._ropes, strict=False):
             for norm, block in ((residual.norm, residual.block) for residual in layer.residuals):
@@ -170,7 +169,7 @@ class FusedDecoder:
 
 
 def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
-    """The next run of ``bound`` fills ``log``, and one crossing replays it."""
+    """Let the next run of ``bound`` fill ``log``, and replay it in one call."""
     code, rows = native.DTYPES[dtype], log.rows
     room = torch.empty(rows * bound.log_token_bytes(code), dtype=torch.uint8)
     bound.log(native.runs_of(runs), code, room.data_ptr())
@@ -189,7 +188,7 @@ def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
 
 
 def _plain(layer: DecoderLayer) -> bool:
-    """Whether the layer is residual blocks that may be fused blocks."""
+    """Return whether the layer is residual blocks that may be fused blocks."""
     return bool(layer.blocks) and all(
         type(block) is ResidualBlock
         and block.out_norm is None
@@ -220,7 +219,7 @@ def _norm_of(norm: Norm) -> tuple[int, int, float]:
 
 
 def _lies(cache: LayerCache) -> tuple[tuple[int, int, torch.dtype], ...]:
-    """Where the views of a layer are."""
+    """Return the addresses of the views of a layer."""
     views = [view for view in (cache.k, cache.v, *cache.state.values()) if view is not None]
     return tuple((view.data_ptr(), view.stride(0), view.dtype) for view in views)
 

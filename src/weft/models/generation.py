@@ -1,7 +1,7 @@
-"""``generation_config.json``: when the model ends, and how its makers sample from it.
+"""``generation_config.json``: the end tokens of a model, and its makers' sampling settings.
 
-These are defaults: a request that names a value always wins. A field that cannot be read is left out rather
-than refused, because files differ in age and completeness.
+These are defaults: a request that names a value always wins. A field that cannot be read is left out rather than
+refused, because files differ in age and completeness.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """``eos_ids``: tokens that end an answer. ``left_out``: keys that change answers in transformers and that
-    weft does not apply. The others are None where the checkpoint is silent; their names are those of
-    ``SamplingParams``."""
+    """Defaults of a model. ``eos_ids``: tokens that end an answer. ``left_out``: keys that change answers in
+    transformers and that weft does not apply. The others are None if the checkpoint does not state them; their names
+    are those of ``SamplingParams``.
+    """
 
     eos_ids: tuple[int, ...] = ()
     temperature: float | None = None
@@ -63,25 +64,26 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
     left_out: tuple[str, ...] = ()
     unknown: str | None = None
-    """A line about keys that nothing here knows."""
+    """Line about keys that nothing here knows."""
 
     def note(self) -> str | None:
-        """Return a line about what is left out; None where nothing is."""
+        """Return a line about keys that are left out; None if there are none."""
         named = f"Not applied of {GENERATION_CONFIG}: {', '.join(self.left_out)}." if self.left_out else None
         return " ".join(line for line in (named, self.unknown) if line) or None
 
     def ending(self, token: int | None) -> GenerationDefaults:
-        """Return these with one more end: of the tokenizer, since fine-tunes change its ``eos_token`` and leave
-        generation_config.json as it was."""
+        """Return these defaults with one more end: the tokenizer's, since fine-tunes change its ``eos_token`` and
+        leave generation_config.json as it was.
+        """
         return self if token is None else replace(self, eos_ids=tuple(dict.fromkeys((*self.eos_ids, token))))
 
     def sampling(self) -> dict[str, float | int]:
-        """Only what the checkpoint states, as keywords of ``SamplingParams``."""
+        """Return only the values that the checkpoint states, as keywords of ``SamplingParams``."""
         return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
 
 
 def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> GenerationDefaults:
-    """From generation_config.json, with the eos ids of config.json where it has none.
+    """Read the defaults from generation_config.json, with the eos ids of config.json if it has none.
 
     Raises CheckpointError when generation_config.json is there but not JSON.
     """
@@ -91,7 +93,7 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
         (ids for source in (stated, config, text_config(config)) if (ids := _ids(source.get("eos_token_id")))), ()
     )
     top_k = stated.get("top_k")
-    # Greedy, whatever temperature stands beside it.
+    # Greedy, whatever temperature is stated as well.
     temperature = 0.0 if stated.get("do_sample") is False else _number(stated, "temperature")
     return GenerationDefaults(
         eos_ids=eos,

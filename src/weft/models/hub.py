@@ -1,12 +1,11 @@
-"""From what the user typed to a directory on disk: a checkpoint directory, a GGUF file, or a name on the hub.
+"""Resolution of a model's name to a directory on disk: a checkpoint directory, a GGUF file, or a name on the hub.
 
     directory, model.gguf     a path
     owner/name                a checkpoint: pulled (``local``), else on the hub
     owner/name:Q4_K_M         the GGUF file of that type, with all parts of a split one
 
-A name that exists as a directory is that directory; one that was pulled is in the directory of models;
-anything else is asked of ``huggingface_hub``. Every failure is an error that says which of them was tried and
-what to do.
+A name that exists as a directory is that directory; one that was pulled is in the directory of models; anything else
+is asked of ``huggingface_hub``. Every failure is an error that names the attempts and a remedy.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ NOT_FETCHED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 
 class HubUnreachableError(CheckpointError):
-    """No connection to the hub, or HF_HUB_OFFLINE is set."""
+    """Error for a missing connection to the hub, or HF_HUB_OFFLINE."""
 
     status = 503
     kind = "service_unavailable"
@@ -39,12 +38,11 @@ class HubUnreachableError(CheckpointError):
 def resolve_model(
     name: str | Path, revision: str | None = None, *, config_only: bool = False, text_only: bool = False
 ) -> Path:
-    """The checkpoint directory for ``name``: a path, "owner/name" on the hub at ``revision``, or
-    "owner/name:TYPE" for a GGUF file there. Of a hub model ``config_only`` fetches ``config.json`` alone,
-    ``text_only`` everything but weights; a GGUF file is fetched whole.
+    """Return the checkpoint directory for ``name``: a path, "owner/name" on the hub at ``revision``, or
+    "owner/name:TYPE" for a GGUF file there. ``config_only`` fetches only ``config.json`` of a hub model, ``text_only``
+    everything but weights; a GGUF file is always fetched completely.
 
-    Raises CheckpointError when a path has no config.json, or the hub (or its cache, offline) has no such
-    model.
+    Raises CheckpointError when a path has no config.json, or the hub (or its cache, offline) has no such model.
     """
     local = local_checkpoint(name, revision)
     if local is not None:
@@ -56,16 +54,16 @@ def resolve_model(
 
 
 def name_of(model: str) -> str:
-    """What a model is served as that is given by this path or hub name."""
+    """Return the name to serve a model under that is given by this path or hub name."""
     path = Path(model).expanduser()
-    if path.is_file():  # of a model in several files, what their names share
+    if path.is_file():  # the common part of the names, for a model in several files
         return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
     return path.resolve().name if path.is_dir() else model
 
 
 def local_checkpoint(name: str | Path, revision: str | None = None) -> Path | None:
-    """The checkpoint directory of a path, or of a model that was pulled; None for what may be a hub name.
-    Raises CheckpointError for a path that is no checkpoint, and for a model that is damaged or half pulled.
+    """Return the checkpoint directory of a path, or of a model that was pulled; None for a name that may be on the
+    hub. Raises CheckpointError for a path that is no checkpoint, and for a model that is damaged or half pulled.
     """
     path, text = Path(name).expanduser(), str(name)
     if path.is_dir():
@@ -94,10 +92,10 @@ def local_checkpoint(name: str | Path, revision: str | None = None) -> Path | No
 
 
 def _gguf_view(path: Path) -> Path | None:
-    """The view of a GGUF file, or of the one in a directory; None for a directory without one."""
+    """Return the view of a GGUF file, or of the one in a directory; None for a directory without one."""
     if path.is_dir() and not any(path.glob("*.gguf")):
         return None
-    from weft.models.gguf.view import file_in, view_of  # numpy and ggml's tables: for such files alone
+    from weft.models.gguf.view import file_in, view_of  # numpy and ggml's tables: only for such files
 
     file = path if path.is_file() else file_in(path)
     return None if file is None else view_of(file)
@@ -109,7 +107,7 @@ def is_path(name: str) -> bool:
 
 
 def resolve_adapter(name: str) -> Path:
-    """The directory of an adapter: a path, or "owner/name" on the hub. Raises CheckpointError."""
+    """Return the directory of an adapter: a path, or "owner/name" on the hub. Raises CheckpointError."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -151,7 +149,7 @@ def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:
 
 
 def _gguf_from_hub(name: str, repository: str, kind: str, revision: str | None) -> Path:
-    """The view of the file of type ``kind``, which is in the cache afterwards."""
+    """Return the view of the file of type ``kind``, which is in the cache afterwards."""
     import huggingface_hub as hub
 
     files = ask_hub(name, revision, lambda: _listed(hub, repository, revision))
@@ -166,7 +164,9 @@ def _gguf_from_hub(name: str, repository: str, kind: str, revision: str | None) 
 
 
 def _listed(hub: ModuleType, repository: str, revision: str | None) -> list[str]:
-    """The names of its files; of a hub out of reach, of those in the cache. Raises the client's errors."""
+    """Return the names of the repository's files; if the hub is out of reach, of the files in the cache. Raises the
+    client's errors.
+    """
     from huggingface_hub import errors
 
     try:
@@ -183,8 +183,9 @@ _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
 
 
 def file_of_type(name: str, revision: str | None, files: Sequence[str], kind: str) -> list[str]:
-    """All parts of the one model of type ``kind`` among the ``files`` of a repository. Raises
-    CheckpointError."""
+    """Return all parts of the one model of type ``kind`` among the ``files`` of a repository. Raises
+    CheckpointError.
+    """
     chosen = files_of_type(files, kind)
     if len(chosen) != 1:
         names = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf"))) or "none"
@@ -193,8 +194,9 @@ def file_of_type(name: str, revision: str | None, files: Sequence[str], kind: st
 
 
 def files_of_type(files: Sequence[str], kind: str) -> list[list[str]]:
-    """The models among ``files`` whose name has ``kind`` ("Q4_K_M") as a word, each with its parts in order.
-    "UD-Q4_K_XL" is another word than "Q4_K_XL" where both are there."""
+    """Return the models among ``files`` whose name has ``kind`` ("Q4_K_M") as a word, each with its parts in order.
+    "UD-Q4_K_XL" is another word than "Q4_K_XL" if both are there.
+    """
     word = re.compile(rf"(?:^|[-._/]){re.escape(kind)}(?=[-./])", re.IGNORECASE)
     models: dict[str, list[str]] = {}
     for file in sorted(files):
@@ -207,8 +209,9 @@ def files_of_type(files: Sequence[str], kind: str) -> list[list[str]]:
 def ask_hub(
     name: str, revision: str | None, ask: Callable[[], Answer], *, what: str = "model", cached: bool = True
 ) -> Answer:
-    """What the hub, or its cache, answers. ``cached``: directories and the cache were tried before. Raises
-    CheckpointError."""
+    """Return the answer of the hub, or of its cache. ``cached``: directories and the cache were tried before. Raises
+    CheckpointError.
+    """
     from huggingface_hub import constants, errors
 
     owner = "" if "/" in name else "; most hub names are owner/name, such as LiquidAI/LFM2-350M"
@@ -242,8 +245,9 @@ def ask_hub(
 
 
 def out_of_reach() -> tuple[type[Exception], ...]:
-    """What huggingface_hub raises without a connection: errors of its HTTP library, whichever that is, and of
-    the system."""
+    """Return the errors of huggingface_hub without a connection: those of its HTTP library, which depends on the
+    version, and of the system.
+    """
     from huggingface_hub import errors
 
     library = errors.HfHubHTTPError.__mro__[1]

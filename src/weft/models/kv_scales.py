@@ -1,8 +1,8 @@
 """The scales that a checkpoint brings for KV in fp8: of K and V of a layer, one number or one per KV head.
 
 Names differ by the calibrating tool: ``self_attn.k_scale`` or ``attn.k_scale``, ``k_proj.k_scale``,
-``k_proj.output_scale`` (compressed-tensors), ``kv_scale`` for both. They are few and tiny, so they are read
-by their names, whatever the family, before the weights.
+``k_proj.output_scale`` (compressed-tensors), ``kv_scale`` for both. They are few and tiny, so they are read by their
+names, in any family, before the weights.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _NAME = re.compile(
     r"(?:(?P<part>k|v|kv)_scale|(?P<projection>k|v)_proj\.output_scale)$"
 )
 _UNREAD = re.compile(r"layers\.\d+\.(?:[\w.]+\.)?(?:q_scale|prob_scale|[qkv]_zero_point)$")
-"""Of queries and of attention weights, which are never narrowed."""
+"""Names of scales of queries and of attention weights, which are never narrowed."""
 
 
 def read_kv_scales(checkpoint: CheckpointFiles, spec: ModelSpec) -> tuple[dict[int, torch.Tensor], set[str]]:
-    """Layer -> float32 [K and V, kv_heads] for each layer that has both, or K alone where it keeps no V; and
-    the names that were looked at. Raises CheckpointError for a scale of another shape, naming it."""
+    """Return the scales by layer, float32 [K and V, kv_heads] for each layer that has both, or only K if it keeps no
+    V; and the names that were looked at. Raises CheckpointError for a scale of another shape, naming it.
+    """
     scales_of: dict[int, dict[str, torch.Tensor]] = {}
     files = MappedFiles()
     names = {name for name in checkpoint.tensors if _UNREAD.search(name)}

@@ -3,9 +3,9 @@
     x = embed(tokens)
     for each layer, for each of its blocks:     block(stream, step)
         ResidualBlock       x += scale * out_norm(block(norm(x)))               (either norm may be absent)
-        blocks.streams      several streams: a block sees a mix, and each stream gets a share of what it gives
-        blocks.per_layer    x = behind(x), of further numbers of each token                           (Gemma 4)
-        blocks.combined     a block that layers share adds to what the mixer sees                       (Zamba)
+        blocks.streams      several streams: a block sees a mix, and each stream gets a share of its output
+        blocks.per_layer    x = after(x), of further numbers of each token                           (Gemma 4)
+        blocks.combined     a block that layers share adds to the mixer's input                       (Zamba)
         ...                 a family with another kind of residual brings its own block
 
 The loop over layers and the fused decoder both read it.
@@ -28,11 +28,11 @@ from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.norm import add_norm
 
 Carried = Sequence[torch.Tensor]
-"""What ``ResidualBlock.leave`` needs of ``enter``, a row for each token."""
+"""Rows of each token that ``ResidualBlock.enter`` hands to ``leave``."""
 
 
 class MixerBlock(Protocol):
-    """Moves information between the tokens of a sequence."""
+    """Block that moves information between the tokens of a sequence."""
 
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None, /
@@ -40,8 +40,9 @@ class MixerBlock(Protocol):
 
 
 class FeedForwardBlock(Protocol):
-    """Works on each token alone. A mixture of experts reads no expert's weights for rows whose position is
-    PAD; ``positions_T`` is None where no row is PAD. Others compute all rows."""
+    """Block that works on each token separately. A mixture of experts reads no expert's weights for rows whose
+    position is PAD; ``positions_T`` is None if no row is PAD. Others compute all rows.
+    """
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, /) -> torch.Tensor: ...
 
@@ -52,8 +53,9 @@ def normed(norm: Norm | None, x_TD: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True)
 class ResidualStream:
-    """The residual stream of a step. ``y_TD`` is still to be added to ``x_TD``, times ``scale``: a norm of the sum
-    comes with it. ``dtype``: of what blocks see. ``rows``: what blocks hand on to later ones of each token."""
+    """Residual stream of a step. ``y_TD`` is still to be added to ``x_TD``, times ``scale``, together with a norm of
+    the sum. ``dtype``: of the blocks' inputs. ``rows``: values of each token that blocks hand on to later ones.
+    """
 
     x_TD: torch.Tensor
     dtype: torch.dtype
@@ -62,7 +64,7 @@ class ResidualStream:
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def summed(self) -> torch.Tensor:
-        """Return the stream with all that blocks gave."""
+        """Return the stream with the outputs of all blocks."""
         if self.y_TD is not None:
             self.x_TD = self.x_TD + (self.y_TD if self.scale == 1.0 else self.y_TD * self.scale)
             self.y_TD = None
@@ -80,9 +82,10 @@ class ResidualStream:
 
 @dataclass(slots=True)
 class LayerStep:
-    """What blocks read beside the stream. ``whole``: ``inputs`` with all rows asked for. ``cache`` and ``rope``: of
-    the layer at hand. ``positions_T``: None where no row is PAD. ``turned``: rotary tables of inputs. ``readers``:
-    layers follow the last one that writes, and read pages. ``streams_TN``: several streams, before they are one."""
+    """Inputs of blocks other than the stream. ``whole``: ``inputs`` with all rows asked for. ``cache`` and ``rope``:
+    of the present layer. ``positions_T``: None if no row is PAD. ``turned``: rotary tables of inputs. ``readers``:
+    layers follow the last one that writes, and read pages. ``streams_TN``: several streams, before they are one.
+    """
 
     inputs: StepInputs
     whole: StepInputs
@@ -98,8 +101,9 @@ class LayerStep:
         return self.rotated[self.rope]
 
     def cut(self, stream: ResidualStream, carried: Carried = ()) -> Carried:
-        """Leave out the rows that nothing asks for: KV and states are written, and nothing reads further values.
-        Layers behind that read pages alone see the last token of each run. Return ``carried`` without these rows."""
+        """Leave out the rows that nothing asks for: KV and states are written, and nothing reads further values. Later
+        layers that only read pages see the last token of each run. Return ``carried`` without these rows.
+        """
         asked_of = self.inputs.asked_of
         if self.inputs.asked is None:
             return carried
@@ -113,16 +117,17 @@ class LayerStep:
 
 
 class StreamBlock(Protocol):
-    """Changes the stream."""
+    """Block that changes the stream."""
 
     def __call__(self, stream: ResidualStream, step: LayerStep, /) -> None: ...
 
 
 @dataclass(slots=True)
 class ResidualBlock:
-    """Adds what ``block`` gives. Most families norm what goes in; OLMo's attention layers norm what comes out, LFM3
-    both. ``mixes``: ``block`` is a ``MixerBlock``, or else a ``FeedForwardBlock``. ``last``: no later one writes KV or
-    a state."""
+    """Block whose output is added to the stream. Most families norm the input; OLMo's attention layers norm the
+    output, LFM3 both. ``mixes``: ``block`` is a ``MixerBlock``, or else a ``FeedForwardBlock``. ``last``: no later one
+    writes KV or a state.
+    """
 
     norm: Norm | None
     block: Any
@@ -141,11 +146,11 @@ class ResidualBlock:
         self.leave(stream, carried, normed(self.out_norm, y_TD))
 
     def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
-        """Return what ``block`` sees, and what is carried past it."""
+        """Return the input of ``block``, and the rows that are carried past it."""
         return stream.normed(self.norm), ()
 
     def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
-        """Give ``y_TD`` to the stream."""
+        """Add ``y_TD`` to the stream."""
         stream.y_TD = y_TD
 
 
@@ -175,7 +180,7 @@ _SEEN = "seen"
 
 @dataclass(slots=True)
 class OnStream:
-    """Makes another stream of the whole one."""
+    """Block that makes another stream of the full one."""
 
     make: Callable[[torch.Tensor], torch.Tensor]
 
@@ -185,7 +190,7 @@ class OnStream:
 
 @dataclass(slots=True)
 class DecoderLayer:
-    """``blocks``: in their order. One of mixer and feed-forward may be missing (Nemotron-H, Mamba)."""
+    """One layer. ``blocks``: in their order. One of mixer and feed-forward may be missing (Nemotron-H, Mamba)."""
 
     blocks: list[StreamBlock]
 
@@ -205,4 +210,4 @@ class DecoderLayer:
 
 
 ReadLayer = Callable[[str, Mixer | None, FeedForward | None], DecoderLayer]
-"""Reads "layers.3" of its mixer and its feed-forward."""
+"""Function that reads "layers.3" with its mixer and its feed-forward."""

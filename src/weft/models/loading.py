@@ -1,9 +1,9 @@
-"""From a checkpoint directory to a model that is ready to run: check everything, then read.
+"""Loading of a checkpoint directory into a model that is ready to run: check everything, then read.
 
     config.json -> Architecture -> build against headers (no weights read) -> build against the files
 
-The first build reports every missing or mis-shaped tensor and counts the bytes. So the second cannot fail
-half way, but for values that are not finite, and progress has a denominator.
+The first build reports every missing or mis-shaped tensor and counts the bytes. So the second cannot fail half way,
+but for values that are not finite, and progress has a denominator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.errors import CheckpointError
 from weft.families import named_dtype
 from weft.families.architecture import Architecture
 from weft.families.tower_tensors import tower_prefix
-from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, unused_warning
+from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, text_alone_line, unused_warning
 from weft.models.decoder import CausalModel
 from weft.models.families import build
 from weft.models.generation import GenerationDefaults, read_generation_defaults
@@ -51,10 +51,11 @@ _NAME_OF_STORED: dict[str, DTypeName] = {"F32": "float32", "F64": "float32", "BF
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """``spec.dtype`` is the dtype of all computation. ``weights_bytes``: the memory that the weights take,
-    ``weights_form`` their form in words. ``read_bytes`` of the files were read in ``read_s`` seconds,
-    ordering and rounding included. ``headless``: it has no head for next tokens. ``kv_scales``: the
-    checkpoint's, see there. ``warnings``: one sentence each, about the checkpoint."""
+    """A model that was loaded. ``spec.dtype`` is the dtype of all computation. ``weights_bytes``: the memory that the
+    weights take, ``weights_form`` their form in words. ``read_bytes`` of the files were read in ``read_s`` seconds,
+    ordering and rounding included. ``headless``: it has no head for next tokens. ``kv_scales``: the checkpoint's, see
+    there. ``warnings``: one sentence each, about the checkpoint.
+    """
 
     model: CausalModel
     spec: ModelSpec
@@ -82,14 +83,14 @@ def load_model(
     weights_cache: WeightsCache | None = None,
     ranks: RankGroup | None = None,
 ) -> LoadedModel:
-    """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
-    names, or else that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is called as tensors
-    are read. ``quantize``, ``quantize_inputs``, ``twelve_bit``: see ``runtime_form``. ``device``: where the
-    weights go, the CPU by default. ``allow_nonfinite``: NaN and infinity in weights are a warning. ``mtp``:
-    the head for multi-token prediction too. ``ranks``: this process holds the share of one rank.
+    """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json names, or
+    else that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is called as tensors are read.
+    ``quantize``, ``quantize_inputs``, ``twelve_bit``: see ``runtime_form``. ``device``: of the weights, the CPU by
+    default. ``allow_nonfinite``: NaN and infinity in weights are a warning. ``mtp``: the head for multi-token
+    prediction too. ``ranks``: this process holds the share of one rank.
 
-    Before any weight is read, raises UnknownArchitectureError, or CheckpointError naming file, tensor, and
-    stored and expected shape. While weights are read, CheckpointError for values that are not finite.
+    Before any weight is read, raises UnknownArchitectureError, or CheckpointError naming file, tensor, and stored and
+    expected shape. While weights are read, CheckpointError for values that are not finite.
     """
     checkpoint, place = CheckpointFiles.open(Path(directory)), device or torch.device("cpu")
     name = named_dtype(checkpoint.config) if dtype == "auto" else dtype
@@ -150,6 +151,7 @@ def load_model(
         runtime.note(),
         reader.form.note(),
         defaults.note(),
+        text_alone_line(checkpoint.config),
         skipped_line(checkpoint.tensors, sees=vision is not None),
         _nonfinite_warning(reader.nonfinite),
         head_line,
@@ -170,7 +172,7 @@ def load_model(
 
 
 def _used_by_all_ranks(checkpoint: CheckpointFiles, architecture: Architecture) -> set[str]:
-    """Return the names that a model without ranks reads: a rank may ask for its own experts alone."""
+    """Return the names that a model without ranks reads: a rank may ask for only its own experts."""
     check = TensorCheck(checkpoint, DTYPES[architecture.dtype])
     build(architecture, check)
     return check.used
@@ -195,7 +197,7 @@ def _load_vision(
     device: torch.device | None,
     allow_nonfinite: bool,
 ) -> LoadedVision | None:
-    """None for an architecture without a tower, whose start does without these modules."""
+    """Return the vision tower, None for an architecture without one, whose start does without these modules."""
     if architecture.vision is None:
         return None
     from weft.models.vision.loading import load_vision
@@ -206,8 +208,8 @@ def _load_vision(
 def _check_device(architecture: Architecture, place: torch.device) -> None:
     if architecture.why_no_gpu and place.type != "cpu":
         raise CheckpointError(
-            f"{architecture.family} {architecture.why_no_gpu}, which weft computes on CPUs "
-            f"alone; this is {place}. Use --device cpu",
+            f"{architecture.family} {architecture.why_no_gpu}, which weft computes only on "
+            f"CPUs; this is {place}. Use --device cpu",
             param="--device",
         )
 
@@ -219,7 +221,9 @@ def _add_mtp(
     device: torch.device | None,
     share: RankShare | None,
 ) -> tuple[int, str | None]:
-    """Gives ``model`` its head. Returns its bytes, and which heads of the checkpoint are not read."""
+    """Give ``model`` its head. Return the bytes of the head, and a note on heads of the checkpoint that are
+    not read.
+    """
     try:
         model.mtp, held_bytes = load_mtp(model.architecture, weights, model, runtime, device, share)
     except CheckpointError as error:

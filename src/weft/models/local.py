@@ -1,18 +1,18 @@
-"""Models on this machine's disk: one directory of our own, beside the hub's cache.
+"""Models on this machine's disk: weft's own directory, separate from the hub's cache.
 
     $WEFT_MODEL_DIR, or ~/.local/share/weft/models
         owner--name/            weft-model.json, config.json, *.safetensors       owner/name
         owner--name@Q4_K_M/     weft-model.json, name-Q4_K_M.gguf                 owner/name:Q4_K_M
         owner--name.part/       weft-model.json, files so far, FILE.incomplete    a pull that goes on
-        .trash-.../             what is being removed
+        .trash-.../             a model that is being removed
 
-A directory without ``.part`` is whole: ``pulling`` renames it when each checksum was right, and a removal
-renames before it deletes. So nothing that is half written has the name of a model. ``weft-model.json`` lists
-the files with sizes and checksums, and every look at a model compares the sizes.
+A directory without ``.part`` is complete: ``pulling`` renames it when each checksum was right, and a removal renames
+before it deletes. So nothing that is half written has the name of a model. ``weft-model.json`` lists the files with
+sizes and checksums, and every look at a model compares the sizes.
 
-A process that has a model loaded holds a shared lock (flock) of its directory. A removal needs the whole
-lock. The kernel gives a lock back when its process ends, however it does. Only a directory with a
-``weft-model.json`` is ever removed.
+A process that has a model loaded holds a shared lock (flock) of its directory. A removal needs the exclusive lock. The
+kernel releases a lock when its process ends, for any reason. Only a directory with a ``weft-model.json`` is ever
+removed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``path``: in the directory of the model. ``source``: in the repository. ``sha256``: of the content;
-    ``git_sha1``: of a small file, as git makes it."""
+    """One file of a model. ``path``: in the directory of the model. ``source``: in the repository. ``sha256``: of the
+    content; ``git_sha1``: of a small file, as git makes it.
+    """
 
     path: str
     source: str
@@ -61,7 +62,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """``revision``: as it was asked for; ``commit``: what that was then."""
+    """Manifest of a pulled model. ``revision``: as it was asked for; ``commit``: the commit that it meant then."""
 
     name: str
     revision: str
@@ -76,7 +77,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """``held_bytes``: on disk. ``problem``: of a damaged one, in words."""
+    """A model on disk. ``held_bytes``: on disk. ``problem``: of a damaged model, in words."""
 
     name: str
     path: Path
@@ -87,13 +88,13 @@ class LocalModel:
 
 
 class ModelInUseError(UserError):
-    """A running process has the model loaded; the message names it."""
+    """Error for a model that a running process has loaded; the message names the process."""
 
     status = 409
 
 
 def model_directory() -> Path:
-    """Where pulled models are; it need not exist."""
+    """Return the directory of pulled models; it need not exist."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
         return Path(named).expanduser()
@@ -102,7 +103,9 @@ def model_directory() -> Path:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """(repository, type of GGUF file or ""). Raises CheckpointError for what no model has as a name."""
+    """Return (repository, type of GGUF file or ""). Raises CheckpointError for a string that no model can have as a
+    name.
+    """
     repository, colon, kind = name.partition(":")
     if (
         not _REPOSITORY.fullmatch(repository)
@@ -111,14 +114,15 @@ def split_name(name: str) -> tuple[str, str]:
         or (colon and not _KIND.fullmatch(kind))
     ):
         raise CheckpointError(
-            f"{name[:200]!r} is no name of a model: names are owner/name, or owner/name:Q4_K_M for one GGUF file of it",
+            f"{name[:200]!r} is not a valid model name: names are owner/name, or owner/name:Q4_K_M for one GGUF "
+            "file of it",
             param="model",
         )
     return repository, kind
 
 
 def place_of(name: str) -> Path:
-    """Of the whole model. Raises CheckpointError."""
+    """Return the directory of the complete model. Raises CheckpointError."""
     repository, kind = split_name(name)
     return model_directory() / (repository.replace("/", "--") + (f"@{kind}" if kind else ""))
 
@@ -128,7 +132,7 @@ def part_of(place: Path) -> Path:
 
 
 def find(name: str) -> LocalModel | None:
-    """The model, whole, damaged or partial; None where nothing is there."""
+    """Return the model, complete, damaged or partial; None if there is none."""
     with suppress(CheckpointError):
         place = place_of(name)
         return _look(place) or _look(part_of(place))
@@ -136,7 +140,7 @@ def find(name: str) -> LocalModel | None:
 
 
 def listed() -> list[LocalModel]:
-    """All of them by name, a partial update of a whole model as an entry of its own."""
+    """Return all models by name, with a partial update of a complete model as a separate entry."""
     directory = model_directory()
     if not directory.is_dir():
         return []
@@ -150,8 +154,9 @@ def whole_models() -> dict[str, LocalModel]:
 
 
 def resolve_local(name: str, revision: str | None) -> Path | None:
-    """The directory of a whole model; None where this machine has none of that name and revision. Raises
-    CheckpointError for one that is damaged or half pulled."""
+    """Return the directory of a complete model; None if this machine has none of that name and revision. Raises
+    CheckpointError for one that is damaged or half pulled.
+    """
     model = find(name)
     if model is None or (revision is not None and revision not in (model.manifest.revision, model.manifest.commit)):
         return None
@@ -168,8 +173,9 @@ def resolve_local(name: str, revision: str | None) -> Path | None:
 
 
 def damage(model: LocalModel, on_bytes: Callable[[int], None] = lambda count: None) -> str:
-    """What is wrong with the bytes of a whole model, "" if nothing is. ``on_bytes``: called with counts that
-    were read."""
+    """Return the fault in the bytes of a complete model, "" if there is none. ``on_bytes``: called with counts that
+    were read.
+    """
     for file in model.manifest.files:
         if not is_right(model.path / file.path, file, on_bytes):
             return f"{file.path} has not the checksum that the hub names"
@@ -177,7 +183,7 @@ def damage(model: LocalModel, on_bytes: Callable[[int], None] = lambda count: No
 
 
 def is_right(path: Path, file: ModelFile, on_bytes: Callable[[int], None] = lambda count: None) -> bool:
-    """Whether ``path`` has the size and checksum of ``file``."""
+    """Return whether ``path`` has the size and checksum of ``file``."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
     digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\x00" % file.size, usedforsecurity=False)
@@ -189,8 +195,9 @@ def is_right(path: Path, file: ModelFile, on_bytes: Callable[[int], None] = lamb
 
 
 def remove(name: str, *, force: bool = False) -> int:
-    """Removes the model, with what a pull has so far; returns the bytes given back. ``force``: also one that
-    is loaded. Raises CheckpointError, ModelInUseError."""
+    """Remove the model, with the files of an unfinished pull; return the bytes freed. ``force``: also one that is
+    loaded. Raises CheckpointError, ModelInUseError.
+    """
     place = place_of(name)
     models = [one for one in (_look(place), _look(part_of(place))) if one is not None]
     if not models:
@@ -206,23 +213,23 @@ def remove(name: str, *, force: bool = False) -> int:
 
 
 def discard(path: Path) -> None:
-    """The name first, at once; then the files."""
+    """Remove the name first, at once; then the files."""
     trash = path.with_name(f"{_TRASH}{token_hex(8)}")
     path.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
 
 
 def sweep() -> None:
-    """What a removal left that was killed."""
+    """Remove the leftovers of a removal that was killed."""
     for trash in model_directory().glob(f"{_TRASH}*"):
         shutil.rmtree(trash, ignore_errors=True)
 
 
 class LoadedLock:
-    """A model is loaded: until ``close``, or the end of the process, it is not removed."""
+    """Lock of a loaded model: until ``close``, or the end of the process, it is not removed."""
 
     def __init__(self, name: str | None) -> None:
-        """Of no effect for what is not one of our own models."""
+        """Take the lock; no effect for a model outside of weft's directory."""
         self._fd: int | None = None
         model = None if name is None or Path(name).expanduser().exists() else find(name)
         if model is not None and model.state != "partial":
@@ -240,7 +247,9 @@ class LoadedLock:
 
 @contextmanager
 def alone(path: Path, name: str, *, force: bool = False) -> Iterator[None]:
-    """No other process has the directory loaded, pulls it or removes it. Raises ModelInUseError."""
+    """Hold the directory exclusively: no other process has it loaded, pulls it or removes it. Raises
+    ModelInUseError.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -260,7 +269,7 @@ def alone(path: Path, name: str, *, force: bool = False) -> Iterator[None]:
 
 
 def holders(path: Path) -> list[int]:
-    """Processes that hold a lock of the directory, as far as the kernel tells."""
+    """Return the processes that hold a lock of the directory, as far as the kernel tells."""
     try:
         inode, lines = path.stat().st_ino, Path("/proc/locks").read_text().splitlines()
     except OSError:
@@ -278,12 +287,12 @@ def _in_use(path: Path) -> str:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Whole or not at all."""
+    """Write the manifest completely or not at all."""
     write_whole(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """None for a directory that is no model of ours."""
+    """Return the manifest, None for a directory that is no model of ours."""
     try:
         return msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):

@@ -5,28 +5,28 @@
                                                                   |
                                             KV at position t, in the pages of the sequence
 
-Further drafts read the head's own hidden state in place of the trunk's. Embedding and output matrix are the
-trunk's. A draft is a guess: no bit of an answer depends on this file.
+Further drafts read the head's own hidden state instead of the trunk's. Embedding and output matrix are the trunk's. A
+draft is a guess: no bit of an answer depends on this file.
 
-The layer is any that the family has: softmax or latent attention, with an index or without, and its own
+The layer is of any kind that the family has: softmax or latent attention, with an index or without, and its own
 feed-forward. A head of several residual streams (Qwen4) reads those of the trunk before they become one:
 
     streams of t         -> norm over all -> fc_hidden of each \
     embedding of t + 1   -> norm -> fc_embedding                -> + -> layer -> streams -> mix -> head
 
-Of several ranks, each holds its share of the layer, divided as a layer of the trunk. Each rank finds its best
-token, and all choose the best of these by the same numbers. So drafts are equal on all ranks.
+With several ranks, each holds its share of the layer, divided as a layer of the trunk. Each rank finds its best token,
+and all choose the best of these by the same numbers. So drafts are equal on all ranks.
 
-``write`` computes keys and values alone, for tokens that draft nothing: those of prompts. ``draft`` computes
-the whole layer. A step of few rows goes through the fused decoder, in one call.
+``write`` computes only keys and values, for tokens that draft nothing: those of prompts. ``draft`` computes the
+complete layer. A step of few rows goes through the fused decoder, in one call.
 
-A wide vocabulary costs more than the layer. Byte-pair tokenizers number tokens by frequency, so drafts are
-drawn from the first VOCAB_MAX tokens alone. A draft that would be another token is wrong, not the answer.
+A wide vocabulary costs more than the layer. Byte-pair tokenizers number tokens by frequency, so drafts are drawn only
+from the first VOCAB_MAX tokens. A draft that would be another token is wrong, not the answer.
 
-Layout and names: the public checkpoints of Qwen3.5, Qwen3-Next and Qwen4, ``mtp.*``. Nemotron 3 has the same
-head under other names: ``layers.0`` joins and attends, ``layers.1`` has the experts and the last norm. Ling
-and GLM 5 store it as the layer behind the last (DeepSeek-V3, 2024, section 2.2). Of several such layers the
-first makes all drafts: the next would need what the one before it made of every token.
+Layout and names: the public checkpoints of Qwen3.5, Qwen3-Next and Qwen4, ``mtp.*``. Nemotron 3 has the same head
+under other names: ``layers.0`` joins and attends, ``layers.1`` has the experts and the last norm. Ling and GLM 5 store
+it as the layer after the last (DeepSeek-V3, 2024, section 2.2). If there are several such layers, the first makes all
+drafts: the next would need the first one's output for every token.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, TwelveBitWeight
 
 VOCAB_MAX = 1 << 15
-"""Tokens that a draft may be."""
+"""Number of tokens that drafts may be chosen from."""
 _FEW_TOKENS = 4096
-"""Up to so many numpy takes less time than the calls of torch."""
+"""Numbers up to which numpy takes less time than the calls of torch."""
 
 
 class Join(Protocol):
-    """Of normed embeddings [T, D] and hidden states [T, D or S D], what the layer reads."""
+    """Function from normed embeddings [T, D] and hidden states [T, D or S D] to the layer's input."""
 
     def __call__(self, embedded_TD: torch.Tensor, hidden_TN: torch.Tensor, /) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedOnce:
-    """``both``: [D, 2 D]."""
+    """Join by one product. ``both``: [D, 2 D]."""
 
     both: Linear
 
@@ -85,7 +85,7 @@ class JoinedOnce:
 
 @dataclass(frozen=True, slots=True)
 class JoinedStreams:
-    """Each stream by itself: [D, D] of the embedding and of a stream."""
+    """Join of each stream separately: [D, D] of the embedding and of a stream."""
 
     embedding: Linear
     stream: Linear
@@ -98,8 +98,9 @@ class JoinedStreams:
 
 @dataclass(slots=True)
 class MtpHead:
-    """``collapse``: makes one of several streams, in place of ``norm``. ``head``: the first tokens' rows of
-    the trunk's output matrix."""
+    """Head for multi-token prediction. ``collapse``: makes one of several streams, instead of ``norm``. ``head``: the
+    first tokens' rows of the trunk's output matrix.
+    """
 
     rope: Rope | None
     embedding: Lookup
@@ -113,7 +114,7 @@ class MtpHead:
     head: Linear
     rotary: RotaryTable | None
     vocabulary: RankVocabulary | None = None
-    """Of several ranks: which tokens ``head`` has here."""
+    """Tokens that ``head`` has on this rank, of several ranks."""
     _fused: FusedDecoder | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -121,19 +122,20 @@ class MtpHead:
 
     @property
     def width(self) -> int:
-        """Of the hidden states that it reads and makes: of all streams."""
+        """Width of the hidden states that the head reads and makes: of all streams."""
         return self.hidden_norm.weight.shape[0]
 
     def joined(self, hidden_TN: torch.Tensor, following_T: torch.Tensor) -> torch.Tensor:
-        """The layer's input. ``hidden_TN``: of the trunk or of this head; ``following_T``: int64 [T], the
-        token after each."""
+        """Return the layer's input. ``hidden_TN``: of the trunk or of this head; ``following_T``: int64 [T], the token
+        after each.
+        """
         embedded_TD = self.embedding.rows_at(following_T)
         if self.embedding_multiplier != 1.0:
             embedded_TD = embedded_TD * self.embedding_multiplier
         return self.join(self.embedding_norm(embedded_TD), self.hidden_norm(hidden_TN))
 
     def write(self, joined_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> None:
-        """What the tokens of ``inputs`` keep, into their pages."""
+        """Write the keys and values of the tokens of ``inputs`` into their pages."""
         layer = self.layer
         block = layer.mixer.block if isinstance(layer.mixer, Summed) else layer.mixer
         assert isinstance(block, AttentionBlock | LatentAttentionBlock)
@@ -142,8 +144,9 @@ class MtpHead:
         block.write(seen_TD, inputs, cache, step.cos_sin)
 
     def draft(self, joined_TN: torch.Tensor, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
-        """The whole layer: -> hidden [T, D or S D]. Writes keys and values. ``caches``: of this layer alone,
-        the same list in each step. Valid until the next call."""
+        """Return hidden [T, D or S D] of the complete layer. Writes keys and values. ``caches``: of only this layer,
+        the same list in each step. Valid until the next call.
+        """
         step = self._step(inputs, caches[0])
         if self._fused is not None:
             hidden_TD = self._fused.run(joined_TN, inputs, caches, step.rotated)
@@ -159,7 +162,7 @@ class MtpHead:
         return LayerStep(inputs, inputs, {self.rope: cos_sin}, cache, rope=self.rope)
 
     def best(self, hidden_XN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The most likely token of each row (int64 [X]), and its probability."""
+        """Return the most likely token of each row (int64 [X]), and its probability."""
         hidden_XD = hidden_XN if self.collapse is None else self.collapse.enter(hidden_XN)[0]
         if self.vocabulary is not None:
             own_XV = self.head(hidden_XD).float() if self.vocabulary.count else hidden_XD[:, :0].float()
@@ -175,9 +178,10 @@ class MtpHead:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Where the parts of a head lie. ``joins``: one product, or that of the embedding and that of a stream.
-    ``last``: its norm, by any of these names, or what makes one of several streams. ``layer`` and ``feed``:
-    where the two halves of the layer are."""
+    """Names of the parts of a head. ``joins``: one product, or that of the embedding and that of a stream. ``last``:
+    the head's norm, by any of these names, or the step that makes one of several streams. ``layer`` and ``feed``:
+    names of the two halves of the layer.
+    """
 
     embedding_norm: str
     hidden_norm: str
@@ -188,8 +192,9 @@ class _Names:
 
 
 def _names_in(source: TensorSource, layers: int) -> _Names:
-    """By what the files have, not by the family: a view of a GGUF file has one spelling. ``layers``: of the
-    trunk."""
+    """Return the names by the tensors of the files, not by the family: a view of a GGUF file has one spelling.
+    ``layers``: of the trunk.
+    """
     behind = f"layers.{layers}"
     qwen = _Names("pre_fc_norm_embedding", "pre_fc_norm_hidden", ("fc",), ("norm",))
     spellings = (
@@ -255,8 +260,9 @@ def load_mtp(
     device: torch.device | None,
     share: RankShare | None = None,
 ) -> tuple[MtpHead, int]:
-    """The head and its bytes; with ``share`` the part of one rank. Raises CheckpointError as ``load_model``
-    does, and for a family whose head weft does not know."""
+    """Return the head and its bytes; with ``share`` the part of one rank. Raises CheckpointError as ``load_model``,
+    and for a family whose head weft does not know.
+    """
     if architecture.mtp is None:
         raise CheckpointError(f"weft knows no such head of {architecture.family} with these settings", param="model")
     with torch.inference_mode():
@@ -268,7 +274,7 @@ def load_mtp(
 
 
 def _first_tokens(head: Linear) -> Linear:
-    """The rows of VOCAB_MAX tokens, in the memory of the whole matrix. Other forms keep all rows."""
+    """Return the rows of VOCAB_MAX tokens, in the memory of the full matrix. Other forms keep all rows."""
     weight, rows, tiles = head.weight, VOCAB_MAX, VOCAB_MAX // TILE_ROWS
     if isinstance(weight, torch.Tensor):
         return Linear(weight[:rows], None if head.bias is None else head.bias[:rows])
@@ -282,8 +288,9 @@ def _first_tokens(head: Linear) -> Linear:
 def only_decodes(
     starts: list[int], starts_R: torch.Tensor, table_RP: torch.Tensor, turns: torch.Tensor | None
 ) -> StepInputs:
-    """One token at each of ``starts``, of sequences with the pages of ``table_RP``. ``starts_R``: the same on
-    the device; ``turns``: as in ``StepInputs``."""
+    """Return a step of one token at each of ``starts``, of sequences with the pages of ``table_RP``. ``starts_R``: the
+    same on the device; ``turns``: as in ``StepInputs``.
+    """
     count, device = len(starts), table_RP.device
     runs = Runs(
         offsets=list(range(count)),

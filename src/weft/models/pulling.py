@@ -1,14 +1,14 @@
-"""A model from the hub to the directory of models (``local``): resumed, checked, whole or not there.
+"""Pulls of models from the hub to the directory of models (``local``): resumed, checked, complete or absent.
 
     model_info --files, sizes, checksums--> owner--name.part/weft-model.json
     each file:  in the whole model with its checksum --link-->                        owner--name.part/FILE
                 else http_get from where FILE.incomplete ends --checksum--> rename --> owner--name.part/FILE
     all of them --fsync, rename--> owner--name/
 
-``huggingface_hub`` has the addresses, the tokens, the redirects and the retries. The bytes so far are ours to
-keep, as its own downloads begin anew in a new process. A file has its name when its checksum was right, so a
-pull that goes on reads no finished file again. A wrong checksum costs one more download of that file, then
-the pull fails and names it. Another pull of the same model is refused: one process has the lock.
+``huggingface_hub`` has the addresses, the tokens, the redirects and the retries. The bytes so far are kept by weft, as
+the library's own downloads start again in a new process. A file has its name when its checksum was right, so a pull
+that goes on reads no finished file again. A wrong checksum costs one more download of that file, then the pull fails
+and names it. Another pull of the same model is refused: one process has the lock.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from weft.models.local import (
 from weft.units import format_bytes
 
 PIECE_BYTES = 1 << 18
-"""What a lost connection costs at most. The client's own pieces have 10 MB, each written when it is whole."""
+"""Bytes that a lost connection costs at most. The client's own pieces have 10 MB, each written when it is complete."""
 _FILES_AT_ONCE = 4
 _TRIES = 2
 """Downloads of a file whose checksum is wrong."""
 _HUB_NAMES_MAX = 10_000
 _thread = threading.local()
-"""``check``: of the pull of this thread."""
+"""Thread-local ``check``: that of the thread's pull."""
 _FILE_BYTES_MAX = 1 << 44
 
 
 class PullCancelledError(Exception):
-    """The pull is no longer wanted; what is there stays, for the next one."""
+    """Error of a pull that is no longer wanted; its files stay for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """``done_bytes`` of ``total_bytes`` are here, of all files; ``file_bytes`` of ``file``."""
+    """Progress: ``done_bytes`` of ``total_bytes`` are here, of all files; ``file_bytes`` of ``file``."""
 
     file: ModelFile
     file_bytes: int
@@ -85,10 +85,11 @@ def pull(
     on_progress: OnPull = lambda progress: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[LocalModel, bool]:
-    """The model, and whether anything had to be fetched. ``on_progress`` is called in several threads.
+    """Return the model, and whether anything had to be fetched. ``on_progress`` is called in several threads.
 
-    Raises CheckpointError for what the hub does not have or deliver, and for what the disk has no room for.
-    Raises ModelInUseError for a model that is loaded or pulled elsewhere, and PullCancelledError."""
+    Raises CheckpointError for files that the hub does not have or deliver, or that the disk has no room for. Raises
+    ModelInUseError for a model that is loaded or pulled elsewhere, and PullCancelledError.
+    """
     place, manifest = place_of(name), _listed_by_hub(name, revision)
     here = find(name)
     if here is not None and here.state == "whole" and here.manifest.commit == manifest.commit:
@@ -121,8 +122,9 @@ def pull(
 
 
 def mended(model: LocalModel) -> LocalModel:
-    """``model`` after its checksums were read: a file that has not its own is removed, so that the next pull
-    fetches it."""
+    """Return ``model`` after its checksums were read: a file with a wrong checksum is removed, so that the next pull
+    fetches it.
+    """
     while damage(model):
         wrong = next(file for file in model.manifest.files if not is_right(model.path / file.path, file))
         with alone(model.path, model.name):
@@ -136,7 +138,7 @@ def mended(model: LocalModel) -> LocalModel:
 
 
 def _listed_by_hub(name: str, revision: str | None) -> Manifest:
-    """What is to be fetched. Raises CheckpointError."""
+    """Return the manifest of the files to fetch. Raises CheckpointError."""
     import huggingface_hub as hub
 
     repository, kind = split_name(name)
@@ -177,8 +179,9 @@ def _fits(path: str, patterns: Sequence[str]) -> bool:
 
 
 def _file(name: str, sibling: Any, *, flat: bool) -> ModelFile:
-    """``sibling``: a file as the hub lists it. ``flat``: without the folders of the repository. Raises
-    CheckpointError for a path that leads elsewhere, and for a file without a checksum."""
+    """Return a file of the manifest. ``sibling``: a file as the hub lists it. ``flat``: without the folders of the
+    repository. Raises CheckpointError for a path that leads elsewhere, and for a file without a checksum.
+    """
     source = PurePosixPath(sibling.rfilename)
     lfs = sibling.lfs
     sha256 = str(lfs["sha256"] if isinstance(lfs, dict) else lfs.sha256) if lfs else ""
@@ -202,8 +205,9 @@ def _file(name: str, sibling: Any, *, flat: bool) -> ModelFile:
 
 
 class _Pull:
-    """The files of one model into its ``part``. ``checked``: those of an earlier pull, which got their names
-    when their checksums were right."""
+    """Pull of the files of one model into its ``part``. ``checked``: files of an earlier pull, which got their names
+    when their checksums were right.
+    """
 
     def __init__(
         self,
@@ -224,16 +228,16 @@ class _Pull:
         self._failed = threading.Event()
 
     def run(self) -> None:
-        """Raises CheckpointError, PullCancelledError."""
+        """Fetch all files. Raises CheckpointError, PullCancelledError."""
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        disable_progress_bars()  # its own, of each file
+        disable_progress_bars()  # the client's own, of each file
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each of its retries is a line else
         self._drop_others()
         missing = [file for file in self._manifest.files if not self._is_here(file)]
         self._check_room(missing)
         with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
-            # The largest first: the last file then does not run alone for long.
+            # The largest first: then the last file does not run alone for long.
             work = [threads.submit(self._fetch, file) for file in sorted(missing, key=lambda one: -one.size)]
             wait(work, return_when=FIRST_EXCEPTION)
             self._failed.set()  # of no effect when all are done
@@ -242,14 +246,16 @@ class _Pull:
             raise error
 
     def _drop_others(self) -> None:
-        """Of another revision: files that this one does not have under that name."""
+        """Delete files of another revision, which this one does not have under that name."""
         listed = {self._part / file.path for file in self._manifest.files}
         for path in [path for path in self._part.rglob("*") if path.is_file() and path.name != MANIFEST]:
             if path.with_name(path.name.removesuffix(INCOMPLETE)) not in listed:
                 path.unlink()
 
     def _is_here(self, file: ModelFile) -> bool:
-        """In the part already, or in the whole model of another revision with the same checksum."""
+        """Return whether the file is in the part already, or in the complete model of another revision with the same
+        checksum.
+        """
         target, other = self._part / file.path, self._place / file.path
         if target.is_file() and target.stat().st_size == file.size and file in self._checked:
             self._came(file, file.size, "present")
@@ -343,8 +349,10 @@ class _Pull:
 
 
 def _check_each_try() -> None:
-    """The hub's client is one for the whole process, and tells listeners each request, in the thread that
-    makes it. The client before huggingface_hub 1.0 does not: there all tries are waited for."""
+    """Check for a cancelled pull at each request. The process has one client of the hub, which tells listeners each
+    request, in the thread that makes it. The client before huggingface_hub 1.0 does not: there all tries are waited
+    for.
+    """
     import huggingface_hub as hub
 
     hooks: dict[str, list[Callable[[object], None]]] = getattr(hub.get_session(), "event_hooks", {"request": []})
@@ -359,8 +367,9 @@ def _check_thread(request: object) -> None:
 
 
 class _Writer:
-    """The file that ``http_get`` writes to, which tells where it is. More than was listed is an error: a
-    disk is not filled by a server that never ends."""
+    """File that ``http_get`` writes to, which reports its position. More bytes than were listed are an error: a server
+    that never ends must not fill a disk.
+    """
 
     def __init__(self, raw: BinaryIO, came: Callable[[int], None], size: int) -> None:
         self._raw, self._arrived, self._size = raw, came, size

@@ -1,4 +1,4 @@
-"""A model over several ranks: where the layers of one rank meet those of the others.
+"""A model over several ranks: the exchanges between the layers of one rank and those of the others.
 
     whole Architecture --rank_architecture--> own Architecture (heads, channels, widths of this rank)
           |                                          |
@@ -6,9 +6,9 @@
                                                      |
                               Summed(block): the block's output is a part of a sum over ranks
 
-A mixer or feed-forward of a rank is an ordinary block with fewer heads. The inputs of its last product are
-divided, so what comes out is one term of a sum, and ``Summed`` adds the terms. The embedding and the head are
-divided by rows of the vocabulary. Logits are gathered, so every rank has all of them.
+A mixer or feed-forward of a rank is an ordinary block with fewer heads. The inputs of its last product are divided, so
+its output is one term of a sum, and ``Summed`` adds the terms. The embedding and the head are divided by rows of the
+vocabulary. Logits are gathered, so every rank has all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RankGroup:
     collectives: Collectives
 
     def share(self, whole: Architecture) -> RankShare:
-        """Raises ConfigError for an architecture that does not divide."""
+        """Return the share of this rank. Raises ConfigError for an architecture that does not divide."""
         if self.place.of_tokens(whole.vocab_size).count < 1:
             raise ConfigError(
                 f"--tp is {self.place.size}, and the vocabulary of {whole.vocab_size} tokens "
@@ -58,19 +58,19 @@ class RankShare:
     architecture: Architecture
 
     def experts(self, count: int) -> range:
-        """Of this rank, where experts are divided by their number."""
+        """Return the experts of this rank, if experts are divided by their number."""
         part = self.place.of_experts(count)
         return range(part.begin, part.begin + part.count)
 
     def lookup(self, table: Table, vocab: int) -> RankedEmbedding:
-        """Rows of a table, of which each rank has a span."""
+        """Return the embedding over the rows of a table, of which each rank has a span."""
         return RankedEmbedding(table, self.vocabulary(vocab), self.collectives)
 
     def vocabulary(self, rows: int) -> ShardSpan:
         return self.place.of_tokens(rows)
 
     def head_scales(self, scales: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """``scales`` by layer, [K and V, kv_heads] of the whole model -> of this rank's heads."""
+        """Return the scales of this rank's heads of ``scales`` by layer, [K and V, kv_heads] of the undivided model."""
         own, layers = {}, self.architecture.spec().layers
         for layer, scale in scales.items():
             heads, of_rank = scale.shape[1], layers[layer].cached_heads
@@ -81,7 +81,7 @@ class RankShare:
         return own
 
     def normed_heads(self, qkv: Projection, own: Attention, q_norm: Norm, k_norm: Norm) -> NormedInside:
-        """``qkv`` with norms of q and k over all heads of the model."""
+        """Return ``qkv`` with norms of q and k over all heads of the model."""
         # Each KV head has as many copies as any other: the mean over all ranks is that over all heads.
         q_width, k_width = own.heads * own.head_dim, own.kv_heads * own.head_dim
         k_begin = q_width * (2 if own.gated else 1)
@@ -95,23 +95,23 @@ class RankShare:
         )
 
     def norm_of_group(self, groups: int, norm: Norm) -> SharedNorm:
-        """``norm`` over a group of ``groups`` in all, of whose channels each of several ranks has a part."""
+        """Return ``norm`` over a group of ``groups`` in all, of whose channels each of several ranks has a part."""
         factor = self.place.size // groups
         first = self.place.rank // factor * factor
         return SharedNorm(norm, self.collectives, slice(first, first + factor))
 
     def normed_group(self, groups: int, norm: Norm, project: Projection) -> NormedBefore:
-        """``project`` of what a norm over a group of ``groups`` in all gives; a group spans several ranks."""
+        """Return ``project`` after a norm over a group of ``groups`` in all; a group spans several ranks."""
         return NormedBefore(self.norm_of_group(groups, norm), project)
 
     def summed(self, block: Callable[..., torch.Tensor]) -> Any:
-        """A ``Summed``, in the place of a mixer or a feed-forward."""
+        """Return a ``Summed`` instead of a mixer or a feed-forward."""
         return Summed(block, self.collectives)
 
 
 @dataclass(slots=True)
 class Summed:
-    """``block`` computes one term; the result is the sum over ranks."""
+    """Term of a sum over ranks, which ``block`` computes; the result is the sum."""
 
     block: Callable[..., torch.Tensor]
     collectives: Collectives
@@ -124,8 +124,9 @@ class Summed:
 class SharedNorm:
     """An RMS norm over channels that several ranks hold: sums of squares are exchanged, [T, 1] each.
 
-    ``ranks``: those that hold the channels, as a slice of all ranks. ``norm``: with the weights of this
-    rank's channels."""
+    ``ranks``: the ranks that hold the channels, as a slice of all ranks. ``norm``: with the weights of this rank's
+    channels.
+    """
 
     norm: Norm
     collectives: Collectives
@@ -146,7 +147,7 @@ class SharedNorm:
 
 @dataclass(slots=True)
 class NormedInside:
-    """A projection whose columns from ``begin`` on are normed by parts: queries and keys over all heads."""
+    """Projection whose columns from ``begin`` on are normed by parts: queries and keys over all heads."""
 
     project: Projection
     norms: tuple[tuple[int, int, SharedNorm], ...]
@@ -161,7 +162,7 @@ class NormedInside:
 
 @dataclass(slots=True)
 class NormedBefore:
-    """A projection of what a norm over several ranks gives."""
+    """Projection after a norm over several ranks."""
 
     norm: SharedNorm
     project: Projection
@@ -171,7 +172,7 @@ class NormedBefore:
 
 
 class RankedEmbedding:
-    """Rows ``part`` of an embedding of the whole vocabulary."""
+    """Rows ``part`` of an embedding of the complete vocabulary."""
 
     def __init__(self, table: Table, part: ShardSpan, collectives: Collectives) -> None:
         self._own = Embedding(table)
@@ -179,7 +180,7 @@ class RankedEmbedding:
         self._collectives = collectives
 
     def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> [T, D]."""
+        """Return rows [T, D] for int64 [T]."""
         local_T = tokens_T - self._part.begin
         outside_T = (local_T < 0) | (local_T >= self._part.count)
         rows_TD = self._own.rows_at(local_T.masked_fill(outside_T, 0))
@@ -189,16 +190,17 @@ class RankedEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class RankVocabulary:
-    """The tokens that drafts of this rank may be: ``count`` from ``begin`` on, none where ``count`` is 0."""
+    """Tokens that drafts of this rank may be: ``count`` from ``begin`` on, none if ``count`` is 0."""
 
     begin: int
     count: int
     collectives: Collectives
 
     def best(self, logits_XV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 logits of this rank's tokens -> the most likely token of all ranks (int64 [X]), and its
-        probability."""
-        # Of equal logits the lowest rank's wins, so all ranks choose the same.
+        """Return the most likely token of all ranks (int64 [X]), and its probability, from float32 logits of this
+        rank's tokens.
+        """
+        # Among equal logits the lowest rank's wins, so all ranks choose the same.
         own_X3 = torch.zeros((len(logits_XV), 3), dtype=torch.float64, device=logits_XV.device)
         own_X3[:, 0] = float("-inf")
         if self.count:

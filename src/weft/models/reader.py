@@ -42,9 +42,10 @@ _UNNAMED_FORM = " (quantised tensors need a quantization_config in config.json)"
 
 
 class TensorCheck(TensorSource):
-    """Notes every fault; ``raise_problems`` then reports them together. ``order``: the names in the order of
-    the build, which is the order that the reader fetches them in. ``read_bytes``: what the reader will
-    read."""
+    """Build against headers that notes every fault; ``raise_problems`` then reports them together. ``order``: the
+    names in the order of the build, which is the order that the reader fetches them in. ``read_bytes``: bytes that the
+    reader will read.
+    """
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class TensorCheck(TensorSource):
         return torch.empty(shape, dtype=TORCH_DTYPES.get(known, torch.uint8), device="meta")
 
     def raise_problems(self) -> None:
-        """Raises CheckpointError with the faults (the first few in full)."""
+        """Raise CheckpointError with the faults (the first few in full)."""
         if not self.problems:
             return
         shown = "; ".join(self.problems[:_PROBLEMS_SHOWN])
@@ -102,9 +103,10 @@ _THREADS = min(8, 2 * (os.cpu_count() or 1))
 
 
 class TensorReader(TensorSource):
-    """Answers what ``check`` was asked before. A context manager, because it holds threads and files.
-    ``nonfinite``: the tensors with NaN or infinite values, which are refused unless ``allow_nonfinite``.
-    ``cache``: of packed weights."""
+    """Build with weights, which answers the same requests as ``check``. A context manager, because it holds threads
+    and files. ``nonfinite``: the tensors with NaN or infinite values, which are refused unless ``allow_nonfinite``.
+    ``cache``: of packed weights.
+    """
 
     def __init__(
         self,
@@ -124,7 +126,9 @@ class TensorReader(TensorSource):
         self._next = deque(check.order)
         self._cache = cache
         self._fetched: dict[str, Future[torch.Tensor] | None] = {}
-        """None: a matrix that is packed from the map, and that the system was asked to read."""
+        """Tensors being fetched, by name. None: a matrix that is packed from the map, and that the system was asked to
+        read.
+        """
         self._ahead_bytes = 0
         self._total_bytes = check.read_bytes
         self._read_bytes = 0
@@ -196,14 +200,14 @@ class TensorReader(TensorSource):
             packed = self._packed_once(f"{full}[{index}]", [rows_from(view, at, rows, columns, 2 * columns)])
             if packed is None:
                 return None
-            # Its values do not fit 12 bits: it is then read as any other.
+            # Its values do not fit 12 bits: it is then read like any other.
             experts.append(packed)
         self._forget_fetched(stored)
         self._note_read(stored)
         return experts
 
     def _packed_once(self, name: str, parts: Sequence[MatrixRows]) -> TwelveBitWeight | None:
-        """From the cache under ``name``, or packed now and put there."""
+        """Return the matrix from the cache under ``name``, or packed now and put there."""
         packed = self._cache.get(name) if self._cache is not None else None
         if packed is None:
             packed = to_twelve_bit(parts, finite=True)
@@ -212,14 +216,14 @@ class TensorReader(TensorSource):
         return packed
 
     def _packs(self, stored: StoredTensor) -> bool:
-        """Whether a tensor is packed out of the map, if it is asked for as a matrix or as all experts."""
+        """Return whether a tensor is packed out of the map, if it is asked for as a matrix or as all experts."""
         own = self._own_shape(stored)
         return self._serves_by_rows(stored) and gains_by_twelve_bits(
             self._device, self.dtype, math.prod(own[:-1]), own[-1]
         )
 
     def _serves_by_rows(self, stored: StoredTensor) -> bool:
-        """Whether rows of bfloat16 may be read where they lie in the file, for 12 bits."""
+        """Return whether rows of bfloat16 may be read in place in the file, for 12 bits."""
         shard, own = self.shard_of(stored.name), self._own_shape(stored)
         in_one = shard is None or (not shard.absent and len(own) == 2 and (shard.dim == 0 or len(shard.spans) == 1))
         return (
@@ -236,7 +240,7 @@ class TensorReader(TensorSource):
         return stored.shape if shard is None else shard.of_rank(stored.shape)
 
     def _own_rows(self, stored: StoredTensor) -> MatrixRows:
-        """This rank's part of a bfloat16 matrix where it lies in the file."""
+        """Return this rank's part of a bfloat16 matrix, in place in the file."""
         view, shard = self._files.view(stored), self.shard_of(stored.name)
         (rows, columns), at = stored.shape, view.ctypes.data
         stride_bytes = 2 * columns
@@ -263,7 +267,9 @@ class TensorReader(TensorSource):
             self._on_progress(self._read_bytes, self._total_bytes)
 
     def _read(self, stored: StoredTensor, shard: Shard | None) -> torch.Tensor:
-        """Called on any thread. Raises CheckpointError where a value is not finite and must be."""
+        """Return the tensor's values. Called on any thread. Raises CheckpointError if a value is not finite and must
+        be.
+        """
         tensor = self._files.read(stored, shard)
         # On the thread that read it, while the bytes are in its cache.
         if not is_finite(tensor, stored.dtype):
@@ -277,7 +283,7 @@ class TensorReader(TensorSource):
         return tensor
 
     def _fetch_ahead(self) -> None:
-        """At least one, and as many as fit."""
+        """Fetch at least one tensor ahead, and as many as fit."""
         while self._next and (not self._fetched or self._ahead_bytes < _AHEAD_BYTES):
             name = self._next.popleft()
             if name in self._fetched:
@@ -287,7 +293,7 @@ class TensorReader(TensorSource):
             self._ahead_bytes += _read_bytes(stored, shard)
             if self._packs(stored):
                 if shard is None and (self._cache is None or not self._cache.is_mapped):
-                    # Nothing is copied: the system reads ahead what the kernels will pack out of the map.
+                    # Nothing is copied: the system reads ahead the pages that the kernels will pack out of the map.
                     self._files.will_need(stored)
                 self._fetched[name] = None
             else:

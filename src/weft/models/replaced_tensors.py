@@ -1,11 +1,11 @@
-"""A checkpoint with some tensors replaced: what a trainer that holds tensors in memory gives to an engine.
+"""Checkpoints with some tensors replaced, which a trainer that holds tensors in memory gives to an engine.
 
     directory/model-1.safetensors --copied, and the bytes of the given tensors written over--> out/...
              /model-2.safetensors --linked, as nothing in it is given-----------------------> out/...
              /config.json, tokenizer, templates, index --copied------------------------------> out/...
 
-The engine then reads ``out`` as any other checkpoint, so a tensor that is given by name and one that is saved
-to a file take the same way: the same checks, the same digest, the same bits.
+The engine then reads ``out`` as any other checkpoint, so a tensor that is given by name and one that is saved to a
+file are treated the same: the same checks, the same digest, the same bits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from weft.models.safetensors_header import StoredTensor, read_header, weight_fil
 from weft.models.stored_values import TORCH_DTYPES
 
 _TIED = "lm_head.weight"
-"""A tied head, which trainers list and files leave out."""
+"""Name of a tied head, which trainers list and files leave out."""
 
 
 def write_replaced(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]], out: Path) -> None:
-    """Write the checkpoint of ``directory`` into the empty directory ``out``, with ``tensors`` in place of those
-    of their names. They are consumed one by one. Raises CheckpointError for a name that the checkpoint has not,
-    another shape, and a checkpoint that is no safetensors; OSError."""
+    """Write the checkpoint of ``directory`` into the empty directory ``out``, with ``tensors`` replacing those of the
+    same names. They are consumed one by one. Raises CheckpointError for a name that the checkpoint does not have,
+    another shape, and a checkpoint that is not in safetensors; OSError.
+    """
     files, listed, _ = weight_files(directory)
     places: dict[str, StoredTensor] = {}
     for file in files:
@@ -46,7 +47,7 @@ def write_replaced(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]],
         if stored is None and is_tied and name.endswith(_TIED):
             continue
         if stored is None:
-            raise CheckpointError(f"{name} is no tensor of the checkpoint in {directory}", param="tensors")
+            raise CheckpointError(f"{name} is not a tensor of the checkpoint in {directory}", param="tensors")
         if tuple(tensor.shape) != stored.shape:
             raise CheckpointError(
                 f"tensor {name} has the shape {list(tensor.shape)}; the checkpoint has {list(stored.shape)}",
@@ -70,7 +71,7 @@ def write_replaced(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]],
 
 
 def _link(file: Path, target: Path) -> None:
-    """A hard link, as links out of a checkpoint are refused; a copy where there can be none."""
+    """Make a hard link, as links out of a checkpoint are refused; a copy if there can be none."""
     try:
         os.link(file, target)
     except OSError:

@@ -1,9 +1,9 @@
 """Rotary frequencies, and cos / sin of the positions of one step.
 
 The angles are computed in float32 from the positions, as transformers does, so that the numbers agree to the
-last bit. Beside kernels of C++ a step of decodes gathers its rows from a table of the first positions.
+last bit. With the C++ kernels a step of decodes gathers its rows from a table of the first positions.
 
-Where a token has three positions (time, row and column of a picture), each frequency turns by one of them.
+If a token has three positions (time, row and column of a picture), each frequency turns by one of them.
 For tokens of text the three are equal: then every bit is that of plain positions.
 
 Sources: RoPE (Su et al., 2021); linear interpolation (Chen et al., 2023); YaRN (Peng et al., 2023,
@@ -24,18 +24,19 @@ from weft.families.vision import turn_axes
 from weft.tensor import native
 
 TABLE_BYTES_MAX = 16 << 20
-"""Of cos and sin of one rope."""
+"""Bytes of cos and sin of one rope, at most."""
 DECODES_MAX = 256
-"""Positions that are gathered rather than computed."""
+"""Most positions that are gathered rather than computed."""
 _POSITIONS_FIRST = 1024
 
 
 class RotaryTable:
-    """cos and sin for the layers of one model, on ``device`` (the CPU by default). ``sections``: see
-    ``families.vision.turn_axes``."""
+    """Cos and sin for the layers of one model, on ``device`` (the CPU by default). ``sections``: see
+    ``families.vision.turn_axes``.
+    """
 
     def __init__(self, rope: Rope, device: torch.device | None = None, sections: tuple[int, ...] = ()) -> None:
-        # Worked out on the CPU wherever they go: everywhere the same bits.
+        # Computed on the CPU for every device: everywhere the same bits.
         self.frequencies = inverse_frequencies(rope).to(device or torch.device("cpu"))
         self._axis_of_F = torch.tensor(turn_axes(sections, len(self.frequencies)), device=device)
         self.attention_factor = rope.attention_factor
@@ -43,8 +44,9 @@ class RotaryTable:
         self._gathered = _Gathered(self) if self.frequencies.device.type == "cpu" else None
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [T] -> cos, sin float32 [T, rotary_dim]; both halves carry the same angles. PAD positions
-        give finite values. Valid until the next call. [3, T]: time, row and column."""
+        """Return cos, sin float32 [T, rotary_dim] of int64 [T]; both halves carry the same angles. PAD positions give
+        finite values. Valid until the next call. [3, T]: time, row and column.
+        """
         # For one row per sequence the operators cost the host more than their arithmetic.
         if (
             self._gathered is not None
@@ -58,7 +60,7 @@ class RotaryTable:
         return self.computed(positions_T)
 
     def computed(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``at``, without a table."""
+        """Return ``at``'s result, without a table."""
         if positions_T.ndim == 2:
             angles = positions_T.to(torch.float32).index_select(0, self._axis_of_F).t() * self.frequencies
         else:
@@ -71,7 +73,7 @@ class RotaryTable:
 
 
 class _Gathered:
-    """cos and sin of the first positions, and room for one step's."""
+    """Cos and sin of the first positions, and room for one step's."""
 
     __slots__ = ("_asked", "_cos", "_last", "_most", "_positions", "_rooms", "_rotary", "_sin")
 
@@ -85,7 +87,7 @@ class _Gathered:
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """None where a position is beyond the table."""
+        """Return cos and sin, None if a position is beyond the table."""
         if positions_T is not self._asked:  # a step of the same decodes asks with the same tensor
             self._make_room(positions_T)
         cos, sin = self._rooms
@@ -105,7 +107,7 @@ class _Gathered:
         self._rooms, self._last = (cos.numpy(), sin.numpy()), (cos, sin)
 
     def _grow(self) -> bool:
-        """To the positions asked for; False where that is too far."""
+        """Grow the table to the positions asked for. Return False if that is too far."""
         count = 1 << max(_POSITIONS_FIRST - 1, int(self._positions.max())).bit_length()
         if count > self._most:
             return False
@@ -115,7 +117,7 @@ class _Gathered:
 
 
 def inverse_frequencies(rope: Rope) -> torch.Tensor:
-    """float32 [rotary_dim / 2]: radians per position, of each pair of dims, after the rope's scaling."""
+    """Return float32 [rotary_dim / 2]: radians per position, of each pair of dims, after the rope's scaling."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     plain = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
@@ -133,7 +135,9 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
 
 
 def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
-    """Long wavelengths are interpolated, short ones kept, those between blended by wavelength."""
+    """Return llama3's frequencies: long wavelengths are interpolated, short ones kept, those between blended by
+    wavelength.
+    """
     wavelengths = 2 * math.pi / plain
     share = (rope.original_positions / wavelengths - rope.low_freq_factor) / (
         rope.high_freq_factor - rope.low_freq_factor
@@ -143,8 +147,9 @@ def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
-    """Dims that turn more than beta_fast times over the original context stay; dims that turn less than
-    beta_slow times are interpolated; a linear ramp covers the dims between."""
+    """Return YaRN's frequencies: dims that turn more than beta_fast times over the original context stay; dims that
+    turn less than beta_slow times are interpolated; a linear ramp covers the dims between.
+    """
 
     def dim_of(turns: float) -> float:
         return rope.rotary_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))

@@ -1,4 +1,4 @@
-"""What a matrix becomes in memory: plain, in an order that is fast to multiply with, int8 or int4.
+"""Form of a matrix in memory: plain, in an order that is fast to multiply with, int8 or int4.
 
                      --quantize none          int8           int4                          w8a8
     float matrices   tiled or plain           int8           int4                          w8a8
@@ -10,16 +10,16 @@
                      on GPUs; see below
     nf4, fp4         as they are on CPUs      int8           int4                          w8a8
 
-Inputs of matrices in fp8 are rounded to fp8 where torch multiplies fp8 by blocks
-(``device.multiplies_fp8``). They are not where ``debug.quantize_inputs`` is off, where the checkpoint says
-that weights alone are rounded (``StoredForm.rounds_inputs``), and in experts.
+Inputs of matrices in fp8 are rounded to fp8 where torch multiplies fp8 by blocks (``device.multiplies_fp8``). They are
+not if ``debug.quantize_inputs`` is off, if the checkpoint says that only weights are rounded
+(``StoredForm.rounds_inputs``), and in experts.
 
 CPUs keep fp8, nf4 and fp4 of bfloat16 models as codes where a kernel multiplies by them (``coded_tiles``);
 elsewhere they are widened.
 
-Never rounded: embeddings, norms, convolutions, routers and gates of one row, whatever a family reads with
-``TensorSource.tensor``. A head tied to the embedding is rounded as a copy: every step reads all of the head
-and few rows of the embedding.
+Never rounded: embeddings, norms, convolutions, routers and gates of one row, and everything that a family reads with
+``TensorSource.tensor``. A head tied to the embedding is rounded as a copy: every step reads all of the head and few
+rows of the embedding.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 
 @dataclass(frozen=True, slots=True)
 class RuntimeForm:
-    """``exact_inputs``: quantised layers see their inputs as they are. ``packs``: whether plain matrices may
-    be put into another order. ``twelve_bit``: whether tiles of bfloat16 may be kept in 12 bits a weight.
-    ``on_gpu_kernels``: the Triton kernels will multiply. ``fp8_inputs``: matrices in fp8 see inputs in
-    fp8. ``coded_tiles``: a CPU multiplies by codes of fp8, nf4 and fp4, and the model is in bfloat16."""
+    """Form of a model's matrices. ``exact_inputs``: quantised layers read their inputs unrounded. ``packs``: whether
+    plain matrices may be put into another order. ``twelve_bit``: whether tiles of bfloat16 may be kept in 12 bits a
+    weight. ``on_gpu_kernels``: the Triton kernels will multiply. ``fp8_inputs``: inputs of matrices in fp8 are rounded
+    to fp8. ``coded_tiles``: a CPU multiplies by codes of fp8, nf4 and fp4, and the model is in bfloat16.
+    """
 
     quantize: QuantizeChoice = "none"
     exact_inputs: bool = False
@@ -55,42 +56,44 @@ class RuntimeForm:
 
     @property
     def keeps_fp8(self) -> bool:
-        """Whether matrices that are stored in fp8 stay so."""
+        """Return whether matrices that are stored in fp8 stay so."""
         return self.quantize == "none" and (self.on_gpu_kernels or self.coded_tiles)
 
     @property
     def keeps_float_tables(self) -> bool:
-        """Whether those in nf4 and fp4 stay so."""
+        """Return whether matrices in nf4 and fp4 stay so."""
         return self.quantize == "none" and self.coded_tiles
 
     def of_values(self, weight: torch.Tensor, *, finer: bool = False) -> PlainWeight:
-        """``weight`` [out, in], which the caller gives away. ``finer``: in 8 bits where others are in 4."""
+        """Return the form of ``weight`` [out, in], which the caller gives away. ``finer``: in 8 bits where others are
+        in 4.
+        """
         bits = _BITS.get(self.quantize)
         if bits is not None:
             return self.rounded(weight, 8 if finer else bits)
         return (self._in_tiles(weight) if self.packs else None) or weight
 
     def of_exact(self, weight: torch.Tensor) -> PlainWeight:
-        """``weight`` [out, in], every bit of it: a router, a gate."""
+        """Return the form of ``weight`` [out, in] with every bit: a router, a gate."""
         return (tiled(weight) if self.packs else None) or weight
 
     def of_table(self, table: torch.Tensor) -> torch.Tensor | InTiles:
-        """An embedding [vocab, hidden] that is the head as well."""
+        """Return the form of an embedding [vocab, hidden] that is also the head."""
         return (self._in_tiles(table) if self.packs and self.quantize == "none" else None) or table
 
     def tiles_experts(self, device: torch.device, dtype: torch.dtype, columns: int) -> bool:
-        """Whether experts go into tiles, each by itself."""
+        """Return whether experts go into tiles, each by itself."""
         return self.quantize == "none" and self.packs and can_be_tiled(device, dtype, columns)
 
     def of_expert(self, weight: torch.Tensor, count: int) -> InTiles:
-        """One of ``count`` experts that go into tiles."""
+        """Return the form of one of ``count`` experts that go into tiles."""
         tiles = in_best_tiles(weight, twelve_bit=self.twelve_bit, copies=count)
         assert tiles is not None, "asked for tiles where they do not serve"
         return tiles
 
     @property
     def keeps_twelve_bits(self) -> bool:
-        """Whether plain matrices of bfloat16 go into 12 bits a weight where they can."""
+        """Whether plain matrices of bfloat16 go into 12 bits a weight if possible."""
         return self.quantize == "none" and self.packs and self.twelve_bit
 
     def _in_tiles(self, weight: torch.Tensor) -> InTiles | None:
@@ -104,7 +107,7 @@ class RuntimeForm:
         return weight if codes.order is None else OrderedWeight(weight, codes.order)
 
     def note(self) -> str | None:
-        """What the user ought to know of this machine and the form, a sentence."""
+        """Return a sentence for the user about this machine and the form."""
         if self.quantize != "w8a8" or (native.in_use() and native.extension().has_byte_products()):
             return None
         return (
@@ -114,7 +117,7 @@ class RuntimeForm:
         )
 
     def rounded(self, weight: torch.Tensor, bits: int | None = None) -> QuantizedWeight:
-        """``weight`` [..., out, in] in ``bits``, those of ``--quantize`` where none are given."""
+        """Return ``weight`` [..., out, in] in ``bits``, by default those of ``--quantize``."""
         codes = self.of_codes(rounded(weight, bits or _BITS[self.quantize]))
         assert isinstance(codes, QuantizedWeight)
         return codes

@@ -1,9 +1,9 @@
-"""What a ``.safetensors`` file claims to hold, read and checked without touching a single weight.
+"""Header of a ``.safetensors`` file, read and checked without touching a single weight.
 
     | u64 n | n bytes of JSON: {name: {dtype, shape, data_offsets: [begin, end]}, ...} | data ... |
 
-All of it is checked before any weight is read: a checkpoint of 100 GB with one bad tensor fails at once and
-by name. Format: the safetensors specification, which forbids tensors that overlap.
+All of it is checked before any weight is read: a checkpoint of 100 GB with one bad tensor fails at once and by name.
+Format: the safetensors specification, which forbids tensors that overlap.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file, by name.
+    """Return the tensors of one file, by name.
 
-    Raises CheckpointError naming the file, and the tensor if one is to blame. The file may be missing, no
-    safetensors, shorter than its tensors, or hold tensors that overlap.
+    Raises CheckpointError naming the file, and the tensor if one is to blame. The file may be missing, no safetensors,
+    shorter than its tensors, or hold tensors that overlap.
     """
     inside(path)
     size = path.stat().st_size
@@ -88,7 +88,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def weight_files(directory: Path) -> tuple[list[Path], dict[str, str], Path]:
-    """(files, name -> file as the index lists them, the file to name in errors). Raises CheckpointError."""
+    """Return (files, name -> file as the index lists them, the file to name in errors). Raises CheckpointError."""
     single, index = directory / _SINGLE, directory / INDEX
     if single.exists():
         return [single], {}, single
@@ -115,8 +115,9 @@ def weight_files(directory: Path) -> tuple[list[Path], dict[str, str], Path]:
 
 
 def stored_names(directory: Path) -> set[str]:
-    """Of the tensors of a checkpoint in ``directory``, of which headers and index alone are read; empty where
-    there are none. Raises CheckpointError."""
+    """Return the names of the tensors of a checkpoint in ``directory``, of which only headers and index are read;
+    empty if there are none. Raises CheckpointError.
+    """
     index = directory / INDEX
     if index.exists():
         listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")
@@ -125,7 +126,7 @@ def stored_names(directory: Path) -> set[str]:
 
 
 def all_stored(directory: Path) -> list[StoredTensor]:
-    """Of a checkpoint in ``directory``; empty where files of it are missing. Raises CheckpointError."""
+    """Return the tensors of a checkpoint in ``directory``; empty if files of it are missing. Raises CheckpointError."""
     index = directory / INDEX
     files = sorted(directory.glob("*.safetensors"))
     if index.exists():

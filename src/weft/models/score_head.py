@@ -1,6 +1,6 @@
 """Checkpoints that were saved without the head for next tokens: encoders, and models that score prompts.
 
-    Qwen3Model                        no head: embeddings are all that is asked for
+    Qwen3Model                        no head: only embeddings are asked for
     Qwen3ForSequenceClassification    score.weight [labels, hidden]: logits of the labels, of the last token
     JevForDecision                    proj.weight, proj.bias: scores of options, of the last token
 
@@ -30,8 +30,9 @@ LABELS_MAX = 4096
 
 
 def is_headless(checkpoint: CheckpointFiles) -> bool:
-    """Whether the files have no head for next tokens, and config.json names an architecture without one or the
-    checkpoint was saved to embed: embedders of generators keep the generator's name and leave the head out."""
+    """Return whether the files have no head for next tokens, and config.json names an architecture without one or the
+    checkpoint was saved to embed: embedders of generators keep the generator's name and leave the head out.
+    """
     if any(name.endswith("lm_head.weight") for name in checkpoint.tensors):
         return False
     names = [str(name) for name in checkpoint.config.get("architectures") or ()]
@@ -40,9 +41,10 @@ def is_headless(checkpoint: CheckpointFiles) -> bool:
 
 
 def architecture_in(checkpoint: CheckpointFiles) -> Architecture:
-    """Return what config.json describes, with the head that the files have: the embedding for a missing one,
-    since no request asks for its logits, and a head that differs from the embedding whatever
-    ``tie_word_embeddings`` says (merged adapters of the head), as transformers does."""
+    """Return the architecture of config.json, with the head that the files have: the embedding for a missing head,
+    since no request asks for its logits, and a separate head that differs from the embedding even if
+    ``tie_word_embeddings`` is set (merged adapters of the head), as in transformers.
+    """
     architecture = read_architecture(checkpoint.config)
     if is_headless(checkpoint):
         return replace(architecture, tied_embeddings=True)
@@ -51,7 +53,7 @@ def architecture_in(checkpoint: CheckpointFiles) -> Architecture:
 
 
 def _has_own_head(checkpoint: CheckpointFiles) -> bool:
-    """Whether the files have a head that is no copy of the embedding."""
+    """Return whether the files have a head that is not a copy of the embedding."""
     stems = tuple(head.removesuffix("weight") for head in HEADS)
     stored = [tensor for name, tensor in checkpoint.tensors.items() if name.startswith(stems)]
     return any(not same_values(checkpoint.embedding, tensor) for tensor in stored)

@@ -40,16 +40,16 @@ class RankedModel(CausalModel):
 
     @property
     def lookup(self) -> Lookup:
-        """The embedding of all tokens."""
+        """Return the embedding of all tokens."""
         return self._embedded
 
     def draft_vocabulary(self, most: int) -> RankVocabulary:
-        """Of this rank's tokens, those below ``most``."""
+        """Return this rank's tokens below ``most``."""
         count = max(0, min(most - self._part.begin, self._part.count))
         return RankVocabulary(self._part.begin, count, self._share.collectives)
 
     def expert_choices(self) -> list[int]:
-        """By the number of the expert, over all layers that count; empty where none does."""
+        """Return the counts by the number of the expert, over all layers that count; empty if none does."""
         blocks = [layer.feed_forward.block for layer in self.layers if isinstance(layer.feed_forward, Summed)]
         counts = [block.choices for block in blocks if isinstance(block, ExpertsBlock) and block.choices is not None]
         longest = max((len(count) for count in counts), default=0)

@@ -3,8 +3,8 @@
     Tensor of a table (families.tensors)  --place of the rank-->  Shard: dim 0, spans [0, 1024) [2048, 3072)
     codes, scales, zeros of a matrix      --shard of the matrix-> Shard in their own entries
 
-The model code declares each tensor under its stored name before it asks for it. A tensor that is not declared
-is read whole, and must then have the shape that was asked for.
+The model code declares each tensor under its stored name before it asks for it. A tensor that is not declared is read
+completely, and must then have the shape that was asked for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from weft.models.safetensors_header import StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """``spans`` of (begin, count) along dimension ``dim`` of a stored tensor. ``absent``: this rank reads
-    nothing and holds zeros. ``shape``: what the stored tensor is cut as, where that is not its own."""
+    """Part of a stored tensor: ``spans`` of (begin, count) along dimension ``dim``. ``absent``: this rank reads
+    nothing and holds zeros. ``shape``: the shape in which the stored tensor is cut, if that is not its own.
+    """
 
     dim: int
     spans: tuple[tuple[int, int], ...]
@@ -38,32 +39,33 @@ class Shard:
         return sum(count for _, count in self.spans)
 
     def of_rank(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that this rank holds of a tensor ``stored`` in this shape."""
+        """Return the shape that this rank holds of a tensor ``stored`` in this shape."""
         if self.absent:
             return stored
         whole = self.shape or stored
         return (*whole[: self.dim], self.count, *whole[self.dim + 1 :])
 
     def fits(self, stored: tuple[int, ...]) -> bool:
-        """Whether a tensor ``stored`` in this shape can be divided so."""
+        """Return whether a tensor ``stored`` in this shape can be divided so."""
         if self.shape:
             return math.prod(self.shape) == math.prod(stored)
         return self.absent or (self.dim < len(stored) and stored[self.dim] == self.total)
 
     def places(self, stored: tuple[int, ...]) -> torch.Tensor:
-        """Of a tensor ``stored`` in this shape, which of its entries this rank holds: int64, their indices
-        in one row."""
+        """Return the entries that this rank holds of a tensor ``stored`` in this shape: int64, their indices in one
+        row.
+        """
         each = torch.arange(math.prod(stored)).view(self.shape or stored)
         return torch.cat([each.narrow(self.dim, *span) for span in self.spans], self.dim).flatten()
 
     def read_bytes(self, stored_bytes: int) -> int:
-        """Of ``stored_bytes``, what this rank reads."""
+        """Return how many of ``stored_bytes`` this rank reads."""
         return 0 if self.absent else stored_bytes * self.count // max(self.total, 1)
 
 
 def shard_of(tensor: Tensor, place: RankPlace) -> Shard | None:
-    """None where this rank reads all of it."""
-    # A bias beside divided columns: the sum over ranks has it once, so other ranks hold zeros.
+    """Return the shard of ``tensor``, None if this rank reads all of it."""
+    # A bias of divided columns: the sum over ranks has it once, so other ranks hold zeros.
     if tensor.of_first:
         return None if place.rank == 0 else Shard(0, (), 0, absent=True)
     divided = tensor.spans(place)
@@ -76,8 +78,9 @@ def shard_of(tensor: Tensor, place: RankPlace) -> Shard | None:
 def shard_of_piece(
     tensor: Tensor, place: RankPlace, name: str, piece: MatrixPiece, shape: tuple[int, ...]
 ) -> Shard | None:
-    """Of ``name``, stored in ``shape``, a piece of the quantised matrix ``tensor``. Raises CheckpointError
-    where a span begins or ends inside of an entry."""
+    """Return the shard of ``name``, stored in ``shape``, a piece of the quantised matrix ``tensor``. Raises
+    CheckpointError if a span begins or ends inside of an entry.
+    """
     whole, divided = shard_of(tensor, place), tensor.spans(place)
     if whole is None or divided is None:
         return None
@@ -107,8 +110,9 @@ def shard_of_piece(
 
 
 def _shard_of_runs(tensor: Tensor, place: RankPlace, piece: MatrixPiece, whole: Shard) -> Shard:
-    """Of a tensor whose entries stand for numbers of the matrix in one row, whatever its rows are: whole
-    rows, or the same columns of each row."""
+    """Return the shard of a tensor whose entries are for numbers of the matrix in one row, independent of its rows:
+    complete rows, or the same columns of each row.
+    """
     by_rows = whole.dim == 0
     other = math.prod(dim for dim in tensor.dims if isinstance(dim, int))
     line = other if by_rows else 1
@@ -124,7 +128,7 @@ def _shard_of_runs(tensor: Tensor, place: RankPlace, piece: MatrixPiece, whole: 
 
 
 class ShardHeaders(Mapping[str, StoredTensor]):
-    """``tensors`` with the shapes that one rank holds; ``shard``: of a name."""
+    """Headers of ``tensors`` with the shapes that one rank holds; ``shard``: of a name."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor], shard: Callable[[str], Shard | None]) -> None:
         self._tensors = tensors

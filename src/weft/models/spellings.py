@@ -1,7 +1,7 @@
-"""Families whose files have several spellings, or more than a row of names says: OLMo norms what comes out of
-attention, Granite, Kimi, Ling and MiniMax choose between spellings of a feed-forward.
+"""Families whose files have several spellings, or more than a table of names says: OLMo norms the output of attention;
+Granite, Kimi, Ling and MiniMax choose between spellings of a feed-forward.
 
-Hub releases and what transformers saves may spell a name differently: both are read. Sources: transformers ``olmo3``,
+Hub releases and saves of transformers may spell a name differently: both are read. Sources: transformers ``olmo3``,
 ``olmo_hybrid``, ``kimi_linear``, ``bailing_hybrid``, ``granitemoehybrid``, ``minimax``, ``gemma4``.
 """
 
@@ -34,9 +34,10 @@ from weft.models.layer import (
 
 
 def granite_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:
-    """Experts are stored as ``input_linear`` / ``output_linear`` / ``router.layer`` in hub releases and may
-    be saved as ``experts.gate_up_proj`` / ``experts.down_proj`` / ``router``. The shared feed-forward has
-    gate and up fused, but for GGUF files."""
+    """Read Granite's feed-forward. Experts are stored as ``input_linear`` / ``output_linear`` / ``router.layer`` in
+    hub releases and may be saved as ``experts.gate_up_proj`` / ``experts.down_proj`` / ``router``. The shared
+    feed-forward has gate and up fused, except in GGUF files.
+    """
     shared, sparse = f"{layer}.shared_mlp", f"{layer}.block_sparse_moe"
     fused = read.source.has(f"{shared}.input_linear.weight")
     parts = ("input_linear", "output_linear") if fused else GATED
@@ -119,7 +120,7 @@ def minimax_layers(read: BlockReader) -> ReadLayer:
 
 @dataclass(slots=True)
 class NormedBlock(ResidualBlock):
-    """The stream is what the norm gives. ``factors``: on it, and on what the block gives."""
+    """Block after which the stream is the norm's output. ``factors``: on the stream, and on the output of the block."""
 
     factors: tuple[float, float] = field(kw_only=True)
 
@@ -133,12 +134,15 @@ class NormedBlock(ResidualBlock):
 
 
 DELTA_NORM_EPS = 1e-5
-"""Epsilon of the gated norm in a delta layer of OLMo hybrid, whatever config.json says for the others."""
+"""Epsilon of the gated norm in a delta layer of OLMo hybrid, independent of the epsilon of other norms in
+config.json.
+"""
 
 
 def olmo_layers(read: BlockReader) -> ReadLayer:
-    """A delta layer of the hybrid is an ordinary pre-norm layer. Transformers' save renames norms of
-    attention layers on the way."""
+    """Return the reader of OLMo's layers. A delta layer of the hybrid is an ordinary pre-norm layer. Transformers'
+    save renames norms of attention layers on the way.
+    """
 
     def norm(name: str, saved: str, on_the_hub: str = "") -> Norm:
         on_hub = read.source.has(f"{name}.{on_the_hub}.weight")

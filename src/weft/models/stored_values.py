@@ -1,12 +1,11 @@
-"""Bytes of stored tensors, out of memory-mapped files; and what they must not be.
+"""Bytes of stored tensors, from memory-mapped files, and checks of their values.
 
 A file is mapped at its first read and read by several threads. A read is a copy out of the map.
 
-Two checks look at values. *Finite*: NaN or infinity in a float tensor makes every answer of the model
-nonsense, and a recurrent state never recovers from it. A sum is finite only if all its terms are, so one pass
-over bytes that were just copied settles it; where the sum itself overflows, each value is looked at.
-*Copies*: some families store one block several times, and only the first is served, so the others must be
-equal to it.
+Two checks look at values. *Finite*: NaN or infinity in a float tensor makes every answer of the model nonsense, and a
+recurrent state never recovers from it. A sum is finite only if all its terms are, so one pass over bytes that were
+just copied settles it; where the sum itself overflows, each value is looked at. *Copies*: some families store one
+block several times, and only the first is served, so the others must be equal to it.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ TORCH_DTYPES = {
 }
 
 _FP8_NAN = {"F8_E4M3": (0x7F, 0x7F), "F8_E8M0": (0xFF, 0xFF)}
-"""Format -> (mask, value) of the codes that are no number."""
+"""Format -> (mask, value) of the codes of NaN."""
 _NAMES_SHOWN = 4
 _ROUNDED = 2**-7
-"""Of a number stored in bfloat16."""
+"""Relative error of a number stored in bfloat16."""
 _COMPARED_BYTES = 1 << 20
-"""Compared at a time: large tensors that differ do so in the first bytes."""
+"""Bytes compared at a time: large tensors that differ do so in the first bytes."""
 
 
 class MappedFiles:
@@ -57,7 +56,7 @@ class MappedFiles:
         self._lock = threading.Lock()
 
     def read(self, stored: StoredTensor, shard: Shard | None = None) -> torch.Tensor:
-        """A copy of the tensor's bytes, or of those that ``shard`` names."""
+        """Return a copy of the tensor's bytes, or of those that ``shard`` names."""
         dtype = TORCH_DTYPES.get(stored.dtype)
         if dtype is None:  # blocks, which their form cuts
             return torch.from_numpy(self.view(stored).copy())
@@ -76,11 +75,11 @@ class MappedFiles:
         return torch.from_numpy(own.reshape(-1)).view(dtype).view(shape)
 
     def view(self, stored: StoredTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """The tensor's bytes where they lie, valid until ``close``."""
+        """Return the tensor's bytes in the map, valid until ``close``."""
         return np.frombuffer(self._map(stored.file), np.uint8, stored.stored_bytes, stored.begin)
 
     def will_need(self, stored: StoredTensor) -> None:
-        """Asks the system to read the tensor from disk, and does not wait."""
+        """Ask the system to read the tensor from disk, without waiting."""
         begin = stored.begin - stored.begin % mmap.ALLOCATIONGRANULARITY
         self._map(stored.file).madvise(mmap.MADV_WILLNEED, begin, stored.begin + stored.stored_bytes - begin)
 
@@ -96,7 +95,7 @@ class MappedFiles:
 
 
 def is_finite(tensor: torch.Tensor, stored_dtype: str) -> bool:
-    """Whether no value is NaN or infinite; true of every tensor of whole numbers."""
+    """Return whether no value is NaN or infinite; True for every tensor of integers."""
     if stored_dtype in _FP8_NAN:
         mask, value = _FP8_NAN[stored_dtype]
         return not bool(((tensor.view(torch.uint8) & mask) == value).any())
@@ -106,7 +105,7 @@ def is_finite(tensor: torch.Tensor, stored_dtype: str) -> bool:
 
 
 def same_values(first: StoredTensor | None, second: StoredTensor) -> bool:
-    """Whether both are stored in the same dtype, shape and bytes."""
+    """Return whether both are stored in the same dtype, shape and bytes."""
     if first is None or (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
     with closing(MappedFiles()) as files:
@@ -118,8 +117,9 @@ def same_values(first: StoredTensor | None, second: StoredTensor) -> bool:
 
 
 def check_unused(checkpoint: CheckpointFiles, names: Sequence[str]) -> None:
-    """Raises CheckpointError for tensors of the model that nothing reads: an adapter that was not merged, layers
-    that config.json does not count. Quantisation tools write biases of zeros, which change nothing."""
+    """Raise CheckpointError for tensors of the model that nothing reads: an adapter that was not merged, layers that
+    config.json does not count. Quantisation tools write biases of zeros, which change nothing.
+    """
     with closing(MappedFiles()) as files:
         left = [
             name
@@ -137,7 +137,7 @@ def check_unused(checkpoint: CheckpointFiles, names: Sequence[str]) -> None:
 
 
 def check_derived(checkpoint: CheckpointFiles, derived: Mapping[str, tuple[torch.Tensor, str]]) -> None:
-    """Raises CheckpointError naming a tensor whose values are not those that config.json leads to."""
+    """Raise CheckpointError naming a tensor whose values are not those that config.json leads to."""
     with closing(MappedFiles()) as files:
         for name, (expected, keys) in derived.items():
             values, wanted = files.read(checkpoint.tensors[name]).flatten(), expected.flatten().cpu()
@@ -152,7 +152,7 @@ def check_derived(checkpoint: CheckpointFiles, derived: Mapping[str, tuple[torch
 
 
 def check_copies(checkpoint: CheckpointFiles, copies: Sequence[tuple[str, str]]) -> None:
-    """Raises CheckpointError naming the pairs (original, copy) whose bytes differ."""
+    """Raise CheckpointError naming the pairs (original, copy) whose bytes differ."""
     differ = [
         f"{copy} and {original}"
         for original, copy in copies

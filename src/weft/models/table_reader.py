@@ -1,4 +1,4 @@
-"""Reads the tensors of one table of ``families.tensors``, role by role.
+"""Reading of the tensors of one table of ``families.tensors``, role by role.
 
     read = TableReader(source, tensors.latent_attention(shape, hidden), "layers.3.self_attn")
     read.linear("latent")       the tensors of a role as one product
@@ -19,7 +19,7 @@ from weft.models.weights import Order, TensorSource
 
 
 class TableReader:
-    """The tensors of ``table``, which lie under ``name``."""
+    """Reader of the tensors of ``table``, whose names begin with ``name``."""
 
     def __init__(self, source: TensorSource, table: Table, name: str) -> None:
         self.source = source
@@ -34,8 +34,9 @@ class TableReader:
         bias: torch.Tensor | None = None,
         finer: bool = False,
     ) -> Linear:
-        """The tensors of ``role`` as one product. ``orders``: by the name of a tensor. ``bias``: in place of
-        the stored one. ``finer``: at least 8 bits, if matrices are rounded."""
+        """Return the tensors of ``role`` as one product. ``orders``: by the name of a tensor. ``bias``: used instead
+        of the stored one. ``finer``: at least 8 bits, if matrices are rounded.
+        """
         orders, parts = orders or {}, []
         for tensor in self.table[role]:
             full, (rows, columns) = self.declared(tensor)
@@ -43,7 +44,7 @@ class TableReader:
         return self.source.linear(parts, columns, self.get(f"{role}.bias") if bias is None else bias, finer=finer)
 
     def plain(self, role: str, dtype: torch.dtype | None = None) -> Linear:
-        """A product with a matrix that is never quantised: a router, a gate."""
+        """Return a product with a matrix that is never quantised: a router, a gate."""
         [tensor] = self.table[role]
         full, shape = self.declared(tensor)
         product = Linear(self.source.exact(full, *shape, dtype=dtype), self.get(f"{role}.bias"))
@@ -58,29 +59,31 @@ class TableReader:
         return self.source.tensor(full, *shape, dtype=torch.float32 if first.form == "float32" else dtype)
 
     def get(self, role: str) -> torch.Tensor | None:
-        """None where the table does not have it."""
+        """Return the tensor of ``role``, None if the table does not have it."""
         return self.tensor(role) if role in self.table else None
 
     def norm(self, role: str, eps: float, *, plus_one: bool = False, gate: LowRankGate | None = None) -> Norm:
         return Norm(self.tensor(role), eps, plus_one, gate=gate)
 
     def qk_norms(self, eps: float, *, plus_one: bool = False) -> Iterator[Norm | None]:
-        """Of queries, then of keys; None for one that the table does not have."""
+        """Yield the norms of queries, then of keys; None for one that the table does not have."""
         for role in ("q_norm", "k_norm"):
             yield self.norm(role, eps, plus_one=plus_one) if role in self.table else None
 
     def gate(self, role: str, shape: NormGate | None, factor: float = 1.0) -> LowRankGate | None:
-        """Of the norm of ``role``, with a further ``factor``."""
+        """Return the gate of the norm of ``role``, with a further ``factor``."""
         if shape is None:
             return None
         return LowRankGate(self.plain(f"{role}.into"), self.plain(f"{role}.out"), shape.factor * factor)
 
     def conv(self) -> torch.Tensor:
-        """[channels, kernel]."""
+        """Return the convolution, [channels, kernel]."""
         return self.tensor("conv").squeeze(1)
 
     def qkv_conv(self) -> torch.Tensor:
-        """[channels of q, k and v, kernel]: one tensor (``conv1d``) or three (``q_conv1d`` ...)."""
+        """Return the convolution, [channels of q, k and v, kernel]: one tensor (``conv1d``) or three (``q_conv1d``
+        ...).
+        """
         source, [whole] = self.source, self.table["conv"]
         if source.has(f"{self.name}.{whole.name}"):
             return self.conv()
@@ -88,8 +91,7 @@ class TableReader:
         assert divided is not None
         spans, widths = divided[1], [span.total for span in divided[1]]
         names = [f"{self.name}.{part}_conv1d.weight" for part in "qkv"]
-        # Transformers saves three by cutting its one into equal parts, whatever the widths: the sum is what
-        # counts.
+        # Transformers saves three by cutting its one into equal parts, independent of the widths: only the sum counts.
         stored = [source.stored_rows(name) for name in names]
         counts = stored if sum(stored) == sum(widths) else widths
         conv = source.rows(list(zip(names, counts, strict=True)), *whole.shape(source.place)[1:]).squeeze(1)
@@ -103,7 +105,7 @@ class TableReader:
         )
 
     def decay(self) -> torch.Tensor:
-        """-exp(A_log)."""
+        """Return the decay -exp(A_log)."""
         # A meta tensor has a shape only. Torch's Python form of arithmetic on it would import its compiler
         # first, which takes seconds of every start.
         log = self.tensor("A_log")

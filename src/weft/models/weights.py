@@ -1,9 +1,9 @@
 """Tensors of a checkpoint as a model asks for them, checked against headers first and then read.
 
-    CheckpointFiles --+-- TensorCheck    answers with a meta tensor, and notes what is missing or mis-shaped
+    CheckpointFiles --+-- TensorCheck    answers with a meta tensor, and notes missing or mis-shaped tensors
                       +-- TensorReader   answers the same requests with weights
 
-A model states what it needs exactly once, as the code that builds it from a ``TensorSource``. Running that
+A model states its tensors exactly once, as the code that builds it from a ``TensorSource``. Running that
 code against ``TensorCheck`` costs milliseconds and reports *all* faults before a byte of weights is read;
 running it again against ``TensorReader`` builds the model. No second list of names has to be kept in step.
 
@@ -13,8 +13,8 @@ running it again against ``TensorReader`` builds the model. No second list of na
       some of each                   -> ``JoinedWeight``: neighbours of one kind are one matrix
       codes in other orders          -> the same: neighbours of one order are one matrix, and one gather of x
 
-``tensor`` and ``rows`` give values in the model's dtype, whatever they are stored in (``forms``). ``linear``,
-``experts`` and ``head`` give what is multiplied with, in the form that ``runtime_form`` decides.
+``tensor`` and ``rows`` return values in the model's dtype, from any stored form (``forms``). ``linear``, ``experts``
+and ``head`` return matrices of products, in the form that ``runtime_form`` decides.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
 from weft.tensor.weights.tiles import CodedTiles, ExpertTiles, InTiles, TwelveBitWeight, has_float_table
 
 OnProgress = Callable[[int, int], None]
-"""Called with (bytes read, bytes in all) as weights are read."""
+"""Function called with (bytes read, bytes in all) as weights are read."""
 
 Order = Callable[[torch.Tensor], torch.Tensor]
-"""Rows [rows, anything] as they are stored -> as a block has them."""
+"""Function from rows [rows, anything] as they are stored to a block's order."""
 Part = tuple[str, int] | tuple[str, int, Order]
 """(name, rows) of a matrix, or with the order that its rows are put into."""
 Formed = QuantizedWeight | OrderedWeight | TwelveBitWeight | CodedTiles
-"""Weights that have a form beside their dtype."""
+"""Weights that have a form in addition to their dtype."""
 
 AnyWeight = TypeVar("AnyWeight", bound=PlainWeight)
 
 
 class TensorSource(ABC):
-    """Names are relative to the language model ("layers.0.…").
+    """Source of a model's tensors. Names are relative to the language model ("layers.0.…").
 
-    ``dtype`` is the model's; a read may ask for another one (float32 for decay rates). ``copies``: pairs of
-    stored names that must hold the same bytes. ``derived``: by stored names, values that they must hold, and the keys
-    of config.json that lead to them. ``share``: of one rank of several; shapes that are asked for are the rank's own.
+    ``dtype`` is the model's; a read may ask for another one (float32 for decay rates). ``copies``: pairs of stored
+    names that must hold the same bytes. ``derived``: by stored names, values that they must hold, and the keys of
+    config.json that lead to them. ``share``: of one rank of several; requested shapes are the rank's own.
     """
 
     def __init__(
@@ -84,27 +84,28 @@ class TensorSource(ABC):
         self.form.itemsize = dtype.itemsize
         self.place = RankPlace() if share is None else share.place
         self.declared: dict[str, Tensor] = {}
-        """By their stored names, tensors that ranks divide."""
+        """Tensors that ranks divide, by their stored names."""
         if share is not None:
             self.form.tensors = ShardHeaders(checkpoint.tensors, self.shard_of)
             self.form.places = self._places
         self.used: set[str] = set()
         self.left: set[str] = set()
-        """Of ``used``, what the configuration says already."""
+        """Names in ``used`` whose content the configuration already has."""
         self.table_name = ""
         self.copies: list[tuple[str, str]] = []
         self.derived: dict[str, tuple[torch.Tensor, str]] = {}
         self._bytes_by_form: Counter[str] = Counter()
         self.held_bytes = 0
-        """Bytes of all that was handed out: what the model takes in memory."""
+        """Bytes of everything that was handed out: the memory of the model."""
         self.targets: dict[str, Target] = {}
-        """By the name of a stored matrix, without its ending: what an adapter of it changes."""
+        """Targets of adapters, by the name of a stored matrix without its ending."""
 
     def note(
         self, name: str, product: object, rows: int, columns: int, *, tensor: Tensor | None = None, **settings: Any
     ) -> None:
-        """The matrix under ``name`` is [rows, columns] of ``product``. ``settings``: of the ``Target``.
-        ``tensor``: what it is in all, where it was not declared under that name."""
+        """Note that the matrix under ``name`` is [rows, columns] of ``product``. ``settings``: of the ``Target``.
+        ``tensor``: its undivided form, if it was not declared under that name.
+        """
         shard = None
         if self.share is not None:
             tensor = tensor or self.declared.get(self.checkpoint.prefix + name) or self.declared.get(name)
@@ -115,29 +116,30 @@ class TensorSource(ABC):
         return self._known(self.checkpoint.prefix + name)
 
     def stored_rows(self, name: str) -> int:
-        """First dim of a tensor as it is stored, 0 without the tensor."""
+        """Return the first dim of a tensor as it is stored, 0 without the tensor."""
         stored = self.checkpoint.tensors.get(self.checkpoint.prefix + name)
         return stored.shape[0] if stored is not None and stored.shape else 0
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """One tensor of exactly ``shape``."""
+        """Return one tensor of exactly ``shape``."""
         out = self._empty(shape, dtype)
         self._fill(out, self.checkpoint.prefix + name)
         return self._counted(out)
 
     def exact(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> PlainWeight:
-        """A matrix of exactly ``shape`` that is never rounded or packed."""
+        """Return a matrix of exactly ``shape`` that is never rounded or packed."""
         out = self._empty(shape, dtype)
         self._fill(out, self.checkpoint.prefix + name)
         return self._counted(self.runtime.of_exact(out))
 
     def rows(self, parts: Sequence[tuple[str, int]], *columns: int) -> torch.Tensor:
-        """Several tensors [rows_i, *columns] one below the other, as one [sum of rows, *columns]."""
+        """Return several tensors [rows_i, *columns], stacked as one [sum of rows, *columns]."""
         return self._counted(self._rows(parts, columns))
 
     def leave(self, name: str, values: torch.Tensor | None = None, keys: str = "") -> None:
-        """Do not read the tensor under ``name``, which follows from ``keys`` of the configuration. ``values``: what it
-        must hold, in their order."""
+        """Do not read the tensor under ``name``, which follows from ``keys`` of the configuration. ``values``: its
+        required content, in this order.
+        """
         stored = self.checkpoint.prefix + name
         self.used.add(stored)
         self.left.add(stored)
@@ -145,12 +147,12 @@ class TensorSource(ABC):
             self.derived[stored] = values, keys
 
     def leave_all(self, beginning: str) -> None:
-        """Tensors whose names begin so change nothing of the model, and are not read."""
+        """Do not read tensors whose names begin with ``beginning``: they change nothing of the model."""
         beginning = self.checkpoint.prefix + beginning
         self.used.update(name for name in self.checkpoint.tensors if name.startswith(beginning))
 
     def leave_copy(self, name: str, original: str) -> None:
-        """Tensors under ``name`` are not read: each must be a copy of the tensor under ``original``."""
+        """Do not read the tensors under ``name``: each must be a copy of the tensor under ``original``."""
         prefix = self.checkpoint.prefix
         for stored in self.checkpoint.tensors:
             if stored.startswith(f"{prefix}{name}."):
@@ -158,26 +160,28 @@ class TensorSource(ABC):
                 self.copies.append((prefix + original + stored.removeprefix(prefix + name), stored))
 
     def form_in_words(self) -> str:
-        """What the matrices are now, most bytes first: ``int4, int8, bfloat16``."""
+        """Return the forms of the matrices in words, most bytes first: ``int4, int8, bfloat16``."""
         return ", ".join(sorted(self._bytes_by_form, key=lambda form: -self._bytes_by_form[form]))
 
     def summed(self, block: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """A part of a block that ends in a product whose columns ranks divide: its result is summed."""
+        """Return a part of a block, which ends in a product whose columns ranks divide, with its result summed over
+        ranks.
+        """
         return block if self.share is None else self.share.summed(block)
 
     def own_experts(self, count: int) -> range:
-        """Of ``count`` experts, those that are asked for."""
+        """Return the experts that are asked for, of ``count``."""
         if self.share is None or not self.place.by_expert:
             return range(count)
         return self.share.experts(count)
 
     def declare(self, name: str, tensor: Tensor) -> None:
-        """What ``name``, with its prefix, is in all: before it is asked for."""
+        """Declare the undivided form of ``name``, with its prefix, before it is asked for."""
         if self.share is not None:
             self.declared[name] = tensor
 
     def shard_of(self, name: str) -> Shard | None:
-        """What is read of the stored tensor ``name``; None for all of it."""
+        """Return the part that is read of the stored tensor ``name``; None for all of it."""
         stored = self.checkpoint.tensors.get(name)
         if self.share is None or stored is None:
             return None
@@ -196,10 +200,11 @@ class TensorSource(ABC):
     def linear(
         self, parts: Sequence[Part], columns: int, bias: torch.Tensor | None = None, *, finer: bool = False
     ) -> Linear:
-        """Projections of the same input as one product: matrices [rows_i, columns] one below the other.
+        """Return projections of the same input as one product: matrices [rows_i, columns], stacked.
 
         Neighbours that are stored in the same form and order of columns become one matrix; where these
-        differ, each run of neighbours is one."""
+        differ, each run of neighbours is one.
+        """
         weights: list[PlainWeight] = []
         for grouping, run in _runs([(self._grouping(part[0], columns), part) for part in parts]):
             if grouping is None:
@@ -224,7 +229,7 @@ class TensorSource(ABC):
         return product
 
     def table(self, name: str, tensor: Tensor, *, is_head: bool) -> Table:
-        """The embedding. ``is_head``: logits are made with it as well."""
+        """Return the embedding. ``is_head``: logits are made with it as well."""
         self.declare(self.checkpoint.prefix + name, tensor)
         rows, columns = tensor.shape(self.place)
         self.table_name = name
@@ -244,8 +249,9 @@ class TensorSource(ABC):
         return table
 
     def again(self, product: Linear, name: str, other: str) -> Linear:
-        """The same weights once more, as a product of its own: adapters of tensors under ``other`` change it,
-        those of tensors under ``name`` the first one."""
+        """Return the same weights as a separate product: adapters of tensors under ``other`` change it, those of
+        tensors under ``name`` the first one.
+        """
         copy = Linear(product.weight, product.bias)
         for stored, target in list(self.targets.items()):
             if getattr(target.product, "weight", None) is product.weight and stored.startswith(f"{name}."):
@@ -253,8 +259,9 @@ class TensorSource(ABC):
         return copy
 
     def head(self, tensor: Tensor, tied: Table | None = None) -> Linear:
-        """The output projection, which wrappers keep beside the language model, not in it. ``tied``: the
-        embedding, where that is the head as well."""
+        """Return the output projection, which wrappers keep outside of the language model. ``tied``: the embedding, if
+        that is the head as well.
+        """
         head = self._head(tensor, tied)
         self.note("lm_head", head, *tensor.shape(self.place), tensor=tensor)
         return head
@@ -283,8 +290,9 @@ class TensorSource(ABC):
         return self._linear([self.runtime.of_values(out, finer=True)], None)
 
     def experts(self, names: Sequence[Sequence[str]], rows: int, columns: int) -> ExpertWeights:
-        """[len(names), len(names[0]) * rows, columns]: for each entry its matrices [rows, columns] one below
-        the other. In tiles each expert is by itself; else experts stored one by one become one tensor."""
+        """Return [len(names), len(names[0]) * rows, columns]: for each entry its matrices [rows, columns], stacked. In
+        tiles each expert is separate; otherwise experts stored one by one become one tensor.
+        """
         kinds = {self._grouping(name, columns) for group in names for name in group}
         if self.runtime.on_gpu_kernels:  # which know no order of each expert's own
             kinds = {None if kind is not None and kind.ordered else kind for kind in kinds}
@@ -326,10 +334,11 @@ class TensorSource(ABC):
         order: Order | None = None,
         apart: Sequence[str] = (),
     ) -> ExpertWeights:
-        """The same of one stored tensor [count, rows, columns], or [count, columns, rows] if it is
-        ``transposed``. ``order`` puts its rows in another order: a function of [count, rows, anything].
-        Of several tensors the rows of an expert lie one below the other. ``apart``: the names that the
-        matrices of an expert have where each is a tensor, "{}" for its number; nothing here reads them."""
+        """Return all experts from one stored tensor [count, rows, columns], or [count, columns, rows] if it is
+        ``transposed``. ``order`` puts its rows in another order: a function of [count, rows, anything]. With several
+        tensors the rows of an expert are stacked. ``apart``: names of an expert's matrices if each is a tensor, "{}"
+        for its number; nothing here reads them.
+        """
         name, *more = names
         if self._grouping(name, columns) is not None and not more:
             codes = self._codes((name, rows), columns, count)
@@ -377,19 +386,20 @@ class TensorSource(ABC):
         return out
 
     def _packed(self, parts: Sequence[Part], columns: int) -> TwelveBitWeight | None:
-        """Several tensors below each other, in 12 bits straight from the file; None where that is not
-        possible or not the form."""
+        """Return several tensors, stacked, in 12 bits straight from the file; None if that is not possible or not the
+        form.
+        """
         return None
 
     def _packed_experts(self, name: str, count: int, rows: int, columns: int) -> list[TwelveBitWeight] | None:
-        """The same of one tensor [count, rows, columns], each expert by itself."""
+        """Return the experts of one tensor [count, rows, columns] in 12 bits, each separately; None as ``_packed``."""
         return None
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def _fill(self, out: torch.Tensor, name: str) -> None:
-        """The values of one tensor, in the dtype of ``out``."""
+        """Write the values of one tensor to ``out``, in its dtype."""
         if not self.form.holds(name):
             out.copy_(self._stored(name, tuple(out.shape), FLOATS))
             return
@@ -399,14 +409,14 @@ class TensorSource(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where everything that is handed out lies."""
+        """Device of all tensors that are handed out."""
 
     @abstractmethod
     def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
-        """One tensor as it lies in its file: of ``shape``, in one of ``dtypes`` (names of the format)."""
+        """Return one tensor as it is in its file: of ``shape``, in one of ``dtypes`` (names of the format)."""
 
     def _grouping(self, name: str, columns: int) -> Grouping | None:
-        """How the codes of a matrix are grouped; None where it is stored as values."""
+        """Return the grouping of the codes of a matrix; None if it is stored as values."""
         full = self.checkpoint.prefix + name
         return self.form.grouping(full, columns) if self.form.holds(full) else None
 
@@ -448,7 +458,7 @@ class TensorSource(ABC):
 
 
 def _runs(parts: Sequence[tuple[Grouping | None, Part]]) -> list[tuple[Grouping | None, list[Part]]]:
-    """Neighbours of the same kind together."""
+    """Return neighbours of the same kind together."""
     runs: list[tuple[Grouping | None, list[Part]]] = []
     for grouping, part in parts:
         if runs and runs[-1][0] == grouping:
@@ -459,7 +469,7 @@ def _runs(parts: Sequence[tuple[Grouping | None, Part]]) -> list[tuple[Grouping 
 
 
 def _in_one_order(parts: Sequence[Codes]) -> list[list[Codes]]:
-    """Neighbours whose columns lie in the same order together: all, where headers alone are known."""
+    """Return neighbours whose columns have the same order together: all, if only headers are known."""
     runs: list[list[Codes]] = []
     for part in parts:
         if runs and (part.codes.is_meta or _same(runs[-1][0].order, part.order)):
@@ -474,7 +484,7 @@ def _same(order: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _joined(parts: Sequence[Codes]) -> Codes:
-    """One below the other; a middle zero is written out if others have zeros of their own."""
+    """Return the parts stacked; a middle zero is written out if others have their own zeros."""
     return parts[0] if len(parts) == 1 else parts[0].above(*parts[1:])
 
 

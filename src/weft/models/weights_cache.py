@@ -41,13 +41,14 @@ _TAIL_BYTES = _LENGTH_BYTES + len(_MAGIC)
 _ALIGNMENT = 4096
 _SUM_WORDS = (1 << 20) // 8
 _DTYPES = {"units": torch.uint8, "highs": torch.uint8, "odd": torch.int64}
-"""Fields of a 12-bit weight."""
+"""Fields of a 12-bit weight, and their dtypes."""
 _log = logging.getLogger("weft")
 
 
 class WeightsCache:
-    """A context manager around the reading of one checkpoint in one form: ``key`` names both. Raises
-    ConfigError for a directory that cannot be made."""
+    """Cache around the reading of one checkpoint in one form, a context manager: ``key`` names both. Raises
+    ConfigError for a directory that cannot be made.
+    """
 
     def __init__(self, directory: Path, key: str) -> None:
         self._key = key
@@ -81,7 +82,7 @@ class WeightsCache:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The file takes its name, if the weights were read without an error."""
+        """Give the file its name, if the weights were read without an error."""
         self._weights.clear()
         if self._file is None:
             return
@@ -90,7 +91,7 @@ class WeightsCache:
                 text = json.dumps({"key": self._key, "matrices": self._entries}).encode()
                 self._file.write(text + len(text).to_bytes(_LENGTH_BYTES, "little") + _MAGIC)
                 finish(self._file)
-                # Whole or not there: a reader never sees half a file.
+                # Complete or absent: a reader never sees half a file.
                 self._temporary.rename(self._path)
         except OSError as failed:
             self._give_up(failed)
@@ -100,11 +101,11 @@ class WeightsCache:
             self._temporary.unlink(missing_ok=True)
 
     def get(self, name: str) -> TwelveBitWeight | None:
-        """The matrix that was put under ``name``."""
+        """Return the matrix that was put under ``name``."""
         return self._weights.get(name)
 
     def put(self, name: str, weight: TwelveBitWeight) -> None:
-        """Writes ``weight`` too, unless the file is mapped or cannot be written."""
+        """Write ``weight`` too, unless the file is mapped or cannot be written."""
         if self._file is None:
             return
         entry: dict[str, Any] = {"rows": weight.rows, "columns": weight.columns}
@@ -127,15 +128,16 @@ class WeightsCache:
 
 
 def _mapped(path: Path, key: str) -> dict[str, TwelveBitWeight]:
-    """The matrices of a file over its mapping. Raises FileNotFoundError, or ValueError, KeyError or TypeError
-    for a file that is not whole or not this one."""
+    """Return the matrices of a file over its mapping. Raises FileNotFoundError, or ValueError, KeyError or TypeError
+    for a file that is incomplete or not this one.
+    """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         if size < _TAIL_BYTES:
             raise ValueError(f"it has {size} bytes")
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if memory[size - len(_MAGIC) :] != _MAGIC:
-        raise ValueError("it is no cache of weights, or was cut off")
+        raise ValueError("it is not a cache of weights, or was cut off")
     length = int.from_bytes(memory[size - _TAIL_BYTES : size - len(_MAGIC)], "little")
     header = json.loads(memory[max(0, size - _TAIL_BYTES - length) : size - _TAIL_BYTES])
     if header["key"] != key:
@@ -160,7 +162,7 @@ def _field(memory: mmap.mmap, place: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _sums(tensor: torch.Tensor) -> list[int]:
-    """Of the 64-bit words of each MiB, and of the bytes behind the last whole one."""
+    """Return the sums of the 64-bit words of each MiB, and of the remaining bytes after the last complete one."""
     numbers = tensor.reshape(-1).view(torch.uint8)
     whole = numbers.numel() // (8 * _SUM_WORDS) * 8 * _SUM_WORDS
     sums: list[int] = numbers[:whole].view(torch.int64).view(-1, _SUM_WORDS).sum(1).tolist()

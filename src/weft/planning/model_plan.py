@@ -1,4 +1,4 @@
-"""A plan: how much of a device's memory a model takes, what fits into the rest, and both as plain data (``--json``).
+"""A plan: the memory that a model takes of a device, the requests that fit the rest, and both as data (``--json``).
 
     memory of a device  = weights | kept free for the step | arena
                                     WORKSPACE_SHARE of it    frames: KV pages or states

@@ -4,7 +4,7 @@
        ^                                 |                   |
        '--------- failed (refused for a while) --------------'  died
 
-A pure state machine. Times are passed in, and ``actions`` says what to do next: load, unload, or admit the
+A pure state machine. Times are passed in, and ``actions`` names the next steps: load, unload, or admit the
 requests that waited for a model which stays after all. The process control around it is ``server.on_demand``.
 
     L1   the shares of models that are loading, loaded or unloading never exceed the budget
@@ -43,8 +43,9 @@ Verb = Literal["load", "unload", "admit"]
 def shares(weights: Mapping[str, int], arenas: Mapping[str, int], budget: int) -> dict[str, int]:
     """Return the bytes of each model, weights and arena. ``arenas``: the least that each should have.
 
-    As many models as possible, from the smallest on, are to fit together with these arenas. They divide what
-    their weights leave into equal arenas. A larger model gets such an arena too, as far as there is room.
+    As many models as possible, from the smallest on, are to fit together with these arenas. The
+    memory left by their weights is divided into equal arenas. A larger model gets such an arena too, if there
+    is room.
     """
     by_size = sorted(weights, key=lambda name: weights[name])
     together = max(

@@ -156,7 +156,7 @@ def model_load(
     parameter; ``kv_bytes`` per token and ``state_bytes`` per sequence, over all devices.
 
     Parameters are counted by kind: routed experts, of which a token passes some, and all else. A lookup in
-    the embedding is no arithmetic and reads one row, so it is left out if the head is a separate table.
+    the embedding reads one row without arithmetic, so it is left out if the head is a separate table.
     Recurrent layers cost far less than their projections, so they are left out.
     """
     experts = [feed for feed in architecture.feed_forwards if isinstance(feed, Experts)]

@@ -179,17 +179,17 @@ class Peers:
 
     @property
     def descriptors(self) -> list[int]:
-        """Readable once a rank has ended or failed: between steps no rank says anything else."""
+        """Descriptors that are readable once a rank has ended or failed: between steps no rank sends anything else."""
         return [peer.connection.fileno() for peer in self.ranks]
 
     def check(self) -> None:
-        """Raises RankLostError, or what a rank failed with, where one of ``descriptors`` is readable."""
+        """Raise RankLostError, or the error of a failed rank, if one of ``descriptors`` is readable."""
         if any(peer.connection.poll(0) for peer in self.ranks):
             raise self.failure(RuntimeError("one of them spoke between two steps"))
 
     def failure(self, error: BaseException) -> WeftError:
-        """What ended a step, after ``error`` in a collective of rank 0."""
-        # Ranks that lost another one fail too: the rank that ended by itself is looked for first.
+        """Return the error that ended a step, after ``error`` in a collective of rank 0."""
+        # Ranks that lost another one fail too: look first for the rank that ended by itself.
         deadline_s = time.monotonic() + _LOOK_S
         while time.monotonic() < deadline_s:
             for peer in self.ranks:
@@ -226,7 +226,7 @@ class Peers:
             raise self.failure(error) from error
 
     def free(self) -> None:
-        """All ranks drop their model and wait for another launch. They answer with RankReady of 0 bytes."""
+        """Let all ranks drop their model and wait for another launch. They answer with RankReady of 0 bytes."""
         self.tell(messages.RankClose())
         self.ready()
 

@@ -1,4 +1,4 @@
-"""A router chooses the replica that computes a request. The fleet asks it, and reports what came of it.
+"""The protocol of routers, which choose the replica that computes a request and learn the outcome from the fleet.
 
     fleet                                     router
     -----                                     ------
@@ -9,10 +9,10 @@
     ended(request_id)                ----->   the request left its replica, for any reason
     reported(replica, report)        ----->   snapshots that came and went; True asks for a full report
 
-A replica is a number from 0. ``choose`` gets only replicas that serve and take requests; the fleet holds a
-request while there is none. ``choose`` changes nothing, so a dropped choice needs no repair. Each ``placed``
-has exactly one ``ended``. A request that resumes after the end of its engine is placed again under its id,
-with the tokens of its answer behind its prompt.
+A replica is a number from 0. ``choose`` gets only replicas that serve and take requests; the fleet holds a request
+while there is none. ``choose`` changes nothing, so a dropped choice needs no repair. Each ``placed`` has exactly one
+``ended``. A request that resumes after the end of its engine is placed again under its id, with its prompt followed by
+the tokens of its answer.
 
 Law L10: the digest of a prefix begins with its salt, so two salts share no prefix. Law L11: a router forgets
 a request at its end and a replica when it leaves, and every other table has a bound.
@@ -38,10 +38,10 @@ Wants = Literal["nothing", "states", "pages"]
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """A request as a router sees it. ``tokens``: its prompt, and the tokens of its answer so far if it
-    resumes. ``sequences``: its answers that have not ended. ``new_tokens_max`` of each of them, None without
-    a bound of its own. ``boundaries``: positions up to which another prompt is likely to be the same.
-    ``may_split``: one replica may compute the prompt, and another one go on."""
+    """A request as a router sees it. ``tokens``: its prompt, and the tokens of its answer so far if it resumes.
+    ``sequences``: its answers that have not ended. ``new_tokens_max`` of each answer, None without a bound of its own.
+    ``boundaries``: positions up to which another prompt is likely to be the same. ``may_split``: one replica may
+    compute the prompt, and another one go on."""
 
     request_id: str
     tokens: Sequence[int] | npt.NDArray[np.int32]
@@ -53,11 +53,10 @@ class RoutedRequest:
 
 
 class ReplicaLoad(NamedTuple):
-    """A replica that takes requests, as the fleet counts it: exact at this moment, without a report of the
-    engine. ``sequences`` and ``known_tokens`` are what the requests in flight brought there: prompts, and
-    answers so far of those that resumed. ``rows``: sequences that its engine runs at once. ``costs``: what
-    its engine has measured, None before that. ``role``: what it is meant for; ``link``: what sending records
-    costs it, None where it sends none."""
+    """A replica that takes requests, as the fleet counts it: exact at this moment, without a report of the engine.
+    ``sequences`` and ``known_tokens``: totals of the requests in flight there; the tokens are prompts, and answers so
+    far of resumed requests. ``rows``: sequences that its engine runs at once. ``costs``: measured by its engine, None
+    before that. ``role``: its preferred work; ``link``: cost of sending records to it, None where it takes none."""
 
     replica: int
     sequences: int
@@ -70,10 +69,10 @@ class ReplicaLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``predicted_tokens``: tokens that the router expects in the cache of ``replica``. ``boundaries``:
-    positions where prompts of this fleet part, for the engine to save a state there. ``digests`` (of whole
-    chunks) and ``work_s`` (seconds of prefill) are for ``placed``. ``decode``: the replica that goes on once
-    the prompt is computed, None for the same one; ``decode_tokens``: what its cache has of the prompt.
+    """The choice of a router. ``predicted_tokens``: tokens that the router expects in the cache of ``replica``.
+    ``boundaries``: positions where prompts of this fleet part, for the engine to save a state there. ``digests`` (of
+    whole chunks) and ``work_s`` (seconds of prefill) are for ``placed``. ``decode``: the replica that goes on once the
+    prompt is computed, None for the same one; ``decode_tokens``: tokens of the prompt in that replica's cache.
     ``moved``: this replica is the one that goes on."""
 
     replica: int
@@ -101,14 +100,14 @@ class RouterCounts:
 
 
 class Router(Protocol):
-    """One for a fleet; called by one thread. The bodies are those of a router without tables."""
+    """A router of one fleet; called by one thread. The bodies are those of a router without tables."""
 
     @property
     def wants(self) -> Wants:
         return "nothing"
 
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
-        """One of ``candidates``, which are never empty and in the order of their numbers; a ``prefill``
+        """Return one of ``candidates``, which are never empty and in the order of their numbers; a ``prefill``
         replica serves a whole request only where no other is among them."""
 
     def placed(self, request: RoutedRequest, route: Route) -> None:
@@ -130,17 +129,17 @@ class Router(Protocol):
         return False
 
     def handoff_failed(self, prefill: int, decode: int) -> None:
-        """Records did not get from one to the other."""
+        """Note that records did not get from ``prefill`` to ``decode``."""
         return None
 
     def counts(self) -> dict[int, RouterCounts]:
-        """By replica; empty for a router that predicts nothing."""
+        """Return the counters by replica; empty for a router that predicts nothing."""
         return {}
 
 
 class LeastLoaded(Router):
-    """The fewest sequences in flight, as each one adds a row to every step; then the fewest tokens, then the
-    lowest number."""
+    """A ``Router`` that takes the replica with the fewest sequences in flight, as each one adds a row to every step;
+    then the fewest tokens, then the lowest number."""
 
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         return Route(least_loaded(candidates).replica)

@@ -11,10 +11,10 @@ up to the moment in which the answer goes on, so a split also pays
 
     until its records are there: the last chunk, or what the link is behind            LinkStats
 
-There is no threshold and no weight. A hot prefix is computed on a second replica once waiting takes longer
-than computing. Ties go to the replica with the least in flight, then to the one that got the least work.
-``wants`` "pages" believes that a model resumes where its KV ends, as routers of attention models do: that is
-``debug.router kv-only``, to compare with. So is ``split``, which splits all that it can.
+There is no threshold and no weight. A hot prefix is computed on a second replica once waiting takes longer than
+computing. Ties go to the replica with the least in flight, then to the one that got the least work. ``wants`` "pages"
+assumes that a model resumes where its KV ends, as routers of attention models do: ``debug.router kv-only`` sets it for
+comparisons. ``split``, which splits all that it can, is for comparisons too.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from weft.snapshot_report import SnapshotReport
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 AMPLIFIED = 3.0
-"""A request that is sent away from its state delays others, and some of these are sent away in turn. Chosen
-on a conversation trace (docs/plan.md): 1 gives 93 % of the hits of one engine with the memory of all. A
-larger one costs no time to the first token."""
+"""Factor on the cost to others: a request that is sent away from its state delays others, and some of these are sent
+away in turn. Chosen on a conversation trace (docs/plan.md): 1 gives 93 % of the hits of one engine with the memory of
+all. A larger one costs no time to the first token."""
 _FADE = 0.99
 
 
@@ -49,23 +49,23 @@ class SharedCosts:
     A request that goes where it has no snapshot may get its first token sooner, and yet cost the fleet
     more.
 
-    *Decodes.* Each sequence that decodes on the same replica waits for the prefill: a second of it is a
-    second of each. *Waiting.* As many requests wait behind a prefill as a request has ahead of itself when it
-    is placed: in a queue both are the same mean. *Displaced.* In a full cache each computed token pushes out
-    another one. What such a token was worth follows from what the caches return: cached tokens over computed
-    ones. A cache that has evicted nothing yet displaces nothing, so a replica with room gets what no replica
-    has. The means fade and are those of the whole fleet. So the weight follows the traffic and is no
-    threshold. Each role has a mean of its own, as the two do different work."""
+    *Decodes.* Each sequence that decodes on the same replica waits for the prefill: one second of prefill delays each
+    by one second. *Waiting.* The number of requests after a prefill is estimated by the number before a request when it
+    is placed: in a queue both have the same mean. *Displaced.* In a full cache each computed token pushes out another
+    one. The worth of such a token follows from the hits of the caches: cached tokens over computed ones. A cache that
+    has evicted nothing yet displaces nothing, so a replica with room gets a prompt that no replica has. The means fade
+    and are those of the whole fleet. So the weight follows the traffic and is not a threshold. Each role has a mean of
+    its own, as prefill and decode replicas do different work."""
 
     def __init__(self) -> None:
         self._delayed: dict[Role, float] = {}
         self._cached_tokens = 0.0
         self._computed_tokens = 0.0
         self._full: set[int] = set()
-        """Replicas that evicted something."""
+        """Replicas whose cache has evicted something."""
 
     def placed(self, role: Role, *, ahead: int, decodes: int) -> None:
-        """A request was placed behind ``ahead`` prefills, beside ``decodes`` sequences."""
+        """Note a request placed after ``ahead`` prefills, next to ``decodes`` sequences."""
         self._delayed[role] = _FADE * self._delayed.get(role, 0.0) + (1 - _FADE) * (ahead + decodes)
 
     def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
@@ -76,7 +76,7 @@ class SharedCosts:
         self._full.add(replica)
 
     def left(self, replica: int) -> None:
-        """Its cache is gone."""
+        """Forget that the cache of ``replica`` was full: the replica left."""
         self._full.discard(replica)
 
     def weight(self, replica: int, role: Role = "both") -> float:
@@ -100,7 +100,7 @@ class _Flight:
     prompt_tokens: int
     is_admitted: bool = False
     moved: bool = False
-    """It goes on here with the records of another replica."""
+    """Whether it goes on here with the records of another replica."""
 
 
 class _Known:
@@ -120,7 +120,7 @@ class _Known:
         self._lately_s, self._lately_at_s = self.lately_s(now_s) + seconds, now_s
 
     def lately_s(self, now_s: float) -> float:
-        """Seconds of prefill that were placed here, those of LATELY_S ago for a third."""
+        """Return seconds of prefill that were placed here recently: LATELY_S ago counts a third."""
         return self._lately_s * exp((self._lately_at_s - now_s) / LATELY_S)
 
     def stayed(self, seconds: float) -> None:
@@ -128,14 +128,14 @@ class _Known:
         self.residence_s = fade * self.residence_s + (1 - fade) * seconds
 
     def row_wait_s(self, load: ReplicaLoad) -> float:
-        """Seconds until a row is free for one more sequence."""
+        """Return seconds until a row is free for one more sequence."""
         over = load.sequences + 1 - load.rows
         return over * self.residence_s / load.rows if over > 0 else 0.0
 
 
 class _Place(NamedTuple):
-    """One replica for a prompt. ``seconds``: until it is computed, with what that costs others. ``ahead_s``:
-    what a request waits here without a prefill. ``match``: tokens that its cache has now."""
+    """One replica for a prompt. ``seconds``: until the prompt is computed, plus its cost to others. ``ahead_s``: wait
+    of a request here without a prefill. ``match``: tokens that its cache has now."""
 
     seconds: float
     load: ReplicaLoad
@@ -148,11 +148,11 @@ class _Place(NamedTuple):
 PARTNERS_MAX = 8
 """Replicas of each role that are compared in pairs: those that begin the soonest."""
 HANDOFF_AGAIN_S = 30.0
-"""Two replicas between which records did not pass are not tried again for so long."""
+"""Seconds before records are sent again between two replicas where sending failed."""
 
 
 class Seconds:
-    """A ``Router``. ``clock`` gives seconds and never goes back."""
+    """A ``Router`` by seconds. ``clock`` gives seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float], wants: Wants = "states", *, always_splits: bool = False) -> None:
         self._always_splits = always_splits
@@ -228,8 +228,8 @@ class Seconds:
         return best
 
     def _split(self, places: Sequence[_Place], length: int, now_s: float) -> tuple[float, _Place, _Place] | None:
-        """Seconds until an answer goes on at another replica than that of its prompt, and both. None without
-        partners."""
+        """Return seconds until an answer goes on at another replica than that of its prompt, and both replicas. None
+        without partners."""
         firsts = nsmallest(
             PARTNERS_MAX,
             (place for place in places if place.load.role != "decode" and place.load.link is not None),
@@ -331,7 +331,7 @@ class Seconds:
         return {replica: known.counts for replica, known in sorted(self._replicas.items())}
 
     def _is_idler(self, load: ReplicaLoad, other: ReplicaLoad, now_s: float) -> bool:
-        """Whether ``load`` wins a tie."""
+        """Return whether ``load`` wins a tie."""
         first, second = [
             (one.sequences, one.known_tokens, known.lately_s(now_s), one.replica)
             for one in (load, other)
@@ -347,15 +347,16 @@ class Seconds:
 
 
 def _mean_costs(candidates: Sequence[ReplicaLoad]) -> StepCost:
-    """For a replica that has measured nothing yet: what the others have. Unread where all have measured."""
+    """Return the mean costs of the other replicas, for one that has measured nothing yet. Unread where all have
+    measured."""
     measured = [load.costs for load in candidates if load.costs is not None]
     return measured[0] if len(measured) == len(candidates) else mean_cost(measured)
 
 
 def _prompt_costs(candidates: Sequence[ReplicaLoad]) -> StepCost | None:
-    """Return the cost of prompts on a decode replica: the mean of the replicas that compute them. Its own prefills
-    have a few tokens, the first ones behind a snapshot, and each reads all weights: by these a token costs seventy
-    times as much. None where that is all that is known."""
+    """Return the cost of prompts on a decode replica: the mean of the replicas that compute prompts. A decode replica's
+    own prefills have a few tokens, the first ones after a snapshot, and each reads all weights: by these measurements a
+    token costs seventy times more. None where nothing else is known."""
     measured = [load.costs for load in candidates if load.role != "decode" and load.costs is not None]
     return mean_cost(measured) if measured and len(measured) < len(candidates) else None
 
@@ -367,15 +368,15 @@ BOUNDARIES_MAX = 8
 
 
 class Boundaries:
-    """Where prompts part anywhere in the fleet: a boundary for every engine, at first sight.
+    """Positions where prompts part anywhere in the fleet: a boundary for every engine, at first sight.
 
         replica 0   [ system prompt | tools | question 1 ]
         replica 1   [ system prompt | tools | question 2 ]      parts from the first one behind the tools
                                             ^ boundary: replica 1 saves a state here, though it sees the
                                               prefix for the first time
 
-    Digests of prompts are stored in two generations of at most SEEN_MAX: a full young one becomes the old
-    one (law L11). A prompt enters all its digests, so what was seen is a prefix of them and is bisected."""
+    Digests of prompts are stored in two generations of at most SEEN_MAX: a full young one becomes the old one (law
+    L11). A prompt enters all its digests, so the seen digests of a prompt are a prefix of them, found by bisection."""
 
     def __init__(self) -> None:
         self._young: set[int] = set()
@@ -383,7 +384,7 @@ class Boundaries:
         self._forks: dict[int, None] = {}
 
     def of(self, digests: Sequence[int]) -> tuple[int, ...]:
-        """Positions of a prompt whose whole chunks have ``digests``, the deepest first."""
+        """Return positions of a prompt whose whole chunks have ``digests``, the deepest first."""
         depth = self._seen_depth(digests)
         positions = [at + 1 for at, digest in enumerate(digests[:depth]) if digest in self._forks]
         if depth and depth not in positions[-1:]:
@@ -391,7 +392,7 @@ class Boundaries:
         return tuple(CHUNK_TOKENS * at for at in reversed(positions[-BOUNDARIES_MAX:]))
 
     def add(self, digests: Sequence[int]) -> None:
-        """A prompt with ``digests`` is placed."""
+        """Add the digests of a prompt that is placed."""
         depth = self._seen_depth(digests)
         if 0 < depth < len(digests):
             self._forks.pop(digests[depth - 1], None)
@@ -403,7 +404,7 @@ class Boundaries:
         self._young.update(digests)
 
     def _seen_depth(self, digests: Sequence[int]) -> int:
-        """How many of ``digests`` an earlier prompt had."""
+        """Return how many of ``digests`` an earlier prompt had."""
         young, old = self._young, self._old
         low, high = 0, len(digests)
         while low < high:
@@ -430,9 +431,9 @@ class PrefillQueue:
         [ head: placed, computed since began_s ][ next ][ next ]      + a new request
           work_s - elapsed                      + work_s + work_s     = seconds of waiting
 
-    A head that is late counts as much as it is late, so a replica that hangs gets fewer and fewer requests. A
-    request in flight is also a prefix to come: a later one with the same beginning waits for it and computes
-    only its own part. One lookup compares at most COMPARED_MAX of them (law L11)."""
+    A head that is late counts its lateness as waiting, so a replica that hangs gets fewer and fewer requests. A request
+    in flight is also a future prefix: a later one with the same beginning waits for it and computes only its own part.
+    One lookup compares at most COMPARED_MAX of them (law L11)."""
 
     def __init__(self) -> None:
         self._prefills: dict[str, _Prefill] = {}
@@ -452,7 +453,7 @@ class PrefillQueue:
             self._by_beginning.setdefault(digests[0], {})[request_id] = None
 
     def remove(self, request_id: str, now_s: float) -> None:
-        """It is computed, or gone. Unknown ids are ignored."""
+        """Remove a request that is computed, or gone. Unknown ids are ignored."""
         prefill = self._prefills.get(request_id)
         if prefill is None:
             return
@@ -467,7 +468,7 @@ class PrefillQueue:
                 del self._by_beginning[prefill.digests[0]]
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until a request that is placed now begins."""
+        """Return seconds until a request that is placed now begins."""
         if not self._prefills:
             return 0.0
         head = next(iter(self._prefills.values()))
@@ -475,7 +476,7 @@ class PrefillQueue:
         return self._work_s - head.work_s + abs(head.work_s - elapsed_s)
 
     def shared_tokens(self, digests: Sequence[int]) -> int:
-        """Tokens that a request with ``digests`` shares with one in flight, on the grid of states."""
+        """Return tokens that a request with ``digests`` shares with one in flight, on the grid of states."""
         same = self._by_beginning.get(digests[0]) if digests else None
         if same is None:
             return 0
@@ -488,7 +489,7 @@ class PrefillQueue:
 
 
 def _common(left: Sequence[int], right: Sequence[int], least: int) -> int:
-    """Equal digests at the front of both; ``least`` if there are no more."""
+    """Return the number of equal digests at the front of both; ``least`` if there are no more."""
     high = min(len(left), len(right))
     if high <= least or left[least] != right[least]:
         return least

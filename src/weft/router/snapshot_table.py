@@ -23,27 +23,27 @@ from weft.units import PAGE_TOKENS
 
 CELLS_MIN = 1 << 16
 CELLS_PER_ENTRY = 16
-"""At most one absent digest in so many is looked up in vain."""
+"""Cells per entry of the filter: about 1 absent digest in 16 is still looked up."""
 _FULL = 255
 
 
 class DigestFilter:
-    """Which of a prompt's digests a table may have, without a lookup for each of them.
+    """A filter of the digests that a table may have, without a lookup for each of them.
 
         digests of a prompt   d0 d1 d2 d3 ...   one for each page
         low bits       cells [ 0  0  3  0  1 ... ]     0: no entry --> no lookup
 
-    A table of 100,000 entries lies in main memory, so each lookup waits for memory, and most of them miss.
-    Here numpy reads one byte for each page. A cell counts the entries with its low bits. A cell that is full
-    stays full: it costs lookups and hides no entry. ``entries`` of the table are passed in when the cells are
-    counted again, as their number grows."""
+    A table of 100,000 entries exceeds the CPU's caches, so each lookup waits for memory, and most of them miss. Here
+    numpy reads one byte for each page. A cell counts the entries with its low bits. A cell that is full stays full: it
+    costs lookups and hides no entry. ``entries`` of the table are passed in when the cells are counted again, as their
+    number grows."""
 
     def __init__(self) -> None:
         self._count = 0
         self._resize(CELLS_MIN)
 
     def add(self, digest: int, entries: Collection[int]) -> None:
-        """``digest`` is a new one, and already among ``entries``."""
+        """Count the new ``digest``, which is already among ``entries``."""
         self._count += 1
         if self._count * CELLS_PER_ENTRY > len(self._cells):
             self._recount(2 * len(self._cells), entries)
@@ -59,7 +59,7 @@ class DigestFilter:
             self._cells[cell] -= 1
 
     def candidates(self, digests: Digests) -> list[int]:
-        """Indices of ``digests`` that the table may have, ascending."""
+        """Return indices of ``digests`` that the table may have, ascending."""
         indices: list[int] = np.flatnonzero(self._view[digests & self._mask_word]).tolist()
         return indices
 
@@ -93,7 +93,7 @@ class _Holder:
 
 @dataclass(slots=True)
 class _Feed:
-    """The reports of one replica. ``number``: of the last one that counts, None before the full report.
+    """The state of one replica's reports. ``number``: of the last one that counts, None before the full report.
     ``unanswered``: reports since a full report was asked for."""
 
     number: int | None = None
@@ -104,7 +104,7 @@ class _Feed:
 
 @dataclass(frozen=True, slots=True)
 class CacheMatch:
-    """A request resumes at ``position``, after ``restore_s`` seconds."""
+    """A position where a request resumes, after ``restore_s`` seconds."""
 
     position: int
     restore_s: float
@@ -120,18 +120,18 @@ class SnapshotTable:
     # ------------------------------------------------------------------ reports
 
     def join(self, replica: int) -> None:
-        """Its engine has just started, and its full report is on the way."""
+        """Begin with an empty table for an engine that has just started; its full report is on the way."""
         self.leave(replica)
         self._feeds[replica] = _Feed()
 
     def leave(self, replica: int) -> None:
-        """Its engine ended, and its cache with it."""
+        """Forget an engine that ended, and its cache with it."""
         feed = self._feeds.pop(replica, None)
         if feed is not None:
             self._drop(replica, feed)
 
     def apply(self, replica: int, report: SnapshotReport) -> bool:
-        """Whether a full report is needed."""
+        """Return whether a full report is needed."""
         feed = self._feeds.get(replica)
         if feed is None:
             return False
@@ -181,7 +181,7 @@ class SnapshotTable:
             feed.snapshots += 1
 
     def _remove(self, replica: int, digest: int, tail: tuple[int, ...]) -> int:
-        """How many entries went: 1 or 0."""
+        """Return how many entries were removed: 1 or 0."""
         holders = self._holders.get(digest, ())
         for at, holder in enumerate(holders):
             if holder.replica == replica and holder.tail == tail:
@@ -194,7 +194,7 @@ class SnapshotTable:
 
     def _drop(self, replica: int, feed: _Feed) -> None:
         if not feed.snapshots:
-            return  # the walk is over what all replicas have
+            return  # all digests that any replica has were looked at
         for digest in [
             digest
             for digest, holders in self._holders.items()
@@ -214,8 +214,8 @@ class SnapshotTable:
     # ------------------------------------------------------------------ looking
 
     def matches(self, digests: Digests, prompt: Int32s) -> dict[int, CacheMatch]:
-        """By replica, where ``prompt`` resumes. ``digests``: of its whole pages. At least one token is left
-        to compute."""
+        """Return by replica where ``prompt`` resumes. ``digests``: of its whole pages. At least one token is left to
+        compute."""
         best: dict[int, CacheMatch] = {}
         for at in reversed(self._filter.candidates(digests)):
             for holder in self._holders.get(int(digests[at]), ()):
@@ -237,12 +237,12 @@ class SnapshotTable:
         return feed is None or feed.is_stale
 
     def gaps_of(self, replica: int) -> int:
-        """How often reports of this replica were lost, since the start."""
+        """Return how often reports of this replica were lost, since the start."""
         return self._gaps.get(replica, 0)
 
 
 def _agrees(holder: _Holder, at: int, prompt: Int32s) -> bool:
-    """Whether the prompt goes on past the snapshot, and has the tokens of its tail. ``at``: its page."""
+    """Return whether the prompt goes on past the snapshot, and has the tokens of its tail. ``at``: its page."""
     if holder.position >= prompt.size:
         return False
     if not holder.tail:

@@ -1,4 +1,4 @@
-"""A child of this server: what it is to do comes on its stdin, and the end of stdin is the end of the child.
+"""A child process of the server: its launch comes on its stdin, and the end of stdin is the end of the child.
 
     parent                                             child: python -m MODULE
     start_child(module, launch)  ---- one frame ---->  read_launch(type)
@@ -35,8 +35,8 @@ async def start_child(
     environment: Mapping[str, str],
     own_session: bool = True,
 ) -> asyncio.subprocess.Process:
-    """``descriptors``: of files that it inherits; ``environment``: all of its variables. Without ``own_session`` it
-    stays in this one's session, and calls ``own_group``. Raises OSError."""
+    """Start ``python -m module``. ``descriptors``: of files that it inherits; ``environment``: all of its variables.
+    Without ``own_session`` it stays in this one's session, and calls ``own_group``. Raise OSError."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -54,23 +54,24 @@ async def start_child(
 
 
 def own_group() -> None:
-    """Signals of the terminal do not reach this process from now on. It stays in the session of its parent:
-    Linux may give each session the same time (sched_autogroup), whatever the priorities inside."""
+    """Leave the parent's process group: signals of the terminal do not reach this process from now on. It stays in the
+    session of its parent: Linux may give each session the same time (sched_autogroup), whatever the priorities
+    inside."""
     os.setpgid(0, 0)
 
 
 def read_launch(stream: BinaryIO, launch: type[LaunchType]) -> LaunchType:
-    """Raises EOFError when the parent ended before."""
+    """Read the launch from ``stream``. Raise EOFError when the parent ended before."""
     size = stream.read(_LENGTH_BYTES)
     body = stream.read(int.from_bytes(size, "little"))
     if len(size) < _LENGTH_BYTES or len(body) < int.from_bytes(size, "little"):
-        raise EOFError("the parent process ended before it said what to do")
+        raise EOFError("the parent process ended before it sent the launch")
     return msgspec.msgpack.decode(body, type=launch)
 
 
 def die_with_parent(descriptor: int, folder: str) -> None:
-    """Ends this process when the other end of the pipe closes, whatever else runs. It removes the folder
-    first, since the parent no longer can."""
+    """End this process when the other end of the pipe closes, whatever else runs. It removes the folder first, since
+    the parent no longer can."""
 
     def wait() -> None:
         os.read(descriptor, 1)
@@ -81,8 +82,8 @@ def die_with_parent(descriptor: int, folder: str) -> None:
 
 
 def private_folder() -> str:
-    """For sockets that no other user can reach (mode 0700). Short enough for a socket's path (about 100 bytes
-    in most systems)."""
+    """Return a new folder for sockets that no other user can reach (mode 0700). Short enough for a socket's path (about
+    100 bytes in most systems)."""
     folder = tempfile.mkdtemp(prefix="weft-")
     if len(folder) > _SOCKET_PATH_MAX:
         os.rmdir(folder)

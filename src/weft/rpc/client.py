@@ -19,7 +19,7 @@ import dataclasses
 import os
 import shutil
 import signal
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -29,7 +29,7 @@ import zmq.asyncio
 
 from weft.adapters import Adapter
 from weft.config import EngineConfig
-from weft.engine.stats import AWAKE, EngineStats, Part, SleepState, WeightsState
+from weft.engine.stats import AWAKE, EngineStats, NamedPrefix, Part, PinState, SleepState, WeightsState
 from weft.environment import engine_variables
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
@@ -47,7 +47,7 @@ STALL_AFTER_S = 10.0
 _LAST_WORDS_S = 0.5
 _PATIENCE_S = 5.0
 _PATIENCE_WITH_STORE_S = 40.0
-"""How long after the end of the process its last report may still arrive."""
+"""Seconds that the last report may still take after the end of the process."""
 
 State = Literal["starting", "ready", "dead"]
 
@@ -58,11 +58,11 @@ _reports = msgspec.msgpack.Decoder(messages.Report)
 @dataclass(frozen=True, slots=True)
 class HostShare:
     """The part of this machine that an engine may use. ``cores``: the numbers of its cores, empty for all.
-    ``ram_share``: engines that divide the free RAM. ``environment``: variables besides those of this
-    process, such as CUDA_VISIBLE_DEVICES. ``memory_turn``: the descriptor of a file that they lock in turn
-    while they choose their memory. ``memory_bytes``: for weights and arena together; None: what is free.
-    ``background``: it gives way to other engines while it starts. ``peers``: how engines of other machines
-    reach it. ``kv_events``: where it publishes KV events, as engine number ``rank``."""
+    ``ram_share``: engines that divide the free RAM. ``environment``: variables in addition to those of this process,
+    such as CUDA_VISIBLE_DEVICES. ``memory_turn``: the descriptor of a file that they lock in turn while they choose
+    their memory. ``memory_bytes``: for weights and arena together; None: all free memory. ``background``: it gives way
+    to other engines while it starts. ``peers``: how engines of other machines reach it. ``kv_events``: where it
+    publishes KV events, as engine number ``rank``."""
 
     cores: tuple[int, ...] = ()
     ram_share: int = 1
@@ -87,8 +87,8 @@ class PendingReplies:
 
     @contextlib.contextmanager
     def expect(self) -> Generator[tuple[int, asyncio.Future[msgspec.Raw]]]:
-        """A number for a new question, and the future of its reply: a value, or the error of a refusal. A
-        reply that comes after the block is dropped."""
+        """Yield a number for a new question, and the future of its reply: a value, or the error of a refusal. A reply
+        that comes after the block is dropped."""
         number, self._count = self._count, self._count + 1
         future = self._futures[number] = asyncio.get_running_loop().create_future()
         try:
@@ -96,7 +96,7 @@ class PendingReplies:
         finally:
             del self._futures[number]
             if future.done() and not future.cancelled():
-                future.exception()  # so that an error that is not waited for any more is no warning
+                future.exception()  # so that an error that no task waits for any more causes no warning
 
     def resolve(self, reply: messages.Reply) -> None:
         future = self._futures.get(reply.number)
@@ -213,7 +213,7 @@ class EngineLink:
         await self.send_raw(_encoder.encode(command))
 
     def post(self, command: messages.Command) -> None:
-        """``send`` without waiting."""
+        """Send as ``send`` does, without waiting."""
         task = asyncio.get_running_loop().create_task(self.send(command))
         self._posts.add(task)
         task.add_done_callback(self._posts.discard)
@@ -223,21 +223,21 @@ class EngineLink:
         return report
 
     async def receive_raw(self) -> bytes:
-        """The next report in msgpack."""
+        """Return the next report in msgpack."""
         [raw] = await self._events.receive()
         return raw
 
     async def send_raw(self, command: bytes) -> None:
-        """A command in msgpack."""
+        """Send a command in msgpack."""
         await self._commands.send(command)
 
     async def wait(self) -> str:
-        """Waits for the end of the process, and says why it ended."""
+        """Wait for the end of the process, and return the reason."""
         assert self._process is not None
         return exit_reason(await self._process.wait())
 
     async def kill(self) -> None:
-        """Ends the process if it runs. SIGKILL also ends a process that is stopped."""
+        """End the process if it runs. SIGKILL also ends a process that is stopped."""
         assert self._process is not None
         if self.running:
             with contextlib.suppress(ProcessLookupError):
@@ -245,7 +245,7 @@ class EngineLink:
             await self._process.wait()
 
     def close(self) -> None:
-        """Once the process has ended."""
+        """Close the link once the process has ended."""
         for task in self._posts:
             task.cancel()
         self._events.close()
@@ -262,13 +262,12 @@ def exit_reason(code: int) -> str:
 
 
 class EngineClient:
-    """``on_progress`` gets the lines of a starting engine, ``on_events`` the events of its sequences,
-    ``on_step_tokens`` the sizes of its steps in tokens. ``on_snapshots`` gets what its prefix cache got and
-    lost, once it is followed. ``on_failure`` gets the id of a request that a fleet gave up. ``on_handoff``
-    gets that of one whose records were sent, or why they were not.
-    ``place``: the part of the machine that it may use.
-    ``record``: where a recording of its traffic goes. ``link``: to a process elsewhere (default: a child).
-    ``heart`` knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0:
+    """The HTTP process's side of one engine. ``on_progress`` gets the lines of a starting engine, ``on_events`` the
+    events of its sequences, ``on_step_tokens`` the sizes of its steps in tokens. ``on_snapshots`` gets the changes of
+    its prefix cache, once it is followed. ``on_failure`` gets the id of a request that a fleet gave up. ``on_handoff``
+    gets the id of a request whose records were sent, or the reason why they were not. ``place``: the part of the
+    machine that it may use. ``record``: where a recording of its traffic goes. ``link``: to a process elsewhere
+    (default: a child). ``heart`` knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0:
     never)."""
 
     def __init__(
@@ -310,14 +309,15 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Starts the process; ``ready`` waits for it."""
+        """Start the process; ``ready`` waits for it."""
         await self.link.start(
             factory=self._factory, config=self._config, record=self._record, beat_s=self.heart.beat_s, place=self._place
         )
         self._tasks = [asyncio.create_task(self._read_reports()), asyncio.create_task(self._wait_for_end())]
 
     async def ready(self) -> ModelInfo:
-        """Raises the engine's own error (a UserError where the user can help it) when it cannot start."""
+        """Wait until the engine is ready. Raise the engine's own error (a UserError where the user can help it) when it
+        cannot start."""
         await self._started.wait()
         if self.death is not None:
             raise self.death
@@ -325,13 +325,13 @@ class EngineClient:
         return self.info
 
     async def died(self) -> WeftError:
-        """Waits until the engine is dead, and says why."""
+        """Wait until the engine is dead, and return the reason."""
         await self._died.wait()
         assert self.death is not None
         return self.death
 
     async def lost(self) -> str:
-        """Waits until the engine is dead or has stalled, and says why."""
+        """Wait until the engine is dead or has stalled, and return the reason."""
         died, stalled = asyncio.ensure_future(self.died()), asyncio.ensure_future(self.heart.stalled())
         try:
             await asyncio.wait((died, stalled), return_when=asyncio.FIRST_COMPLETED)
@@ -341,7 +341,7 @@ class EngineClient:
             stalled.cancel()
 
     def detach(self) -> None:
-        """Events that still arrive are dropped: their sequences are computed elsewhere from now on."""
+        """Drop events that still arrive: their sequences are computed elsewhere from now on."""
         self.on_events = lambda events: None
         self._on_snapshots = lambda report: None
         self._on_handoff = lambda request_id, reason: None
@@ -349,69 +349,80 @@ class EngineClient:
     # ------------------------------------------------------------------ requests
 
     async def submit(self, request: Request) -> None:
-        """Returns when the engine accepts the request. Raises its refusal, or EngineUnavailableError."""
+        """Send ``request``, and return when the engine accepts it. Raise its refusal, or EngineUnavailableError."""
         await self._ask(lambda number: messages.Submit(number, request))
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """Never waits: the command is queued."""
+        """Cancel a request. Never waits: the command is queued."""
         if self.state == "ready":
             self.link.post(messages.Cancel(request_id, index))
 
     # ------------------------------------------------------------------ questions
 
     async def flush_cache(self, *, store: bool = True) -> None:
-        """Returns when the engine has dropped what its prefix cache held, and with ``store`` what its store
-        has. Raises EngineUnavailableError."""
+        """Drop the engine's cached prefixes, and with ``store`` the stored ones; return when it has. Raise
+        EngineUnavailableError."""
         await self._ask(lambda number: messages.Flush(number, store))
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Returns when the engine has it in memory. Raises the engine's refusal, or
+        """Load ``adapter``, and return when the engine has it in memory. Raise the engine's refusal, or
         EngineUnavailableError."""
         await self._ask(lambda number: messages.LoadAdapter(number, adapter))
 
     async def unload_adapter(self, digest: str) -> bool:
-        """Whether the engine has dropped it: not while a request runs with it."""
+        """Return whether the engine has dropped the adapter: it keeps one with which a request runs."""
         reply = await self._ask(lambda number: messages.UnloadAdapter(number, digest))
         return msgspec.msgpack.decode(reply, type=bool)
 
     async def cache_shape(self) -> CacheShape:
-        """What its prefix cache holds. Raises EngineUnavailableError."""
+        """Return the contents of the prefix cache. Raise EngineUnavailableError."""
         return msgspec.msgpack.decode(await self._ask(messages.GetCacheShape), type=CacheShape)
 
     @property
     def sleep_state(self) -> SleepState:
-        """By the engine's last report."""
+        """The state of sleep by the engine's last report."""
         return AWAKE if self.stats is None else self.stats.sleep
 
     async def sleep(self, level: int, mode: messages.SleepMode | None, timeout_s: float) -> messages.SleepOutcome:
-        """Returns when the engine sleeps. Raises the engine's refusal (the status of a BusyError is 409), or
-        EngineUnavailableError."""
+        """Put the engine to sleep, and return when it sleeps. Raise the engine's refusal (the status of a BusyError is
+        409), or EngineUnavailableError."""
         reply = await self._ask(lambda number: messages.Sleep(number, level, mode, timeout_s))
         return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
 
     async def wake_up(self, tags: list[Part] | None) -> messages.SleepOutcome:
-        """Returns when the parts are back. Raises the error of waking, or EngineUnavailableError."""
+        """Wake the engine, and return when the parts are back. Raise the error of waking, or EngineUnavailableError."""
         reply = await self._ask(lambda number: messages.Wake(number, tags))
         return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
 
+    async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> list[PinState]:
+        """Name prefixes. Return their states in the engine; it ``waits`` until their states are durable in the
+        store, or are not to become so. Raises EngineUnavailableError."""
+        reply = await self._ask(lambda number: messages.PinPrefixes(number, list(named), waits))
+        return msgspec.msgpack.decode(reply, type=list[PinState])
+
+    async def unpin(self, names: Sequence[str]) -> None:
+        """Forget names of prefixes. Raises EngineUnavailableError."""
+        await self._ask(lambda number: messages.UnpinPrefixes(number, list(names)))
+
     @property
     def weights(self) -> WeightsState:
-        """By the engine's last report."""
+        """The weights by the engine's last report."""
         return WeightsState() if self.stats is None else self.stats.weights
 
     async def pause(self, mode: messages.PauseMode, timeout_s: float, *, flush: bool) -> messages.WeightsOutcome:
-        """Returns when the engine computes no further step. Raises its refusal, or EngineUnavailableError."""
+        """Pause the engine, and return when it computes no further step. Raise its refusal, or
+        EngineUnavailableError."""
         reply = await self._ask(lambda number: messages.Pause(number, mode, timeout_s, flush))
         return msgspec.msgpack.decode(reply, type=messages.WeightsOutcome)
 
     async def resume(self) -> messages.WeightsOutcome:
-        """Returns when the engine goes on. Raises EngineUnavailableError."""
+        """Return when the engine goes on after a pause. Raise EngineUnavailableError."""
         return msgspec.msgpack.decode(await self._ask(messages.Resume), type=messages.WeightsOutcome)
 
     async def update_weights(
         self, directory: str, version: str, mode: messages.PauseMode, timeout_s: float
     ) -> messages.WeightsOutcome:
-        """Returns when the engine answers with the weights in ``directory``. Raises its refusal, or
+        """Replace the weights, and return when the engine answers with those in ``directory``. Raise its refusal, or
         EngineUnavailableError."""
         reply = await self._ask(lambda number: messages.UpdateWeights(number, directory, version, mode, timeout_s))
         return msgspec.msgpack.decode(reply, type=messages.WeightsOutcome)
@@ -431,9 +442,9 @@ class EngineClient:
     # ------------------------------------------------------------------ reports and the end
 
     async def stop(self, reason: str, patience_s: float | None = None) -> None:
-        """Ends the process: asks, then kills after ``patience_s``, by default longer with a store to write. A
-        process that has stalled is killed at once. Open questions fail with ``reason``. Idempotent; also
-        after a ``start`` that failed."""
+        """End the process: ask, then kill after ``patience_s``, by default longer with a store to write. A process that
+        has stalled is killed at once. Open questions fail with ``reason``. Idempotent; also after a ``start`` that
+        failed."""
         if self._stopping or not self.link.started:
             return
         self._stopping = True
@@ -498,7 +509,7 @@ class EngineClient:
         self._ended.set()
 
     def _die(self, error: WeftError) -> None:
-        """The first reason stays."""
+        """Fail every question and later submit with ``error``; the first reason stays."""
         if self.death is None:
             self.death, self.state = error, "dead"
             self.stats = None if self.stats is None else _without_requests(self.stats)
@@ -508,13 +519,13 @@ class EngineClient:
 
 
 def follow_snapshots(client: EngineClient, *, pages: bool) -> None:
-    """Asks for a full report of its snapshots, then for reports of what changes. Never waits."""
+    """Ask for a full report of the engine's snapshots, then for reports of changes. Never waits."""
     if client.state == "ready":
         client.link.post(messages.Follow(pages))
 
 
 def _without_requests(stats: EngineStats) -> EngineStats:
-    """Of an engine that is dead or ends: its sequences are computed elsewhere."""
+    """Return ``stats`` of an engine that is dead or ends, without its sequences: they are computed elsewhere."""
     return msgspec.structs.replace(stats, running=0, waiting=0)
 
 

@@ -52,6 +52,7 @@ from weft.rpc.messages import (
     Launch,
     LoadAdapter,
     Pause,
+    PinPrefixes,
     Progress,
     Ready,
     Refusal,
@@ -63,9 +64,11 @@ from weft.rpc.messages import (
     StepReport,
     Submit,
     UnloadAdapter,
+    UnpinPrefixes,
     UpdateWeights,
     Wake,
 )
+from weft.rpc.pin_queue import PinQueue
 from weft.rpc.queues import AdapterQueue, GrammarQueue
 from weft.rpc.standstill import Standstill
 from weft.snapshot_report import SnapshotReport
@@ -78,16 +81,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft.engine")
 _AUDIT_AFTER_MS = 100
 _GRAMMAR_LOOK_MS = 2
-"""While the engine waits only for a grammar, it looks at the compiling thread this often."""
+"""Milliseconds between two looks at the compiling thread while the engine waits only for a grammar."""
 _STORE_LOOK_MS = 10
-"""While snapshots wait to be written, an idle engine looks at its store this often."""
+"""Milliseconds between two looks at the store while an idle engine has snapshots to write."""
 _HANDOFF_LOOK_MS = 1
-"""The same while another engine waits for records of it."""
+"""Milliseconds between two looks at the store while another engine waits for records of this one."""
 _STEPS_TO_CLOSE = 2
 _STATS_EVERY_S = 0.1
 _IDLE_LOOK_MS = 1000
-"""How often an idle engine reports whether its bucket answers, and drops records that no request took.
-Without either it has no news."""
+"""Milliseconds between two looks of an idle engine, which reports whether its bucket answers, and drops records that no
+request took. Without either it has no news."""
 _LINGER_MS = 2000
 _GIVEN_UP = "the server gave the request up"
 _encoder = msgspec.msgpack.Encoder()
@@ -95,8 +98,8 @@ _commands = msgspec.msgpack.Decoder(Command)
 
 
 class EngineLoop:
-    """Steps a core until a Stop command. ``commands`` and ``events`` are connected sockets; ``step_clock``
-    says when the running step began."""
+    """The loop that steps a core until a Stop command. ``commands`` and ``events`` are connected sockets;
+    ``step_clock`` says when the running step began."""
 
     def __init__(
         self,
@@ -122,12 +125,13 @@ class EngineLoop:
         self._submit_numbers: dict[str, int] = {}
         """Numbers of the submits that wait for a grammar or an adapter, by request."""
         self._standstill = Standstill(core)
+        self._pin_queue = PinQueue(core)
         self._replies: list[Reply] = []
         self._step_tokens: list[int] = []
         self._handoffs: dict[str, str] = {}
         self._step_count = 0
         self._computed: dict[str, int] = {}
-        """Requests of others' orders whose prompt is computed, and the step after which it is in the tree."""
+        """Requests of other engines' orders whose prompt is computed, and the step after which it is in the tree."""
         self._stats_due_s = 0.0
         self._follower: SnapshotFollower | None = None
         self._full_report_due = False
@@ -139,10 +143,11 @@ class EngineLoop:
             self._poller.register(kv_events.replay, zmq.POLLIN)
 
     def run(self) -> None:
-        """Raises the error that ended the engine: a failure of the executor, or a failed audit."""
+        """Run until a Stop command. Raise the error that ended the engine: a failure of the executor, or a failed
+        audit."""
         audited = True
         while not self._stopping:
-            self._replies += self._standstill.look()
+            self._replies += self._standstill.look() + self._pin_queue.look(self._step_count)
             for number, request in self._standstill.released():
                 self._submit(number, request)
             self._report_when_idle()
@@ -180,7 +185,7 @@ class EngineLoop:
         return self._peers is not None and self._peers.open
 
     def _wait(self, limit_ms: int | None = None) -> bool:
-        """Whether a command arrived. Raises what ended a process that the executor needs."""
+        """Wait for a command, and return whether one arrived. Raise the error of a process that the executor needs."""
         ready = dict(self._poller.poll(limit_ms))
         if self._kv_events is not None:
             self._kv_events.answer()
@@ -242,6 +247,8 @@ class EngineLoop:
             self._replies.append(Reply.of(command.number, self._core.cache_shape()))
         elif isinstance(command, Sleep | Wake | Pause | Resume | UpdateWeights):
             self._replies += self._standstill.take(command)
+        elif isinstance(command, PinPrefixes | UnpinPrefixes):
+            self._replies += self._pin_queue.take(command, self._step_count)
         elif isinstance(command, LoadAdapter):
             self._load_adapter(command)
         elif isinstance(command, UnloadAdapter):
@@ -256,12 +263,13 @@ class EngineLoop:
             self._stopping = True
 
     def _reset(self, number: int) -> None:
-        """The server that sent the requests has given them up."""
+        """Drop all requests, as the server that sent them has given them up."""
         for request_id in self._submit_numbers:
             self._grammar_queue.cancel(request_id)
             self._adapter_queue.cancel(request_id)
         self._submit_numbers.clear()
         self._standstill.forget()
+        self._pin_queue.forget()
         self._handoffs.clear()
         if self._peers is not None:
             self._peers.forget_orders()
@@ -283,7 +291,7 @@ class EngineLoop:
             self._adapter_queue.ask(command.number, command.adapter)
 
     def _submit(self, number: int, request: Request, refusal: WeftError | None = None) -> None:
-        """``refusal``: the error of its grammar or its adapter."""
+        """Submit a request. ``refusal``: the error of its grammar or its adapter."""
         try:
             if refusal is not None:
                 raise refusal
@@ -307,8 +315,8 @@ class EngineLoop:
                 self._recorder.accepted(request)
 
     def _in_chunks(self, request: Request) -> Request:
-        """A prompt for another engine saves a state behind each chunk, if the link is slow beside prefills:
-        each chunk goes there while the next one is computed."""
+        """Return ``request`` with states saved after each chunk of its prompt, if it is for another engine and the link
+        is slow compared with prefills: each chunk is sent while the next one is computed."""
         if request.handoff is None or self._peers is None:
             return request
         start, end, costs = request.handoff.start, len(request.prompt_tokens), self._core.meter.cost()
@@ -379,7 +387,7 @@ class EngineLoop:
 
 
 def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
-    """Raises ConfigError where the file cannot be created."""
+    """Start the recording, if one is wanted. Raise ConfigError where the file cannot be created."""
     if launch.record is None:
         return None
     from weft.rpc.recorder import Recorder
@@ -412,7 +420,7 @@ def send(socket: zmq.Socket[bytes], report: Report) -> None:
 
 
 def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
-    """The factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
+    """Return the factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
 
     def assemble() -> Any:  # imports too: they take seconds of a core
         assembled = pkgutil.resolve_name(launch.factory)(
@@ -427,13 +435,13 @@ def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     own_group()
     assembled = in_background(assemble)
     if (native := sys.modules.get("weft.tensor.native")) is not None:
-        native.set_threads(1)  # the kernels' threads start anew: those of the load would give way for ever
+        native.set_threads(1)  # the kernels' threads start again: those of the load would give way for ever
         native.set_threads(assembled.info.threads)
     return assembled
 
 
 def plug_link(assembled: Any, launch: Launch, context: zmq.Context[zmq.Socket[bytes]]) -> ModelInfo:
-    """The engine's info; with handoffs, its address for other engines too. Raises ConfigError."""
+    """Return the engine's info; with handoffs, its address for other engines too. Raise ConfigError."""
     tier = assembled.core.store
     info: ModelInfo = assembled.info
     if tier is None or not isinstance(tier.store, PeerStore):

@@ -24,21 +24,20 @@ import zmq
 from weft.rpc.messages import Beat
 
 STEP_FACTOR = 30
-"""A step may take this many times ``stall_after_s``: 5 minutes by default, as a first step compiles
-kernels."""
+"""Bound of a step, in units of ``stall_after_s``: 5 minutes by default, as a first step compiles kernels."""
 _BEAT_MAX_S = 1.0
 _BEATS_PER_STALL = 5
 _LATE_TICKS = 2
 
 
 def beat_every_s(stall_after_s: float) -> float:
-    """Seconds between two beats, so that several fit into ``stall_after_s`` (0: no stall is ever
+    """Return seconds between two beats, so that several fit into ``stall_after_s`` (0: no stall is ever
     reported)."""
     return min(_BEAT_MAX_S, stall_after_s / _BEATS_PER_STALL) if stall_after_s else _BEAT_MAX_S
 
 
 class StepClock:
-    """Written by the loop thread, read by the beat thread: when the running step began."""
+    """A clock of the running step: the loop thread writes its start, the beat thread reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -60,8 +59,7 @@ class StepClock:
 def start_beating(
     context: zmq.Context[zmq.Socket[bytes]], address: str, step_clock: StepClock, every_s: float
 ) -> Callable[[], None]:
-    """Starts the beat thread, with a socket of its own (a socket belongs to one thread). Call the result to
-    end it."""
+    """Start the beat thread, with a socket of its own (a socket belongs to one thread). Call the result to end it."""
     stopped = threading.Event()
 
     def beat() -> None:
@@ -83,7 +81,7 @@ def start_beating(
 
 
 class HeartMonitor:
-    """Watches one engine process from the HTTP process. ``stall_after_s`` 0: no stall is ever reported."""
+    """A watch on one engine process, in the HTTP process. ``stall_after_s`` 0: no stall is ever reported."""
 
     def __init__(self, stall_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.beat_s = beat_every_s(stall_after_s)
@@ -118,18 +116,18 @@ class HeartMonitor:
         return None
 
     async def stalled(self) -> str:
-        """Waits for a stall, and says why."""
+        """Wait for a stall, and return the reason."""
         while (reason := self.stall) is None:
             self._stall_seen.clear()
             await self._stall_seen.wait()
         return reason
 
     def sign_of_life(self, step_s: float = 0.0) -> None:
-        """A message came; ``step_s``: what a beat says of the running step."""
+        """Note a message; ``step_s``: seconds of the running step, from a beat."""
         self._silent_s, self._step_s = 0.0, step_s
 
     def tick(self) -> None:
-        """To be called every ``beat_s`` seconds."""
+        """Count a tick; to be called every ``beat_s`` seconds."""
         now_s = self._clock()
         self._silent_s += min(now_s - self._ticked_s, _LATE_TICKS * self.beat_s)
         self._ticked_s = now_s
@@ -137,7 +135,7 @@ class HeartMonitor:
             self._stall_seen.set()
 
     async def watch(self) -> None:
-        """Ticks for ever, from now on."""
+        """Tick for ever, from now on."""
         self._ticked_s = self._clock()
         while True:
             await asyncio.sleep(self.beat_s)

@@ -1,5 +1,5 @@
-"""What a server and a joined machine say to each other, besides what the engine itself says; the token of
-both; and the machine's end of a connection.
+"""Messages between a server and a joined machine, in addition to those of the engine; the token of both; and the
+machine's end of a connection.
 
     joined machine (``Uplink``)                             server (``listener``)
     ---------------------------                             ---------------------
@@ -12,9 +12,9 @@ both; and the machine's end of a connection.
                    <--------------------------------------  Dismissal: the connection is over, and what next
     LinkBeat       <------------------------------------->  every BEAT_S, in both directions
 
-Between them pass the messages of ``weft.rpc.messages``, unread. A connection carries one engine process, and
-neither end opens it again: ZeroMQ's own reconnection is off. After any loss the agent connects anew, on a
-socket of its own. So no message of an earlier connection can reach a later one, and none needs a number.
+Between them pass the messages of ``weft.rpc.messages``, unread. A connection carries one engine process, and neither
+end opens it again: ZeroMQ's own reconnection is off. After any loss the agent opens a new connection, on a new socket.
+So no message of an earlier connection can reach a later one, and none needs a number.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from weft.handoff import Role
 from weft.rpc.loop_socket import LoopSocket
 
 LINK_VERSION = 4
-"""Grows when messages change; another version is refused."""
+"""Version of the messages; another version is refused."""
 BEAT_S = 0.5
 SILENT_S = 3.0
-"""An end of which nothing came for this long has vanished."""
+"""Seconds without a message after which the other end has vanished."""
 LATE_TICKS = 2
-"""A late tick of silence counts as that many: an end that was held up itself does not blame the other."""
+"""Most ticks that a late tick of silence counts: an end that was held up itself does not blame the other."""
 OF_LINK, OF_ENGINE = b"L", b"E"
 """Kinds of bodies: a message of this file, or one of ``weft.rpc.messages`` as it came."""
 FRAME_BYTES_MAX = 256 << 10
-"""Bytes of one frame; a longer body is sent in pieces. ZeroMQ takes a frame from a connection before that has proved
-its key, so this times the connections is the memory that strangers can have."""
+"""Most bytes of one frame; a longer body is sent in pieces. ZeroMQ takes a frame from a connection before that has
+proved its key, so this times the connections is the memory that strangers can have."""
 _CURVE_BYTES = 256
-"""More than CURVE adds to a frame, and than a frame of its handshake has."""
+"""Bytes, more than CURVE adds to a frame, and than a frame of its handshake has."""
 _PORT_MAX = 65535
 _QUEUED_MAX = 20_000
-"""Messages to an end that does not read; more end the connection."""
+"""Most messages to an end that does not read; more end the connection."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """``agent`` names a replica of a joined machine for as long as its `weft join` runs. ``attempt`` grows
-    with each Hello of an agent, so that a late one is told from a new one. ``host``: the machine's name.
-    ``started_by``: what started `weft join`, such as a Ray actor; empty for a person. ``role``: of its
-    replica."""
+    """The first message of an agent. ``agent`` names a replica of a joined machine for as long as its `weft join` runs.
+    ``attempt`` grows with each Hello of an agent, so that a late one is told from a new one. ``host``: the machine's
+    name. ``started_by``: the program that started `weft join`, such as a Ray actor; empty for a person. ``role``: of
+    its replica."""
 
     link_version: int
     weft_version: str
@@ -75,14 +75,14 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """``replica``: the number of the agent's replica."""
+    """The reply to a Hello. ``replica``: the number of the agent's replica."""
 
     replica: int
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag=True):
-    """``config``: fields of an EngineConfig, which the joined machine may override where they are its own
-    affair. An agent whose engine runs with the same configuration resets it instead."""
+    """An order to start an engine. ``config``: fields of an EngineConfig; the joined machine may override those that
+    concern only itself. An agent whose engine runs with the same configuration resets it instead."""
 
     factory: str
     config: dict[str, Any]
@@ -106,8 +106,8 @@ Then = Literal["wait", "restart", "refused", "drained"]
 
 
 class Dismissal(msgspec.Struct, frozen=True, tag=True):
-    """The connection is over. The agent then waits for the next server with its engine, ends the engine and
-    connects again (restart), or ends: it must not come back (refused), or left as it wished (drained)."""
+    """The connection is over. The agent then waits for the next server with its engine, ends the engine and connects
+    again (restart), or ends: it must not come back (refused), or left as it wished (drained)."""
 
     reason: str
     then: Then = "wait"
@@ -128,20 +128,20 @@ def encode(message: LinkMessage) -> bytes:
 
 
 def decode(raw: bytes) -> LinkMessage:
-    """Raises msgspec.DecodeError."""
+    """Decode a message. Raise msgspec.DecodeError."""
     message: LinkMessage = _decoder.decode(raw)
     return message
 
 
 def frames(*bodies: bytes | memoryview) -> list[memoryview]:
-    """Return ``bodies`` in pieces of a frame each. A receiver joins the frames."""
+    """Split ``bodies`` into pieces of a frame each. A receiver joins the frames."""
     views = [memoryview(body).cast("B") if body else memoryview(b"") for body in bodies]
     return [view[at : at + FRAME_BYTES_MAX] for view in views for at in range(0, max(1, len(view)), FRAME_BYTES_MAX)]
 
 
 def set_options(socket: zmq.Socket[bytes]) -> None:
-    """ZeroMQ's heartbeat closes connections over a cut network. It proves that a kernel lives; whether the
-    process does is what ``LinkBeat`` is for."""
+    """Set the options of a socket. ZeroMQ's heartbeat closes connections over a cut network. It proves that a kernel
+    lives; ``LinkBeat`` proves that the process does."""
     for option, value in (
         (zmq.LINGER, 0),
         (zmq.RECONNECT_IVL, -1),
@@ -157,7 +157,7 @@ def set_options(socket: zmq.Socket[bytes]) -> None:
 
 
 def tcp_address(text: str, *, flag: str) -> str:
-    """``HOST:PORT`` as ZeroMQ writes it. Raises ConfigError that names ``flag``."""
+    """Return ``HOST:PORT`` as ZeroMQ writes it. Raise ConfigError that names ``flag``."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > _PORT_MAX:
         raise ConfigError(f"{flag} {text}: it is HOST:PORT, such as 10.0.0.1:8100 or [::]:8100", param=flag)
@@ -165,7 +165,7 @@ def tcp_address(text: str, *, flag: str) -> str:
 
 
 def own_address(towards: str = "192.0.2.1") -> str:
-    """The address that this machine has towards another one. Nothing is sent for that."""
+    """Return the address that this machine has towards another one. Nothing is sent for that."""
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((towards, 9))
@@ -185,8 +185,8 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class LinkKeys:
-    """Of one fleet, from its token: CURVE encrypts and authenticates every frame with them. Each end knows
-    the other's public key from the token, so no key crosses the network."""
+    """Keys of one fleet, from its token: CURVE encrypts and authenticates every frame with them. Each end knows the
+    other's public key from the token, so no key crosses the network."""
 
     server: KeyPair
     machine: KeyPair
@@ -196,7 +196,7 @@ class LinkKeys:
         return cls(_key_pair(token, b"server"), _key_pair(token, b"machine"))
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Tells ZeroMQ whose handshakes may succeed: those with the key of the token."""
+        """Tell ZeroMQ whether a handshake may succeed: one with the key of the token."""
         return key == self.machine.public
 
 
@@ -205,7 +205,7 @@ def new_token() -> str:
 
 
 def read_token(file: str) -> str:
-    """Raises ConfigError that names --token: no such file, readable by others, too short."""
+    """Return the token. Raise ConfigError that names --token: no such file, readable by others, too short."""
     path = Path(file).expanduser()
     try:
         with path.open("rb") as opened:
@@ -233,7 +233,7 @@ def read_token(file: str) -> str:
 
 
 def read_or_create_token(file: str) -> tuple[str, bool]:
-    """The token, and whether its file is new: 256 random bits, for its owner alone. Raises ConfigError as
+    """Return the token, and whether its file is new: 256 random bits, readable only by its owner. Raise ConfigError as
     ``read_token``."""
     path = Path(file).expanduser()
     with contextlib.suppress(FileExistsError):
@@ -273,7 +273,7 @@ class DismissedError(EngineUnavailableError):
 
 
 class Uplink:
-    """To be constructed on the running event loop."""
+    """A joined machine's end of one connection. To be constructed on the running event loop."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: LinkKeys) -> None:
         self._where = address.removeprefix("tcp://")
@@ -294,7 +294,7 @@ class Uplink:
         self._socket.close(_FAREWELL_MS)  # a farewell may be on its way
 
     async def greet(self, hello: Hello) -> Welcome:
-        """Raises LinkLostError with the reason; DismissedError; ConfigError for another token."""
+        """Say Hello. Raise LinkLostError with the reason; DismissedError; ConfigError for another token."""
         self.say(hello)
         answer, lost = asyncio.ensure_future(self.receive()), asyncio.ensure_future(self.watch())
         try:
@@ -311,15 +311,15 @@ class Uplink:
             lost.cancel()
 
     def say(self, message: LinkMessage) -> None:
-        """Raises LinkLostError."""
+        """Send ``message``. Raise LinkLostError."""
         self._put(OF_LINK, encode(message))
 
     def relay(self, report: bytes) -> None:
-        """A report of the engine. Raises LinkLostError."""
+        """Send a report of the engine. Raise LinkLostError."""
         self._put(OF_ENGINE, report)
 
     async def receive(self) -> LinkMessage | bytes:
-        """The next message, or a command for the engine in msgpack. Raises DismissedError."""
+        """Return the next message, or a command for the engine in msgpack. Raise DismissedError."""
         while True:
             kind, *pieces = await self._socket.receive()
             body = b"".join(pieces)
@@ -334,8 +334,8 @@ class Uplink:
                     return message
 
     async def keep_alive(self) -> None:
-        """Sends beats until the server is silent, and raises LinkLostError then. Silence is counted in ticks:
-        a machine that was stopped itself does not blame the server."""
+        """Send beats until the server is silent, and raise LinkLostError then. Silence is counted in ticks: a machine
+        that was stopped itself does not blame the server."""
         ticked_s = time.monotonic()
         while self._silent_s <= SILENT_S:
             self.say(LinkBeat())
@@ -347,7 +347,7 @@ class Uplink:
         raise LinkLostError(f"the server has been silent for {self._silent_s:.1f} s")
 
     async def watch(self) -> None:
-        """Raises why the connection failed or was closed: LinkLostError; ConfigError for another token."""
+        """Wait for the end of the connection, and raise its reason: LinkLostError; ConfigError for another token."""
         while True:
             event = zmq.Event(parse_monitor_message(await self._monitor.receive())["event"])
             if event & REFUSED:

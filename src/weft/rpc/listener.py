@@ -66,7 +66,8 @@ class AgentConnection:
         beat_s: float,
         place: HostShare = ANYWHERE,
     ) -> None:
-        """A recording is the affair of the server's own machine, and ``place`` that of the joined one."""
+        """Start an engine on the agent's machine. ``record`` and ``place`` are ignored: a recording belongs to the
+        server's own machine, and the joined machine chooses its place."""
         self.started = True
         self.say(link.StartEngine(factory, dataclasses.asdict(config), beat_s))
 
@@ -74,7 +75,7 @@ class AgentConnection:
         self.post(command)
 
     def post(self, command: Command) -> None:
-        """After the end it does nothing; the end is what its waiters learn."""
+        """Send a command; does nothing after the end, which the waiters of ``wait`` learn."""
         self._put(link.OF_ENGINE, _encoder.encode(command))
 
     async def receive(self) -> Report:
@@ -82,14 +83,14 @@ class AgentConnection:
         return report
 
     async def wait(self) -> str:
-        """Waits for the end of the process, and says why it ended."""
+        """Wait for the end of the process, and return the reason."""
         return await asyncio.shield(self._end)
 
     async def kill(self) -> None:
         self.dismiss("the engine process was ended", "restart")
 
     def close(self) -> None:
-        """The listener keeps nothing of a connection that has ended."""
+        """Do nothing: the listener keeps no data of a connection that has ended."""
 
     # ------------------------------------------------------------------ for the listener and the fleet
 
@@ -97,7 +98,7 @@ class AgentConnection:
         self._put(link.OF_LINK, link.encode(message))
 
     def dismiss(self, reason: str, then: link.Then = "wait") -> None:
-        """Ends it; ``then``: what its agent does. Idempotent."""
+        """End the connection; ``then``: the next action of its agent. Idempotent."""
         self.say(link.Dismissal(reason, then))
         self.end(reason, machine_lost=then != "restart")
 
@@ -105,7 +106,8 @@ class AgentConnection:
         self._received.put_nowait(report)
 
     def end(self, reason: str, *, machine_lost: bool = True) -> None:
-        """``machine_lost``: the process may still run, and serve again. The first reason stays."""
+        """Note the end of the connection. ``machine_lost``: the process may still run, and serve again. The first
+        reason stays."""
         if not self._end.done():
             self.machine_lost = machine_lost
             self._end.set_result(reason)
@@ -135,7 +137,7 @@ class Machine:
         self._connected = asyncio.Event()
 
     async def connected(self) -> AgentConnection:
-        """The connection, once there is one that no engine client has used."""
+        """Return the connection, once there is one that no engine client has used."""
         while self.connection is None:
             self._connected.clear()
             await self._connected.wait()
@@ -154,8 +156,8 @@ class Machine:
 
 
 class LinkListener:
-    """``on_hello`` takes a new connection and gives the number of its replica, or None to drop it;
-    ``on_leaving``: its agent wishes to leave."""
+    """The port at which machines join. ``on_hello`` takes a new connection and gives the number of its replica, or None
+    to drop it; ``on_leaving``: its agent wishes to leave."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class LinkListener:
         self.port = 0
 
     def bind(self) -> None:
-        """Raises ConfigError that names --listen-engines. Call it on the event loop."""
+        """Bind the port. Raise ConfigError that names --listen-engines. Call it on the event loop."""
         context = self._context = zmq.asyncio.Context()
         self._authenticator = AsyncioAuthenticator(context)
         self._authenticator.start()
@@ -200,7 +202,7 @@ class LinkListener:
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
     async def close(self, reason: str) -> None:
-        """Agents learn that the server ends, and wait for the next one. Their engines live on."""
+        """Close the port. Agents learn that the server ends, and wait for the next one. Their engines live on."""
         if not self._tasks:
             return
         for connection in list(self._connections.values()):
@@ -213,7 +215,7 @@ class LinkListener:
         await asyncio.to_thread(self._context.term)
 
     def put(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Never waits. Raises zmq.ZMQError."""
+        """Send a message to an agent. Never waits. Raise zmq.ZMQError."""
         self._socket.send(parts)
 
     def forget(self, connection: AgentConnection) -> None:

@@ -18,12 +18,12 @@ import zmq
 
 BURST = 64
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-"""Python's flags of an Enum cost more than the call."""
+"""Values of Python's flags of an Enum, which cost more than the call."""
 
 
 class LoopSocket:
-    """``socket`` is bound or connected, and belongs to this object from now on. To be constructed on the
-    running event loop. One task receives."""
+    """A ZeroMQ socket on the event loop. ``socket`` is bound or connected, and belongs to this object from now on. To
+    be constructed on the running event loop. One task receives."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -31,12 +31,12 @@ class LoopSocket:
         self._arrival: asyncio.Future[None] | None = None
         self._burst = 0
         self._will_look = False
-        """After the sends of this turn of the loop."""
+        """Whether it looks at the socket after the sends of this turn of the loop."""
         self._descriptor: int = socket.FD
         self._loop.add_reader(self._descriptor, self._look)
 
     async def receive(self) -> list[bytes]:
-        """The parts of the next message."""
+        """Return the parts of the next message."""
         if self._burst == BURST:
             self._burst = 0
             await asyncio.sleep(0)
@@ -55,7 +55,8 @@ class LoopSocket:
                 return parts
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Never waits; does nothing after ``close``. Raises zmq.Again for a full queue, if it has a bound."""
+        """Send a message. Never waits; does nothing after ``close``. Raise zmq.Again for a full queue, if it has a
+        bound."""
         if self._socket.closed:
             return
         self._socket.send_multipart(parts, zmq.NOBLOCK)
@@ -64,13 +65,13 @@ class LoopSocket:
             self._loop.call_soon(self._look)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Idempotent."""
+        """Close the socket. Idempotent."""
         if not self._socket.closed:
             self._loop.remove_reader(self._descriptor)
             self._socket.close(linger_ms)
 
     def _look(self) -> None:
-        """Resets the descriptor."""
+        """Take a look at the socket, which resets the descriptor."""
         self._will_look = False
         if self._socket.closed:
             return

@@ -1,4 +1,4 @@
-"""What the HTTP process and the engine process say to each other: msgpack of these Structs.
+"""Messages between the HTTP process and the engine process: msgpack of these Structs.
 
     HTTP process                                             engine process
     ------------                                             --------------
@@ -7,7 +7,8 @@
     Submit, Flush, GetCacheShape,
     Sleep, Wake, Pause, Resume,
     UpdateWeights, Reset,
-    LoadAdapter, UnloadAdapter   ------------------------->  questions: each has a number ...
+    LoadAdapter, UnloadAdapter,
+    PinPrefixes, UnpinPrefixes                   ------------------------->  questions: each has a number ...
               <-------------------------------------------   ... and a Reply in a StepReport
     Cancel, Follow, Stop         ------------------------->  commands without a reply
               <-------------------------------------------   StepReport: at most one message per step
@@ -26,7 +27,7 @@ from typing import Any, Literal
 import msgspec
 
 from weft.adapters import Adapter
-from weft.engine.stats import EngineStats, Flushed, Part, SleepState, WeightsState
+from weft.engine.stats import EngineStats, Flushed, NamedPrefix, Part, SleepState, WeightsState
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
 from weft.kv_events import KvEventsConfig
@@ -35,8 +36,8 @@ from weft.snapshot_report import SnapshotReport
 
 
 class PeerKeys(msgspec.Struct, frozen=True):
-    """``host``: the address that other machines reach this one at; ``port`` 0: any free one. ``token``: of
-    the fleet."""
+    """Address and token for handoffs. ``host``: the address that other machines reach this one at; ``port`` 0: any free
+    one. ``token``: of the fleet."""
 
     host: str
     port: int
@@ -57,13 +58,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """``factory`` is "module:function"; the engine process calls it with an EngineConfig of ``config`` and
-    ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: None for
-    no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part
-    of the machine that is the engine's (``weft.rpc.client.HostShare``). ``memory_turn``: the
-    descriptor of a file that the engines of one machine lock in turn (``weft.host``). ``peers``: how engines
-    of other machines reach it, for handoffs. ``kv_events``: where it publishes KV events, as engine number
-    ``rank`` of this machine."""
+    """The launch of an engine process. ``factory`` is "module:function"; the engine process calls it with an
+    EngineConfig of ``config`` and ``on_progress``. ``folder`` has the sockets; the process that ends last removes it.
+    ``record``: None for no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part of
+    the machine that is the engine's (``weft.rpc.client.HostShare``). ``memory_turn``: the descriptor of a file that the
+    engines of one machine lock in turn (``weft.host``). ``peers``: how engines of other machines reach it, for
+    handoffs. ``kv_events``: where it publishes KV events, as engine number ``rank`` of this machine."""
 
     factory: str
     config: dict[str, Any]
@@ -96,15 +96,14 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True):
-    """A question: drop what the prefix cache holds, and with ``store`` what is on disk. Its reply has no
-    value."""
+    """A question: drop the cached prefixes, and with ``store`` those on disk. Its reply has no value."""
 
     number: int
     store: bool = True
 
 
 class GetCacheShape(msgspec.Struct, frozen=True, tag=True):
-    """A question: what does the prefix cache hold? The reply is a ``CacheShape``."""
+    """A question about the contents of the prefix cache. The reply is a ``CacheShape``."""
 
     number: int
 
@@ -113,8 +112,8 @@ SleepMode = Literal["wait", "abort"]
 
 
 class Sleep(msgspec.Struct, frozen=True, tag=True):
-    """A question; the reply is a ``SleepOutcome``. ``mode``: what happens while sequences run, None to
-    refuse; ``timeout_s``: how long to wait for them."""
+    """A question; the reply is a ``SleepOutcome``. ``mode``: treatment of running sequences, None to refuse;
+    ``timeout_s``: how long to wait for them."""
 
     number: int
     level: int
@@ -133,7 +132,7 @@ PauseMode = Literal["keep", "wait", "abort"]
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """A question: compute no further step. ``mode``: what runs stays as it is, is waited for, or ends. The
+    """A question: compute no further step. ``mode``: running sequences stay as they are, are waited for, or end. The
     reply is a ``WeightsOutcome``."""
 
     number: int
@@ -149,8 +148,8 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
-    """A question: answer with the weights in ``directory`` from now on. ``mode``: what runs goes on with them,
-    is waited for, or ends. The reply is a ``WeightsOutcome``."""
+    """A question: answer with the weights in ``directory`` from now on. ``mode``: running sequences go on with them,
+    are waited for, or end. The reply is a ``WeightsOutcome``."""
 
     number: int
     directory: str
@@ -174,8 +173,24 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
+class PinPrefixes(msgspec.Struct, frozen=True, tag=True):
+    """A question: name these prefixes. The reply is a list of ``PinState``; it ``waits`` until their states are
+    durable in the store, or are not to become so."""
+
+    number: int
+    named: list[NamedPrefix]
+    waits: bool
+
+
+class UnpinPrefixes(msgspec.Struct, frozen=True, tag=True):
+    """A question: forget these names of prefixes. The reply: how many there were."""
+
+    number: int
+    names: list[str]
+
+
 class Follow(msgspec.Struct, frozen=True, tag=True):
-    """The next StepReport has a full report of the snapshots, and later ones what changed. ``pages``: of KV
+    """A command: the next StepReport has a full report of the snapshots, and later ones the changes. ``pages``: of KV
     pages too."""
 
     pages: bool = False
@@ -189,7 +204,7 @@ class Reset(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """``index`` None cancels every sequence of the request."""
+    """A command. ``index`` None cancels every sequence of the request."""
 
     request_id: str
     index: int | None = None
@@ -210,6 +225,8 @@ Command = (
     | UpdateWeights
     | LoadAdapter
     | UnloadAdapter
+    | PinPrefixes
+    | UnpinPrefixes
     | Reset
     | Follow
     | Cancel
@@ -231,7 +248,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         return cls(message=error.message, status=error.status, kind=error.kind, param=error.param, code=error.code)
 
     def as_error(self) -> UserError:
-        """A UserError that HTTP and the terminal report as the original would have been."""
+        """Return a UserError that HTTP and the terminal report as the original would have been."""
         error = UserError(self.message, param=self.param, code=self.code)
         error.status, error.kind = self.status, self.kind
         return error
@@ -255,14 +272,14 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SleepOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The state after a call to sleep or wake up. ``flushed``: what the prefix cache lost."""
+    """The state after a call to sleep or wake up. ``flushed``: losses of the prefix cache."""
 
     state: SleepState
     flushed: Flushed | None = None
 
 
 class WeightsOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The state after a pause, its end, or other weights. ``flushed``: what the prefix cache lost."""
+    """The state after a pause, its end, or other weights. ``flushed``: losses of the prefix cache."""
 
     weights: WeightsState
     paused: bool
@@ -270,25 +287,25 @@ class WeightsOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """One line about what the engine does while it starts."""
+    """One line about the progress of the engine's start."""
 
     text: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """``stats`` from before the first step, so that /metrics has every gauge from the start; None where
-    another process answers /metrics."""
+    """The end of a start. ``stats`` from before the first step, so that /metrics has every gauge from the start; None
+    where another process answers /metrics."""
 
     info: ModelInfo
     stats: EngineStats | None
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """``step_tokens``: tokens computed by each step since the last report (the histogram of iteration
-    sizes). ``stats``: the engine's counters, not on every report. ``snapshots``: what the prefix cache got
-    and lost, after a Follow. ``failures``: of requests that had been accepted and get no further event; an
-    engine has none, as a failed sequence is an event of it, and a fleet has. ``handoffs``: requests whose
-    records are with the engine that goes on, or why they are not."""
+    """The report of a step. ``step_tokens``: tokens computed by each step since the last report (the histogram of
+    iteration sizes). ``stats``: the engine's counters, not on every report. ``snapshots``: changes of the prefix cache,
+    after a Follow. ``failures``: of requests that had been accepted and get no further event; an engine has none, as a
+    failed sequence is an event of it, and a fleet has. ``handoffs``: requests whose records are with the engine that
+    goes on, or why they are not."""
 
     replies: list[Reply] = []
     events: list[TokenEvent] = []
@@ -306,7 +323,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fatal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """``refusal`` is set when the user can do something about it (a bad flag, a bad checkpoint)."""
+    """The last message of a dying engine. ``refusal`` is set when the user can do something about it (a bad flag, a bad
+    checkpoint)."""
 
     message: str
     traceback: str = ""

@@ -11,10 +11,10 @@ machine; another one takes the second part. Nothing listens on tcp without a tok
 has no name, so the system frees it with its last process, also after kill -9. A receiver that cannot open it
 says so, and gets the bytes in a message.
 
-Each send has one outcome. A link that breaks off, a key that is refused and SILENT_S without an answer are
-outcomes of all that is under way on it. ZeroMQ delivers a message whole or not at all, so a sender that
-vanishes in the middle of a record leaves nothing. Parcels of one handoff go one behind the other. A receiver
-without room is asked again for ROOM_S.
+Each send has one outcome. A link that breaks off, a key that is refused and SILENT_S without an answer are outcomes of
+all sends under way on it. ZeroMQ delivers a message completely or not at all, so a sender that vanishes in the middle
+of a record leaves nothing. Parcels of one handoff go one after the other. A receiver without room is asked again for
+ROOM_S.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from weft.store.inbox import FULL, ROOM_S, Parcel
 from weft.store.peer_store import Outcome
 
 SILENT_S = 5.0
-"""A receiver that has not answered for so long has vanished."""
+"""Seconds without an answer after which a receiver has vanished."""
 _AGAIN_S = 0.02
 _LOOK_MS = 200
 _NO_MEMORY = b"no shared memory"
@@ -87,9 +87,9 @@ class _Peer:
 
 
 class PeerLink:
-    """``folder``: private, of this process. ``accept`` takes a parcel and its bytes, and says why it is
-    refused; called by the thread of the link. ``keys``: None where no other machine is reached. Raises
-    zmq.ZMQError for a port that is taken."""
+    """A ``Wire`` between engines. ``folder``: private, of this process. ``accept`` takes a parcel and its bytes, and
+    returns why it is refused; called by the thread of the link. ``keys``: None where no other machine is reached.
+    Raises zmq.ZMQError for a port that is taken."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], folder: str, accept: Accept, keys: PeerKeys | None = None
@@ -103,9 +103,9 @@ class PeerLink:
         os.set_blocking(self._wake_in, False)
         self._peers: dict[str, _Peer] = {}
         self._queues: dict[str, deque[tuple[str, _Send]]] = {}
-        """By handoff, with their addresses: the first is under way, or its receiver was full."""
+        """Sends by handoff, with their addresses: the first is under way, or its receiver was full."""
         self._roomless: list[tuple[float, str, _Send]] = []
-        """When to ask again."""
+        """Times at which sends without room are tried again."""
         self._authenticator: ThreadAuthenticator | None = None
         self._near = context.socket(zmq.ROUTER)
         set_options(self._near)
@@ -149,7 +149,7 @@ class PeerLink:
 
     def _wish(self, wish: tuple[str, _Send] | None) -> None:
         self._wishes.put(wish)
-        with contextlib.suppress(BlockingIOError):  # the thread is behind, and looks anyway
+        with contextlib.suppress(BlockingIOError):  # the thread is late, and looks anyway
             os.write(self._wake_in, b"!")
 
     # ------------------------------------------------------------------ the link's thread
@@ -188,7 +188,7 @@ class PeerLink:
             listener.close(0)
 
     def _take_wishes(self) -> bool:
-        """Whether the link goes on."""
+        """Return whether the link goes on."""
         while not self._wishes.empty():
             wish = self._wishes.get()
             if wish is None:
@@ -247,7 +247,7 @@ class PeerLink:
             peer.socket.send_multipart([*head, b"", *frames(parcel, *send.payloads)], zmq.NOBLOCK)
 
     def _receive(self, listener: zmq.Socket[bytes]) -> None:
-        """A parcel of another engine."""
+        """Receive a parcel of another engine."""
         with contextlib.suppress(zmq.Again):
             while True:
                 sender, ticket, head_bytes, place, *pieces = listener.recv_multipart(zmq.NOBLOCK)
@@ -311,7 +311,7 @@ class PeerLink:
             self._break(peer, f"the other engine has not answered for {SILENT_S:g} s")
 
     def _break(self, peer: _Peer, reason: str) -> None:
-        """The connection is over; the next send opens another one."""
+        """Fail the sends of a connection that is over; the next send opens another one."""
         if self._peers.pop(peer.address, None) is None:
             return
         peer.socket.disable_monitor()
@@ -321,7 +321,7 @@ class PeerLink:
             self._end(send, reason)
 
     def _end(self, send: _Send, reason: str) -> None:
-        """It is the first one of its handoff. Those behind one that failed fail with it."""
+        """End ``send``, the first one of its handoff. If it failed, those after it fail with it."""
         queue = self._queues[send.parcel.handoff]
         while queue and (queue[0][1] is send or reason):
             _, ended = queue.popleft()
@@ -334,7 +334,7 @@ class PeerLink:
 
 
 def _shared(payloads: Sequence[memoryview], nbytes: int) -> int:
-    """A descriptor of memory with these bytes."""
+    """Return a descriptor of memory with these bytes."""
     descriptor = os.memfd_create("weft-parcel")
     try:
         os.ftruncate(descriptor, max(1, nbytes))

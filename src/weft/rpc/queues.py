@@ -1,11 +1,11 @@
-"""Requests that wait beside the steps of the engine loop, and are looked at between two of them.
+"""Requests that wait outside of the engine loop's steps, and are looked at between two of them.
 
     AdapterQueue    a request whose adapter a thread reads
     GrammarQueue    a request whose grammar threads compile
 
-Steps go on meanwhile. A request waits before it is accepted: a bad adapter or grammar is an error of that
-request, and never a sequence that fails. A queue hands out a request only when what it waited for is there,
-and the engine accepts it before anything can evict that.
+Steps go on meanwhile. A request waits before it is accepted: a bad adapter or grammar is an error of that request, and
+never a sequence that fails. A queue hands out a request only when its adapter or grammar is ready, and the engine
+accepts it before an eviction can happen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _AdapterRead:
     read: Future[ReadAdapter]
     requests: list[Request] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    """Of the questions that wait for it."""
+    """Numbers of the questions that wait for it."""
 
 
 class AdapterQueue:
@@ -52,7 +52,7 @@ class AdapterQueue:
         return bool(self._readings)
 
     def take(self, request: Request) -> bool:
-        """Whether ``request`` has to wait here; if not, the engine can have it. Raises QueueFullError."""
+        """Return whether ``request`` has to wait here; if not, the engine can have it. Raises QueueFullError."""
         if request.adapter is None or self._pool.find(request.adapter):
             return False
         waiting = sum(len(reading.requests) for reading in self._readings.values())
@@ -67,12 +67,12 @@ class AdapterQueue:
         return True
 
     def ask(self, number: int, adapter: Adapter) -> None:
-        """The question ``number``: can it be served?"""
+        """Queue the question ``number``, whether the adapter can be served."""
         self._begun(adapter).numbers.append(number)
 
     def answers(self) -> Iterator[tuple[list[int], list[Request], WeftError | None]]:
-        """Questions and requests whose adapter is in memory now, or cannot be, with what was wrong. Submit
-        the requests before the next is asked for: their adapter may be evicted after that."""
+        """Yield questions and requests whose adapter is in memory now, or cannot be, with the error. Submit the
+        requests before the next is asked for: their adapter may be evicted after that."""
         for digest, reading in list(self._readings.items()):
             if not reading.read.done():
                 continue
@@ -87,7 +87,7 @@ class AdapterQueue:
                 yield reading.numbers, reading.requests, None
 
     def cancel(self, request_id: str) -> None:
-        """The request is gone. Unknown ids are ignored."""
+        """Drop a request that is gone. Unknown ids are ignored."""
         for digest, reading in list(self._readings.items()):
             reading.requests = [one for one in reading.requests if one.request_id != request_id]
             if not reading.requests and not reading.numbers:
@@ -125,7 +125,7 @@ class GrammarQueue:
         return bool(self._waiting)
 
     def take(self, request: Request) -> bool:
-        """Whether ``request`` has to wait here; if not, the engine can have it. Raises QueueFullError."""
+        """Return whether ``request`` has to wait here; if not, the engine can have it. Raises QueueFullError."""
         grammar = request.sampling.grammar
         if grammar is None or self._grammars.find(grammar) is not None:
             return False
@@ -144,8 +144,8 @@ class GrammarQueue:
         return True
 
     def ready(self) -> Iterator[tuple[Request, WeftError | None]]:
-        """Requests whose grammar is compiled, in order of arrival, with what was wrong with it. Submit each
-        before the next is asked for: the compiler may forget its grammar after that."""
+        """Yield requests whose grammar is compiled, in order of arrival, with its error if any. Submit each before the
+        next is asked for: the compiler may forget its grammar after that."""
         for request_id, (request, grammar) in list(self._waiting.items()):
             compiled = self._compiling[grammar]
             if not compiled.done():
@@ -160,7 +160,7 @@ class GrammarQueue:
                 yield request, None
 
     def cancel(self, request_id: str) -> None:
-        """The request is gone. Unknown ids are ignored."""
+        """Drop a request that is gone. Unknown ids are ignored."""
         entry = self._waiting.pop(request_id, None)
         if entry is not None:
             self._forget(entry[1])
@@ -170,6 +170,6 @@ class GrammarQueue:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _forget(self, grammar: Grammar) -> None:
-        """Drops a compilation that no request waits for."""
+        """Drop a compilation that no request waits for."""
         if all(waited != grammar for _, waited in self._waiting.values()):
             self._compiling.pop(grammar).cancel()

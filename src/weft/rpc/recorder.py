@@ -1,13 +1,12 @@
-"""``weft serve --record FILE``: what requests came and how alike they were, for ``weft simulate``.
+"""``weft serve --record FILE``: times and likenesses of requests, for ``weft simulate``.
 
     engine loop    accepted(request)  events(...)  stepped(plan, seconds)      a list append each
                         |  ended sequences
                    bounded queue ---> a thread of its own: hashes (sim.recording), JSON, the file
 
-``sim.recording`` says what is in the file, and why no text can be read out of it. The key of the hashes is
-drawn here and forgotten with the process. Nothing waits for the file: when the thread falls behind or the
-disk is full, what is dropped is counted. Steps are thinned as their number doubles. Queue, file and steps are
-bounded (law L11).
+``sim.recording`` describes the file, and why no text can be read out of it. The key of the hashes is drawn here and
+forgotten with the process. Nothing waits for the file: when the thread is too slow or the disk is full, dropped lines
+are counted. Steps are thinned as their number doubles. Queue, file and steps are bounded (law L11).
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class _Open:
 
 
 class Recorder:
-    """``clock`` is the engine's. Raises ConfigError (``--record``) where the file exists or cannot be
-    made."""
+    """A recorder of traffic. ``clock`` is the engine's. Raises ConfigError (``--record``) where the file exists or
+    cannot be made."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Recorder:
             self._number += 1
 
     def cancelled(self, request_id: str, index: int | None) -> None:
-        """Before the engine is told."""
+        """Note a cancel before the engine gets it."""
         now = self._clock() - self._start_s
         for (name, number), one in self._open.items():
             if name == request_id and index in (None, number):
@@ -123,7 +122,7 @@ class Recorder:
                 self._stride *= 2
 
     def close(self) -> None:
-        """Write what is waiting, and the last line. Idempotent."""
+        """Write waiting lines, and the last line. Idempotent."""
         if not self._thread.is_alive():
             return
         self._put_steps()
@@ -186,7 +185,7 @@ class _Ended:
 
 
 class _Writer:
-    """Lines of JSON up to a limit."""
+    """A writer of lines of JSON up to a limit."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path = path
@@ -209,7 +208,7 @@ class _Writer:
         return self._file is not None
 
     def write(self, line: dict[str, Any]) -> bool:
-        """Whether the line is in the file, whole."""
+        """Write a line, and return whether all of it is in the file."""
         assert self._file is not None
         text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         if len(text) > self._left:

@@ -36,20 +36,21 @@ BLOCK_BYTES = 8
 TOKEN_HASH_BYTES = 4
 _TOKEN_BYTES = 4
 _ENDS_MAX = 65_536
-"""Places inside a block at which requests ended, that are remembered; the least recently met goes first."""
+"""Most positions inside a block at which requests ended that are remembered; the least recently met goes first."""
 _ENDS_PER_PLACE_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """``blocks``: 8 bytes each. ``fronts``: by index of a block, 4 bytes for each of its first tokens."""
+    """Hashes of one sequence. ``blocks``: 8 bytes each. ``fronts``: by index of a block, 4 bytes for each of its first
+    tokens."""
 
     blocks: bytes
     fronts: tuple[tuple[int, bytes], ...]
 
 
 class Fingerprints:
-    """Hashes sequences under one ``key``, which must be random and kept nowhere (16 to 64 bytes)."""
+    """Hashes of sequences under one ``key``, which must be random and kept nowhere (16 to 64 bytes)."""
 
     def __init__(self, key: bytes) -> None:
         assert 16 <= len(key) <= 64
@@ -57,12 +58,12 @@ class Fingerprints:
         self._ends: OrderedDict[bytes, list[bytes]] = OrderedDict()
 
     def salt(self, salt: str) -> str:
-        """A name for a cache salt; "" stays what it is."""
+        """Return a name for a cache salt; "" stays ""."""
         return blake2b(salt.encode(), key=self._key, digest_size=BLOCK_BYTES).hexdigest() if salt else ""
 
     def of(self, tokens: Sequence[int], salt: str, *, computed: int) -> Fingerprint:
-        """``tokens``: prompt and answer; of them the first ``computed`` were in memory when the sequence
-        ended, so its state was kept there."""
+        """Return the hashes of a sequence. ``tokens``: prompt and answer; of them the first ``computed`` were in memory
+        when the sequence ended, so its state was kept there."""
         data = np.asarray(tokens, dtype=np.int32).tobytes()
         state = blake2b(salt.encode(), key=self._key, digest_size=BLOCK_BYTES)
         blocks: list[bytes] = []
@@ -82,8 +83,8 @@ class Fingerprints:
         return Fingerprint(b"".join(blocks), tuple(fronts))
 
     def _front(self, state: Any, before: bytes, block: bytes, own_end: int) -> bytes:
-        """Hashes of the first tokens of ``block``: as many as earlier requests that ended here have in common
-        with it, and up to ``own_end``, which is remembered."""
+        """Return hashes of the first tokens of ``block``: up to the last token in common with earlier requests that
+        ended here, and up to ``own_end``, which is remembered."""
         following = state.copy()
         hashes = bytearray()
         for at in range(0, len(block), _TOKEN_BYTES):
@@ -103,7 +104,7 @@ class Fingerprints:
 
 
 def _common(left: bytes | bytearray, right: bytes) -> int:
-    """Tokens at the front of both whose hashes are equal."""
+    """Return the number of tokens at the front of both whose hashes are equal."""
     size, count = TOKEN_HASH_BYTES, 0
     while (count + 1) * size <= min(len(left), len(right)) and (
         left[count * size : (count + 1) * size] == right[count * size : (count + 1) * size]
@@ -113,8 +114,7 @@ def _common(left: bytes | bytearray, right: bytes) -> int:
 
 
 def sequence_line(fingerprint: Fingerprint, **fields: Any) -> dict[str, Any]:
-    """One line of the file; ``fields`` as ``read_recording`` wants them, those with nothing in them left
-    out."""
+    """Return one line of the file; ``fields`` as ``read_recording`` wants them, empty ones left out."""
     always = ("at_s", "input_length", "output_length")
     line = {name: value for name, value in fields.items() if value or name in always}
     line["blocks"] = base64.b64encode(fingerprint.blocks).decode()
@@ -124,7 +124,7 @@ def sequence_line(fingerprint: Fingerprint, **fields: Any) -> dict[str, Any]:
 
 
 def token_text(tokens: Sequence[int]) -> str:
-    """The field ``tokens`` of a line."""
+    """Return the field ``tokens`` of a line."""
     return base64.b64encode(np.asarray(tokens, dtype="<i4").tobytes()).decode()
 
 

@@ -28,7 +28,8 @@ Call = Sleep | Pause | UpdateWeights
 
 
 class Standstill:
-    """``clock`` gives seconds. ``take`` and ``look`` return the replies that are ready."""
+    """Calls that wait for the engine's steps to stop. ``clock`` gives seconds. ``take`` and ``look`` return the replies
+    that are ready."""
 
     def __init__(self, core: EngineCore, clock: Callable[[], float] = time.monotonic) -> None:
         self._core = core
@@ -42,14 +43,14 @@ class Standstill:
     # ------------------------------------------------------------------ requests
 
     def check_open(self) -> None:
-        """Raises AsleepError while a sleep waits for live sequences. (Asleep, the engine itself refuses.)"""
+        """Raise AsleepError while a sleep waits for live sequences. (Asleep, the engine itself refuses.)."""
         if self._waiting is not None and isinstance(self._waiting[0], Sleep):
             raise AsleepError(
-                "the engine goes to sleep once what runs has ended, and takes no new requests", code="asleep"
+                "the engine goes to sleep once running requests have ended, and takes no new ones", code="asleep"
             )
 
     def hold(self, number: int, request: Request) -> bool:
-        """Whether ``request`` is held back, because a call waits for the requests before it. Raises AsleepError
+        """Return whether ``request`` is held back, because a call waits for the requests before it. Raise AsleepError
         if it waits to sleep, QueueFullError (law L11)."""
         self.check_open()
         if self._waiting is None:
@@ -65,7 +66,7 @@ class Standstill:
         return True
 
     def released(self) -> list[tuple[int, Request]]:
-        """Requests that were held back and are not any more."""
+        """Return requests that were held back and are not any more."""
         if self._waiting is not None or not self._held:
             return []
         released = list(self._held.values())
@@ -76,7 +77,7 @@ class Standstill:
         self._held.pop(request_id, None)
 
     def forget(self) -> None:
-        """A call that waits will not be, and requests that are held back are given up: their caller is gone."""
+        """Drop a call that waits, and the requests that are held back: their caller is gone."""
         self._wait_for(None)
         self._held.clear()
 
@@ -86,10 +87,10 @@ class Standstill:
         try:
             if isinstance(command, Wake):
                 check_parts(command.tags)
-                refused = self._refuse_waiting("a call to wake up came before what ran had ended")
+                refused = self._refuse_waiting("a call to wake up came before running requests had ended")
                 return [*refused, self._wake(command)]
             if isinstance(command, Resume):
-                refused = self._refuse_waiting("a call to resume came before what ran had ended")
+                refused = self._refuse_waiting("a call to resume came before running requests had ended")
                 self._core.paused = False
                 return [*refused, self._weights(command.number)]
             if isinstance(command, Sleep):
@@ -97,7 +98,7 @@ class Standstill:
             else:
                 self._core.sleep_state.check_awake()
             if self._waiting is not None:
-                raise BusyError("another call waits for what runs to end", code="busy")
+                raise BusyError("another call waits for running requests to end", code="busy")
             if command.mode == "wait" and self._core.live_count and not self._core.paused:
                 self._wait_for(command)
                 return []
@@ -110,7 +111,7 @@ class Standstill:
         self.waits = command is not None
 
     def look(self) -> list[Reply]:
-        """Between two steps: have the live sequences ended, or is it too late?"""
+        """Return the replies that are ready, between two steps: the live sequences have ended, or it is too late."""
         if self._waiting is None:
             return []
         command, deadline_s = self._waiting

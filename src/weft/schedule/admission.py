@@ -1,4 +1,4 @@
-"""Which waiting sequences join the step, in queue order, and which running ones give way when memory is
+"""Admission: which waiting sequences join the step, in queue order, and which running ones give way when memory is
 short.
 
     waiting   [ A ] [ B ] [ C ] [ D ] ...
@@ -10,16 +10,16 @@ short.
     running   [ A ]  [ B short ]  [ C ]  [ D ]  [ E short ]     *short*: needs one more page; there is none
               best                           ^ victims are always a tail of this list; the best is never one
 
-A sequence is admitted with memory for all of its known tokens, and with some pages of headroom left for the
-sequences that run. It starts behind what the cache has of it. A sequence that does not fit ends the pass:
-smaller ones behind it must not starve it. The cache makes room for it, and for later sequences that would fit
-into the same step. Otherwise short requests would join one a step wherever the cache has filled the arena.
-The prefix that the head would resume on is not evicted for this while other sequences run.
+A sequence is admitted with memory for all of its known tokens, and with some pages of headroom left for the sequences
+that run. It starts after its cached prefix. A sequence that does not fit ends the pass: smaller ones after it must not
+starve it. The cache makes room for it, and for later sequences that would fit into the same step. Otherwise short
+requests would join one a step wherever the cache has filled the arena. The prefix that the head would resume on is not
+evicted for this while other sequences run.
 
-A victim loses its memory, not its tokens. What it frees serves from the next step on, and what it leaves in
-the cache is evicted last (reuse.py). The best sequence is never a victim, gets memory before any other, and
-fits alone: so it finishes (law L3). The worst preempts none when it is short: no sequence loses computed work
-for one that ranks below it.
+A victim loses its memory, not its tokens. Its freed memory serves from the next step on, and its prefix in the cache is
+evicted last (reuse.py). The best sequence is never a victim, gets memory before any other, and fits by itself: so it
+finishes (law L3). The worst preempts none when it is short: no sequence loses computed work for one that ranks below
+it.
 
 Laws: L3 (no room is a plan without that sequence), L8 (cached tokens are those of the match).
 """
@@ -48,7 +48,7 @@ _DOUBLINGS_MAX = 2
 
 
 def victim_count(pages_held: Seq[int], short: Seq[bool], pages_freed: int) -> int:
-    """The number of running sequences, from the worst up, that must give their memory back.
+    """Return the number of running sequences, from the worst up, that must give their memory back.
 
     ``pages_held`` and ``short`` are by rank, best first. ``pages_freed``: pages of sequences that finished in
     this step. At most all but the best.
@@ -67,7 +67,7 @@ def victim_count(pages_held: Seq[int], short: Seq[bool], pages_freed: int) -> in
 
 
 def headroom_pages(running_count: int, preemption_count: int) -> int:
-    """Pages that must stay free at an admission: one for each running sequence, doubled for each preemption
+    """Return pages that must stay free at an admission: one for each running sequence, doubled for each preemption
     of this one, up to 4-fold. 0 when no other sequence runs.
 
     One page each halves the recomputed tokens, and doubling saves another tenth. More only makes sequences
@@ -76,7 +76,8 @@ def headroom_pages(running_count: int, preemption_count: int) -> int:
 
 
 class AdmissionPlanner:
-    """Reads the queues and rows of the scheduler; writes only into the plan builder."""
+    """The planner of admissions. It reads the queues and rows of the scheduler and writes only into the plan
+    builder."""
 
     def __init__(
         self,
@@ -97,8 +98,8 @@ class AdmissionPlanner:
     def plan(
         self, step: PlanBuilder, budget: Budget, closing: Iterable[Sequence], needy: frozenset[str] = frozenset()
     ) -> dict[SeqId, Match]:
-        """Admits what fits. Returns the cache match of each admitted sequence. ``needy``: keys that have fewer rows
-        than their share; where there are some, they alone get rows."""
+        """Admit sequences that fit. Returns the cache match of each admitted sequence. ``needy``: keys that have fewer
+        rows than their share; where there are some, only they get rows."""
         matches: dict[SeqId, Match] = {}
         if not len(self._waiting):
             return matches
@@ -147,11 +148,11 @@ class AdmissionPlanner:
 
     @property
     def _others(self) -> int:
-        """Requests that run or wait, beside one that waits."""
+        """The number of requests that run or wait, apart from one that waits."""
         return len(self._running) + len(self._waiting) - 1
 
     def _waits_for_read(self, seq: Sequence, known: Int32s, producers: PrefixProducers) -> bool:
-        """Whether ``seq`` waits for bytes that have not arrived, and for nothing else."""
+        """Return whether ``seq`` waits for bytes that have not arrived, and for nothing else."""
         # Without a match: a plan that a waiting request does not change is cheap.
         fetch = None if self._store is None else self._store.restores.fetch_of(seq.id)
         if fetch is None or fetch.state is not FetchState.READING:
@@ -160,7 +161,7 @@ class AdmissionPlanner:
         return fetch.reaches(cached) and producers.wait_for(seq, known, cached) is None
 
     def _look_ahead(self, step: PlanBuilder, last: Sequence) -> None:
-        """A fetch for one of the requests from ``last`` on, which are not admitted in this step."""
+        """Begin a fetch for one of the requests from ``last`` on, which are not admitted in this step."""
         if self._store is None or step.fetch_wishes or not self._store.restores.may_look_ahead:
             return
         for seq in islice(self._waiting.after(last), AHEAD_MAX):
@@ -176,7 +177,7 @@ class AdmissionPlanner:
                 return
 
     def _admit(self, step: PlanBuilder, seq: Sequence, row: RowId, match: Match, end: int) -> bool:
-        """A lease for all known tokens of ``seq``, or False and nothing."""
+        """Admit ``seq`` with a lease for all known tokens, or return False and change nothing."""
         start, known = match.cached_tokens, seq.known()
         assert start < known.size
         if not step.transaction.open(seq.id, match, known.size, headroom_pages=self._headroom(step, seq)):
@@ -202,8 +203,8 @@ class AdmissionPlanner:
         return True
 
     def _plan_restore(self, step: PlanBuilder, look: StoreLook, seq: Sequence, rows_free: int) -> bool:
-        """``seq`` waits for the store in this step; perhaps its prefix is loaded now. False: the load does
-        not fit, and the cache makes room for it."""
+        """Plan the read of a sequence that waits for the store in this step; perhaps its prefix is loaded now. False:
+        the load does not fit, and the cache makes room for it."""
         if look.wish is not None:
             step.fetch_wishes.append(look.wish)
         if look.fetch is None or look.fetch.state is not FetchState.READY:
@@ -222,10 +223,10 @@ class AdmissionPlanner:
         return headroom_pages(len(self._running) + len(step.admissions), seq.preemption_count)
 
     def _make_room(self, step: PlanBuilder, seq: Sequence, match: Match, rows_free: int) -> None:
-        """``seq`` does not fit. The cache makes room for it and for the sequences behind it that would join
-        the same step, or else for ``seq`` alone."""
-        # For those behind it too: short requests would else join one a step wherever the cache is full. The
-        # prefix that `seq` resumes on is spared while others run: recomputing costs more than the wait.
+        """Make room for ``seq``, which does not fit, and for the later sequences that would join the same step, or else
+        only for ``seq``."""
+        # For later ones too: short requests would else join one a step wherever the cache is full. The prefix that
+        # `seq` resumes on is spared while others run: recomputing costs more than the wait.
         own, awaited = match.anchor, self._reuse.awaited()
         step.transaction.evict_last([own, *awaited])
         cached = match.cached_tokens

@@ -15,7 +15,7 @@ its answer. Tokens do not bound the gap: one costs a hundred times more on one m
     | decodes   | prefill chunks        |
     | decodes                   | prefill chunks            |      slow decodes: prefill takes as long
 
-A step of prefills alone delays no answer and has the whole token budget. The limit is a value that the engine
+A step of only prefills delays no answer and has the complete token budget. The limit is a value that the engine
 replaces between two steps (``weft.costs.fit``), so a plan stays a pure function of its state.
 """
 
@@ -32,13 +32,14 @@ _ANY_TOKENS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class StepLimit:
-    """``max_s``: see the module. ``cost``: None before the first measured step; nothing is limited then."""
+    """The limit of a step in seconds. ``max_s``: see the module. ``cost``: None before the first measured step; nothing
+    is limited then."""
 
     max_s: float
     cost: StepCost | None = None
 
     def prefill_s(self, decodes: int, context: int) -> float:
-        """Seconds of prefill in a step of ``decodes`` sequences that read ``context`` tokens."""
+        """Return seconds of prefill in a step of ``decodes`` sequences that read ``context`` tokens."""
         if self.cost is None or not decodes:
             return math.inf
         decodes_s = self.cost.step_s(Work(0, 0, decodes, context))
@@ -47,7 +48,7 @@ class StepLimit:
         return max(self.max_s - decodes_s, decodes_s)
 
     def tokens_within(self, start: int, seconds: float) -> int:
-        """Prefill tokens from position ``start`` on that take ``seconds``."""
+        """Return the prefill tokens from position ``start`` on that take ``seconds``."""
         if self.cost is None or math.isinf(seconds):
             return _ANY_TOKENS
         return int(min(self.cost.tokens_within(start, max(seconds, 0.0)), _ANY_TOKENS))
@@ -61,13 +62,13 @@ NO_LIMIT = StepLimit(math.inf)
 
 def step_tokens_bound(step_tokens_max: int, rows_max: int) -> int:
     # One chunk is always left: a grid has a smallest step, and decodes could starve every prefill.
-    """Most tokens that one step can have: the size of per-token buffers."""
+    """Return the most tokens that one step can have: the size of per-token buffers."""
     return max(step_tokens_max, rows_max + CHUNK_TOKENS)
 
 
 class Budget:
-    """Tokens and seconds left for prefill in this step, after ``decode_count`` decodes that read ``context``
-    tokens. ``keys``: API keys that have prompts, where they are several. ``whole``: no prompt is cut."""
+    """Tokens and seconds left for prefill in this step, after ``decode_count`` decodes that read ``context`` tokens.
+    ``keys``: API keys that have prompts, where they are several. ``whole``: no prompt is cut."""
 
     __slots__ = ("_granted", "_left_s", "_limit", "_unserved", "_whole", "left")
 
@@ -90,9 +91,9 @@ class Budget:
         self._unserved = set(keys)
 
     def chunk_end(self, start: int, end: int, key: str = "") -> int:
-        """Where a prefill of ``key`` at ``start`` with known tokens up to ``end`` stops in this step. Equal to
-        ``start`` when what is left does not reach the next grid point. Keys without a prefill in this step keep an
-        even part of what is left, in chunks: the key that has used least comes first."""
+        """Return where a prefill of ``key`` at ``start`` with known tokens up to ``end`` stops in this step. Equal to
+        ``start`` when the rest does not reach the next grid point. Keys without a prefill in this step keep an even
+        part of the rest, in chunks: the key that has used least comes first."""
         if self._whole:
             return end if end - start <= self.left else start
         in_time = max(self._limit.tokens_within(start, self._left_s), self._granted)
@@ -104,7 +105,7 @@ class Budget:
         return end if reach >= end else max(start, reach - reach % CHUNK_TOKENS)
 
     def spend(self, start: int, end: int, key: str = "") -> None:
-        """The positions [start, end) are computed in this step."""
+        """Spend the tokens and seconds of positions [start, end), which are computed in this step."""
         self._unserved.discard(key)
         tokens = end - start
         assert 0 < tokens <= self.left, f"{tokens} tokens of {self.left}"

@@ -5,10 +5,10 @@
 
 Waiting sequences are ordered by the seconds of the engine that their key has used (deficit round robin): the key with
 the fewest is next, and a sequence counts as the mean of all before it is measured. A key that comes back begins where
-the others are, so time without requests is no credit. Running ones take turns by number: the key with most rows has a
-victim first.
+the others are, so time without requests gives no credit. Running ones take turns by number: the key with most rows has
+a victim first.
 
-A ``priority`` above 0 yields to every key. One below 0 goes before others of its own key alone, or of all keys with
+A ``priority`` above 0 yields to every key. One below 0 goes before others of only its own key, or of all keys with
 ``--priority-across-keys``. With one key the order is that of ``RankedQueue``.
 
 Nothing here knows a clock: the engine passes the seconds of its steps (``weft.shares``).
@@ -32,7 +32,7 @@ class FairQueue:
         self._by_key: dict[str, RankedQueue] = {}
         self.keys: frozenset[str] = frozenset()
         self._order: list[Sequence] | None = None
-        """All of them; None: it has changed."""
+        """All sequences in order; None: the order has changed."""
 
     def count(self, key: str) -> int:
         return len(self._by_key.get(key, ()))
@@ -47,7 +47,7 @@ class FairQueue:
         return iter(self._ordered())
 
     def after(self, seq: Sequence) -> Iterator[Sequence]:
-        """Those behind ``seq``, best first."""
+        """Yield the sequences after ``seq``, best first."""
         if len(self._by_key) == 1:
             yield from self._by_key[seq.key].after(seq)
         else:
@@ -80,7 +80,7 @@ class FairQueue:
         return seq.rank[0] if self._across else max(seq.rank[0], 0)
 
     def reorder(self) -> None:
-        """The shares have changed."""
+        """Note that the shares have changed."""
         self._order = None
 
     def audit(self) -> None:

@@ -13,8 +13,8 @@ keep the per-row state on the device (page table, sampling parameters, token cou
         tokens_T   [ d0 d1 | w0 w0 w0 | w1 w1 | p0 p0 p0 p0 | p1 p1 ... ]     flat, in run order
         run r covers tokens [offset_r, offset_r + length_r) at positions [start_r, start_r + length_r)
 
-Laws: L4 (PAD); L5 (rows cleared when a sequence leaves, before the row is used again); L6 (frames are zeroed
-before first use); L7 (what is shared is copied before it is written: the copies).
+Laws: L4 (PAD); L5 (rows cleared when a sequence leaves, before the row is used again); L6 (frames are zeroed before
+first use); L7 (shared pages and states are copied before they are written: the copies).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CompiledGrammar(DraftGrammar, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence gets a row: what the executor must know while the sequence holds it.
+    """A sequence gets a row: the values that the executor must know while the sequence holds it.
 
     ``tokens`` is the prompt and, after a preemption, the tokens generated before it. ``prompt_tokens`` counts
     the prompt's, so that penalties count exactly the *generated* ones. ``seed`` is the sequence's own 64-bit
@@ -74,16 +74,16 @@ class Admission:
     grammar: CompiledGrammar | None = None
     """The grammar of its answer, if it has one."""
     pictures: tuple[PlacedPicture, ...] = ()
-    """The executor has their rows."""
+    """Pictures whose rows the executor has."""
     adapter: str = ""
     """The digest of the adapter that computes it, empty for the base model."""
     pooling: Pooling | None = None
-    """Pooling of its prompt, in place of an answer."""
+    """Pooling of its prompt, instead of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """Write the recurrent state after ``position`` tokens into ``slot``, during run ``run``."""
+    """A write of the recurrent state after ``position`` tokens into ``slot``, during run ``run``."""
 
     run: int
     position: int
@@ -92,21 +92,19 @@ class Tap:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """``rows``, ``starts``, ``lengths``, ``slots``: int32 [runs]; ``fresh``, ``samples``: bool [runs];
-    ``tokens``: int32 [sum of lengths]; PAD for a decode: the token that its row chose last, which the planner
+    """The plan of one step. ``rows``, ``starts``, ``lengths``, ``slots``: int32 [runs]; ``fresh``, ``samples``: bool
+    [runs]; ``tokens``: int32 [sum of lengths]; PAD for a decode: the token that its row chose last, which the planner
     did not wait for.
 
-    ``slots`` is PAD for models without recurrent state. ``fresh``: the state starts from zero, whatever
-    the slot's bytes are. ``samples``: the run ends at the sequence's last known token, so its last
-    logits choose the next one. ``prompt_logprob_runs``: runs whose sequence asked for logprobs of its
-    prompt. ``table_writes``: int32 [3, k] of (row, page index in the row, page id).
-    ``table_patches``, in the same form, replaces entries by pages that hold the same tokens.
-    ``arena_work``: that of the reservation, copies of running slots before this step overwrites them, and
-    stores. ``store``: what this plan decides about the store.
+    ``slots`` is PAD for models without recurrent state. ``fresh``: the state starts from zero, whatever the slot's
+    bytes are. ``samples``: the run ends at the sequence's last known token, so its last logits choose the next one.
+    ``prompt_logprob_runs``: runs whose sequence asked for logprobs of its prompt. ``table_writes``: int32 [3, k] of
+    (row, page index in the row, page id). ``table_patches``, in the same form, replaces entries by pages that hold the
+    same tokens. ``arena_work``: that of the reservation, copies of running slots before this step overwrites them, and
+    stores. ``store``: decisions of this plan about the store.
 
-    The ``verify_count`` runs behind the decodes are verify runs: a chosen token, and drafts of the next ones.
-    A token is chosen behind each of them, and those behind a wrong draft are dropped
-    (``schedule.verify_runs``).
+    The ``verify_count`` runs after the decodes are verify runs: a chosen token, and drafts of the next ones. A token is
+    chosen after each of them, and those after a wrong draft are dropped (``schedule.verify_runs``).
 
     ``mtp_drafts``: how many next tokens the model's own head drafts for each run that chooses one; 0: it
     reads the tokens of the step and drafts none; None: it does not run.
@@ -133,7 +131,7 @@ class StepPlan:
     finished: tuple[SeqId, ...] = ()
     """Sequences that ended (or were cancelled) since the last plan; their rows are in rows_cleared."""
     reclaiming: bool = False
-    """A sequence did not fit, and memory makes room for the next plan by evictions or moves."""
+    """Whether a sequence did not fit, and memory makes room for the next plan by evictions or moves."""
     table_patches: Int32s = field(default_factory=no_writes)
     arena_work: ArenaWork = NO_WORK
     store: StoreStep = NO_STORE_STEP
@@ -174,8 +172,8 @@ def work_of(plan: StepPlan) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class HeadDraft:
-    """``tokens`` that the model's own head expects next. ``chances``: of each, by the head, that it is right
-    if those before it are."""
+    """Guesses of the model's own head. ``tokens``: the next tokens that it expects. ``chances``: by the head, that each
+    is right if those before it are."""
 
     tokens: tuple[int, ...]
     chances: tuple[float, ...]
@@ -183,13 +181,14 @@ class HeadDraft:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """``tokens``: int32 [runs], the last that each run chose, PAD where it did not sample. By run index:
+    """The result of a step. ``tokens``: int32 [runs], the last that each run chose, PAD where it did not sample. By run
+    index:
 
-    ``logprobs`` of those that asked. ``prompt_logprobs``: one entry per token of the run, each the logprob of
-    the *next* prompt token (the last entry of the prompt's last run is absent). ``failures``: why a sequence
-    cannot go on, where that is its own affair (its grammar went over a limit). ``verified``: all tokens that
-    a verify run chose, its right drafts and the one behind them; ``verified_logprobs``: of those, if asked
-    for. ``head_drafts``: of the model's own head, which took ``head_s`` of the seconds."""
+    ``logprobs`` of those that asked. ``prompt_logprobs``: one entry per token of the run, each the logprob of the
+    *next* prompt token (the last entry of the prompt's last run is absent). ``failures``: why a sequence cannot go on,
+    where that is its own affair (its grammar went over a limit). ``verified``: all tokens that a verify run chose, its
+    right drafts and the one after them; ``verified_logprobs``: of those, if asked for. ``head_drafts``: of the model's
+    own head, which took ``head_s`` of the seconds."""
 
     tokens: Int32s
     logprobs: dict[int, TokenLogprobs]
@@ -201,5 +200,5 @@ class StepResult:
     head_drafts: dict[int, HeadDraft] = field(default_factory=dict)
     head_s: float = 0.0
     pooled: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
-    """Results of ``pooled_runs``, [parts, width]: the last row, or for a mean the sums of rows between two
-    multiples of CHUNK_TOKENS."""
+    """Results of ``pooled_runs``, [parts, width]: the last row, or for a mean the sums of rows between two multiples of
+    CHUNK_TOKENS."""

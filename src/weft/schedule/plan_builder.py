@@ -1,7 +1,7 @@
 """The decisions of one call of the scheduler so far, and how they become a plan.
 
-The builder is filled in order of claim (``scheduler``), over one transaction of memory. ``seal`` freezes both
-into a ``StepPlan``. It writes nothing but itself: dropping it is the whole rollback.
+The builder is filled in order of claim (``scheduler``), over one transaction of memory. ``seal`` freezes both into a
+``StepPlan``. It writes nothing but itself: dropping it undoes all of it.
 
     runs of the plan   [ decodes: arrays of the row table ][ verify runs ][ prefills | admissions ]
                                                                            lists by run, ``prefill_*``
@@ -48,8 +48,8 @@ class _Runs(NamedTuple):
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """``decode_batch``: all decoding rows. ``short``: a decode got no page. ``reclaiming``: memory makes room
-    for the next plan. ``publishing``: number of sequences that publish."""
+    """A plan in the making. ``decode_batch``: all decoding rows. ``short``: a decode got no page. ``reclaiming``:
+    memory makes room for the next plan. ``publishing``: number of sequences that publish."""
 
     transaction: Transaction
     decode_batch: DecodeBatch
@@ -78,7 +78,7 @@ class PlanBuilder:
     copies: list[SlotCopy] = field(default_factory=list)
     """Copies of running slots, taken before this step overwrites them; those of the transaction are separate."""
     requested_taps: dict[SeqId, list[int]] = field(default_factory=dict)
-    """By sequence: positions whose state another request waits for."""
+    """Positions whose state another request waits for, by sequence."""
     fetch_wishes: list[FetchWish] = field(default_factory=list)
     loads: list[FetchKey] = field(default_factory=list)
     closed_loads: tuple[FetchKey, ...] = ()
@@ -106,11 +106,11 @@ class PlanBuilder:
 
     @property
     def token_count(self) -> int:
-        """Tokens of the step, before any draft."""
+        """Number of tokens of the step, before any draft."""
         return int(self.decode_rows.size) + sum(tokens.size for tokens in self.prefill_tokens)
 
     def set_verify_runs(self, tokens_of: dict[int, tuple[int, ...]]) -> None:
-        """The decodes of these rows verify these tokens, behind the others."""
+        """Make verify runs of the decodes of these rows, with these tokens, after the others."""
         rows = self.decode_rows.tolist()
         behind = [row for row in rows if row in tokens_of]
         if behind:
@@ -121,7 +121,7 @@ class PlanBuilder:
         self.write_entries([row] * len(pages), range(first_index, first_index + len(pages)), pages)
 
     def write_entries(self, rows: Iterable[int], indexes: Iterable[int], pages: Iterable[PageId]) -> None:
-        """One entry of the page table for each."""
+        """Write one entry of the page table for each."""
         self.write_rows += rows
         self.write_indexes += indexes
         self.write_pages += pages
@@ -136,7 +136,7 @@ class PlanBuilder:
         self.prefill_tokens.append(known[start:end])
 
     def request_tap(self, producer: SeqId, position: int) -> None:
-        """Another request waits for the state of ``producer`` at ``position``; 0: for none."""
+        """Request the state of ``producer`` at ``position`` for another request; 0: for none."""
         if position:
             self.requested_taps.setdefault(producer, []).append(position)
 
@@ -147,11 +147,11 @@ class PlanBuilder:
         return reclaims
 
     def add_tap(self, prefill: int, position: int, slot: SlotId) -> None:
-        """A tap of prefill number ``prefill``. The decodes must be final."""
+        """Add a tap to prefill number ``prefill``. The decodes must be final."""
         self.taps.append(Tap(int(self.decode_rows.size) + prefill, position, slot))
 
     def seal(self, step: int, rows: RowTable) -> StepPlan:
-        """The plan, with positions and tokens of ``rows``."""
+        """Return the plan, with positions and tokens of ``rows``."""
         reservation = self.transaction.seal()
         work = reservation.arena_work
         if self.copies:
@@ -212,7 +212,7 @@ class PlanBuilder:
         )
 
     def _runs(self, starts: Int32s, tokens: Int32s, rows: RowTable) -> _Runs:
-        """Decodes and verify runs from ``starts`` on, fed ``tokens``, and prefills."""
+        """Return the runs: decodes and verify runs from ``starts`` on, fed ``tokens``, and prefills."""
         decodes = self.decode_rows
         decode_ends = starts + 1
         if self.verify_tokens:
@@ -241,7 +241,7 @@ class PlanBuilder:
 
 
 def _with_stores(work: ArenaWork, stores: Stores, moves: Moves) -> ArenaWork:
-    """``work`` with ``stores`` of the places where their pages and slots are after the moves. If the step
+    """Return ``work`` with ``stores`` of the places where their pages and slots are after the moves. If the step
     compresses or unpacks one of the pages in place, it stores nothing."""
     page_moves = {copy.src: copy.dst for copy in moves.pages}
     slot_moves = {copy.src: copy.dst for copy in moves.slots}

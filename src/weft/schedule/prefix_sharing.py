@@ -8,13 +8,13 @@
     saved by waiting:   point - cached          tokens that are not computed twice
     waited for:         point - computed        tokens that the producer must still compute
 
-The request waits if this saves enough tokens, and if the producer is not behind the request's own cached
-prefix: then the state arrives no later than the request could compute it. The producer gets a tap at
-``point`` for it, whether or not its own policy wants one.
+The request waits if this saves enough tokens, and if the producer is not before the end of the request's own cached
+prefix: then the state arrives no later than the request could compute it. The producer gets a tap at ``point`` for it,
+whether or not its own policy wants one.
 
-No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. It is a
-producer no more once it is preempted, ends, or passes the point without a free slot for the tap. Requests
-behind a waiting one in the queue do not wait with it.
+No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. It stops being a
+producer once it is preempted, ends, or passes the point without a free slot for the tap. Requests after a waiting one
+in the queue do not wait with it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from weft.schedule.snapshots import on_grid
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, SeqId
 
 SAVED_TOKENS_MIN = CHUNK_TOKENS
-"""No request waits for less. It is also the length of the key by which producers are found."""
+"""Least tokens that a wait saves. It is also the length of the key by which producers are found."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixProducer:
-    """``known``: its tokens, the first ``computed`` of them computed. ``arriving``: positions of states that
-    this plan publishes, so the next plan can match them. ``rank`` None: it ends with this plan, so a wait for
-    it takes one step."""
+    """A sequence that computes a prefix. ``known``: its tokens, the first ``computed`` of them computed. ``arriving``:
+    positions of states that this plan publishes, so the next plan can match them. ``rank`` None: it ends with this
+    plan, so a wait for it takes one step."""
 
     seq: SeqId
     salt: str
@@ -48,19 +48,19 @@ class PrefixProducer:
 
 @dataclass(frozen=True, slots=True)
 class PrefixWait:
-    """Wait for ``producer``. ``tap``: where it should save its state, 0 if that state is arriving already."""
+    """A wait for ``producer``. ``tap``: where it should save its state, 0 if that state is arriving already."""
 
     producer: SeqId
     tap: int = 0
 
 
 def prefix_key(tokens: Int32s) -> bytes:
-    """The first chunk of tokens: the least that a request must share with its producer."""
+    """Return the first chunk of tokens: the least that a request must share with its producer."""
     return tokens[:SAVED_TOKENS_MIN].tobytes()
 
 
 def common_tokens(left: Int32s, right: Int32s) -> int:
-    """Equal tokens at the front of both."""
+    """Return the number of equal tokens at the front of both."""
     length = min(left.size, right.size)
     differ = left[:length] != right[:length]
     first = int(differ.argmax()) if length else 0
@@ -76,7 +76,7 @@ def wait_for(
     stateful: bool,
     grid: int = CHUNK_TOKENS,
 ) -> PrefixWait | None:
-    """The wait that saves most for a request with ``known`` tokens, ``cached`` of them in the cache; the
+    """Return the wait that saves most for a request with ``known`` tokens, ``cached`` of them in the cache; the
     first of equal ones. ``stateful`` False: the model resumes at any page, and every computed page is
     published. ``grid``: states are saved at its multiples."""
     best: PrefixWait | None = None
@@ -96,7 +96,7 @@ def wait_for(
 def position_in_flight(
     known: Int32s, cached: int, producers: Iterable[PrefixProducer], *, stateful: bool, grid: int = CHUNK_TOKENS
 ) -> int:
-    """The furthest position of ``known`` whose state (or KV) a wait for one of ``producers`` would bring,
+    """Return the furthest position of ``known`` whose state (or KV) a wait for one of ``producers`` would bring,
     worth the wait or not; 0 if it is not past ``cached``."""
     furthest = 0
     for producer in producers:
@@ -108,13 +108,13 @@ def position_in_flight(
 
 
 def _may_share(producer: PrefixProducer, known: Int32s, position: int) -> bool:
-    """False if one look shows that no more than ``position`` tokens are shared, the last of ``known`` aside.
-    Most prompts with an equal front differ soon behind what is cached."""
+    """Return False if one look shows that no more than ``position`` tokens are shared, the last of ``known`` aside.
+    Most prompts with an equal front differ soon after the cached prefix."""
     return min(producer.known.size, known.size - 1) > position and bool(producer.known[position] == known[position])
 
 
 def _points(producer: PrefixProducer, shared: int, *, stateful: bool, grid: int) -> Iterator[tuple[int, int, int]]:
-    """Positions up to ``shared`` that ``producer`` brings or can bring, the tokens it computes until then,
+    """Yield positions up to ``shared`` that ``producer`` brings or can bring, the tokens it computes until then,
     and the tap to ask it for."""
     for position in producer.arriving:
         if position <= shared:
@@ -150,7 +150,7 @@ class PrefixProducers:
             self._by_key.setdefault((producer.salt, prefix_key(producer.known)), []).append(producer)
 
     def admitted(self, seq: Sequence, known: Int32s, start: int) -> None:
-        """``seq`` is admitted by this plan and starts at ``start``."""
+        """Note that ``seq`` is admitted by this plan and starts at ``start``."""
         self.add(PrefixProducer(seq.id, seq.salt, seq.rank, known, start))
 
     def wait_for(self, seq: Sequence, known: Int32s, cached: int) -> PrefixWait | None:
@@ -161,8 +161,8 @@ class PrefixProducers:
         return wait_for(known, cached, seq.rank, producers, stateful=self._stateful, grid=self._grid)
 
     def with_not_ready(self, seq: Sequence, known: Int32s, match: Match) -> Match:
-        """``match`` of ``seq``, which is admitted without a wait. Tokens that producers compute at this
-        moment count as lost because they are not ready."""
+        """Return ``match`` of ``seq``, which is admitted without a wait. Tokens that producers compute at this moment
+        count as lost because they are not ready."""
         producers = self._of_same_prefix(seq, known, match.cached_tokens)
         in_flight = 0
         if producers:
@@ -174,7 +174,7 @@ class PrefixProducers:
         return replace(match, lost=match.lost.but("not_ready", in_flight - match.cached_tokens))
 
     def _of_same_prefix(self, seq: Sequence, known: Int32s, cached: int) -> list[PrefixProducer]:
-        """Producers of the first chunk of ``known``; none if a wait could not save enough."""
+        """Return producers of the first chunk of ``known``; none if a wait could not save enough."""
         if not self._by_key or seq.reusable(known).size - 1 - cached < SAVED_TOKENS_MIN:
             return []
         return self._by_key.get((seq.salt, prefix_key(known)), [])

@@ -1,4 +1,4 @@
-"""Restores: a request waits for a prefix that the store has, and requests behind it do not.
+"""Restores: a request waits for a prefix that the store has, and later requests do not.
 
     plan      look      the store has more than the cache, and reading is cheaper --> a wish for a fetch
     commit    begin     a transfer buffer, Store.fetch, a deadline
@@ -11,10 +11,10 @@
 A load is a lease of its own, with a sequence number of its own. So memory, the audit and the tree know
 loaded bytes as they know computed ones: one owner (L1), all or nothing (L2), one salt (L10).
 
-A fetch serves every request that waits for the same prefix. It ends for all of them at its deadline: the
-price of computing (``costs.restore``), in the seconds of all requests that computing would delay. A request
-asks once: if its prefix is evicted between load and admission, it computes. Requests further behind in the
-queue are looked at ahead of their turn, AHEAD_MAX of them, so that the disk reads while the device computes.
+A fetch serves every request that waits for the same prefix. It ends for all of them at its deadline: the price of
+computing (``costs.restore``), in the seconds of all requests that computing would delay. A request asks once: if its
+prefix is evicted between load and admission, it computes. Requests further back in the queue are looked at ahead of
+their turn, AHEAD_MAX of them, so that the disk reads while the device computes.
 
 Laws: L3 (without a buffer or memory there is a wait or a miss, never an error), L8, L9, L11 (fetches and
 buffers are bounded).
@@ -40,14 +40,16 @@ from weft.schedule.tier_values import FetchKey, FetchWish, RestoreCounts
 from weft.units import PAD, PAGE_TOKENS, BufferId, SeqId, ceil_div
 
 LOAD_SEQS_FROM = 1 << 40
-"""Sequence numbers of loads begin here; those of requests stay below."""
+"""First sequence number of loads; those of requests stay below."""
 FETCHES_MAX = 16
-"""Fetches at once (law L11)."""
+"""Most fetches at once (law L11)."""
 WAIT_S_MIN = 0.05
-"""The shortest deadline of a fetch: clocks and disks are coarse."""
+"""Seconds, shortest deadline of a fetch: clocks and disks are coarse."""
+PINNED_WAIT_S = 5.0
+"""Seconds, shortest deadline of a pinned prefix, which is read at any price."""
 ANSWERS_MAX = 4096
 AHEAD_MAX = 16
-"""Waiting requests behind the admitted ones whose fetches may begin."""
+"""Most waiting requests after the admitted ones whose fetches may begin."""
 
 
 class FetchState(Enum):
@@ -78,7 +80,7 @@ class Restore:
         return np.frombuffer(self.prefix.tokens, dtype="<u4").astype(np.int32)
 
     def reaches(self, cached_tokens: int) -> bool:
-        """Whether it begins at ``cached_tokens`` or before, and goes further."""
+        """Return whether the prefix begins at ``cached_tokens`` or before, and goes further."""
         return self.load.start <= _page_floor(cached_tokens) and cached_tokens < self.load.position
 
 
@@ -104,14 +106,14 @@ class _BufferRows(NamedTuple):
 
 
 class _FailedFetch(NamedTuple):
-    """Why a fetch brought nothing, and where its prefix ends. The store may have that prefix no more."""
+    """Reason why a fetch brought nothing, and the end of its prefix. The store may have that prefix no more."""
 
     loss: StoreLoss
     position: int
 
 
 class _Answer(NamedTuple):
-    """``changes``: of the store so far. ``read_bytes``: of a fetch of ``prefix``."""
+    """An answer of the store. ``changes``: of the store so far. ``read_bytes``: of a fetch of ``prefix``."""
 
     cached_tokens: int
     changes: int
@@ -120,16 +122,25 @@ class _Answer(NamedTuple):
 
 
 class Restores:
-    """``exact``: inexact prefixes are not used. ``clock`` returns seconds and never goes back."""
+    """The fetches of an engine. ``exact``: inexact prefixes are not used. ``clock`` returns seconds and never goes
+    back."""
 
     def __init__(
-        self, store: Store, buffers: TransferBuffers, prices: RestorePrices, clock: Callable[[], float], *, exact: bool
+        self,
+        store: Store,
+        buffers: TransferBuffers,
+        prices: RestorePrices,
+        clock: Callable[[], float],
+        *,
+        exact: bool,
+        is_pinned: Callable[[StoredPrefix], bool] = lambda prefix: False,
     ) -> None:
         self.counts = RestoreCounts()
         self.fetches: dict[FetchKey, Restore] = {}
         self._store = store
         self._buffers = buffers
         self._prices = prices
+        self._is_pinned = is_pinned
         self._clock = clock
         self._exact = exact
         self._by_ticket: dict[Ticket, FetchKey] = {}
@@ -138,7 +149,7 @@ class Restores:
         self._loaded: list[BufferId] = []
         """Buffers of published loads, to be freed between two steps."""
         self._ended: dict[SeqId, _FailedFetch | None] = {}
-        """Requests whose fetch has ended, and what it did not bring; None after a load."""
+        """Requests whose fetch has ended, with its failure; None after a load."""
         self._answers: dict[SeqId, _Answer] = {}
         self._next_lease = LOAD_SEQS_FROM
 
@@ -163,16 +174,16 @@ class Restores:
         return len(self.fetches) + len(self._abandoned) < FETCHES_MAX
 
     def is_known(self, seq: Sequence) -> bool:
-        """Whether a fetch for ``seq`` is under way or has ended: no further one begins."""
+        """Return whether a fetch for ``seq`` is under way or has ended: no further one begins."""
         return seq.id in self._ended or self.fetch_of(seq.id) is not None
 
     def fetch_of(self, seq: SeqId) -> Restore | None:
-        """The fetch that ``seq`` waits for."""
+        """Return the fetch that ``seq`` waits for."""
         return next((fetch for fetch in self.fetches.values() if seq in fetch.seqs), None)
 
     def look(self, seq: Sequence, known: Int32s, match: Match, wishes: Iterable[FetchWish], others: int) -> StoreLook:
-        """``wishes``: those of this plan so far. One plan begins one fetch. ``others``: requests that run or
-        wait beside ``seq``."""
+        """Return the stored prefix of a request and the next action. ``wishes``: those of this plan so far. One plan
+        begins one fetch. ``others``: requests that run or wait besides ``seq``."""
         waited_for = self.fetch_of(seq.id)
         if waited_for is not None:
             if waited_for.reaches(match.cached_tokens):
@@ -190,8 +201,8 @@ class Restores:
         return StoreLook(_with_loss(match, answer.prefix.position, wish))
 
     def wish_ahead(self, seq: Sequence, known: Int32s, cached_tokens: int, others: int) -> FetchWish | None:
-        """The fetch that ``seq`` should wait for, before its turn. Without one it is looked at again in its
-        turn, which counts what is lost."""
+        """Return the fetch that ``seq`` should wait for, before its turn. Without one it is looked at again in its
+        turn, which counts its lost tokens."""
         answer = self._answer(seq, known, cached_tokens)
         if answer.prefix is None:
             return None
@@ -201,18 +212,15 @@ class Restores:
     def _wish(
         self, seq: Sequence, prefix: StoredPrefix, answer: _Answer, wishes: Iterable[FetchWish], others: int
     ) -> FetchWish | StoreLoss:
-        """A fetch that begins or is joined, or why there is none."""
+        """Return a fetch that begins or is joined, or why there is none."""
         cached_tokens = answer.cached_tokens
         key = FetchKey(seq.salt, prefix.snapshot)
         fetch = self.fetches.get(key)
         if fetch is None and not prefix.near:
             queued = sum(one.read_bytes for one in self.fetches.values() if one.state is FetchState.READING)
-            if (
-                self._prices.saved_s(
-                    cached_tokens, prefix.position, answer.read_bytes, others=others, queued_bytes=queued
-                )
-                <= 0
-            ):
+            if self._prices.saved_s(
+                cached_tokens, prefix.position, answer.read_bytes, others=others, queued_bytes=queued
+            ) <= 0 and not self._is_pinned(prefix):
                 return "stored"
         wish = FetchWish(seq.id, key, prefix, _page_floor(cached_tokens), others)
         if fetch is not None:
@@ -222,7 +230,7 @@ class Restores:
         rows = _rows_of(wish, self._buffers.page_bytes).total
         if self.may_look_ahead and self._buffers.has_room(rows):
             return wish
-        # Records of another engine wait for the room of those that are copied: to compute is what they spare.
+        # Records of another engine wait for the room of those that are copied: they save a computation.
         fits = self._buffers.bytes_for(rows) <= self._buffers.limit_bytes
         return wish if prefix.near and fits and (self.fetches or self._loaded) else "store_busy"
 
@@ -245,8 +253,8 @@ class Restores:
     # ------------------------------------------------------------------ by a commit
 
     def begin(self, wish: FetchWish) -> None:
-        """A request waits from now on; its fetch begins unless it is under way. A wish without room is
-        dropped, and the next plan looks again."""
+        """Let a request wait from now on; its fetch begins unless it is under way. A wish without room is dropped, and
+        the next plan looks again."""
         fetch = self.fetches.get(wish.key)
         if fetch is None:
             rows = _rows_of(wish, self._buffers.page_bytes)
@@ -266,10 +274,9 @@ class Restores:
         ticket = self._store.fetch(prefix, wish.start, into)
         self._by_ticket[ticket] = wish.key
         self._next_lease += 1
-        # What is in memory already is copied for sure, however busy the machine is.
-        wait_s = (
-            inf if prefix.near else max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position, wish.others))
-        )
+        # A record in memory is copied for sure, however busy the machine is.
+        least_s = PINNED_WAIT_S if self._is_pinned(prefix) else WAIT_S_MIN
+        wait_s = inf if prefix.near else max(least_s, self._prices.compute_s(wish.start, prefix.position, wish.others))
         load = SnapshotLoad(
             buffer, wish.start, prefix.position, prefix.exact, rows.kv, rows.kv_count if rows.state_count else PAD
         )
@@ -278,13 +285,13 @@ class Restores:
         )
 
     def loading(self, key: FetchKey, step: int) -> None:
-        """Step ``step`` loads the fetch ``key``."""
+        """Note that step ``step`` loads the fetch ``key``."""
         fetch = self.fetches[key]
         assert fetch.state is FetchState.READY
         fetch.state, fetch.loaded_in = FetchState.LOADING, step
 
     def published(self, key: FetchKey) -> set[SeqId]:
-        """The lease of the load has closed; the tree has its pages and its state. Returns the requests that
+        """Note that the lease of the load has closed; the tree has its pages and its state. Returns the requests that
         waited for it."""
         fetch = self.fetches.pop(key)
         start, position = fetch.load.start, fetch.load.position
@@ -296,7 +303,7 @@ class Restores:
         return fetch.seqs
 
     def forget(self, seq: SeqId) -> None:
-        """``seq`` is admitted, or ended while it waited."""
+        """Forget ``seq``, which is admitted, or ended while it waited."""
         self._answers.pop(seq, None)
         self._ended.pop(seq, None)
         for key, fetch in list(self.fetches.items()):
@@ -307,7 +314,7 @@ class Restores:
     # ------------------------------------------------------------------ between steps
 
     def finished(self, step: int) -> None:
-        """The loads of steps up to ``step`` have ended."""
+        """Note that the loads of steps up to ``step`` have ended."""
         for buffer in self._loaded:
             self._buffers.free(buffer)
         self._loaded.clear()
@@ -316,7 +323,7 @@ class Restores:
                 fetch.state = FetchState.LOADED
 
     def take(self, event: StoreEvent) -> bool:
-        """Whether ``event`` is of a fetch."""
+        """Take an event, and return whether it is of a fetch."""
         abandoned = self._abandoned.pop(event.ticket, None)
         if abandoned is not None:
             self._buffers.free(abandoned)
@@ -336,7 +343,8 @@ class Restores:
         return True
 
     def forget_all(self) -> None:
-        """What fetches bring is of other weights now. No load holds a lease. Requests that waited look again."""
+        """Forget all fetches, whose records are of other weights now. No load holds a lease. Requests that waited look
+        again."""
         for buffer in self._loaded:
             self._buffers.free(buffer)
         self._loaded.clear()
@@ -346,7 +354,7 @@ class Restores:
         self._ended.clear()
 
     def end_late(self) -> None:
-        """Fetches past their deadline end: their requests compute."""
+        """End fetches past their deadline: their requests compute."""
         now_s = self._clock()
         for key, fetch in list(self.fetches.items()):
             if now_s > fetch.deadline_s and fetch.state is FetchState.READING:
@@ -359,7 +367,7 @@ class Restores:
         self._abandon(key)
 
     def _abandon(self, key: FetchKey) -> None:
-        """No request waits for the fetch any more."""
+        """Abandon a fetch that no request waits for any more."""
         fetch = self.fetches.pop(key)
         ticket = next((ticket for ticket, other in self._by_ticket.items() if other == key), None)
         if ticket is None:

@@ -1,4 +1,4 @@
-"""The scheduler's side of the prefix cache: what it matches, saves, publishes and waits for.
+"""The scheduler's side of the prefix cache: matches, saved states, publications and waits.
 
     admission        match, then open on the match; note where the sequence saves its state (snapshots.py)
     each plan        publish   what the last step computed, and its states on the way, go into the tree
@@ -13,9 +13,9 @@
     step k+1    publish: 448 and 960 are in the tree           B cannot match them before the next version
     step k+2    B matches 960 and starts there
 
-Everything here follows from which sequences run and what memory matched. So a plan that is made twice is the
-same twice. Laws: L8 (cached tokens are what memory matched, never more; each lost token has its reason), L9
-(a tap without a free slot is left out, and nothing else changes).
+Everything here follows from the running sequences and memory's matches. So a plan that is made twice is the same twice.
+Laws: L8 (cached tokens are those that memory matched, never more; each lost token has its reason), L9 (a tap without a
+free slot is left out, and nothing else changes).
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ from weft.schedule.snapshots import (
 from weft.units import PAD, RowId, SeqId
 
 PREFIX_WAITS_MAX = 64
-"""Waiting requests that one plan skips because they wait for a prefix in flight (law L11)."""
+"""Most waiting requests that one plan skips because they wait for a prefix in flight (law L11)."""
 AWAITED_MAX = 32
-"""Waiting sequences whose prefixes are evicted last, the best ranked ones (law L11)."""
+"""Most waiting sequences whose prefixes are evicted last, the best ranked ones (law L11)."""
 
 
 class Reuse:
-    """``memory`` says whether the cache is on; ``policy`` and ``grid`` say where states are saved."""
+    """The use of the prefix cache by one scheduler. ``memory`` says whether the cache is on; ``policy`` and ``grid``
+    say where states are saved."""
 
     def __init__(self, memory: Memory, policy: SnapshotPolicy, rows: RowTable, grid: int) -> None:
         plan = memory.plan
@@ -70,7 +71,7 @@ class Reuse:
         self._unpublished: list[Sequence] = []
         self._left: dict[SeqId, tuple[Rank, NodeId]] = {}
         self._hits: dict[SeqId, tuple[int, int]] = {}
-        """Waiting sequence -> version of the tree, and the cached tokens that it found then."""
+        """Version of the tree, and the cached tokens found then, by waiting sequence."""
 
     # ------------------------------------------------------------------ looking and leaving
 
@@ -79,7 +80,7 @@ class Reuse:
         return self._memory.match(seq.reusable(known), salt=seq.salt)
 
     def cached_tokens(self, seq: Sequence, known: Int32s) -> int:
-        """``match(seq, known).cached_tokens``, for a sequence that waits. It is looked up again only when the
+        """Return ``match(seq, known).cached_tokens``, for a sequence that waits. It is looked up again only when the
         tree has changed."""
         changes = self._memory.prefix_tree.change_count
         hit = self._hits.get(seq.id)
@@ -88,7 +89,7 @@ class Reuse:
         return hit[1]
 
     def leave(self, step: PlanBuilder, seq: Sequence, *, preempted: bool) -> None:
-        """``seq`` gives up its memory. It donates what it computed, or at least the states saved on the
+        """Close ``seq``, which gives up its memory. It donates its computed pages, or at least the states saved on the
         way."""
         if not self.enabled:
             step.transaction.close(seq.id)
@@ -113,7 +114,7 @@ class Reuse:
             self._left[seq.id] = seq.rank, anchor
 
     def forget(self, seq: Sequence) -> None:
-        """``seq`` runs again, or ended while it waited: it no longer needs what it left."""
+        """Forget the prefix of ``seq``, which runs again, or ended while it waited."""
         self._left.pop(seq.id, None)
         self._hits.pop(seq.id, None)
 
@@ -139,8 +140,8 @@ class Reuse:
                 step.publishing += 1
 
     def plan_taps(self, step: PlanBuilder, matches: dict[SeqId, Match]) -> None:
-        """Slots for positions that prefills of this step pass: first those that other requests wait for, then
-        the sequence's own wishes. The first tap without a slot ends this."""
+        """Plan slots for positions that prefills of this step pass: first those that other requests wait for, then the
+        sequence's own wishes. The first tap without a slot ends this."""
         if not self.enabled or not self._stateful:
             return
         if self._plan_wishes(step, matches):
@@ -149,7 +150,7 @@ class Reuse:
                 self._plan_spare(step)
 
     def _plan_wishes(self, step: PlanBuilder, matches: dict[SeqId, Match]) -> bool:
-        """Whether every wish got a slot."""
+        """Return whether every wish got a slot."""
         for prefill, seq in enumerate(step.prefill_seqs):
             match = matches.get(seq.id)
             row = step.prefill_rows[prefill]
@@ -167,7 +168,7 @@ class Reuse:
         return True
 
     def _plan_spare(self, step: PlanBuilder) -> None:
-        """Left-over slots, for positions that no source has asked for."""
+        """Plan left-over slots for positions that no source has asked for."""
         for prefill, seq in enumerate(step.prefill_seqs):
             run = int(step.decode_rows.size) + prefill
             tapped = [tap.position for tap in step.taps if tap.run == run]
@@ -185,7 +186,7 @@ class Reuse:
                 step.add_tap(prefill, position, slot)
 
     def _plan_copies(self, step: PlanBuilder) -> None:
-        """States at which decodes have arrived. This step overwrites the running slot, so it is copied
+        """Plan copies of states at which decodes have arrived. This step overwrites the running slot, so it is copied
         first."""
         decode_batch = step.decode_batch
         if not self._decode_distance or not decode_batch.states.over:
@@ -204,7 +205,7 @@ class Reuse:
             step.copies.append(SlotCopy(step.transaction.slot_of(seq), slot))
 
     def until_copies(self, rows: Int32s) -> Int32s | None:
-        """Tokens from each of these decodes to the next position at which its answer saves a state; None if
+        """Return tokens from each of these decodes to the next position at which its answer saves a state; None if
         answers save none on their way."""
         if not self._decode_distance:
             return None
@@ -227,8 +228,8 @@ class Reuse:
     # ------------------------------------------------------------------ in-flight prefixes
 
     def producers(self, step: PlanBuilder, running: Iterable[Sequence], closing: Iterable[Sequence]) -> PrefixProducers:
-        """Sequences that compute, or have just computed, a prefix that others need: prefills among
-        ``running``, sequences with something to publish, and those that end."""
+        """Return sequences that compute, or have just computed, a prefix that others need: prefills among ``running``,
+        sequences with something to publish, and those that end."""
         producers = PrefixProducers(enabled=self.enabled, stateful=self._stateful, grid=self._grid)
         if not self.enabled:
             return producers
@@ -261,8 +262,8 @@ class Reuse:
     # ------------------------------------------------------------------ after a commit
 
     def committed(self, plan: StepPlan) -> None:
-        """``plan`` is committed and rows are assigned. Note the wishes of admitted sequences, and which
-        sequences have something to publish."""
+        """Note the wishes of admitted sequences, and which sequences have something to publish. ``plan`` is committed
+        and rows are assigned."""
         if not self.enabled:
             return
         if not plan.prefills and not plan.reservation.saved:

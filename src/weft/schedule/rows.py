@@ -8,8 +8,8 @@
     capacity  144       304   32                    positions that its pages hold, if its model has pages
     slot        3         1    0                    state slot, PAD without recurrent layers
 
-A decode is planned from these arrays alone. Python runs per sequence only for those that cross into a new
-page. Keeps L5: ``release`` wipes a row, and the plan that does this lists it in ``rows_cleared``.
+A decode is planned only from these arrays. Python runs per sequence only for those that cross into a new page. Keeps
+L5: ``release`` wipes a row, and the plan that does this lists it in ``rows_cleared``.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class RowTable:
         return ((self._row_of[patch.seq], patch) for patch in patches if patch.seq < LOAD_SEQS_FROM)
 
     def free_rows(self) -> list[RowId]:
-        """In ascending order."""
+        """Return the free rows in ascending order."""
         return [RowId(row) for row, seq in enumerate(self.seqs) if seq is None]
 
     def assign(self, row: RowId, seq: Sequence, *, known: Int32s, computed: int, slot: SlotId) -> None:
-        """``seq`` takes an empty row with ``computed`` of its tokens already in memory; its pages are
-        added by ``add_pages``."""
+        """Assign an empty row to ``seq`` with ``computed`` of its tokens already in memory; its pages are added by
+        ``add_pages``."""
         assert self.seqs[row] is None, f"row {row} still holds {self.seqs[row]}"
         self.seqs[row] = seq
         self.known[row] = known
@@ -75,8 +75,8 @@ class RowTable:
         self.seq_ids[row] = seq.id
 
     def add_pages(self, rows: Int32s, indexes: Int32s) -> None:
-        """``rows`` (which may repeat, in ascending order of ``indexes`` then) get pages of these numbers; a
-        row has all before."""
+        """Add pages of these numbers to ``rows`` (which may repeat, in ascending order of ``indexes`` then); a row has
+        all before."""
         held = indexes + 1
         self.pages_held[rows] = held  # where a row repeats, the last one counts
         self.capacity[rows] = held * PAGE_TOKENS
@@ -100,14 +100,13 @@ class RowTable:
         return self.computed[rows] >= self.limit[rows]
 
     def advance(self, rows: Int32s, ends: Int32s, tokens: Int32s | int) -> None:
-        """The step computed ``rows`` up to ``ends`` and chose ``tokens`` (PAD where none, or not known
-        yet)."""
+        """Advance ``rows``, computed up to ``ends``, with ``tokens`` (PAD where none, or not known yet)."""
         self.computed[rows] = ends
         self.last_token[rows] = tokens
 
     def audit(self, running: Iterable[Sequence], in_flight: Container[SeqId] = ()) -> None:
-        """Recounts from the owners: each running sequence has exactly its row, and no other row is used.
-        ``in_flight``: those with a run whose token is not known yet."""
+        """Recount from the owners: each running sequence has exactly its row, and no other row is used. ``in_flight``:
+        those with a run whose token is not known yet."""
         expected = {seq.id for seq in running}
         assert expected == set(self._row_of), "rows and running sequences differ"
         for row, seq in enumerate(self.seqs):
@@ -128,7 +127,7 @@ class RowTable:
 
 
 class Countdown:
-    """Steps until something can be due at the earliest: each decode moves by at most one position a step, so
+    """A count of steps until something can be due at the earliest: each decode moves by at most one position a step, so
     until the nearest event nothing is checked."""
 
     __slots__ = ("_left",)
@@ -141,8 +140,8 @@ class Countdown:
         return self._left <= 0
 
     def start(self, distances: Int32s) -> None:
-        """``distances``: steps until each event, at the earliest. An event that is due now keeps the count at
-        0."""
+        """Start the count. ``distances``: steps until each event, at the earliest. An event that is due now keeps the
+        count at 0."""
         self._left = int(distances.min(initial=np.iinfo(np.int32).max))
 
     def step(self, steps: int) -> None:
@@ -150,11 +149,11 @@ class Countdown:
 
 
 class DecodeBatch:
-    """All decoding rows as arrays in run order, best rank first; rebuilt when a sequence joins or leaves.
-    ``rows`` and ``slots``: int32 [decodes], ``seqs``: their sequences.
+    """All decoding rows as arrays in run order, best rank first; rebuilt when a sequence joins or leaves. ``rows`` and
+    ``slots``: int32 [decodes], ``seqs``: their sequences.
 
-    A plan of decodes alone has these arrays themselves, and so does the next one. They are frozen: a reader
-    that sees the same array again knows that nothing in it has changed (``runner.decodes``)."""
+    A plan of only decodes has these arrays themselves, and so does the next one. They are frozen: a reader that sees
+    the same array again knows that nothing in it has changed (``runner.decodes``)."""
 
     __slots__ = ("ends", "fresh", "lengths", "rows", "samples", "seqs", "slots", "states")
 
@@ -171,7 +170,7 @@ class DecodeBatch:
         """Countdown to the decodes whose answer leaves a state at this position."""
 
     def step(self, steps: int = 1) -> None:
-        """``steps`` more steps are computed; no decode has moved further than this."""
+        """Count ``steps`` more steps; no decode has moved further than this."""
         self.ends.step(steps)
         self.states.step(steps)
 

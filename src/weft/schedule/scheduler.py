@@ -1,4 +1,4 @@
-"""The scheduler: decides what the next step computes, and tracks which sequences run.
+"""The scheduler: decides the contents of the next step, and tracks which sequences run.
 
     submit --> waiting --admission--> running --finish/cancel--> closing --next plan--> gone
                   ^                      |
@@ -27,9 +27,9 @@ One plan, in order of claim:
     7  stores (store_writes.py)                      some pages of a snapshot that the store should have
     8  verify runs (verify_runs.py)                   decodes compute drafts too, where pages are left
 
-Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence runs, or its memory is on the
-way, and it fits alone); L5 (the plan that takes a sequence out clears its row, before another sequence gets
-it); L11 (the engine bounds the waiting queue when it accepts requests).
+Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence runs, or its memory is on the way, and it
+fits by itself); L5 (the plan that takes a sequence out clears its row, before another sequence gets it); L11 (the
+engine bounds the waiting queue when it accepts requests).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ _STARVED_STEPS = 2
 
 
 class Scheduler:
-    """``store``: prefixes beyond memory; ``drafter``: where verify runs get their drafts. None: without."""
+    """The scheduler of an engine. ``store``: prefixes beyond memory; ``drafter``: where verify runs get their drafts.
+    None: without."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Scheduler:
 
     @property
     def may_stop_plans(self) -> bool:
-        """Whether what waits may wait for the store, for its pictures or for the end of a retraction, and for
+        """Whether waiting sequences may wait for the store, for their pictures or for the end of a retraction, and for
         nothing else."""
         return (
             self.retracts
@@ -133,7 +134,7 @@ class Scheduler:
         self.waiting.add(seq)
 
     def charge(self, plan: StepPlan, seconds: float) -> None:
-        """``plan`` took ``seconds``: each key pays for its tokens, where there are several."""
+        """Charge ``seconds`` of ``plan``: each key pays for its tokens, where there are several."""
         if not self._keys:
             return
         tokens: dict[str, int] = {}
@@ -153,8 +154,8 @@ class Scheduler:
         return keys if len(keys) > 1 else frozenset()
 
     def finish(self, seq: Sequence) -> None:
-        """``seq`` ends now, by itself or because it was cancelled. The next plan frees what it holds. Until
-        then its row and memory stay untouched, so a step that computes it may be in flight."""
+        """Finish ``seq`` now, by itself or because it was cancelled. The next plan frees its memory. Until then its row
+        and memory stay untouched, so a step that computes it may be in flight."""
         if seq.state is SeqState.WAITING:
             self.waiting.remove(seq)
             self._forget(seq)
@@ -167,7 +168,7 @@ class Scheduler:
         seq.state = SeqState.FINISHED
 
     def _forget(self, seq: Sequence) -> None:
-        """``seq`` does not wait any more."""
+        """Forget ``seq``, which does not wait any more."""
         self.reuse.forget(seq)
         if self.store is not None:
             self.store.restores.forget(seq.id)
@@ -175,7 +176,7 @@ class Scheduler:
     # ------------------------------------------------------------------ plan
 
     def plan(self, *, verifies: bool = True) -> StepPlan | None:
-        """The next step. None if there is no work, or none until a last token in flight or a fetch has
+        """Return the next step. None if there is no work, or none until a last token in flight or a fetch has
         arrived. Changes nothing: called twice, it returns the same plan. Without ``verifies`` no draft is
         verified: the tokens before them are in flight."""
         if not self.has_work:
@@ -229,7 +230,7 @@ class Scheduler:
         step.pages_freed += int(self.rows.pages_held[row])
 
     def _decodes(self) -> DecodeBatch:
-        """The decoding rows, best rank first; rebuilt only after the set of running sequences changed."""
+        """Return the decoding rows, best rank first; rebuilt only after the set of running sequences changed."""
         if self._decode_batch is None:
             row_of, decoding = self.rows.row_of, self.rows.decoding
             rows = np.asarray([row for row in map(row_of, self.running) if decoding(row)], dtype=np.int32)
@@ -254,7 +255,7 @@ class Scheduler:
         if not crossing.size:
             return
         crossing_rows = rows[crossing]
-        # Once one row is short, all rows behind it are: the rest must not go to a lower rank.
+        # Once one row is short, all later rows are: the rest must not go to a lower rank.
         pages = step.transaction.extend_by_page(self.rows.seq_ids[crossing_rows].tolist())
         served = crossing_rows[: len(pages)]
         step.write_entries(served.tolist(), self.rows.pages_held[served].tolist(), pages)
@@ -284,9 +285,9 @@ class Scheduler:
         assert all(row not in out for row in step.write_rows), "a victim ranks above one that got a page"
 
     def _plan_row_shares(self, step: PlanBuilder) -> frozenset[str]:
-        """Keys whose sequences wait and that have fewer rows than an even share, where no rows are free for others.
-        Keys with more rows than theirs give some: their last sequences are preempted. A key that runs nothing for
-        some steps lacks memory: then keys with several rows give one a step, and nothing else is admitted."""
+        """Return keys whose sequences wait and that have fewer rows than an even share, where no rows are free for
+        others. Keys with more rows than theirs give some: their last sequences are preempted. A key that runs nothing
+        for some steps lacks memory: then keys with several rows give one a step, and nothing else is admitted."""
         keys = self._keys
         if not keys or not len(self.waiting):
             return frozenset()
@@ -312,7 +313,7 @@ class Scheduler:
         return needy if missing >= 0 else frozenset()
 
     def _starved_keys(self) -> frozenset[str]:
-        """Keys that run nothing, and whose sequences wait for neither pictures nor the store."""
+        """Return keys that run nothing, and whose sequences wait for neither pictures nor the store."""
         fetch_of = None if self.store is None else self.store.restores.fetch_of
         return frozenset(
             key
@@ -324,7 +325,7 @@ class Scheduler:
         )
 
     def _prefilling_keys(self, step: PlanBuilder) -> frozenset[str]:
-        """Keys that have prompts to compute in this step, where they are several."""
+        """Return keys that have prompts to compute in this step, where they are several."""
         if not self._keys:
             return frozenset()
         known = self.rows.known
@@ -425,13 +426,13 @@ class Scheduler:
     def advance(
         self, plan: StepPlan, tokens: Int32s | int, verified: Mapping[int, tuple[int, ...]] | None = None
     ) -> None:
-        """The step is computed, or will be before any later one. Positions move on, and the next decodes feed
-        ``tokens``: int32 [runs], PAD where none was chosen, or PAD for all while they are not known.
-        ``verified``: by run, what each verify run chose; it moves by that much. Sequences that ended in the
+        """Advance over a step that is computed, or will be before any later one. Positions move on, and the next
+        decodes feed ``tokens``: int32 [runs], PAD where none was chosen, or PAD for all while they are not known.
+        ``verified``: the chosen tokens of each verify run; it moves by their number. Sequences that ended in the
         meantime still hold their rows."""
         ends, steps = plan.starts + plan.lengths, 1
         for run in plan.verify_runs:
-            assert verified is not None, "a verify run moves by what it chose"
+            assert verified is not None, "a verify run advances by its chosen tokens"
             ends[run] = plan.starts[run] + len(verified[run])
             steps = max(steps, len(verified[run]))
         self.rows.advance(plan.rows, ends, tokens)
@@ -444,23 +445,22 @@ class Scheduler:
                 self._decode_batch = None
 
     def leap(self, plan: StepPlan, steps: int) -> None:
-        """``plan``, of decodes alone, was computed ``steps`` more times, one position further each time. For
-        a replay, which knows that nothing else happens in these steps."""
+        """Advance over ``steps`` more steps of ``plan``, which has only decodes, one position further each time. For a
+        replay, which knows that nothing else happens in these steps."""
         self.rows.computed[plan.rows] += steps
         if self._decode_batch is not None:
             self._decode_batch.step(steps)
 
     def learn_late(self, plan: StepPlan, run: int, token: int) -> None:
-        """``token`` of ``run`` arrives for a sequence that has ended. If the next step computed it, it
-        belongs to what the sequence leaves in the cache: pages and states lie there under exactly their
-        tokens."""
+        """Learn ``token`` of ``run``, which arrives for a sequence that has ended. If the next step computed it, it
+        belongs to the sequence's prefix in the cache: pages and states are indexed there by exactly their tokens."""
         seq = self.rows.seqs[int(plan.rows[run])]
         if seq is not None and seq.id == plan.seqs[run]:
             seq.generated.append(token)
 
     def audit(self, in_flight: Container[SeqId] = ()) -> None:
-        """Recounts rows and queues from the sequences (L1). ``in_flight``: sequences with a run whose token
-        is not known yet."""
+        """Recount rows and queues from the sequences (L1). ``in_flight``: sequences with a run whose token is not known
+        yet."""
         self.waiting.audit()
         self.running.audit()
         self.rows.audit((*self.running, *self._closing), in_flight)

@@ -6,10 +6,10 @@
        '--------- preempted --------'          cancelled while waiting --------'
                   (tokens kept, memory not)
 
-A sequence knows its tokens and its rank. The row table has what a running one holds on the device and how far
-it is computed. ``rank`` orders everything: the best-ranked sequence is admitted first, gets memory first and
-is preempted last. Lower ``priority`` comes first, then the order of arrival, then the index within the
-request. The rank never changes, so a preempted sequence returns to its own place in the queue."""
+A sequence knows its tokens and its rank. The row table has the state of a running one on the device and how far it is
+computed. ``rank`` orders everything: the best-ranked sequence is admitted first, gets memory first and is preempted
+last. Lower ``priority`` comes first, then the order of arrival, then the index within the request. The rank never
+changes, so a preempted sequence returns to its own place in the queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from weft.units import SeqId
 Rank = tuple[int, int, int]
 
 UNBOUNDED = int(np.iinfo(np.int32).max)
-"""More positions than any sequence has."""
+"""Position beyond those of any sequence."""
 
 
 class SeqState(enum.Enum):
@@ -37,7 +37,7 @@ class SeqState(enum.Enum):
 
 
 class Sequence:
-    """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
+    """One sequence. ``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
     __slots__ = (
         "_prompt_keys",
@@ -104,12 +104,12 @@ class Sequence:
         self.adapter = adapter
         """The digest of its adapter, empty for the base model."""
         self.prediction = prediction
-        """The client's guess of the whole answer, a source of drafts."""
+        """The client's guess of the complete answer, a source of drafts."""
         self.pictures = pictures
         self.pictures_due = bool(pictures)
-        """Their rows are not encoded: it waits, and no other sequence waits for it."""
+        """Whether the rows of its pictures are not encoded: it waits, and no other sequence waits for it."""
         self.pooling = pooling
-        """Pooling of the prompt, in place of an answer."""
+        """Pooling of the prompt, instead of an answer."""
         self._prompt_keys = prompt_keys(prompt, pictures)
         self.computed_max = min(int(prompt.size) + new_tokens_max - 1, UNBOUNDED)
         """Most tokens that are ever computed: all but the last of ``new_tokens_max`` generated ones."""
@@ -124,11 +124,11 @@ class Sequence:
         self.rejected_drafts = 0
         """Drafts that were verified for it: right, and wrong."""
         self.prompt_logprobs_due = sampling.prompt_logprobs is not None
-        """The prompt's logprobs were asked for and are not complete: its prefill must report them."""
+        """Whether the prompt's logprobs were asked for and are not complete: its prefill must report them."""
 
     @property
     def known_count(self) -> int:
-        """Tokens that are known: prompt and generated. All but the newest are computed when decoding."""
+        """Number of known tokens: prompt and generated. All but the newest are computed when decoding."""
         return int(self.prompt.size) + len(self.generated)
 
     @property
@@ -146,7 +146,7 @@ class Sequence:
         return known
 
     def pools(self, start: int, end: int) -> bool:
-        """Whether a run over [``start``, ``end``) has hidden rows that are asked for."""
+        """Return whether a run over [``start``, ``end``) has hidden rows that are asked for."""
         if self.pooling is None:
             return False
         if self.pooling.kind == "first":
@@ -154,8 +154,8 @@ class Sequence:
         return end == self.known_count or (self.pooling.kind == "mean" and end > self.pooling.skip)
 
     def resume(self, tokens: list[int]) -> None:
-        """Another engine generated ``tokens`` and ended. The sequence has never run here, and goes on as
-        after a preemption: all its tokens count as computed before."""
+        """Take the ``tokens`` of another engine that ended. The sequence has never run here, and goes on as after a
+        preemption: all its tokens count as computed before."""
         assert self.state is SeqState.WAITING
         assert not self.generated
         self.generated += tokens
@@ -163,13 +163,13 @@ class Sequence:
         self.prompt_logprobs_due = False
 
     def known(self) -> Int32s:
-        """Prompt and generated tokens, int32 [known_count]: what an admission has to compute."""
+        """Return prompt and generated tokens, int32 [known_count], which an admission has to compute."""
         if not self.generated:
             return self.prompt
         return np.concatenate([self.prompt, np.asarray(self.generated, dtype=np.int32)])
 
     def keyed(self, known: Int32s) -> Int32s:
-        """``known`` tokens, with the keys of pictures in place of their rows: what is compared with other
+        """Return ``known`` tokens, with the keys of pictures at their rows: the form that is compared with other
         sequences, in the cache and everywhere."""
         if not self.pictures:
             return known
@@ -186,10 +186,10 @@ class Sequence:
 
 
 class RankedQueue:
-    """Ordered by ``Sequence.rank``; ranks are unique. Iteration is best first."""
+    """A queue in the order of ``Sequence.rank``; ranks are unique. Iteration is best first."""
 
-    # A sorted list: to move a thousand pointers costs less than one step's bookkeeping in a heap. A heap
-    # cannot remove from its middle, and a queue of tombstones has no bound (law L11).
+    # A sorted list: to move a thousand pointers costs less than one step's bookkeeping in a heap. A heap cannot remove
+    # from its middle, and a queue of tombstones has no bound (law L11).
 
     __slots__ = ("_ranks", "_seqs")
 
@@ -204,7 +204,7 @@ class RankedQueue:
         return iter(self._seqs)
 
     def after(self, seq: Sequence) -> Iterator[Sequence]:
-        """Those behind ``seq``, best first."""
+        """Yield the sequences after ``seq``, best first."""
         for at in range(bisect_left(self._ranks, seq.rank) + 1, len(self._seqs)):
             yield self._seqs[at]
 

@@ -1,5 +1,4 @@
-"""Which states are saved for later requests: the flag that chooses among the sources, and where on the way
-they lie.
+"""Which states are saved for later requests: the flag that chooses among the sources, and the positions of the states.
 
     --snapshots LIST      LIST = first { "," item }      item = source | "-" source
 
@@ -23,9 +22,9 @@ they lie.
 Items are read from left to right. A state that a waiting request needs is saved whatever the list says. A
 model without recurrent layers needs none of this: it resumes at every page.
 
-A *tap* is a position inside a run: there every recurrent layer also writes its state to a snapshot slot.
-Taps lie on an absolute grid, the chunk of the recurrent kernels, so a hit computes the same chunks as a cold
-run. The grid is CHUNK_TOKENS, or a page for kernels that go token by token (decision 0017).
+A *tap* is a position inside a run: there every recurrent layer also writes its state to a snapshot slot. Taps are on an
+absolute grid, the chunk of the recurrent kernels, so a hit computes the same chunks as a cold run. The grid is
+CHUNK_TOKENS, or a page for kernels that go token by token (decision 0017).
 
     a prompt of n tokens        |system + tools|  turn 1  |   turn 2      |  question   |
     boundary (declared)                        b          b               b
@@ -42,8 +41,8 @@ run. The grid is CHUNK_TOKENS, or a page for kernels that go token by token (dec
 * *fork*: two prompts are known to differ from here on, so a third may.
 * *insurance*: for positions that are not declared. With doubling distances, a prompt that shares p tokens
   with this one finds more than p / 2 of them, for log2(n) states.
-* *spare*: with places a fifth apart that prompt finds five sixths of its p tokens, for four times as many
-  states. They get slots beyond the reserve for others, and none once memory is full (decision 0014).
+* *spare*: with places a fifth apart that prompt finds five sixths of its p tokens, for four times the states. They get
+  slots beyond the reserve for others, and none once memory is full (decision 0014).
 * *decode*: a request may resume inside an answer of many thousand tokens. Between two steps the running slot
   holds the state after every computed token, and the plan of the step that overwrites it copies it first.
 
@@ -69,8 +68,8 @@ _FLAG = "--snapshots"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
-    """Which sources are on. ``every_tokens`` 0: not at regular distances of the prompt. ``decode_tokens``:
-    that distance in an answer, 0 for one that follows from the weight of a state, where ``decode`` is on."""
+    """The sources that are on. ``every_tokens`` 0: not at regular distances of the prompt. ``decode_tokens``: that
+    distance in an answer, 0 for one that follows from the weight of a state, where ``decode`` is on."""
 
     prompt_end: bool = False
     near_end: bool = False
@@ -111,8 +110,8 @@ _FORMS = (
 
 
 def parse_snapshots(text: str) -> SnapshotPolicy:
-    """The policy that ``text`` asks for, see the module. Raises ConfigError that names the flag, the value,
-    the item that is wrong in it and the forms that are right."""
+    """Return the policy that ``text`` asks for, see the module. Raise ConfigError that names the flag, the value, the
+    item that is wrong in it and the forms that are right."""
     first, *others = text.split(",")
     preset = _preset(first, text)
     if preset is None:
@@ -144,15 +143,15 @@ def _with(policy: SnapshotPolicy, item: str, text: str) -> SnapshotPolicy:
     if name == "tail":
         raise _wrong(text, "the source 'tail' has another name now: near-end")
     if name in _PRESETS:
-        raise _wrong(text, f"{name!r} is no source: it can only come first, without a minus")
-    raise _wrong(text, f"{item!r} is no source" if item else "an item of it is empty")
+        raise _wrong(text, f"{name!r} is not a source: it can only come first, without a minus")
+    raise _wrong(text, f"{item!r} is not a source" if item else "an item of it is empty")
 
 
 def _distance(item: str, text: str) -> int:
-    """N of ``every:N`` and ``decode:N``."""
+    """Return N of ``every:N`` and ``decode:N``."""
     kind, _, digits = item.partition(":")
     if not re.fullmatch(r"\d{1,9}", digits):
-        raise _wrong(text, f"the N of {item!r} is no number of tokens")
+        raise _wrong(text, f"the N of {item!r} is not a number of tokens")
     tokens = int(digits)
     if tokens == 0 or tokens % CHUNK_TOKENS:
         nearest = max(1, (tokens + CHUNK_TOKENS // 2) // CHUNK_TOKENS) * CHUNK_TOKENS
@@ -179,41 +178,42 @@ DECODE_TOKENS_MAX = 32768
 _DECODE_WEIGHTS = 4
 _SPARE_GROWTH = 1.2
 TAPS_PER_RUN_MAX = 32
-"""Most states that one run keeps (law L11): each costs a write of a whole state in the forward pass."""
+"""Most states that one run keeps (law L11): each costs a write of a complete state in the forward pass."""
 
 
 def on_grid(position: int, grid: int = CHUNK_TOKENS) -> int:
-    """The last position of the grid up to ``position``."""
+    """Return the last position of the grid up to ``position``."""
     return position - position % grid
 
 
 def near_end_position(known_tokens: int, grid: int = CHUNK_TOKENS) -> int:
-    """The position of *near-end* for ``known_tokens``."""
-    # A grid that grows with the prompt: an eighth of it or less.
+    """Return the position of *near-end* for ``known_tokens``."""
+    # The grid grows with the prompt: an eighth of it or less.
     while grid < NEAR_END_GRID_MAX and 2 * grid * _NEAR_END_PARTS <= known_tokens:
         grid *= 2
     return (known_tokens - 1) // grid * grid
 
 
 def _within(tokens: int, low: int, high: int) -> int:
-    """``tokens`` between ``low`` and ``high``, up to the grid."""
+    """Return ``tokens`` between ``low`` and ``high``, up to the grid."""
     return on_grid(min(max(tokens, low), high) + CHUNK_TOKENS - 1)
 
 
 def _state_weight_tokens(slot_bytes: int, page_bytes: int) -> int:
-    """Tokens whose KV weighs as much as one state; 0 where there is no KV."""
+    """Return the number of tokens whose KV has the bytes of one state; 0 where there is no KV."""
     return PAGE_TOKENS * ceil_div(slot_bytes, page_bytes) if page_bytes else 0
 
 
 def insurance_tokens(slot_bytes: int, page_bytes: int) -> int:
-    """The first distance: tokens whose KV weighs as much as one state, on the grid and within reason."""
+    """Return the first distance: the number of tokens whose KV has the bytes of one state, on the grid and within
+    reason."""
     # Closer ones would fill memory with states.
     return _within(_state_weight_tokens(slot_bytes, page_bytes), INSURANCE_TOKENS_MIN, INSURANCE_TOKENS_MAX)
 
 
 def decode_distance(policy: SnapshotPolicy, slot_bytes: int, page_bytes: int) -> int:
-    """Tokens of an answer from one state to the next, 0 for none: as asked, or as many as weigh four times
-    what the state does, on the grid and within reason."""
+    """Return tokens of an answer from one state to the next, 0 for none: the requested number, or tokens whose KV has
+    four times the bytes of a state, on the grid and within reason."""
     if not policy.decode or policy.decode_tokens:
         return policy.decode_tokens
     weight = _state_weight_tokens(slot_bytes, page_bytes)
@@ -221,7 +221,7 @@ def decode_distance(policy: SnapshotPolicy, slot_bytes: int, page_bytes: int) ->
 
 
 def decodes_due(computed: Int32s, targets: Int32s, distance: int) -> list[int]:
-    """Indices of the decodes that have arrived at their next state. ``computed``: tokens; ``targets``: where
+    """Return indices of the decodes that have arrived at their next state. ``computed``: tokens; ``targets``: where
     their prefill ended; int32 [decodes]. States are multiples of ``distance`` from the grid point at which
     the answer began, so all are on the grid."""
     answered = _answer_tokens(computed, targets)
@@ -230,12 +230,12 @@ def decodes_due(computed: Int32s, targets: Int32s, distance: int) -> list[int]:
 
 
 def until_due(computed: Int32s, targets: Int32s, distance: int) -> Int32s:
-    """Tokens from each of these decodes to its next state, while none is due."""
+    """Return tokens from each of these decodes to its next state, while none is due."""
     return distance - _answer_tokens(computed, targets) % distance
 
 
 def _answer_tokens(computed: Int32s, targets: Int32s) -> Int32s:
-    """Tokens since the grid point at which the answer began."""
+    """Return the tokens since the grid point at which the answer began."""
     return computed - (targets - targets % CHUNK_TOKENS)
 
 
@@ -250,7 +250,7 @@ def wanted_positions(
     insurance_first: int = INSURANCE_TOKENS_MIN,
     grid: int = CHUNK_TOKENS,
 ) -> list[int]:
-    """Positions after ``start``, multiples of ``grid``, at which a sequence of ``known_tokens`` should leave
+    """Return positions after ``start``, multiples of ``grid``, at which a sequence of ``known_tokens`` should leave
     its state, the most useful first. ``start``: where its computation begins; ``kv_tokens``: how far it was
     seen before; ``boundaries`` (declared) and ``marks`` (asked for): any order, on the grid or not, beyond
     the end or not."""
@@ -263,7 +263,7 @@ def wanted_positions(
         if start < position <= last:
             wishes.setdefault(position)
 
-    # The client knows what it will send next.
+    # The client knows its next request.
     if policy.marks:
         for mark in sorted(marks):
             wish(on_grid(mark, grid))
@@ -298,8 +298,8 @@ def taps_in_run(wanted: Iterable[int], start: int, end: int) -> list[int]:
 def spare_in_run(
     tapped: Sequence[int], start: int, end: int, *, known_tokens: int, insurance_first: int, grid: int = CHUNK_TOKENS
 ) -> list[int]:
-    """Places at growing distances that the run [start, end) of a prompt passes or reaches, from the front:
-    none within an eighth of one of ``tapped``. With ``tapped`` at most TAPS_PER_RUN_MAX."""
+    """Return places at growing distances that the run [start, end) of a prompt passes or reaches, from the front: none
+    within an eighth of one of ``tapped``. With ``tapped`` at most TAPS_PER_RUN_MAX."""
     spare: list[int] = []
     last = min(end, on_grid(known_tokens - 1, grid))
     position = insurance_first

@@ -30,9 +30,9 @@ from weft.units import PAD, SeqId
 
 
 class StoreTier:
-    """``exact``: prefixes that were compressed once are not used. ``write_bytes_s``: the pace of writes, 0
-    for none. ``clock`` returns seconds and never goes back. ``step_bytes``: what a step with runs copies for
-    the store at most. ``compressed``: compressed parts are written as they are. ``stored_share``: bytes on
+    """The store of one scheduler. ``exact``: prefixes that were compressed once are not used. ``write_bytes_s``: the
+    pace of writes, 0 for none. ``clock`` returns seconds and never goes back. ``step_bytes``: most bytes that a step
+    with runs copies for the store. ``compressed``: compressed parts are written as they are. ``stored_share``: bytes on
     the disk for a byte of a put."""
 
     def __init__(
@@ -55,10 +55,17 @@ class StoreTier:
         self.link_stats: Callable[[], LinkStats | None] = lambda: None
         """Returns the counters of handoffs to other engines."""
         self.renew: Callable[[], None] = lambda: None
-        """The weights are others now: records belong to their namespace from here on."""
+        """Called when the weights are others: records belong to their namespace from then on."""
         self.buffers = buffers
         self.prices = prices
-        self.restores = Restores(store, buffers, prices, clock, exact=exact)
+        self.restores = Restores(
+            store,
+            buffers,
+            prices,
+            clock,
+            exact=exact,
+            is_pinned=lambda prefix: memory.pins.covers(prefix.salt or "", prefix.tokens),
+        )
         self.writes = StoreWrites(
             store,
             memory,
@@ -79,7 +86,7 @@ class StoreTier:
 
     @property
     def is_waiting(self) -> bool:
-        """Something waits for the store and needs no step: ``poll`` again soon."""
+        """Whether something waits for the store and needs no step: ``poll`` again soon."""
         return bool(self.restores.fetches) or self.writes.is_waiting
 
     @property
@@ -93,8 +100,8 @@ class StoreTier:
         return min(self.restores.next_deadline_s, self.writes.next_look_s)
 
     def seek(self, request_id: str, *, computed: bool) -> None:
-        """The deepest snapshot that memory has of an order is a candidate. Only new ones are by
-        themselves. ``computed``: its prompt is, and what it left is in the tree."""
+        """Consider the deepest snapshot that memory has of an order as a candidate. Only new ones are candidates by
+        themselves. ``computed``: its prompt is computed, and its prefix is in the tree."""
         prompt = None if self._orders is None else self._orders.prompt_of(request_id)
         if prompt is None or self._orders is None:
             return
@@ -113,15 +120,15 @@ class StoreTier:
         self.writes.look()
 
     def close_loads(self, step: PlanBuilder) -> None:
-        """The leases of loads that have ended close: what they hold enters the tree."""
+        """Close the leases of loads that have ended: their pages and states enter the tree."""
         loaded = {key: fetch for key, fetch in self.restores.fetches.items() if fetch.state is FetchState.LOADED}
         for fetch in loaded.values():
             step.transaction.close(fetch.lease, keep=fetch.tokens)
         step.closed_loads = tuple(loaded)
 
     def committed(self, plan: StepPlan) -> set[SeqId]:
-        """Returns the requests that wait for what memory has now: what a load has brought, or what a fetch
-        that begins goes on from."""
+        """Make the store's part of ``plan`` true. Returns the requests whose prefix memory has now: brought by a load,
+        or needed by a fetch that begins."""
         served = {wish.seq for wish in plan.store.wishes}
         for key in plan.store.closed:
             served |= self.restores.published(key)
@@ -133,23 +140,23 @@ class StoreTier:
         return served
 
     def finished(self, plan: StepPlan) -> None:
-        """``plan`` is computed, its transfers have ended, and so have all before it."""
+        """Note that ``plan`` is computed, its transfers have ended, and so have all before it."""
         self.restores.finished(plan.step)
         self.writes.finished(plan.step)
 
     def clear(self) -> None:
-        """Forget what is stored, and what is about to be."""
+        """Forget stored prefixes, and those about to be stored."""
         self.writes.clear()
         self.store.clear()
 
     def forget(self) -> None:
-        """Memory has lost what it held, and the store's records may be of other weights from now on. No step
-        is in flight and no load holds a lease."""
+        """Forget fetches and writes, as memory is lost, and the store's records may be of other weights from now on. No
+        step is in flight and no load holds a lease."""
         self.restores.forget_all()
         self.writes.forget()
 
     def close(self) -> None:
-        """The store ends; no step is in flight. Idempotent."""
+        """End the use of the store; no step is in flight. Idempotent."""
         self.store.close()
 
     def stats(self) -> TierStats:

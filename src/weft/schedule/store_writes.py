@@ -1,4 +1,4 @@
-"""Writes: computed snapshots go to the store, piece by piece, beside the steps and never inside them.
+"""Writes: computed snapshots go to the store, piece by piece, during the steps and never inside them.
 
     commit      a sequence saves a snapshot           --> candidates, the most valuable first
     (poll)      worth it, not stored, a buffer is free   --> jobs: node, tokens, transfer buffer
@@ -6,18 +6,19 @@
     (finished)  every page is in the buffer              --> Store.put
     (poll)      written, or dropped                      --> the buffer is free
 
-Jobs copy in the order in which they began. A step with runs copies at most ``step_bytes`` and one state,
-another step IDLE_STEPS times as much KV. The first job may fill it, and what it leaves is for the next ones:
-a step of prefills computes several states, and memory may evict them a step later. A snapshot that shares
-KV with a job waits for its put, so the same KV is stored once.
+Jobs copy in the order in which they began. A step with runs copies at most ``step_bytes`` and one state, another step
+IDLE_STEPS times that KV. The first job may fill it, and the rest is for the next ones: a step of prefills computes
+several states, and memory may evict them a step later. A snapshot that shares KV with a job waits for its put, so the
+same KV is stored once.
 
 Between two steps the node is looked up again: its pages may have moved. A node that was evicted before its
 job was done ends the job, which is counted. One that was compressed meanwhile is a candidate again.
 
-A snapshot is written if its expected uses save more than writing costs (``costs.restore``). The uses are
-those that the cache policy expects; a policy without expectations counts PRIOR_USES and the hits so far. The
-candidate that is expected to save the most tokens per byte is first, or the oldest. What another engine waits
-for (``Orders``) goes before all of them, without a price and without a pace; then it is a candidate again.
+A snapshot is written if its expected uses save more than writing costs (``costs.restore``). The uses are those that the
+cache policy expects; a policy without expectations counts PRIOR_USES and the hits so far. The candidate that is
+expected to save the most tokens per byte is first, or the oldest. Snapshots that another engine waits for (``Orders``),
+and those of pinned prefixes (``weft.memory.prefix.pins``), go before all of them, without
+a price and without a pace; then they are candidates again.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
 buffers are bounded; ``write_bytes_s`` paces jobs; restores have half of the buffers).
@@ -37,6 +38,7 @@ from weft.costs.restore import PRIOR_USES, RestorePrices
 from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
 from weft.memory.memory import Memory
 from weft.memory.prefix.edge import COMPRESSED
+from weft.memory.prefix.pins import PinnedPrefix
 from weft.memory.prefix.readings import SnapshotContents
 from weft.memory.prefix_store import (
     EXACT_FORM,
@@ -56,17 +58,17 @@ from weft.schedule.tier_values import WriteCounts
 from weft.units import PAGE_TOKENS, BufferId, ceil_div, pages_for
 
 STEP_BYTES = 8 << 20
-"""Most KV that a step with runs copies for a job; at least one page."""
+"""Most bytes of KV that a step with runs copies for a job; at least one page."""
 GPU_STEP_BYTES = 32 << 20
 """The same on a GPU, whose link moves it in 1.3 ms."""
 IDLE_STEPS = 8
-"""A step without runs copies as much as so many steps with runs."""
+"""Factor on the bytes that a step without runs copies."""
 CANDIDATES_MAX = 4096
 LOOKS_PER_POLL = 8
 JOBS_MAX = 8
-"""Jobs that copy at once (law L11)."""
+"""Most jobs that copy at once (law L11)."""
 PACE_SLACK_S = 1.0
-"""An idle time up to this long may be made up for."""
+"""Seconds of idle time that may be made up for."""
 
 
 class _Begin(Enum):
@@ -79,8 +81,8 @@ class _Begin(Enum):
 
 @dataclass(slots=True)
 class _Job:
-    """``contents``: the snapshot as it was at the begin. ``copied`` of its pages are in ``buffer``.
-    ``last_step``: the step that copies the last of it, -1 while some is left. ``begun_step``: the last step
+    """A snapshot that is being written. ``contents``: the snapshot as it was at first. ``copied`` of its pages are in
+    ``buffer``. ``last_step``: the step that copies the last of it, -1 while some is left. ``begun_step``: the last step
     that copied some."""
 
     contents: SnapshotContents
@@ -91,8 +93,9 @@ class _Job:
     last_step: int = -1
     begun_step: int = -1
     is_ordered: bool = False
+    pin: PinnedPrefix | None = None
     is_dropped: bool = False
-    """The store was cleared: what was copied is not put."""
+    """Whether the store was cleared: the copied part is not put."""
 
     @property
     def kv_rows(self) -> int:
@@ -100,8 +103,8 @@ class _Job:
 
 
 class StoreWrites:
-    """``write_bytes_s``: 0 for no limit. ``compressed``: snapshots with compressed parts are written
-    too. ``stored_share``: bytes on the disk for a byte of a put."""
+    """The writes of one scheduler. ``write_bytes_s``: 0 for no limit. ``compressed``: snapshots with compressed parts
+    are written too. ``stored_share``: bytes on the disk for a byte of a put."""
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class StoreWrites:
     ) -> None:
         self.counts = WriteCounts()
         self.draining = False
-        """The engine ends: write whatever is worth it now, without a pace."""
+        """Whether the engine ends: every snapshot that is worth it is written now, without a pace."""
         self._store = store
         self._memory = memory
         self._buffers = buffers
@@ -136,10 +139,11 @@ class StoreWrites:
         self._puts: dict[Ticket, BufferId] = {}
         self._ordered: dict[Ticket, NodeId] = {}
         """Puts for other engines."""
+        self._pinned: dict[Ticket, PinnedPrefix] = {}
         self._step_bytes = step_bytes
         self._paced_until_s = 0.0
         self._is_full = False
-        """The next candidate waits for room in the buffers."""
+        """Whether the next candidate waits for room in the buffers."""
         plan = memory.plan
         self._has_pages = plan.pages_per_frame > 0
         self._kv_form = INT4_KV if plan.compressed_kv_dtype == "int4" else INT8_KV
@@ -156,7 +160,7 @@ class StoreWrites:
 
     @property
     def is_waiting(self) -> bool:
-        """Something is left to write, and time or the store must pass first."""
+        """Whether something is left to write, and time or the store must pass first."""
         return bool(self._puts or self._jobs or self._candidates)
 
     @property
@@ -169,7 +173,7 @@ class StoreWrites:
     # ------------------------------------------------------------------ in a plan: reads only
 
     def work(self, *, idle: bool) -> tuple[tuple[PageTransfer, ...], tuple[StateTransfer, ...]]:
-        """The next stores of the jobs. ``idle``: the step has no runs."""
+        """Return the next stores of the jobs. ``idle``: the step has no runs."""
         pages: list[PageTransfer] = []
         states: list[StateTransfer] = []
         fast = idle or any(job.is_ordered for job in self._jobs)
@@ -198,7 +202,7 @@ class StoreWrites:
     # ------------------------------------------------------------------ by a commit, and between steps
 
     def committed(self, work: ArenaWork, step: int, resumed: Iterable[NodeId] = ()) -> None:
-        """Step ``step`` does ``work``, and memory is as it is after it. ``resumed``: snapshots at which
+        """Note that step ``step`` does ``work``, and memory is as it is after it. ``resumed``: snapshots at which
         sequences begin."""
         for node in self._memory.take_new_snapshots():
             self.add(node)
@@ -220,7 +224,7 @@ class StoreWrites:
                     job.last_step = step
 
     def finished(self, step: int) -> None:
-        """Transfers of steps up to ``step`` have ended."""
+        """Note that transfers of steps up to ``step`` have ended."""
         self._finished_step = step
         self._put_copied()
 
@@ -232,24 +236,27 @@ class StoreWrites:
             node = self._ordered.pop(event.ticket, None)
             if node is not None:
                 self.add(node)  # the store of this engine may want it too
+            _settle(self._pinned.pop(event.ticket, None), written=event.kind == "written")
             self.counts.written += event.kind == "written"
             self.counts.dropped += event.kind != "written"
 
     def clear(self) -> None:
-        """Nothing that is computed by now is written, but for what other engines wait for."""
+        """Forget snapshots computed so far, but for those that other engines wait for."""
         self._candidates.clear()
         self._skipped.clear()
         for job in self._jobs:
             job.is_dropped = not job.is_ordered
 
     def forget(self) -> None:
-        """Candidates and jobs are of a memory that is lost. No step is in flight; puts go on to their ends."""
+        """Forget candidates and jobs of a memory that is lost. No step is in flight; puts go on to their ends."""
         for job in self._jobs:
             self._buffers.free(job.buffer)
+            _settle(job.pin, written=False)
         self._jobs.clear()
         self._candidates.clear()
         self._skipped.clear()
         self._ordered.clear()
+        self._pinned.clear()
         self._is_full = False
         self._memory.take_new_snapshots()
 
@@ -259,6 +266,7 @@ class StoreWrites:
             if job.last_step < 0 and job.begun_step <= self._finished_step and not self._goes_on(job):
                 self._jobs.remove(job)
                 self._buffers.free(job.buffer)
+                _settle(job.pin, written=False)
         self._put_copied()
         later: list[tuple[float, int, NodeId]] = []
         for _ in range(LOOKS_PER_POLL):
@@ -278,13 +286,14 @@ class StoreWrites:
             heappush(self._candidates, one)
 
     def _put_copied(self) -> None:
-        """Jobs that are copied go to the store, in their order."""
+        """Put jobs that are copied into the store, in their order."""
         while self._jobs and 0 <= self._jobs[0].last_step <= self._finished_step:
             job = self._jobs.pop(0)
             if job.is_dropped:
                 self._buffers.free(job.buffer)
                 self._is_full = False
                 self.counts.dropped += 1
+                _settle(job.pin, written=False)
             else:
                 self._put(job)
 
@@ -298,7 +307,7 @@ class StoreWrites:
         return len(self._jobs) < JOBS_MAX and (not self._jobs or left >= max(1, self._buffers.slot_bytes))
 
     def _goes_on(self, job: _Job) -> bool:
-        """Whether the snapshot of ``job`` is what it was."""
+        """Return whether the snapshot of ``job`` is unchanged."""
         form = self._memory.snapshot_contents(job.contents.node, job.contents.start)
         if form is not None and form.form == job.contents.form:
             return True
@@ -309,18 +318,26 @@ class StoreWrites:
         return False
 
     def _priority(self, node: NodeId) -> float:
-        """Tokens that ``node`` is expected to save per byte; infinity where another engine waits for it."""
-        if self._orders is not None and self._orders.open:
+        """Return the tokens that ``node`` is expected to save per byte; infinity where another engine
+        or a name waits for it."""
+        if (self._orders is not None and self._orders.open) or self._memory.pins.has_due:
             contents = self._memory.snapshot_contents(node)
-            if contents is not None and self._orders.wants(contents.salt or None, contents.tokens):
+            if contents is not None and (self._is_ordered(contents) or self._due(contents) is not None):
                 return inf
         outlook = self._memory.snapshot_outlook(node)
         if outlook is None or outlook.uses is None:
             return 0.0
         return outlook.uses * outlook.position / max(1, outlook.alone_bytes)
 
+    def _is_ordered(self, contents: SnapshotContents) -> bool:
+        return self._orders is not None and self._orders.wants(contents.salt or None, contents.tokens)
+
+    def _due(self, contents: SnapshotContents) -> PinnedPrefix | None:
+        """Return the pinned prefix that ends at this snapshot and is still to be written."""
+        return self._memory.pins.due(contents.salt, contents.tokens.tobytes())
+
     def add(self, node: NodeId) -> None:
-        """``node`` is a candidate."""
+        """Add ``node`` as a candidate."""
         self._age += 1
         heappush(self._candidates, (-self._priority(node), self._age, node))
         if len(self._candidates) > CANDIDATES_MAX:
@@ -335,7 +352,12 @@ class StoreWrites:
             self.counts.lost += 1
             return _Begin.DONE
         offer = self._store.offer(form.salt or None, form.tokens, form.position, exact=form.exact)
+        pin = self._due(form)
         if offer is None:
+            is_stored = pin is not None and self._has_stored(form)
+            if pin is not None and not is_stored and self._puts:
+                return _Begin.SHARES  # perhaps one of these puts has it
+            _settle(pin, written=is_stored)
             return _Begin.DONE
         if not _is_apart(self._jobs, form, offer.start):
             return _Begin.SHARES
@@ -346,8 +368,9 @@ class StoreWrites:
         size_bytes = self._buffers.bytes_for(pages)
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
+            _settle(pin, written=False)
             return _Begin.DONE
-        ordered = self._orders is not None and self._orders.wants(form.salt or None, form.tokens)
+        ordered = pin is not None or self._is_ordered(form)
         uses = self._expected_uses(form)
         read_bytes = ceil_div(form.position - offer.above, PAGE_TOKENS) * self._buffers.page_bytes + (
             0 if offer.above else self._buffers.slot_bytes
@@ -360,7 +383,9 @@ class StoreWrites:
             return _Begin.NO_ROOM
         buffer, saved_s = self._buffers.add(pages), self._prices.compute_s(0, form.position)
         has_work = form.pages or form.slot >= 0
-        self._jobs.append(_Job(form, buffer, saved_s, last_step=-1 if has_work else 0, is_ordered=ordered))
+        self._jobs.append(_Job(form, buffer, saved_s, last_step=-1 if has_work else 0, is_ordered=ordered, pin=pin))
+        if pin is not None:
+            pin.write = "begun"
         if self._write_bytes_s and not ordered:
             # Time that passed between two looks counts, so a step between them does not slow the pace.
             self._paced_until_s = (
@@ -369,16 +394,20 @@ class StoreWrites:
             )
         return _Begin.DONE
 
+    def _has_stored(self, form: SnapshotContents) -> bool:
+        """Return whether the store has this snapshot, durably."""
+        return self._store.match(form.salt or None, form.tokens, form.position - 1) is not None
+
     def _is_share(self, size_bytes: int) -> bool:
-        """Whether buffers that wait to be written leave half of the limit to restores, or this one is
-        alone."""
+        """Return whether buffers that wait to be written leave half of the limit to restores, or this is the only
+        one."""
         held_bytes = sum(
             self._buffers[buffer].nbytes for buffer in (*self._puts.values(), *(job.buffer for job in self._jobs))
         )
         return not held_bytes or held_bytes + size_bytes <= self._buffers.limit_bytes // 2
 
     def _expected_uses(self, form: SnapshotContents) -> float:
-        """Uses expected of a snapshot in the store."""
+        """Return the expected uses of a snapshot in the store."""
         outlook = self._memory.snapshot_outlook(form.node)
         if outlook is None or outlook.uses is None:
             return PRIOR_USES + form.hits
@@ -407,13 +436,16 @@ class StoreWrites:
         if ticket is None:
             self._buffers.free(job.buffer)
             self.counts.dropped += 1
+            _settle(job.pin, written=False)
         else:
             self._puts[ticket] = job.buffer
+            if job.pin is not None:
+                self._pinned[ticket] = job.pin
             if job.is_ordered:
                 self._ordered[ticket] = contents.node
 
     def _pieces(self, job: _Job) -> list[KvPiece]:
-        """The KV of each part, cut where records end."""
+        """Return the KV of each part, cut where records end."""
         pieces, row = [], 0
         for part in job.contents.parts:
             flat_B = self._buffers[job.buffer].pages_PB[row : row + part.row_count].reshape(-1)
@@ -430,8 +462,13 @@ class StoreWrites:
         return pieces
 
 
+def _settle(pin: PinnedPrefix | None, *, written: bool) -> None:
+    if pin is not None:
+        pin.write = "written" if written else "failed"
+
+
 def _is_apart(jobs: Iterable[_Job], contents: SnapshotContents, start: int) -> bool:
-    """Whether none of ``jobs`` has KV of ``contents`` behind ``start``: it would be stored twice."""
+    """Return whether none of ``jobs`` has KV of ``contents`` after ``start``: it would be stored twice."""
     end = start + PAGE_TOKENS
     return not any(
         job.contents.salt == contents.salt and np.array_equal(job.contents.tokens[:end], contents.tokens[:end])

@@ -13,13 +13,13 @@ from weft.memory.usage import StoreStats
 from weft.units import SeqId
 
 if TYPE_CHECKING:
-    from weft.memory.prefix_store import StoredPrefix  # numpy, which the HTTP process does without
+    from weft.memory.prefix_store import StoredPrefix  # numpy, which the HTTP process does not import
 
 
 @dataclass(slots=True)
 class RestoreCounts:
-    """Since the start; they only grow. ``saved_s``: what computing the restored tokens was estimated to take,
-    less the time that their fetches took. ``late``: fetches that passed their deadline."""
+    """Counts of restores since the start; they only grow. ``saved_s``: estimated seconds of computing the restored
+    tokens, less the time that their fetches took. ``late``: fetches that passed their deadline."""
 
     restores: int = 0
     restored_tokens: int = 0
@@ -30,8 +30,8 @@ class RestoreCounts:
 
 @dataclass(slots=True)
 class WriteCounts:
-    """Since the start; they only grow. ``skipped``: candidates that were not worth writing. ``lost``: evicted
-    or compressed before they were copied, or pushed out of the queue."""
+    """Counts of writes since the start; they only grow. ``skipped``: candidates that were not worth writing. ``lost``:
+    evicted or compressed before they were copied, or pushed out of the queue."""
 
     written: int = 0
     dropped: int = 0
@@ -62,8 +62,8 @@ class FetchKey(NamedTuple):
 
 
 class FetchWish(NamedTuple):
-    """``seq`` waits for ``prefix`` from the commit of this plan on; ``start``: KV from there on is read.
-    ``others``: requests that run or wait beside it."""
+    """A wish of a plan: ``seq`` waits for ``prefix`` from the commit of this plan on; ``start``: KV from there on is
+    read. ``others``: requests that run or wait besides ``seq``."""
 
     seq: SeqId
     key: FetchKey
@@ -74,8 +74,8 @@ class FetchWish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreStep:
-    """``wishes``: fetches that begin, or that one more request waits for. ``loads``: fetches whose bytes this
-    step loads. ``closed``: loads that have ended, whose leases close."""
+    """The store's part of a step plan. ``wishes``: fetches that begin, or that one more request waits for. ``loads``:
+    fetches whose bytes this step loads. ``closed``: loads that have ended, whose leases close."""
 
     wishes: tuple[FetchWish, ...] = ()
     loads: tuple[FetchKey, ...] = ()

@@ -12,7 +12,7 @@ A verify run is best effort, like a tap (law L9). It is planned last, and it is 
     where pages are short             every other lease still has a free page to grow into
     where the step is full            the token budget, and VERIFY_TOKENS_MAX (law L11)
 
-What it took stays with its lease: the sequence grows into these pages anyway.
+Pages that it took stay with its lease: the sequence grows into them anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.units import PAGE_TOKENS, VERIFY_TOKENS_MAX, RowId, SeqId
 
 
 class VerifyPlanner:
-    """``step_tokens``: most tokens that a step may have."""
+    """The planner of verify runs. ``step_tokens``: most tokens that a step may have."""
 
     def __init__(self, drafter: Drafter, rows: RowTable, reuse: Reuse, step_tokens: int) -> None:
         self._drafter = drafter
@@ -67,7 +67,7 @@ class VerifyPlanner:
         step.set_verify_runs(runs)
 
     def _limits(self, step: PlanBuilder) -> list[int]:
-        """Most drafts of each decode."""
+        """Return most drafts of each decode."""
         rows, at = self._rows, step.decode_rows
         computed = rows.computed[at]
         limits = rows.limit[at] - computed - 1

@@ -1,4 +1,4 @@
-"""One line for each request that ended: what it was, how long it took, what it cost.
+"""One line for each request that ended: its path, its times and its counts.
 
     text   POST /v1/chat/completions 200 in 1.204 s, 127.0.0.1:51234, id 9f3c..., weft-recall, 812 prompt tokens (768
            cached), 64 output tokens at 57.1/s, queued 0.002 s, key 1
@@ -33,14 +33,15 @@ def log_request(trace: RequestTrace, ignored: list[str]) -> None:
 
 
 def is_look(trace: RequestTrace) -> bool:
-    """Return whether a monitor or the page only looked: it asked for the health, or for figures and got them."""
+    """Return whether a monitor or the page only looked: the request asked for the health, or for figures and got
+    them."""
     if trace.method != "GET":
         return False
     return trace.path in _HEALTH or (trace.status == 200 and trace.path in _LOOKS)
 
 
 def request_fields(trace: RequestTrace, ended_s: float) -> dict[str, Any]:
-    """Return the keys of the line's object; what a request has not come to is left out."""
+    """Return the keys of the line's object; phases that a request did not reach are left out."""
     fields: dict[str, Any] = {
         "request_id": trace.request_id,
         "client": trace.client,
@@ -69,7 +70,7 @@ def request_fields(trace: RequestTrace, ended_s: float) -> dict[str, Any]:
 
 
 class _Words:
-    """The fields as a sentence; it is built when a handler for text asks for it."""
+    """The fields as a sentence, built when a handler for text asks for it."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields

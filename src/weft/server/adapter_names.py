@@ -1,4 +1,4 @@
-"""The adapters that a server knows by name: what ``model`` in a request may be, beside the model's own names.
+"""The adapters that a server knows by name: values of ``model`` in a request, next to the model's own names.
 
     "name" -> Adapter (directory, digest)        bound at the start (--lora), and by operators later
 
@@ -16,7 +16,7 @@ from weft.errors import ConfigError, UnknownModelError
 
 
 class AdapterNames:
-    """Name -> adapter."""
+    """A table from name to adapter."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Adapter] = {}
@@ -25,7 +25,7 @@ class AdapterNames:
         return iter(self._by_name)
 
     def start_with(self, adapters: Sequence[Adapter], model_names: Sequence[str]) -> None:
-        """Of ``--lora``. Raises ConfigError for a name that the model has."""
+        """Bind the names of ``--lora``. Raise ConfigError for a name that the model has."""
         for adapter in adapters:
             if adapter.name in model_names:
                 raise ConfigError(
@@ -40,7 +40,7 @@ class AdapterNames:
         self._by_name[adapter.name] = adapter
 
     def release(self, name: str) -> Adapter:
-        """Raises UnknownModelError."""
+        """Remove a name and return its adapter. Raise UnknownModelError."""
         if name not in self._by_name:
             raise UnknownModelError(f"there is no adapter {name[:200]!r} here", param="lora_name")
         return self._by_name.pop(name)

@@ -1,4 +1,4 @@
-"""The names of adapters: which there are, and how operators change that while the server runs.
+"""The names of adapters, and their changes by operators while the server runs.
 
     model: "name"  --model_for-->  the served model with that adapter        every dialect, batches too
     "model/name"                    the same, of one of several models
@@ -11,8 +11,8 @@ adapter: requests that are running end with the first one, later ones begin with
 of the first in any cache. Paths and the answers in vLLM's words, which clients know
 (``entrypoints/serve/lora``).
 
-The list of names lives in the process that answers HTTP. With several of them a change would reach one alone,
-so it is refused there, and ``--lora`` is the way.
+The list of names belongs to the process that answers HTTP. With several processes a change would reach only one, so it
+is refused there, and ``--lora`` names the adapters.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger("weft.server")
 
 
 class LoadAdapterBody(msgspec.Struct, frozen=True):
-    """``load_inplace``: other files may take a name that is in use."""
+    """The body of a load. ``load_inplace``: other files may take a name that is in use."""
 
     lora_name: str
     lora_path: str
@@ -48,14 +48,14 @@ class LoadAdapterBody(msgspec.Struct, frozen=True):
 
 
 class UnloadAdapterBody(msgspec.Struct, frozen=True):
-    """``lora_int_id``: of vLLM's clients; unread."""
+    """The body of an unload. ``lora_int_id``: of vLLM's clients; unread."""
 
     lora_name: str
     lora_int_id: int | None = None
 
 
 class AdapterHandlers:
-    """Operations of ``openapi.endpoints``."""
+    """Operations of ``openapi.endpoints`` on adapters."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -78,7 +78,7 @@ class AdapterHandlers:
             raise RequestError(
                 f"lora_name {name} is a created name (/api/create); choose another, or delete it", param="lora_name"
             )
-        async with self._turn:  # two loads of one name must not cross
+        async with self._turn:  # two loads of one name must not interleave
             adapter = await asyncio.to_thread(self._read, name, body.lora_path)
             known = names.find(name)
             if known is not None and known.digest != adapter.digest and body.load_inplace is False:
@@ -103,12 +103,12 @@ class AdapterHandlers:
 
     @contextlib.asynccontextmanager
     async def _engines(self, name: str) -> AsyncGenerator[AllEngines]:
-        """Those of the model that the adapter belongs to; of several it is loaded, and stays meanwhile.
-        Raises EngineUnavailableError, RequestError."""
+        """Yield the engines of the model that the adapter belongs to; of several models, it is loaded, and stays
+        meanwhile. Raise EngineUnavailableError, RequestError."""
         if self._service.workers is not None:
             raise RequestError(
-                "adapters are loaded at the start (--lora) where --http-workers is above 1: a "
-                "change of names would reach one of the processes alone",
+                "adapters are loaded at the start (--lora) where --http-workers is above 1: a change of "
+                "names would reach only one of the processes",
                 param="lora_name",
             )
         self._service.check_open()
@@ -126,8 +126,8 @@ class AdapterHandlers:
             use.end()
 
     def _read(self, name: str, path: str) -> Adapter:
-        """Read both files, in a thread. Raises RequestError, and CheckpointError where operators alone may ask: to any
-        client the reason would tell which files there are."""
+        """Read both files, in a thread. Raise RequestError, and CheckpointError where only operators may ask: to other
+        clients the reason would tell which files exist."""
         from weft.models.hub import resolve_adapter
 
         try:
@@ -137,7 +137,8 @@ class AdapterHandlers:
                 raise
             _log.warning("lora_path %s: %s", path[:1000], error.message)
             raise RequestError(
-                f"lora_path {path[:200]!r} is no adapter that this server can read; its log has the reason, and with "
+                f"lora_path {path[:200]!r} is not an adapter that this server can read; its log has the "
+                "reason, and with "
                 "--operator-key the answer",
                 param="lora_path",
             ) from None

@@ -1,4 +1,4 @@
-"""The routes: what is answered where. docs/server.md lists them for users.
+"""The routes: the handler of each path. docs/server.md lists them for users.
 
 Handlers are short: read the body, prepare a job, answer it. ``completions`` and ``chat`` have the jobs,
 ``gate`` has keys and origins, and ``errors`` has the form of failures.
@@ -56,6 +56,8 @@ from weft.server.protocol import DetokenizeBody, TokenizeChatBody, did_you_mean,
 from weft.server.responses.routes import ResponseHandlers
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
+from weft.server.sessions.routes import SessionHandlers, Sessions
+from weft.server.sessions.slots import SlotHandlers
 from weft.server.sse import (
     JSON_LINES,
     ClientGoneError,
@@ -74,11 +76,12 @@ from weft.text.chat_request import PictureSpan, picture_spans
 from weft.version import weft_version
 
 _CLIENT_CLOSED_REQUEST = 499
-"""No client reads it; it is for the access log."""
+"""Status of a client that left, for the access log; no client reads it."""
 
 
 def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
-    """``forward``: of an HTTP worker, to the process with the engines, which answers what no worker does."""
+    """Return the application. ``forward``: sends requests of an HTTP worker that it cannot answer to the process with
+    the engines."""
     config = service.config
     keys = Keys(
         config.client_keys(),
@@ -98,11 +101,17 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
             tenant_of=keys.tenant_of,
         )
         service.background.append(batches)
+    sessions = Sessions(service)
+    if forward is None:  # the process with the engines
+        service.background.append(sessions)
+        service.pinned = sessions.named
     own = _Handlers(service)
     groups = (
         own,
         AdapterHandlers(service),
         ResponseHandlers(service, forward),
+        SessionHandlers(service, sessions),
+        SlotHandlers(service, sessions),
         replicas.ReplicaHandlers(service),
         BatchHandlers(service.files, batches),
         OllamaModelHandlers(service),
@@ -138,7 +147,7 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
 
 
 def endpoint_routes(handlers: Mapping[str, Handler]) -> list[Route]:
-    """One route for each path of the table; ``handlers`` by operation."""
+    """Return one route for each path of the table; ``handlers`` by operation."""
     routes = []
     for path, rows in itertools.groupby(ENDPOINTS, key=lambda row: row.path):
         by_method = {row.method: handlers[row.operation] for row in rows}
@@ -168,18 +177,18 @@ _WAYS = {
 }
 _OLLAMA_ANSWERS = {"ollama_chat": OLLAMA_CHAT, "ollama_generate": OLLAMA_GENERATE}
 _OLLAMA_EMBEDDINGS = {"ollama_embed": OLLAMA_EMBED, "ollama_embeddings": OLLAMA_EMBEDDINGS}
-"""By the operation of ``openapi.endpoints``."""
+"""Type of body by operation of ``openapi.endpoints``."""
 
 
 class _Handlers:
-    """A public method is an operation of ``openapi.endpoints``."""
+    """The handlers. A public method is an operation of ``openapi.endpoints``."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._looks: dict[str, Looks] = {}
 
     def by_way(self) -> dict[str, Handler]:
-        """Of the operations that have a ``Way``."""
+        """Return the handlers of the operations that have a ``Way``."""
         return {
             operation: functools.partial(generate, way=way)
             for generate, ways in (
@@ -213,7 +222,7 @@ class _Handlers:
         body = await self._body(request, way, undeclared=True)
         if loaded := await loaded_answer(self._service, body):
             return json_response(loaded)
-        # Its lines have no place for a comment that keeps a connection alive.
+        # JSON lines have no room for a comment that keeps a connection alive.
         return await answer_job(
             request,
             self._ollama_job(way, body),
@@ -338,7 +347,7 @@ class _Handlers:
         return await self.cache(request)
 
     def _engines(self, request: Request) -> AllEngines:
-        """Return the engines of the model that the query names. Raises what ``Service.fleet_of`` raises."""
+        """Return the engines of the model that the query names. Raise as ``Service.fleet_of``."""
         return self._service.fleet_of(request.query_params.get("model")).engines
 
     async def sleep(self, request: Request) -> Response:
@@ -397,8 +406,8 @@ PIECE_TOKENS = 4096
 async def tokenize_answer(
     model: ServedModel, tokens: list[int], *, with_texts: bool, spans: Sequence[PictureSpan] = ()
 ) -> bytes:
-    """As JSON, PIECE_TOKENS at a time: the encoder would hold the event loop for as long as its list is.
-    ``spans`` is there where a picture is."""
+    """Return the answer as JSON, encoded PIECE_TOKENS at a time: the encoder would hold the event loop for all of a
+    long list. ``spans`` is set where a picture is."""
 
     def texts_of(part: Sequence[int]) -> list[str]:
         return [model.tokenizer.token_text(token) for token in part]
@@ -426,7 +435,7 @@ async def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], Sequen
 
 
 def _model_card(listed: ListedModel) -> dict[str, Any]:
-    """``state`` is there with several models alone, ``reason`` where it is failed."""
+    """Return the entry of a model. ``state`` is present only with several models, ``reason`` where it is failed."""
     state = {} if listed.state is None else {"state": listed.state}
     state |= {"reason": listed.reason} if listed.reason else {}
     root = listed.name if listed.adapter is not None else listed.info.name

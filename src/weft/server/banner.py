@@ -1,4 +1,4 @@
-"""What the terminal shows once the model is ready: where it listens, what the memory holds, what to paste.
+"""The terminal's text once the model is ready: addresses, contents of the memory, snippets to paste.
 
 Plain lines when the output is not a terminal. Snippets are never wrapped and never indented, so that they
 work when pasted; a key is never printed, they read it from $WEFT_API_KEY.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weft.server.served_model import ServedModel
 
 _AT_SOCKET = "http://localhost"
-"""The URL of a client of a Unix socket, whose host is never looked up."""
+"""URL for a client of a Unix socket, whose host is never looked up."""
 
 
 def _lines_to(console: Console) -> Callable[..., None]:
@@ -35,7 +35,7 @@ def _lines_to(console: Console) -> Callable[..., None]:
 
 
 def print_places(line: Callable[..., None], url: str, key_words: str, config: ServerConfig) -> None:
-    """``key_words``: the key that requests need; empty without one."""
+    """Print the addresses. ``key_words``: the key that requests need; empty without one."""
     if not key_words and not config.is_local():
         line()
         line(
@@ -58,7 +58,7 @@ def print_places(line: Callable[..., None], url: str, key_words: str, config: Se
 
 
 def print_banner(console: Console, models: Models, url: str, config: ServerConfig) -> None:
-    """Print where the server listens, and what its models get of the memory."""
+    """Print where the server listens, and its models' shares of the memory."""
     if models.first.served is not None and models.first.stays:
         _print_model(console, models.first.served, url, config)
     else:
@@ -89,7 +89,7 @@ def _print_model(console: Console, model: ServedModel, url: str, config: ServerC
     for note in info.notes:
         line(f"note: {note}", "yellow")
     print_places(line, url, "the snippets read it from $WEFT_API_KEY" if with_key else "", config)
-    if not is_json():  # a log has no use for snippets
+    if not is_json():  # a log needs no snippets
         line("Try it in a shell:", "bold")
         line(curl_snippet(model, url, with_key=with_key))
         line()
@@ -97,11 +97,11 @@ def _print_model(console: Console, model: ServedModel, url: str, config: ServerC
             line("or in Python (pip install openai):", "bold")
             line(openai_snippet(model, url, with_key=with_key))
             line()
-    line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
+    line("Ctrl-C finishes the running requests and stops; twice stops at once.", "dim")
 
 
 def _print_models(console: Console, models: Models, url: str, config: ServerConfig) -> None:
-    """Print what each model that is loaded on demand gets, and how many of them fit together."""
+    """Print the share of each model that is loaded on demand, and how many of them fit together."""
     line = _lines_to(console)
     line()
     line(f"weft serves {', '.join(models.names())} at {url}", "bold green")
@@ -121,7 +121,7 @@ def _print_models(console: Console, models: Models, url: str, config: ServerConf
         line(f"{name:{width}}  {sampling_sentence(info.generation_defaults, info.default_sampling)}")
     words = "the header is 'Authorization: Bearer $WEFT_API_KEY'" if config.client_keys() else ""
     print_places(line, url, words, config)
-    line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
+    line("Ctrl-C finishes the running requests and stops; twice stops at once.", "dim")
 
 
 def in_words(shares: Sequence[int], budget: int) -> str:
@@ -166,8 +166,8 @@ def openai_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
 
 
 def _example(model: ServedModel) -> tuple[str, dict[str, object]]:
-    """A checkpoint without a chat template serves completions only, one that was saved to embed or to score
-    no text at all."""
+    """Return path and body of an example request: a checkpoint without a chat template serves completions only, one
+    that was saved to embed or to score no text at all."""
     if not model.info.generates and model.info.score_labels:
         return "/v1/rerank", {"model": model.name, "query": "How tall is it?", "documents": ["8,849 m", "red"]}
     if not model.info.generates:

@@ -1,4 +1,4 @@
-"""GET /v1/cache: what the prefix cache holds and what it has done, in sizes, counts and ages.
+"""GET /v1/cache: contents and work of the prefix cache, in sizes, counts and ages.
 
 The report has no tokens and no names of tenants, and text only with ``server.show_text``. Numbers that move
 still show that requests arrive, so with ``--operator-key`` the report is for operators only (``gate``).
@@ -26,14 +26,14 @@ from weft.router.protocol import RouterCounts
 
 LOOK_EVERY_S = 1.0
 EngineShapes = list[tuple[int, CacheShape]]
-"""By the number of the replica."""
+"""Shape of the cache by number of the replica."""
 _LABEL_KEY = secrets.token_bytes(16)
-"""Of this process: labels tell prefixes apart, and no text can be guessed from them."""
+"""Random key of this process: labels tell prefixes apart, and no text can be guessed from them."""
 TextOf = Callable[[Sequence[int]], str]
 
 
 class Looks:
-    """At the caches of ``fleet``. Raises what it raises."""
+    """Looks at the caches of ``fleet``. Raises the errors of ``fleet``."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -41,7 +41,7 @@ class Looks:
         self._seen: tuple[float, EngineShapes] | None = None
 
     async def shapes(self) -> EngineShapes:
-        """At most LOOK_EVERY_S old."""
+        """Return the shapes, at most LOOK_EVERY_S old."""
         async with self._one_asks:
             if self._seen is None or time.monotonic() - self._seen[0] > LOOK_EVERY_S:
                 self._seen = time.monotonic(), await self.fleet.engines.cache_shapes()
@@ -49,9 +49,9 @@ class Looks:
 
 
 def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
-    """The arena by what its bytes are used for, they add up to it. KV and states of one running sequence;
-    KV that is cached and read by running ones; KV and states that are cached and may give way; what is free
-    in frames that hold one kind; what is free for either."""
+    """Return the bytes of the arena by use; they add up to it. KV and states of one running sequence; KV that is cached
+    and read by running ones; KV and states that are cached and may give way; free bytes in frames that hold one kind;
+    bytes free for either."""
     page_bytes = usage.page_bytes // max(usage.pages_held, 1)
     slot_bytes = usage.slot_bytes // max(usage.slots_held, 1)
     return {
@@ -72,10 +72,9 @@ def cache_reports(
     router: Mapping[int, RouterCounts] | None = None,
     text_of: TextOf | None = None,
 ) -> dict[str, Any]:
-    """``cache_report`` of the one replica; of ``several``, their sum, and in ``replicas`` each one that
-    answers, were it one alone. ``store``: what the store of a replica holds and did. ``router``: what the
-    router knows of each replica. Raises EngineUnavailableError without any: an engine may have ended since it
-    was asked."""
+    """Return ``cache_report`` of the one replica; of ``several``, their sum, and in ``replicas`` the report of each one
+    that answers. ``store``: contents and work of a replica's store. ``router``: the router's figures of each replica.
+    Raise EngineUnavailableError without any: an engine may have ended since it was asked."""
     reports = [
         (number, cache_report(stats.memory, shape, costs=stats.costs, text_of=text_of))
         for number, stats, shape in engines
@@ -99,7 +98,7 @@ def _beside(stats: EngineStats, counts: RouterCounts | None) -> dict[str, Any]:
 
 
 def _added(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers add up, but for shares and ages. Salts are those of each replica alone."""
+    """Return the sum of reports. Numbers add up, but for shares and ages. Salts are counted per replica."""
     first, count = reports[0], len(reports)
     total: dict[str, Any] = {
         name: sum(report[name] for report in reports) if isinstance(value, int) else value
@@ -143,13 +142,13 @@ def _added_classes(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]
 def cache_report(
     usage: MemoryUsage, shape: CacheShape, *, costs: StepCost | None = None, text_of: TextOf | None = None
 ) -> dict[str, Any]:
-    """``states`` are snapshots, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages;
-    ``pages`` of 16 tokens; ``read_now``: pages that running requests read; ``pages_compressed``: of KV, in
-    ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a
-    state that was compressed once, or was computed behind such. ``counts`` are since the start
-    (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is at ``weft.memory.prefix.readings``."""
+    """Return the report of one replica. ``states`` are snapshots, ``states_compressed`` of them in 8 bits in
+    ``compressed_bytes`` of pages; ``pages`` of 16 tokens; ``read_now``: pages that running requests read;
+    ``pages_compressed``: of KV, in ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact``
+    nodes have KV or a state that was compressed once, or was computed from such. ``counts`` are since the start
+    (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is described at ``weft.memory.prefix.readings``."""
     counts = usage.cache.numbers()
-    if not counts["lost_salt"]:  # not looked for without debug.count_salt, and 0 would say that there is none
+    if not counts["lost_salt"]:  # not counted without debug.count_salt, and 0 would mean that there is none
         del counts["lost_salt"]
     if not usage.cache.loaded:
         counts = {name: count for name, count in counts.items() if count or name not in STORE_COUNTS}
@@ -182,8 +181,8 @@ def cache_report(
 
 
 def _prefix(prefix: PrefixShape, costs: StepCost | None, text_of: TextOf | None) -> dict[str, Any]:
-    """``saved_s``: what computing the reused tokens would have taken, as the engine prices it; None until it
-    has measured enough."""
+    """Return the figures of a prefix. ``saved_s``: seconds that the reused tokens would have taken to compute, as the
+    engine prices them; None until it has measured enough."""
     row = {**dataclasses.asdict(prefix), "age_s": round(prefix.age_s, 1), "saved_s": None}
     if costs is not None:
         # Attention is quadratic in a prompt, so each hit is priced at its length, not all of them as one.

@@ -39,21 +39,22 @@ from weft.text.grammars import BUDGET_FIELD
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """``name`` is in the first delta of a call only. ``arguments``: JSON text, in a stream a part."""
+    """Name and arguments of a call. ``name`` is in the first delta of a call only. ``arguments``: JSON text, in a
+    stream a part."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
 class CustomInput(msgspec.Struct, kw_only=True):
-    """Of a custom tool. Streams have it whole, too."""
+    """Input of a custom tool. Streams send all of it at once, too."""
 
     name: str
     input: str
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """``index`` is in streams only, where ``id`` and ``type`` are in the first delta of a call."""
+    """A call of a tool. ``index`` is in streams only, where ``id`` and ``type`` are in the first delta of a call."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -63,8 +64,8 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True):
-    """A whole message, or what a chunk adds to it. In a chunk ``tool_calls`` has one entry, as clients read
-    the first alone."""
+    """A complete message, or the part of it in a chunk. In a chunk ``tool_calls`` has one entry, as clients read only
+    the first."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -132,7 +133,7 @@ class ChatJob:
         generation, body = self.generation, self._body
         choices: list[ChatChoice] = []
         for piece in await generation.whole():
-            if choices:  # one with many logprobs takes long: others are served between two
+            if choices:  # encoding many logprobs takes long: others are served between two choices
                 await asyncio.sleep(0)
             message = self._message(piece)
             choices.append(
@@ -189,7 +190,7 @@ class ChatJob:
         return answer
 
     def _choices(self, piece: Piece) -> list[DeltaChoice]:
-        """None for a piece whose text is held back, as it may become a marker."""
+        """Return the choices of a piece: none where its text is held back, as it may become a marker."""
         deltas = stream_deltas(self._turn.read(piece))
         choices = [DeltaChoice(index=piece.index, delta=delta) for delta in deltas or [ChatAnswer()]]
         choices[0].logprobs = self._logprobs(piece)
@@ -215,8 +216,9 @@ def _call(block: AnswerBlock, text: str) -> ToolCall:
 
 
 def stream_deltas(events: Iterable[BlockEvent]) -> list[ChatAnswer]:
-    """Each part of a call has a delta of its own, and the first one of a call has no arguments yet: clients
-    take the first entry of ``tool_calls`` alone, and some add arguments to the one that has the name."""
+    """Return the deltas of events. Each part of a call has a delta of its own, and the first one of a call has no
+    arguments yet: clients read only the first entry of ``tool_calls``, and some add arguments to the entry that has the
+    name."""
     deltas: list[ChatAnswer] = []
     for event in events:
         if event.phase == "delta" and not event.block.is_call:
@@ -245,7 +247,7 @@ def _call_part(event: BlockEvent) -> ToolCall | None:
 
 
 async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
-    """Raises RequestError, UnknownModelError, EngineUnavailableError."""
+    """Prepare a request. Raise RequestError, UnknownModelError, EngineUnavailableError."""
     job = ChatJob(await prepare_turn(service, chat_turn(body)), body)
     if body.store:
         note_ignored("store")
@@ -256,7 +258,7 @@ CHAT = Way(ChatBody, UNSERVED_IN_CHAT, prepare_chat)
 
 
 def chat_turn(body: ChatBody) -> ChatTurn:
-    """Raises RequestError for fields that exclude each other."""
+    """Return the turn of ``body``. Raise RequestError for fields that exclude each other."""
     refuse_stream_fields(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")

@@ -39,6 +39,7 @@ from weft.server.protocol import (
 )
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
+from weft.server.sessions.continuing import continued_prompts, session_of
 from weft.server.sse import DONE, Way, sse_line
 from weft.text.chat_request import Prompt
 from weft.text.choices import Choice, Piece
@@ -57,7 +58,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class CompletionResponse(msgspec.Struct, kw_only=True):
-    """A whole answer and a chunk of a stream have the same shape."""
+    """A complete answer or a chunk of a stream, which have the same shape."""
 
     id: str
     object: str = "text_completion"
@@ -75,7 +76,7 @@ class CompletionJob:
 
     def __init__(self, service: Service, model: ServedModel, body: CompletionBody, prompts: list[Prompt]) -> None:
         self._body = body
-        self._grammar = grammar_of(body)
+        self._grammar = grammar_of(body, model.tokenizer.added_id)
         self._banned = banned_sequences(body.bad_words, model.tokenizer)
         self._model = model
         self._id = f"cmpl-{body.request_id or token_hex(16)}"
@@ -91,6 +92,7 @@ class CompletionJob:
             [self._sampling(prompt) for prompt in prompts],
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            id_slot=body.id_slot,
         )
         self.generation.check_logprob_count(streamed=bool(body.stream), field="logprobs")
         self._shown_chars = [0] * len(self.generation.choices)
@@ -100,7 +102,7 @@ class CompletionJob:
         pieces = await generation.whole()
         choices: list[CompletionChoice] = []
         for piece in pieces:
-            if choices:  # one with many logprobs takes long: others are served between two
+            if choices:  # encoding many logprobs takes long: others are served between two choices
                 await asyncio.sleep(0)
             choices.append(self._choice(piece, first=True))
         return _encoder.encode(self._response(choices, generation.usage()))
@@ -125,7 +127,7 @@ class CompletionJob:
         body, info = self._body, self._model.info
         max_tokens = body.max_tokens
         if max_tokens is None:
-            # The default is cut to the context; a prompt that leaves no room is the engine's to refuse.
+            # The default is cut to the context; a prompt that leaves no room is refused by the engine.
             max_tokens = max(min(default_tokens(self._model), info.sizes.max_model_len - len(prompt.tokens)), 1)
             max_tokens = max(max_tokens, body.min_tokens or 0)
         sampling = sampling_params(
@@ -147,7 +149,8 @@ class CompletionJob:
         return CompletionResponse(id=self._id, created=self._created_s, model=self._name, choices=choices, usage=usage)
 
     def _choice(self, piece: Piece, *, first: bool) -> CompletionChoice:
-        """``first``: nothing of this choice was sent before, so what belongs to the prompt goes with it."""
+        """Return the choice of a piece. ``first``: nothing of this choice was sent before, so the prompt's part goes
+        with it."""
         body = self._body
         prompt = self.generation.prompt_of(piece.index)
         source = self.generation.choices[piece.index]
@@ -197,12 +200,12 @@ class CompletionJob:
 
 
 def default_tokens(model: ServedModel) -> int:
-    """Of an answer whose request names no length."""
+    """Return the default of ``max_tokens``, for a request that names no length."""
     return int(model.sampling_defaults.get("max_tokens", COMPLETION_TOKENS_DEFAULT))
 
 
 async def prepare_completion(service: Service, body: CompletionBody) -> CompletionJob:
-    """Raises RequestError, UnknownModelError, EngineUnavailableError."""
+    """Prepare a request. Raise RequestError, UnknownModelError, EngineUnavailableError."""
     refuse_stream_fields(body)
     check_truncation(body, is_chat=False)
     if body.stream and body.prompt_logprobs is not None:
@@ -218,7 +221,7 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
     check_count(len(listed), model.info.sizes.queue_max)  # before the work of tokenizing them
     for given in listed:
         if isinstance(given, str):
-            add_special_tokens = body.add_special_tokens is not False
+            add_special_tokens = body.add_special_tokens is not False and body.session is None
             if body.truncate_prompt_tokens is None:
                 await model.check_text(given, param="prompt")
                 text, places = given, marks
@@ -232,6 +235,8 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
         else:
             model.check_ids(given, param="prompt")
             prompts.append(Prompt(given, marks=marks))
+    if body.session is not None:
+        prompts = continued_prompts(await session_of(service, body, body.session, model), prompts)
     answer_tokens = default_tokens(model) if body.max_tokens is None else body.max_tokens
     context_tokens = model.info.sizes.max_model_len
     prompts = [

@@ -1,4 +1,4 @@
-"""What the user asks of the HTTP side. Flag = field = keyword, as in ``weft.config.EngineConfig``.
+"""Settings of the HTTP side. Flag = field = keyword, as in ``weft.config.EngineConfig``.
 
 Tuples are flags that may be given several times.
 """
@@ -24,6 +24,7 @@ from weft.server.edge import EdgeLimits, Origins, is_loopback
 from weft.server.objects import Bounds
 from weft.server.responses.store import StoreLimits, default_path
 from weft.server.running import state_directory
+from weft.server.sessions.objects import SessionLimits
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
 from weft.text.reasoning import check_reasoning_parser
@@ -36,19 +37,19 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8000
 PORTS_TRIED = 20
-"""Without --port, this many ports from DEFAULT_PORT on are tried."""
+"""Ports that are tried from DEFAULT_PORT on, without --port."""
 PORT_MAX = 65535
 BACKLOG = 2048
-"""Connections that wait until they are accepted."""
+"""Most connections that wait until they are accepted."""
 _MB = 1_000_000
 HOUR_S, DAY_S, DAYS_MAX = 3600.0, 86_400.0, 36_500.0
-"""Bounds of times: what one request may take, what a client may, and how long files are kept: a hundred years."""
+"""Bounds of times, seconds and days: of one request, of a client, and of stored files: a hundred years."""
 MB_MAX = 1_000_000
 """Most MB of bodies: a terabyte, as they are held in memory."""
 TEXT_MAX = 2**31 - 1
 """Most characters of a text, and pixels of a picture: libraries count them in 31 bits."""
 CONNECTIONS_MAX = 1 << 20
-"""Most connections: as many files as Linux lets one process open (fs.nr_open)."""
+"""Most connections: the number of files that Linux lets one process open (fs.nr_open)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class ServerConfig:
     )
     operator_key: tuple[str, ...] = flag(
         (),
-        "Key that opens everything, and alone opens /metrics, "
+        "Key that opens everything; only such a key opens /metrics, "
         "/v1/cache, /sleep and /wake_up; may be given several "
         "times. Without one, every --api-key opens those.",
     )
@@ -135,7 +136,7 @@ class ServerConfig:
     media_domains: tuple[str, ...] = flag(
         (),
         "Host whose pictures and videos requests may name by https address; *.example.org: those below "
-        "it, *: every public host. May be given several times. Default: they come as data: URLs alone.",
+        "it, *: every public host. May be given several times. Default: data: URLs only.",
     )
     served_model_name: tuple[str, ...] = flag(
         (),
@@ -220,7 +221,7 @@ class ServerConfig:
     max_connections: int = limit(4096, "Open connections (503).", least=1, most=CONNECTIONS_MAX)
     max_connections_per_address: int = limit(
         1024,
-        "Open connections of one address (429); 0: no limit. Behind a proxy all clients have its address.",
+        "Open connections of one address (429); 0: no limit. With a proxy in front all clients have its address.",
         least=0,
         most=CONNECTIONS_MAX,
     )
@@ -241,17 +242,17 @@ class ServerConfig:
     )
     replicas: str = flag(
         "1",
-        "Engine processes behind this address; cores, free RAM and GPUs are divided "
+        "Engine processes of this server; cores, free RAM and GPUs are divided "
         "among them. --memory and --threads are for each of them. 0: only those of "
         "machines that join (--listen-engines). MIN..MAX with --ray.",
     )
     roles: str | None = flag(
         None,
-        "What replicas are for: 1p2d is one that computes prompts, and two that "
+        "Roles of the replicas: 1p2d is one that computes prompts, and two that "
         "go on with the answers; b: both. A prompt and its answer part where that "
         "is sooner.",
     )
-    router: Literal["seconds", "kv-only", "split", "prefix-hash", "round-robin", "least-loaded"] = debug(
+    router: Literal["seconds", "kv-only", "split", "least-loaded"] = debug(
         "seconds",
         "How a request gets its replica. seconds: the soonest first token, by the snapshots "
         "that each replica has. The others are to compare with.",
@@ -329,6 +330,18 @@ class ServerConfig:
     response_days: float = limit(
         30.0, "Days that a response is kept after its conversation was last continued.", least=0.001, most=DAYS_MAX
     )
+    session_key: str | None = flag(
+        None,
+        "File with a secret of at least 32 bytes: sessions are encrypted with it (needs weft[encryption]).",
+        table="server",
+    )
+    max_sessions: int = limit(1000, "Sessions that one API key may have (429).", least=1, most=1_000_000)
+    session_store_size: str = limit(
+        "256MB", "Size of the tokens and messages of one API key's sessions (429).", size=True
+    )
+    session_days: float = limit(
+        30.0, "Days that a session is kept at most after it was saved.", least=0.001, most=DAYS_MAX
+    )
     max_response_turns: int = limit(1000, "Responses that one conversation may have (400).", least=1, most=1_000_000)
     file_store: str | None = flag(
         None,
@@ -357,7 +370,7 @@ class ServerConfig:
         "needs the extra weft[otlp].",
     )
     log_level: Literal["debug", "info", "warning", "error"] = flag(
-        "info", "What is logged; info has one line per request."
+        "info", "Lowest level that is logged; info has one line per request."
     )
     log_format: Literal["text", "json"] = flag(
         "text", "Form of the log; json: an object per line, of engines too, and no banner."
@@ -367,7 +380,7 @@ class ServerConfig:
     )
 
     def recording(self) -> RecordingTarget | None:
-        """With an absolute path; None for no recording. Raises ConfigError."""
+        """Return the recording with an absolute path; None for no recording. Raise ConfigError."""
         limit = parse_bytes(self.record_limit, flag="limits.record_limit")
         if self.record is None:
             if self.record_tokens:
@@ -388,7 +401,7 @@ class ServerConfig:
         return RecordingTarget(str(file), limit, self.record_tokens)
 
     def socket_mode(self) -> int:
-        """Raises ConfigError."""
+        """Return the mode of the Unix socket. Raise ConfigError."""
         if not re.fullmatch(r"0?[0-7]{3}", self.uds_mode):
             raise ConfigError(
                 f"server.uds_mode is {self.uds_mode!r}; it is three digits from 0 to 7, such as 660",
@@ -397,7 +410,7 @@ class ServerConfig:
         return int(self.uds_mode, 8)
 
     def is_local(self) -> bool:
-        """Return whether programs of this machine alone can connect."""
+        """Return whether only programs of this machine can connect."""
         return self.uds is not None or is_loopback(self.host)
 
     def _check_socket(self) -> None:
@@ -419,11 +432,11 @@ class ServerConfig:
         return parse_bytes(self.template_memory, flag="limits.template_memory")
 
     def response_path(self) -> Path | None:
-        """Of the store of responses; None where it is off. Raises ConfigError."""
+        """Return the path of the store of responses; None where it is off. Raise ConfigError."""
         return _store_file(self.response_store, "server.response_store", default_path)
 
     def response_limits(self) -> StoreLimits:
-        """Raises ConfigError."""
+        """Return the limits of the store of responses. Raise ConfigError."""
         size = parse_bytes(self.response_store_size, flag="limits.response_store_size")
         return StoreLimits(
             count=self.max_stored_responses,
@@ -431,10 +444,16 @@ class ServerConfig:
             age_s=self.response_days * 86_400,
             turns=self.max_response_turns,
             turn_bytes=self.max_body_mb * _MB,
+            session_age_s=self.session_days * DAY_S,
         )
 
+    def session_limits(self) -> SessionLimits:
+        """Raises ConfigError."""
+        size = parse_bytes(self.session_store_size, flag="limits.session_store_size")
+        return SessionLimits(self.max_sessions, size, self.session_days * DAY_S)
+
     def file_directory(self) -> Path | None:
-        """Of the store of files; None where it is off. Raises ConfigError."""
+        """Return the directory of the store of files; None where it is off. Raise ConfigError."""
         if self.file_store == "off":
             return None
         if self.file_store is None:
@@ -445,23 +464,24 @@ class ServerConfig:
             )
         directory = Path(self.file_store).expanduser().absolute()
         if directory.exists() and not directory.is_dir():
-            raise ConfigError(f"server.file_store {directory}: it is no directory", param="server.file_store")
+            raise ConfigError(f"server.file_store {directory}: it is not a directory", param="server.file_store")
         return directory
 
     def file_limits(self) -> Bounds:
-        """Raises ConfigError."""
+        """Return the limits of the store of files. Raise ConfigError."""
         size = parse_bytes(self.file_store_size, flag="limits.file_store_size")
         return Bounds(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
 
     def names(self) -> tuple[Path | None, int]:
-        """Of the store of created names: its file, None where it is off, and bytes. Raises ConfigError."""
+        """Return the file of the store of created names, None where it is off, and its most bytes. Raise
+        ConfigError."""
         return (
             _store_file(self.name_store, "server.name_store", lambda: state_directory() / "names.json"),
             parse_bytes(self.name_store_size, flag="limits.name_store_size"),
         )
 
     def presets(self) -> PresetStore | None:
-        """None where they are off. Raises ConfigError."""
+        """Return the store of created names; None where it is off. Raise ConfigError."""
         from weft.server.presets import PresetStore  # with the bodies of requests, after the engine's start
 
         path, size = self.names()
@@ -471,11 +491,11 @@ class ServerConfig:
         return parse_bytes(self.blob_size, flag="limits.blob_size")
 
     def keep_alive_s(self) -> float | None:
-        """None for ever. Raises ConfigError."""
+        """Return the seconds that a model stays in memory; None for ever. Raise ConfigError."""
         return parse_duration(self.keep_alive, flag="limits.keep_alive")
 
     def image_limits(self) -> ImageLimits:
-        """Raises ConfigError."""
+        """Return the limits of pictures and videos. Raise ConfigError."""
         from weft.images.decoding import ImageLimits  # with Pillow, which few commands need
 
         return ImageLimits(
@@ -487,7 +507,7 @@ class ServerConfig:
         )
 
     def picture_hosts(self) -> tuple[str, ...]:
-        """Raises ConfigError."""
+        """Return the hosts of --media-domains. Raise ConfigError."""
         if not self.media_domains:
             return ()
         from weft.server.media import read_domains  # with its HTTP client
@@ -495,13 +515,13 @@ class ServerConfig:
         return read_domains(self.media_domains)
 
     def client_keys(self) -> tuple[str, ...]:
-        """Of --api-key and --api-key-file. Raises ConfigError."""
+        """Return the keys of --api-key and --api-key-file. Raise ConfigError."""
         if self.api_key_file is None:
             return self.api_key
         try:
             lines = Path(self.api_key_file).expanduser().read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            words = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            words = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
             raise ConfigError(f"--api-key-file {self.api_key_file}: {words}", param="--api-key-file") from None
         keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
         if not keys:
@@ -516,7 +536,7 @@ class ServerConfig:
         )
 
     def origins(self) -> Origins:
-        """Raises ConfigError."""
+        """Return the allowed origins. Raise ConfigError."""
         return Origins(bound_host=self.host, allowed_hosts=self.allowed_host, allowed_origins=self.allowed_origin)
 
     def edge_limits(self) -> EdgeLimits:
@@ -575,7 +595,7 @@ class ServerConfig:
         config.of_rank(self.own_replicas - 1)
 
     def replica_range(self) -> tuple[int, int]:
-        """The least and the most replicas. Raises ConfigError."""
+        """Return the least and the most replicas. Raise ConfigError."""
         match = re.fullmatch(r"(\d{1,5})(?:\.\.(\d{1,5}))?", str(self.replicas))
         if match is None:
             raise ConfigError(f"--replicas {self.replicas}: it is a number, or MIN..MAX", param="--replicas")
@@ -587,7 +607,7 @@ class ServerConfig:
         return least, most
 
     def replica_roles(self) -> list[Role]:
-        """Of the replicas of this machine; empty without ``--roles``. Raises ConfigError."""
+        """Return the roles of the replicas of this machine; empty without ``--roles``. Raise ConfigError."""
         if self.roles is None:
             return []
         roles = parse_roles(self.roles)
@@ -609,13 +629,13 @@ class ServerConfig:
 
     @property
     def own_replicas(self) -> int:
-        """Engine processes of this machine."""
+        """Number of engine processes of this machine."""
         if self.roles is not None:
             return len(parse_roles(self.roles))
         return 0 if self.ray is not None else self.replica_range()[0]
 
     def check(self) -> None:
-        """Raises ConfigError that names the flag. (Whether the address can be bound shows when it is.)"""
+        """Raise ConfigError that names the flag. (Whether the address can be bound shows when it is.)."""
         check_fields(self)
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: leave it out to serve without a key", param="--api-key")
@@ -637,6 +657,7 @@ class ServerConfig:
             check_endpoint(self.otlp_endpoint)
         self.response_path()
         self.response_limits()
+        self.session_limits()
         self.file_directory()
         self.file_limits()
         self.names()
@@ -649,8 +670,8 @@ class ServerConfig:
             )
         if self.show_text and not self.operator_key:
             raise ConfigError(
-                "server.show_text shows what clients wrote: it needs an --operator-key, which "
-                "alone opens /v1/cache then",
+                "server.show_text shows the text of clients: it needs an --operator-key, the only key to "
+                "/v1/cache then",
                 param="server.show_text",
             )
         check_reasoning_parser(self.reasoning_parser)
@@ -669,7 +690,7 @@ class ServerConfig:
 
 
 def _store_file(given: str | None, flag: str, default: Callable[[], Path]) -> Path | None:
-    """What ``flag`` names; None where it is off. Raises ConfigError."""
+    """Return the path that ``flag`` names; None where it is off. Raise ConfigError."""
     if given == "off":
         return None
     if given is None:

@@ -6,12 +6,11 @@
       |                    |                    |
     closed               408                  408
 
-uvicorn's parser bounds neither a request line nor headers. This subclass adds sizes (414, 431, 413, 503),
-clocks (``sweep``), a limit of pipelined requests, and refusals in the path's dialect (``raw_answer``). A
-refused client may go on sending for LINGER_S, so that it reads the answer. A refusal never breaks into an
-answer that is under way: the connection then takes no more input, and closes behind the answers to earlier
-requests.
-Decision 0020 has what was rejected.
+uvicorn's parser bounds neither a request line nor headers. This subclass adds sizes (414, 431, 413, 503), clocks
+(``sweep``), a limit of pipelined requests, and refusals in the path's dialect (``raw_answer``). A refused client may go
+on sending for LINGER_S, so that it reads the answer. A refusal never breaks into an answer that is under way: the
+connection then takes no more input, and closes after the answers to earlier requests. Decision 0020 lists the rejected
+alternatives.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from weft.server.edge import LINGER_S, EdgeError, EdgeLimits, HttpEdge
 from weft.server.errors import dialect_body, error_headers
 
 _BLOBS = b"/api/blobs/"
-"""Bodies of these paths are handled in pieces, as they come: they have a limit of their own and are never buffered. An
-answer ends that."""
+"""Prefix of paths whose bodies are handled in pieces, as they come: they have a limit of their own and are never
+buffered. An answer ends that."""
 PEER_IS_OWNER = "peer_is_owner"
 """Key of a request's state at a Unix socket: whether its client runs as the user of this server, or as root."""
 _BODY_GRACE_S = 5.0
-"""Before ``body_rate_min`` counts."""
+"""Seconds before ``body_rate_min`` counts."""
 
 
 def body_timed_out(limits: EdgeLimits, received_bytes: int, elapsed_s: float) -> EdgeError:
@@ -87,8 +86,8 @@ def headers_too_large(limits: EdgeLimits) -> EdgeError:
 
 
 def raw_answer(refusal: EdgeError, path: str = "") -> bytes:
-    """The whole HTTP answer to a request at ``path``, if so much of it came; the connection closes behind
-    it. It leaves before the request reaches the application."""
+    """Return the complete HTTP answer to a request at ``path``, if its path was read; the connection closes after it.
+    It leaves before the request reaches the application."""
     request_id = token_hex(16)
     body = dialect_body(refusal, path, request_id)
     headers = {
@@ -170,7 +169,7 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.scope["state"]["body_lease"].release()
         self.pipeline.clear()
         if self._active is not None and not self._active.response_complete:
-            self._active.disconnected = True  # uvicorn tells the youngest request only
+            self._active.disconnected = True  # uvicorn tells only the youngest request
             self._active.message_event.set()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
@@ -195,7 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(headers_too_large(self._limits))
 
     def sweep(self, now_s: float) -> None:
-        """Twice a second: ends what has taken too long. A TLS handshake has a limit of its own."""
+        """End phases that have taken too long, twice a second. A TLS handshake has a limit of its own."""
         if self.transport is None:
             return
         if self._is_write_stalled(now_s) or (self._linger_end_s is not None and now_s > self._linger_end_s):
@@ -227,7 +226,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport is not None:
             self.transport.abort()
 
-    # ------------------------------------------------------------------ what the parser reports
+    # ------------------------------------------------------------------ callbacks of the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -240,7 +239,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(request_line_too_long(self._limits))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers come here as well, behind the body."""
+        """Count a header. Trailers come here as well, after the body."""
         self._header_bytes += len(name) + len(value) + 4
         if self._header_bytes > self._limits.header_bytes or len(self.headers) >= self._limits.header_count:
             self._stop(headers_too_large(self._limits))
@@ -291,7 +290,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """No line in the log for what any client can send."""
+        """Write no line in the log for a request that any client can send."""
 
     # ------------------------------------------------------------------ refusals
 
@@ -305,7 +304,7 @@ class BoundedProtocol(HttpToolsProtocol):
         raise _StopParsingError
 
     def _refuse(self, refusal: EdgeError) -> None:
-        """Takes no more input. Answers if that breaks into no other answer."""
+        """Take no more input. Answer if that breaks into no other answer."""
         self._edge.on_refusal(refusal.code or "")
         active = self._active
         answer = raw_answer(refusal, (self.url or b"").decode("latin-1"))
@@ -328,7 +327,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _end_input(self) -> None:
-        """The requests that are complete get their answers, the last one with ``Connection: close``."""
+        """Answer the requests that are complete, the last one with ``Connection: close``."""
         self._takes_input = False
         if self._phase is _Phase.BODY and self.pipeline and self.pipeline[0][0] is self.cycle:
             self.pipeline.popleft()[0].scope["state"]["body_lease"].release()
@@ -339,7 +338,7 @@ class BoundedProtocol(HttpToolsProtocol):
             last.keep_alive = False
 
     def _is_write_stalled(self, now_s: float) -> bool:
-        """Whether nothing has left for ``write_s`` although there is something to send."""
+        """Return whether no byte has left for ``write_s`` although there are some to send."""
         unsent_bytes = self.transport.get_write_buffer_size()
         if not unsent_bytes or unsent_bytes < self._unsent_bytes or not self._unsent_bytes:
             self._unsent_s = now_s

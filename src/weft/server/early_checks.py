@@ -1,4 +1,4 @@
-"""What is known of a server's flags before weights are read: the machine's cores, and places on the disk.
+"""Checks of a server's flags before weights are read: the machine's cores, and places on the disk.
 
     --threads, --http-workers, --replicas    at most PROCESSES_A_CORE for each core of this machine
     --device cuda                     a torch that was built for CUDA
@@ -6,7 +6,7 @@
     --record                          a file in a directory that exists
     --lora NAME=PATH                  a directory
 
-An engine finds each of them as well, seconds or minutes later, behind the weights.
+An engine checks each of them as well, seconds or minutes later, after the weights.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from weft.server.config import ServerConfig
 from weft.store.location import check_location, is_bucket
 
 PROCESSES_A_CORE = 4
-"""Threads too."""
+"""Most processes per core, and threads too."""
 LEAST_BOUND = 16
-"""Of a machine with few cores: tests and containers with a quota may ask for more than they have."""
+"""Bound for a machine with few cores: tests and containers with a quota may ask for more than they have."""
 
 
 def check_early(engine: EngineConfig, server: ServerConfig) -> None:
@@ -43,7 +43,7 @@ def check_early(engine: EngineConfig, server: ServerConfig) -> None:
 
 
 def make_directories(engine: EngineConfig) -> None:
-    """Make the directories that the flags name, after all other checks: a start that is refused leaves none behind.
+    """Make the directories that the flags name, after all other checks: a start that is refused leaves none.
 
     Raise ConfigError that names the flag where one cannot be made."""
     if engine.store is not None and not is_bucket(engine.store):
@@ -53,7 +53,7 @@ def make_directories(engine: EngineConfig) -> None:
 
 
 def check_adapters(engine: EngineConfig) -> None:
-    """Raises ConfigError that names the adapter. With several models, their names in ``--lora`` are checked first."""
+    """Raise ConfigError that names the adapter. With several models, their names in ``--lora`` are checked first."""
     for name, path in named_paths(engine.lora).items():
         if not is_path(path):
             continue
@@ -63,7 +63,7 @@ def check_adapters(engine: EngineConfig) -> None:
 
 
 def check_device(engine: EngineConfig) -> None:
-    """Raises ConfigError for a GPU that the installed torch cannot use. Any other reason why one cannot be used is
+    """Raise ConfigError for a GPU that the installed torch cannot use. Any other reason why one cannot be used is
     torch's, and the engine says it."""
     try:
         torch = version("torch")
@@ -71,7 +71,7 @@ def check_device(engine: EngineConfig) -> None:
         return
     if engine.device.startswith("cuda") and torch.endswith("+cpu"):
         raise ConfigError(
-            f"--device is {engine.device}, and torch {torch} was built for CPUs alone: install a build for CUDA, or "
+            f"--device is {engine.device}, and torch {torch} was built for CPUs only: install a build for CUDA, or "
             "use --device cpu",
             param="--device",
         )

@@ -1,4 +1,4 @@
-"""What all connections share: the limits, the counters, and the sweep that ends what takes too long.
+"""The shared part of all connections: limits, counters, and the sweep that ends slow phases.
 
     socket ---> BoundedProtocol (connection.py) ---> Gate ---> routes
                      |      |
@@ -12,7 +12,7 @@ The edge refuses before a key is checked and before memory grows (law L11: each 
 refusal names it). Buffered bytes are those of bodies until their request has ended. The first FREE_BYTES of
 each are not counted: a small request always fits, even while an attack holds the whole budget.
 
-``Origins`` says which web pages may use this server: by default its own page alone.
+``Origins`` says which web pages may use this server: by default only its own page.
 
     Host      a loopback name, the bind address, any IP address, or an --allowed-host     else 421
     Origin    absent, this server itself, or an --allowed-origin (not for GET and HEAD)   else 403
@@ -22,7 +22,7 @@ A browser sends requests for every page that its user visits, and the Origin hea
 can also resolve its own name to 127.0.0.1 (DNS rebinding); its Host header still has the foreign name. An IP
 address cannot be rebound. Programs send no Origin. ``Sec-Fetch-Site`` is a second witness.
 
-Counts that all HTTP processes share (connections, requests, bytes, quotas of keys) lie in one mapped file:
+Counts that all HTTP processes share (connections, requests, bytes, quotas of keys) are in one mapped file:
 
     tallies   one cell for each process; a process writes its own cell, the sum is the count     no lock
     buckets   level and time of a rate, read and written by all                                  flock
@@ -64,15 +64,15 @@ _KINDS = {
     503: "service_unavailable",
 }
 FREE_BYTES = 65536
-"""Of each body; not counted against the shared budget."""
+"""Bytes of each body that are not counted against the shared budget."""
 SWEEP_S = 0.5
 _SWEPT_AT_ONCE = 32
-"""Between two other turns of the loop: a thousand refusals at once would hold up every client."""
+"""Connections swept between two other turns of the loop: a thousand refusals at once would hold up every client."""
 _TRIM_ABOVE_BYTES = 1 << 20
 _TRIM_AFTER_S = 0.5
-"""By then the answer has been written and its request is garbage."""
+"""Seconds before the heap is trimmed: by then the answer has been written and its request is garbage."""
 LINGER_S = 1.0
-"""How long a refused client may go on sending, so that it reads the refusal instead of a reset."""
+"""Seconds that a refused client may go on sending, so that it reads the refusal instead of a reset."""
 
 
 class EdgeError(UserError):
@@ -95,7 +95,7 @@ class EdgeError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class EdgeLimits:
-    """Sizes in bytes, times in seconds. 0 is no limit for ``connections_per_address`` and
+    """Limits of the edge: sizes in bytes, times in seconds. 0: no limit for ``connections_per_address`` and
     ``body_rate_min``."""
 
     request_line_bytes: int = 8192
@@ -124,7 +124,7 @@ Cells: TypeAlias = "MutableSequence[float] | memoryview[float]"
 
 
 class Tally:
-    """``cells``: one for each process; without them, of a server with one HTTP process."""
+    """One shared count. ``cells``: one for each process; without them, of a server with one HTTP process."""
 
     def __init__(self, cells: Cells | None = None, process: int = 0) -> None:
         self._cells: Cells = [0.0] if cells is None else cells
@@ -134,13 +134,13 @@ class Tally:
         self._cells[self._process] += float(amount)
 
     def total(self) -> int:
-        """Of all processes."""
+        """Sum over all processes."""
         return int(sum(self._cells))
 
 
 @dataclass(slots=True)
 class KeyCounts:
-    """Of one API key. A bucket is its level, and the time of that level; ``since_s`` 0 is a full one."""
+    """Counts of one API key. A bucket is its level, and the time of that level; ``since_s`` 0 is a full one."""
 
     bytes_in_flight: Tally = field(default_factory=Tally)
     requests: Cells = field(default_factory=lambda: [0.0, 0.0])
@@ -149,7 +149,8 @@ class KeyCounts:
 
 
 class SharedCounts:
-    """``process``: the number of this one, below ``processes``. ``keys``: client keys of the server."""
+    """The counts that all HTTP processes share. ``process``: the number of this one, below ``processes``. ``keys``:
+    client keys of the server."""
 
     def __init__(self, file: Path, *, process: int, processes: int, keys: int) -> None:
         self._process = process
@@ -172,16 +173,16 @@ class SharedCounts:
 
     @property
     def requests(self) -> Tally:
-        """That are being answered."""
+        """Requests that are being answered."""
         return self._tally(_REQUESTS)
 
     @property
     def drains(self) -> Tally:
-        """Above 0 once the server drains."""
+        """Count above 0 once the server drains."""
         return self._tally(_DRAINS)
 
     def address(self, address: str) -> Tally:
-        """Connections of clients of this address."""
+        """Return the count of connections from clients of this address."""
         cell = zlib.crc32(address.encode()) % ADDRESS_CELLS
         return self._tally(_FIRST_FREE + self._keys + cell)
 
@@ -195,7 +196,7 @@ class SharedCounts:
         )
 
     def clear(self, process: int) -> None:
-        """It has died: what it counted is gone."""
+        """Clear the cells of a process that has died."""
         for at in range(process, self._buckets_at, self.processes):
             self._cells[at] = 0.0
 
@@ -205,7 +206,7 @@ class SharedCounts:
 
 
 class _Locked(contextlib.AbstractContextManager[None]):
-    """``flock`` of the file, for all processes."""
+    """A lock by ``flock`` of the file, for all processes."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -224,8 +225,8 @@ class Connection(Protocol):
 
 
 class HttpEdge:
-    """Shared by all connections of one HTTP process; lives on the event loop's thread. ``counts``: of all
-    processes of the server, so that its limits hold for them together. ``is_inner``: its clients are workers,
+    """The edge of one HTTP process, shared by all its connections; it belongs to the event loop's thread. ``counts``:
+    of all processes of the server, so that its limits hold for them together. ``is_inner``: its clients are workers,
     which count."""
 
     def __init__(self, limits: EdgeLimits, counts: SharedCounts | None = None, *, is_inner: bool = False) -> None:
@@ -241,25 +242,25 @@ class HttpEdge:
 
     @property
     def connection_count(self) -> int:
-        """Of clients, at all HTTP processes."""
+        """Connections of clients, at all HTTP processes."""
         return self._of_clients[0].total()
 
     @property
     def client_bytes(self) -> int:
-        """As ``buffered_bytes``, of clients."""
+        """Buffered bytes of clients, counted as ``buffered_bytes``."""
         return self._of_clients[1].total()
 
     @property
     def buffered_bytes(self) -> int:
-        """What the limit is compared with."""
+        """Buffered bytes, compared with the limit."""
         return self._buffered.total()
 
     def buffer(self, size_bytes: int) -> None:
-        """Counts bytes of bodies, or gives them back (negative)."""
+        """Count bytes of bodies, or give them back (negative)."""
         self._buffered.add(size_bytes)
 
     def cap_connections(self, most: int) -> None:
-        """The system has descriptors for ``most`` connections."""
+        """Lower the limit to ``most`` connections, for which the system has descriptors."""
         self.limits = dataclasses.replace(self.limits, connections=min(self.limits.connections, most))
 
     def enter(self, connection: Connection, address: str) -> EdgeError | None:
@@ -304,7 +305,7 @@ class HttpEdge:
             del self._by_address[address]
 
     def is_crowded(self) -> bool:
-        """Whether even refusals have become too many to be written."""
+        """Return whether even refusals have become too many to be written."""
         return self._entered.total() > 2 * self.limits.connections
 
     def lease(self) -> BodyLease:
@@ -314,8 +315,8 @@ class HttpEdge:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
-            # uvloop runs timers before it reads. Behind a pause of this process, bodies that came meanwhile
-            # lie unread in their sockets: one turn of the loop reads them before a client is called slow
+            # uvloop runs timers before it reads. After a pause of this process, bodies that came meanwhile are unread
+            # in their sockets: one turn of the loop reads them before a client is called slow
             await asyncio.sleep(0)
             for number, connection in enumerate(list(self._connections)):
                 if number % _SWEPT_AT_ONCE == _SWEPT_AT_ONCE - 1:
@@ -324,11 +325,11 @@ class HttpEdge:
                     connection.sweep(loop.time())
 
     def trim(self) -> None:
-        """In a thread: for a large heap it takes milliseconds."""
+        """Trim the heap, in a thread: for a large heap it takes milliseconds."""
         asyncio.get_running_loop().run_in_executor(None, trim_heap)
 
     def abort_all(self) -> None:
-        """At the end of the server: a client that never reads cannot hold it up."""
+        """Abort all connections at the end of the server: a client that never reads cannot hold it up."""
         for connection in list(self._connections):
             connection.abort()
 
@@ -344,7 +345,7 @@ class BodyLease:
         self._counted_bytes = 0
 
     def grow(self, size_bytes: int) -> EdgeError | None:
-        """Returns the refusal if the shared budget is spent."""
+        """Count more bytes; return the refusal if the shared budget is spent."""
         self._size_bytes += size_bytes
         more_bytes = max(self._size_bytes - FREE_BYTES, 0) - self._counted_bytes
         limit = self._edge.limits.buffered_bytes
@@ -361,7 +362,7 @@ class BodyLease:
         return None
 
     def release(self) -> None:
-        """Idempotent. After a large body, the heap goes back to the system."""
+        """Give the bytes back. Idempotent. After a large body, the heap goes back to the system."""
         if self._size_bytes > _TRIM_ABOVE_BYTES:
             asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._edge.trim)
         self._edge.buffer(-self._counted_bytes)
@@ -371,14 +372,15 @@ class BodyLease:
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _FOREIGN_SITES = frozenset({"cross-site", "same-site"})
-"""Of Sec-Fetch-Site; another port of the same host is ``same-site``."""
+"""Values of Sec-Fetch-Site for foreign pages; another port of the same host is ``same-site``."""
 _ORIGIN = re.compile(r"https?://[^/\s]+")
 _HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{0,1024}")
 _PREFLIGHT_S = 600
 
 
 class Origins:
-    """Raises ConfigError for a value that is no host name or no origin."""
+    """The web pages that may use this server. Raises ConfigError for a value that is not a host name or not an
+    origin."""
 
     def __init__(
         self, *, bound_host: str = "127.0.0.1", allowed_hosts: Sequence[str] = (), allowed_origins: Sequence[str] = ()
@@ -427,7 +429,7 @@ class Origins:
         return None
 
     def cors_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """For every answer to an allowed origin; none for others."""
+        """Return the headers of every answer to an allowed origin; none for others."""
         origin = headers.get("origin")
         if origin is None or not self._is_allowed(origin):
             return []
@@ -438,7 +440,7 @@ class Origins:
         ]
 
     def preflight_headers(self, method: str, headers: Headers) -> dict[str, str] | None:
-        """None if the request is no preflight of an allowed origin."""
+        """Return the headers of a preflight; None if the request is not a preflight of an allowed origin."""
         if method != "OPTIONS" or "access-control-request-method" not in headers:
             return None
         if not self.cors_headers(headers):
@@ -459,7 +461,7 @@ class Origins:
 
 
 def _host_name(host: str) -> str | None:
-    """Without port and brackets, in lower case; None for what is no host."""
+    """Return the host name without port and brackets, in lower case; None if it is not a host."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", host.strip())
     return (match[1] or match[2]).lower().rstrip(".") if match else None
 

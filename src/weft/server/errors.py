@@ -59,7 +59,8 @@ def error_headers(error: WeftError) -> dict[str, str]:
 
 
 def dialect_body(error: WeftError, path: str, request_id: str | None) -> bytes:
-    """In the shape of the dialect that ``path`` speaks: Anthropic's for Messages, Ollama's, else OpenAI's."""
+    """Return ``error`` in the shape of the dialect that ``path`` speaks: Anthropic's for Messages, Ollama's, else
+    OpenAI's."""
     if path.startswith("/api/"):
         return error_line(error)
     return error_json(error, request_id) if "/messages" in path else error_body(error)
@@ -86,6 +87,6 @@ async def on_bug(request: Request, error: Exception) -> Response:
 
 
 def bug(error: Exception, request_id: str = "") -> WeftError:
-    """Return what a client is told of an exception that is a bug."""
+    """Return the error for a client about an exception that is a bug."""
     under = f" under the request id {request_id}" if request_id else ""
     return WeftError(f"the server failed on this request ({type(error).__name__}); its log has the details{under}")

@@ -1,4 +1,4 @@
-"""The engines of one model, as the flags of a server want them: ``new_fleet`` for a pinned model, one that is loaded on
+"""The engines of one model, built from the flags of a server: ``new_fleet`` for a pinned model, one that is loaded on
 demand, and a batch.
 
     ServerConfig   --replicas, --roles, --router, --record, --listen-engines, limits   -->  Fleet
@@ -16,7 +16,7 @@ from pathlib import Path
 from weft.config import EngineConfig
 from weft.fleet.fleet import Fleet
 from weft.kv_events import read_config
-from weft.router.blind import make_router
+from weft.router.choice import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ANYWHERE, ASSEMBLE, HostShare
 from weft.rpc.link import LinkKeys, own_address
@@ -37,8 +37,8 @@ def new_fleet(
     link: tuple[str, str] | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Fleet:
-    """Return engines that are not started. ``place``: what they divide. ``record_as``: a part of the name of its
-    recording. ``link``: the address where machines join, and the token. Raises ConfigError."""
+    """Return engines that are not started. ``place``: the part of the machine that they divide. ``record_as``: a part
+    of the name of its recording. ``link``: the address where machines join, and the token. Raise ConfigError."""
     return Fleet(
         engine,
         replicas=config.own_replicas,
@@ -57,7 +57,7 @@ def new_fleet(
 
 
 def _router(config: ServerConfig) -> Router | None:
-    """Return None with one replica, if no other can join: there is nothing to choose, and its engine reports no
+    """Return the router; None with one replica, if no other can join: there is no choice, and its engine reports no
     snapshots."""
     grows = config.listen_engines is not None or config.ray is not None
     return make_router(config.router, time.monotonic) if grows or config.own_replicas > 1 else None
@@ -65,13 +65,13 @@ def _router(config: ServerConfig) -> Router | None:
 
 def _peer_host(address: str) -> str:
     """Return where engines of other machines reach those of this one: the host that machines join at. One that means
-    all of this machine's addresses gives the one that it has towards the others."""
+    all of this machine's addresses is replaced by the address that it has towards the others."""
     host = address.removeprefix("tcp://").rpartition(":")[0]
     return own_address() if host in ALL_HOSTS else host
 
 
 def _named(record: RecordingTarget | None, model: str) -> RecordingTarget | None:
-    """Return where a model that is loaded on demand records: FILE.MODEL.jsonl."""
+    """Return the recording of a model that is loaded on demand: FILE.MODEL.jsonl."""
     if record is None or not model:
         return record
     file = Path(record.file)

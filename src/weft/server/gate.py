@@ -1,12 +1,11 @@
-"""What every request passes before it is routed: its origin, an id, the key; and its end is reported.
+"""Checks of every request before it is routed: its origin, an id, the key; and the report of its end.
 
 * ``edge.Origins``: the Host and Origin headers decide whether a web page may send this request at all.
 * ``X-Request-Id``: the client's own is echoed if it is short and printable, else the server draws one.
 * ``--api-key``: without a right one only paths that say nothing of this server are answered. The key also
   names the tenant (``tenants``).
-* ``--operator-key``: a right one opens everything. If there is one, no other key opens what adds up over all
-  clients (/metrics, /v1/cache) or what every client feels (/sleep, /wake_up, /update_weights, /v1/replicas,
-  /api/delete).
+* ``--operator-key``: a right one opens everything. If there is one, no other key opens sums over all clients (/metrics,
+  /v1/cache) or calls that every client feels (/sleep, /wake_up, /update_weights, /v1/replicas, /api/delete).
 
 Plain ASGI: Starlette's BaseHTTPMiddleware puts a queue and two tasks around every response, streams included.
 """
@@ -57,7 +56,7 @@ _OPERATOR_PATHS = (
 )
 _READING = ("GET", "HEAD")
 _CLOSED = "the handler is closed"
-"""uvloop's words for a write to a connection that has ended."""
+"""Message of uvloop about a write to a connection that has ended."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -169,7 +168,7 @@ class Gate:
         return self._app if refusal is None else error_response(refusal, scope)
 
     def _key_refusal(self, scope: Scope, headers: Headers, authorization: str) -> WeftError | None:
-        """None for a right key, with its tenant in the state of the request."""
+        """Return the refusal of a key; None for a right one, with its tenant in the state of the request."""
         path = scope["path"]
         for_operators = self._keys.has_operators and path.startswith(_OPERATOR_PATHS)
         if not self._keys.has_operators and path.startswith(_OPERATOR_PATHS) and not _may_operate(scope, headers):

@@ -34,6 +34,8 @@ from weft.server.models import KeepAlive, ModelUse
 from weft.server.protocol import SamplingFields, grammar_of, key_of_request, note_ignored, sampling_params
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
+from weft.server.sessions.continuing import continued_chat, known_prefix, session_of
+from weft.server.sessions.slot_table import SlotContent
 from weft.server.tracing import GenerationOutcome
 from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, check_spans
 from weft.text.choices import Choice, Piece, TextDecoder
@@ -42,8 +44,8 @@ from weft.text.tokenizer import banned_sequences
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """``cached_tokens`` is the field's; the others are ours: tokens that were computed again after
-    preemptions, and what the prefix cache had in part and could not give, by why."""
+    """Counts of prompt tokens. ``cached_tokens`` is OpenAI's; the others are weft's: tokens that were computed again
+    after preemptions, and tokens that the prefix cache had in part and could not give, by reason."""
 
     cached_tokens: int = 0
     recomputed_tokens: int = 0
@@ -51,7 +53,8 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """The prediction tokens count drafts of all sources of speculation, verified and right or wrong."""
+    """Counts of generated tokens. The prediction tokens count drafts of all sources of speculation, verified and right
+    or wrong."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int = 0
@@ -65,15 +68,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
-    """Of the weights that computed the last token, where an update gave them a name."""
+    """Version of the weights that computed the last token, where an update gave them a name."""
 
 
 class Generation:
-    """``samplings``: one for each prompt (they differ where max_tokens depends on the prompt's length).
-    ``decoder``: what makes text of the answers' tokens, if it is not the model's tokenizer.
-    ``prompt_field``: the field of the request that the prompts came in, for errors; ``answer_field``: that of
-    max_tokens. Raises RequestError and ContextLengthError here, so that no engine has to read a prompt that is far
-    too long.
+    """The prompts of one request, from submit to the last piece. ``samplings``: one for each prompt (they differ where
+    max_tokens depends on the prompt's length). ``decoder``: makes text of the answers' tokens, if it is not the model's
+    tokenizer. ``prompt_field``: the field of the request that the prompts came in, for errors; ``answer_field``: that
+    of max_tokens. ``id_slot``: the slot that has the tokens afterwards (``sessions.slots``). Raises RequestError and
+    ContextLengthError here, so that no engine has to read a prompt that is far too long.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
@@ -90,17 +93,21 @@ class Generation:
         decoder: TextDecoder | None = None,
         prompt_field: str = "prompt",
         answer_field: str = "max_tokens",
+        id_slot: int | None = None,
     ) -> None:
         self._service = service
         self._model = model
         self.keep_alive_s: KeepAlive = UNSET
         self.load_s = 0.0
-        """How long it waited for its model to be loaded."""
+        """Seconds of waiting until its model was loaded."""
         self._use: ModelUse | None = None
         self._metrics = service.metrics_of(model)
         self._arrived_s = time.perf_counter()
         self._stream: RequestStream | None = None
         self._closed = False
+        self._slot = None if id_slot is None or id_slot < 0 else (key_of_request(), id_slot, cache_salt)
+        self._slot_tokens: list[int] = []
+        """Tokens of the first answer, where a slot is to have them."""
         self._context_tokens = model.info.sizes.max_model_len
         self._model_name = model.name
         self._error_type: str | None = None
@@ -144,7 +151,7 @@ class Generation:
             self._by_prompt.append(self.choices[-sampling.n :])
 
     def check_logprob_count(self, *, streamed: bool, field: str) -> None:
-        """``field``: the field of the request that asks for alternatives. Raises RequestError."""
+        """Raise RequestError for too many logprobs. ``field``: the field of the request that asks for alternatives."""
         check_logprob_count(
             self._requests,
             context_tokens=self._context_tokens,
@@ -154,7 +161,7 @@ class Generation:
         )
 
     async def start(self) -> None:
-        """Raises what the engine rejects it with, or EngineUnavailableError."""
+        """Submit the prompts. Raise the engine's refusal, or EngineUnavailableError."""
         self._service.enter()
         try:
             model = self._service.models.find(self._model.base)
@@ -169,7 +176,7 @@ class Generation:
         self._metrics.request_came(self.samplings[0])
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """Never an empty list. Raises EngineUnavailableError when the engine dies."""
+        """Yield lists of pieces, never empty. Raise EngineUnavailableError when the engine dies."""
         assert self._stream is not None
         unfinished = sum(not choice.finished for choice in self.choices)
         self._stream.bound(self._service.unread, self._cancel_all)
@@ -181,6 +188,7 @@ class Generation:
                     if choice.finished:
                         continue
                     piece = choice.take(event)
+                    self._note_tokens(choice, event)
                     self._metrics.event_came(self._times[choice.index], event, time.perf_counter())
                     if piece is not None:
                         pieces.append(piece)
@@ -196,8 +204,8 @@ class Generation:
             raise
 
     async def whole(self) -> list[Piece]:
-        """All of it: one piece for each choice, in their order. Answers without stop strings are read at
-        their end: to read each token when it comes would be most of the cost of an answer."""
+        """Return one piece for each choice, in their order. Answers without stop strings are read at their end: to read
+        each token when it comes would be most of the cost of an answer."""
         if any(sampling.stop for sampling in self.samplings):
             all_pieces = [piece async for pieces in self.pieces() for piece in pieces]
         else:
@@ -217,6 +225,7 @@ class Generation:
             for index, events in by_choice.items():
                 choice, event = self.choices[index], joined(events)
                 piece = choice.take(event)
+                self._note_tokens(choice, event)
                 if choice.finished:
                     self._note_end(choice, event)
                 if piece is not None:
@@ -227,16 +236,28 @@ class Generation:
             raise
 
     def close(self) -> None:
-        """Cancels what has not finished. Idempotent."""
+        """Cancel unfinished sequences. Idempotent."""
         if self._closed:
             return
         self._closed = True
+        self._fill_slot()
         self._service.leave()
         try:
             self._cancel_rest()
         finally:
             if self._use is not None:
                 self._use.end()
+
+    def _note_tokens(self, choice: Choice, event: TokenEvent) -> None:
+        if self._slot is not None and choice.index == 0:
+            self._slot_tokens += event.tokens
+
+    def _fill_slot(self) -> None:
+        """Give the slot of the request its tokens, but for the last one, which no step has read."""
+        if self._slot is not None and self.choices[0].generated_tokens:
+            owner, number, salt = self._slot
+            content = SlotContent(self._model_name, salt, self.prompts[0].tokens, self._slot_tokens[:-1])
+            self._service.slots.put(owner, number, content)
 
     def _cancel_all(self) -> None:
         for request in self._requests:
@@ -256,17 +277,17 @@ class Generation:
         self._metrics.request_ended(max(choice.generated_tokens for choice in self.choices))
 
     def cached_tokens(self) -> int:
-        """Prompt tokens that were not computed, each prompt counted once."""
+        """Return prompt tokens that were not computed, each prompt counted once."""
         return sum(max(choice.cached_tokens for choice in choices) for choices in self._by_prompt)
 
     def lost_tokens(self) -> LostTokens:
-        """Of the first sequence of each prompt: the others of its n wait for that one."""
+        """Return the lost tokens of the first sequence of each prompt: the others of its n wait for that one."""
         counts = [msgspec.structs.asdict(choices[0].lost_tokens) for choices in self._by_prompt]
         return LostTokens(**{reason: sum(count[reason] for count in counts) for reason in counts[0]})
 
     def usage(self, reasoning_tokens: int = 0) -> Usage:
-        """With server.hide_cached_tokens without the counts of the cache, and those of drafts: both tell what
-        an earlier request had."""
+        """Return the usage. With server.hide_cached_tokens it lacks the counts of the cache, and those of drafts: both
+        tell about earlier requests."""
         prompt_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
         generated = sum(choice.generated_tokens for choice in self.choices)
         of_prompt = PromptTokensDetails()
@@ -292,8 +313,8 @@ class Generation:
         )
 
     def outcome(self, *, stream: bool) -> GenerationOutcome:
-        """For a trace, after ``close``. Its times are of all sequences together: from the first that began to
-        the last that ended."""
+        """Return the figures for a trace, after ``close``. Its times are of all sequences together: from the first that
+        began to the last that ended."""
         began = [
             min(times.arrived_s + times.queued_s, times.first_s) for times in self._times if times.first_s is not None
         ]
@@ -322,7 +343,7 @@ class Generation:
         )
 
     def prompt_of(self, index: int) -> Prompt:
-        """The prompt that choice ``index`` answers."""
+        """Return the prompt that choice ``index`` answers."""
         return self.prompts[index // self.samplings[0].n]
 
     def _note_end(self, choice: Choice, event: TokenEvent) -> None:
@@ -331,7 +352,7 @@ class Generation:
 
 
 def check_generates(info: ModelInfo, request: Request) -> None:
-    """Raises RequestError for a request for text of a model that has none."""
+    """Raise RequestError for a request for text of a model that generates none."""
     if request.pooling is None and not info.generates:
         raise RequestError(
             f"{info.name} embeds or scores text and generates none: use /v1/embeddings or /v1/rerank",
@@ -341,9 +362,9 @@ def check_generates(info: ModelInfo, request: Request) -> None:
 
 
 def within_context(request: Request, limit: int, field: str) -> Request:
-    """Return ``request`` with as many ``max_tokens`` as a context of ``limit`` tokens leaves; ``field`` is then named
-    as ignored. Agents send one number with each request. A prompt that leaves no room is returned as it is, for
-    ``check_length``."""
+    """Return ``request`` with ``max_tokens`` cut to the room that a context of ``limit`` tokens leaves; ``field`` is
+    then named as ignored. Agents send one number with each request. A prompt that leaves no room is returned as it is,
+    for ``check_length``."""
     room, asked = limit - len(request.prompt_tokens), request.sampling.max_tokens
     if asked is None or asked <= room or room < max(request.sampling.min_tokens, 1):
         return request
@@ -352,7 +373,7 @@ def within_context(request: Request, limit: int, field: str) -> Request:
 
 
 def check_count(sequences: int, queue_max: int) -> None:
-    """Raises RequestError for what no empty queue could take, as trying again later would not help."""
+    """Raise RequestError for more sequences than an empty queue could take, as trying again later would not help."""
     if sequences > queue_max:
         raise RequestError(
             f"prompts x n is {sequences} sequences; at most {queue_max} can wait "
@@ -362,8 +383,7 @@ def check_count(sequences: int, queue_max: int) -> None:
 
 
 def joined(events: list[TokenEvent]) -> TokenEvent:
-    """One event that says what ``events`` of one sequence say. Counts in a later event include those of an
-    earlier one."""
+    """Return one event equal to ``events`` of one sequence. Counts in a later event include those of an earlier one."""
     if len(events) == 1:
         return events[0]
     last = events[-1]
@@ -382,7 +402,7 @@ def joined(events: list[TokenEvent]) -> TokenEvent:
 
 
 def merged(pieces: list[Piece]) -> list[Piece]:
-    """One piece per choice, in order of first appearance."""
+    """Return one piece per choice, in order of first appearance."""
     by_index: dict[int, Piece] = {}
     for piece in pieces:
         known = by_index.setdefault(piece.index, piece)
@@ -398,8 +418,8 @@ TO_THE_CONTEXT = -1
 
 
 def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) -> None:
-    """``asked``: options.num_ctx of the request, which stands for that of a created name. Raises
-    ContextLengthError for a prompt that is not below it."""
+    """Raise ContextLengthError for a prompt that is not below the context of a created name or ``asked``:
+    options.num_ctx of the request, which replaces that of a created name."""
     limit = asked if asked is not None or model.preset is None else model.preset.context_max
     if limit is not None and len(prompt.tokens) >= limit:
         where = f"the name {model.name} has" if asked is None else "options.num_ctx is"
@@ -414,11 +434,11 @@ def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) 
 
 
 def check_truncation(body: SamplingFields, *, is_chat: bool) -> None:
-    """Raises RequestError that names the field."""
+    """Raise RequestError that names the field."""
     count = body.truncate_prompt_tokens
     if count is not None and count != TO_THE_CONTEXT and count < 1:
         raise RequestError(
-            f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for what the context has room for",
+            f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for the room of the context",
             param="truncate_prompt_tokens",
         )
     if is_chat and count is not None and body.truncation_side == "right":
@@ -435,8 +455,8 @@ def tokens_after_cut(model: ServedModel, limit: int) -> int:
 
 
 def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
-    """``prompt``, cut if the request asks for it: on the left, or for completions also on the right. Cache
-    positions move with the cut. It has no text then: ``echo`` decodes its tokens. ``answer_tokens``: what -1
+    """Return ``prompt``, cut if the request asks for it: on the left, or for completions also on the right. Cache
+    positions move with the cut. It has no text then: ``echo`` decodes its tokens. ``answer_tokens``: room that -1
     leaves for the answer."""
     limit = body.truncate_prompt_tokens
     if limit is None:
@@ -468,7 +488,7 @@ def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answ
 
 
 def logprob_count(request: Request, context_tokens: int, *, streamed: bool) -> int:
-    """The most logprobs of one piece of the answers to one prompt (law L11). A whole answer becomes JSON at
+    """Return the most logprobs of one piece of the answers to one prompt (law L11). A complete answer becomes JSON at
     its end, on the event loop; a stream writes them step by step, so only its prompt's count."""
     sampling, prompt_tokens = request.sampling, len(request.prompt_tokens)
     count = 0
@@ -485,7 +505,7 @@ def logprob_count(request: Request, context_tokens: int, *, streamed: bool) -> i
 def check_logprob_count(
     requests: Sequence[Request], *, context_tokens: int, limit: int, streamed: bool, field: str
 ) -> None:
-    """``field``: the field of the request that asks for alternatives. Raises RequestError."""
+    """Raise RequestError for too many logprobs. ``field``: the field of the request that asks for alternatives."""
     count = sum(logprob_count(request, context_tokens, streamed=streamed) for request in requests)
     if count <= limit:
         return
@@ -509,12 +529,12 @@ def check_logprob_count(
 
 
 class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field``, ``logprobs_field`` and
-    ``answer_field`` (of ``max_tokens``) are the dialect's names, for errors. ``show_reasoning``: else the reasoning
-    is left out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``. ``prediction``: the
-    client's guess of the answer, a source of drafts. ``context_max``: as ``asked`` in ``check_context``.
-    ``before``: tokens of earlier turns, in front of the conversation's, with what the name begins with.
-    ``own_sampling``: the API's defaults, where they differ from those of SamplingParams."""
+    """A chat request of any dialect. ``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field``,
+    ``logprobs_field`` and ``answer_field`` (of ``max_tokens``) are the dialect's names, for errors. ``show_reasoning``:
+    if false the reasoning is left out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``.
+    ``prediction``: the client's guess of the answer, a source of drafts. ``context_max``: as ``asked`` in
+    ``check_context``. ``before``: tokens of earlier turns, in front of the conversation's, with the name's first
+    messages. ``own_sampling``: the API's defaults, where they differ from those of SamplingParams."""
 
     conversation: ConversationFields
     fields: SamplingFields
@@ -562,6 +582,7 @@ class PreparedTurn:
             decoder=model.tokenizer.showing(plan.shown_ids),
             prompt_field=turn.prompt_field,
             answer_field=turn.answer_field,
+            id_slot=fields.id_slot,
         )
         self.generation.check_logprob_count(streamed=bool(fields.stream), field=turn.logprobs_field)
         self._readers = [
@@ -569,16 +590,17 @@ class PreparedTurn:
         ]
 
     def read(self, piece: Piece) -> list[BlockEvent]:
-        """What a piece of an answer brings; each piece is read once, in order."""
+        """Return the events of a piece of an answer; each piece is read once, in order."""
         return self._readers[piece.index].read(piece.text, piece.tokens, piece.finish_reason)
 
     def read_whole(self, piece: Piece) -> list[AnswerBlock]:
-        """``piece``: all of an answer."""
+        """Return the blocks of ``piece``, which is all of an answer."""
         self.read(piece)
         return self._readers[piece.index].blocks
 
     def finish_reason(self, piece: Piece) -> str | None:
-        """``tool_calls`` for an answer that ends with calls; after the piece was read."""
+        """Return ``tool_calls`` for an answer that ends with calls, else the piece's reason; after the piece was
+        read."""
         return self._readers[piece.index].finish_reason(piece.finish_reason)
 
     def reasoning_tokens(self) -> int:
@@ -589,12 +611,16 @@ class PreparedTurn:
 
 
 async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
-    """Raises RequestError, UnknownModelError, EngineUnavailableError."""
+    """Prepare a turn. Raise RequestError, UnknownModelError, EngineUnavailableError."""
     fields = turn.fields
     check_truncation(fields, is_chat=True)
     model = await service.model_for(fields.model)
+    if fields.session is not None:
+        session = await session_of(service, fields, fields.session, model)
+        conversation = continued_chat(session, turn.conversation)
+        turn = msgspec.structs.replace(turn, conversation=conversation, known=known_prefix(session))
     request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)
-    plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
+    plan = request.plan(model.dialect, prompt.text, grammar_of(fields, model.tokenizer.added_id))
     if request.thinking_token_budget is not None and not model.dialect.bounds_reasoning:
         note_ignored(turn.conversation.budget_field)
     if fields.truncate_prompt_tokens is None:
@@ -618,8 +644,8 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
 
 
 def _behind(before: list[int], model: ServedModel, prompt: Prompt) -> Prompt:
-    """``prompt``, without pictures, behind earlier tokens, with one beginning-of-sequence token for both.
-    Raises RequestError for ids that are no tokens."""
+    """Return ``prompt``, without pictures, after earlier tokens, with one beginning-of-sequence token for both. Raise
+    RequestError for ids that are not tokens."""
     if not before:
         return prompt
     model.check_ids(before, param="context")

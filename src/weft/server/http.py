@@ -26,16 +26,16 @@ from weft.server.service import Service
 from weft.server.sse import Handler
 
 _LAST_ANSWERS_S = 1.0
-"""How long responses that are already decided (errors, last chunks) may take to leave."""
+"""Seconds that responses which are already decided (errors, last chunks) may take to leave."""
 _LOOK_S = 1.0
-"""Between two looks for a free descriptor."""
+"""Seconds between two looks for a free descriptor."""
 _OTHER_FILES = 256
 """Descriptors that are kept back from connections: of logs, stores, workers and engines that start."""
 _log = logging.getLogger("weft.server")
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: what a signal means is decided by ``launch``."""
+    """uvicorn's server without its own signal handlers: ``launch`` handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -43,9 +43,9 @@ class _HttpServer(uvicorn.Server):
 
 
 def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Server:
-    """``forward`` as in ``build_app``."""
+    """Return the HTTP server. ``forward`` as in ``build_app``."""
     config = service.config
-    protocol: Any = functools.partial(BoundedProtocol, edge=service.edge)  # called as a class is called
+    protocol: Any = functools.partial(BoundedProtocol, edge=service.edge)  # called like a class
     return _HttpServer(
         uvicorn.Config(
             build_app(service, forward),
@@ -58,7 +58,7 @@ def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Ser
             backlog=BACKLOG,
             timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
             timeout_graceful_shutdown=1,
-            # Clients of a Unix socket have no address, unless its proxy says one.
+            # Clients of a Unix socket have no address, unless its proxy names one.
             forwarded_allow_ips=None if config.uds is None else "*",
         )
     )
@@ -66,8 +66,8 @@ def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Ser
 
 @contextlib.asynccontextmanager
 async def serving(service: Service, listener: socket.socket, forward: Handler | None = None) -> AsyncGenerator[None]:
-    """Answers on ``listener`` in the block. Behind it, what is decided already may still leave, and
-    ``service`` is closed."""
+    """Answer on ``listener`` in the block. After it, answers that are decided already may still leave, and ``service``
+    is closed."""
     service.edge.cap_connections(raise_file_limit(service.config.max_connections))
     http = http_server(service, forward)
     watching = [asyncio.create_task(service.edge.sweep_forever())]
@@ -95,7 +95,7 @@ async def accept_tls(
     listener: socket.socket, context: ssl.SSLContext, edge: HttpEdge, connection: Callable[[], BoundedProtocol]
 ) -> None:
     """Accept connections and shake hands, until it is cancelled. A connection is counted from its first moment on, and
-    its handshake has as long as the headers of a request: else clients that begin none would take every descriptor."""
+    its handshake has the time of a request's headers: else clients that begin none would take every descriptor."""
     loop = asyncio.get_running_loop()
 
     async def shake_hands(client: socket.socket, protocol: BoundedProtocol) -> None:

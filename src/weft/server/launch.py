@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from weft.server.service import Service
 
 _LOOK_S = 1.0
-"""Between two looks at the models on this machine's disk."""
+"""Seconds between two looks at the models on this machine's disk."""
 _UNTIL_READY = "answers 503 until the model is ready"
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -67,10 +67,10 @@ EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2
 def serve(
     engine_config: EngineConfig, server_config: ServerConfig, models: Sequence[str] = (), *, factory: str = ASSEMBLE
 ) -> int:
-    """Serves until it is told to stop; returns the exit code. Call it from the main thread. ``models``: as
-    they were named, where there are several.
+    """Serve until a signal; return the exit code. Call it from the main thread. ``models``: as they were named, where
+    there are several.
 
-    ``factory`` ("module:function") builds the engine in its process; tests put scripted ones here.
+    ``factory`` ("module:function") builds the engine in its process; tests pass scripted ones.
     """
     console = ServiceConsole(soft_wrap=True)
     with contextlib.ExitStack() as until_end:
@@ -95,7 +95,7 @@ def _prepared(
     factory: str,
     until_end: contextlib.ExitStack,
 ) -> Serving:
-    """Check both configs, and listen until ``until_end`` does. Raises ConfigError, CheckpointError."""
+    """Check both configs, and listen until ``until_end`` does. Raise ConfigError, CheckpointError."""
     set_up_logging(server_config.log_level, form=server_config.log_format, file=server_config.log_file)
     server_config.check()
     engine_config.check()
@@ -135,7 +135,7 @@ def _on_demand(
     factory: str,
     until_end: contextlib.ExitStack,
 ) -> Serving:
-    """Raises ConfigError, CheckpointError."""
+    """Return a server of several models. Raise ConfigError, CheckpointError."""
     from weft.planning.together import share_of, share_out
     from weft.server.on_demand import OnDemandModels
     from weft.server.service import Service
@@ -164,7 +164,7 @@ def _on_demand(
 
 
 def _one_model(engine: EngineConfig, config: ServerConfig) -> str:
-    """Return NAME=MODEL of the only model, the embedded one where none is named. Raises ConfigError."""
+    """Return NAME=MODEL of the only model, the embedded one where none is named. Raise ConfigError."""
     from weft.assemble import find_model
 
     if engine.model is None:
@@ -174,7 +174,7 @@ def _one_model(engine: EngineConfig, config: ServerConfig) -> str:
 
 
 def _with_open_stores(service: Service) -> Service:
-    """So that a file that is none is said before anything is served. Raises ConfigError."""
+    """Open the stores, so that a file of another kind is an error before anything is served. Raise ConfigError."""
     if service.responses is not None and service.config.response_store is not None:
         service.responses.open_now()
     if service.names.store is not None:
@@ -183,8 +183,8 @@ def _with_open_stores(service: Service) -> Service:
 
 
 def _check_model(config: EngineConfig) -> None:
-    """A wrong path, and ranks that do not divide the model, are said before anything listens. Of a hub model
-    ``config.json`` alone is fetched for that, and only where there are ranks."""
+    """Raise ConfigError before anything listens for a wrong path, and for ranks that do not divide the model. For a hub
+    model only ``config.json`` is fetched for that, and only where there are ranks."""
     local = config.model is None or local_checkpoint(config.model) is not None
     if config.tp > 1:
         from weft.assemble import find_model
@@ -200,7 +200,7 @@ def _check_model(config: EngineConfig) -> None:
 
 
 def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> Service:
-    """Of the only HTTP process, or of the supervisor of several. Raises ConfigError."""
+    """Return the service of the only HTTP process, or of the supervisor of several. Raise ConfigError."""
     from weft.server.models import Models, PinnedModel
     from weft.server.service import Service
 
@@ -213,7 +213,7 @@ def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> 
     inner = dataclasses.replace(
         config,
         max_connections_per_address=0,
-        log_level="warning",  # workers log and trace what they answer and forward, and speak TLS
+        log_level="warning",  # workers log and trace the requests that they answer and forward, and speak TLS
         otlp_endpoint=None,
         ssl_certfile=None,
         ssl_keyfile=None,
@@ -226,8 +226,8 @@ def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> 
 
 
 def joining(config: ServerConfig, console: Console) -> tuple[str, str] | None:
-    """Where engines of other machines join, as ZeroMQ writes it, and the token. If no file is named, Ray gets
-    a token that is in none. Raises ConfigError for the file."""
+    """Return where engines of other machines join, as ZeroMQ writes it, and the token. If no file is named, Ray gets a
+    token that is in none. Raise ConfigError for the file."""
     address = config.listen_engines or (None if config.ray is None else "0.0.0.0:0")
     if address is None:
         return None
@@ -244,7 +244,8 @@ def joining(config: ServerConfig, console: Console) -> tuple[str, str] | None:
 def placed_by_ray(
     config: ServerConfig, fleet: Fleet, link: tuple[str, str] | None, *, ranks: int, device: str
 ) -> RayFleet | None:
-    """``ranks``: of a replica. They share one bundle, so Ray finds one node for all of them."""
+    """Return the replicas that Ray places, if any. ``ranks``: of a replica. They share one bundle, so Ray finds one
+    node for all of them."""
     if config.ray is None or link is None:
         return None
     from weft.fleet.ray_fleet import RayFleet
@@ -264,7 +265,7 @@ def placed_by_ray(
 
 
 class Serving:
-    """One run of the server: HTTP, the engines that start with it, and what signals do to them. ``new_service`` is
+    """One run of the server: HTTP, the engines that start with it, and its reaction to signals. ``new_service`` is
     called in a thread once the engines of ``fleet`` are started; without a fleet, requests start engines."""
 
     def __init__(
@@ -311,7 +312,7 @@ class Serving:
             if (replicas := self._config.own_replicas) > (cores := usable_cores()):
                 self._say(
                     f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part "
-                    f"of the free memory; more than {cores} are no faster"
+                    f"of the free memory; more than {cores} bring no speed"
                 )
             try:
                 return await self._until_stopped(service)
@@ -321,7 +322,7 @@ class Serving:
                     await workers.stop()
 
     async def _start_engines(self) -> None:
-        """Raises ConfigError where other machines cannot join."""
+        """Start the engines. Raise ConfigError where other machines cannot join."""
         if self._fleet is not None:
             await self._fleet.start()
         if self._ray is not None:
@@ -349,7 +350,7 @@ class Serving:
         return await self._drain(service)
 
     def _failed(self, error: WeftError) -> int:
-        """The start did."""
+        """Return the exit code of a start that failed."""
         self._progress.end()
         _complain(error)
         return EXIT_CONFIG if isinstance(error, UserError) else EXIT_ENGINE_DIED
@@ -364,7 +365,7 @@ class Serving:
             await self._fleet.stop(reason)
 
     async def _died(self) -> None:
-        """Wait for the death of the last engine that started with the server. Those that requests start are replaced
+        """Wait for the death of the last engine that started with the server. Engines that requests start are replaced
         by the next request."""
         await (asyncio.Event().wait() if self._fleet is None else self._fleet.died())
 
@@ -376,7 +377,7 @@ class Serving:
         return EXIT_STALLED if self._fleet.stalled else EXIT_ENGINE_DIED
 
     async def _open(self, service: Service) -> None:
-        """Return when requests are answered."""
+        """Open HTTP; return when requests are answered."""
         if self._fleet is not None:
             await self._open_model(service, self._fleet)
         end_start()
@@ -439,7 +440,7 @@ class Serving:
 
 
 async def _look_forever(models: Models) -> None:
-    """Serve what `weft pull` and `weft rm` of another process change."""
+    """Serve the changes that `weft pull` and `weft rm` of another process make."""
     seen = None
     while models.serves_pulled:
         now = await asyncio.to_thread(_changed_s)
@@ -450,7 +451,7 @@ async def _look_forever(models: Models) -> None:
 
 
 def _changed_s() -> float:
-    """Return when a model came to this machine's disk, or left it."""
+    """Return the time of the last change of this machine's models."""
     try:
         return model_directory().stat().st_mtime
     except OSError:
@@ -458,7 +459,8 @@ def _changed_s() -> float:
 
 
 def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
-    """Of a joined replica, with this machine's tokenizer and template. Raises ConfigError if they differ."""
+    """Return the facts of a joined replica, with this machine's tokenizer and template. Raise ConfigError if they
+    differ."""
     from weft.assemble import find_model  # the modules of the engine; other servers need none
     from weft.assemble.identity import vocabulary_digest
 
@@ -472,7 +474,8 @@ def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
 
 
 async def _first_of(first: Awaitable[object], second: Awaitable[object]) -> bool:
-    """Whether ``first`` was it (with its exception, if it had one); the other is cancelled."""
+    """Wait for either, and return whether ``first`` ended first (with its exception, if it had one); the other is
+    cancelled."""
     one, two = asyncio.ensure_future(first), asyncio.ensure_future(second)
     try:
         await asyncio.wait((one, two), return_when=asyncio.FIRST_COMPLETED)
@@ -485,7 +488,7 @@ async def _first_of(first: Awaitable[object], second: Awaitable[object]) -> bool
 
 
 async def _within(work: Awaitable[object], seconds: float) -> None:
-    """Waits for ``work`` that long; a task that is not done goes on, anything else is cancelled."""
+    """Wait ``seconds`` for ``work``; a task that is not done goes on, anything else is cancelled."""
     task = asyncio.ensure_future(work)
     await asyncio.wait((task,), timeout=seconds)
     if not task.done() and not isinstance(work, asyncio.Future):

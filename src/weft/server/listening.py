@@ -4,9 +4,9 @@
     with --ssl-certfile            https://HOST:PORT     uvicorn speaks TLS, each HTTP worker with its own context
     --uds PATH                     unix:PATH             a file that its owner and its group may open
 
-Whatever cannot work (a busy port, a file that is no socket, a key that is not the certificate's) is said in one line
-before a model is read. A socket file that a killed server left is replaced, one that a server answers at is not, and
-the file goes with its server. A certificate that is renewed in place is read again for new connections.
+A setting that cannot work (a busy port, a file that is not a socket, a key that is not the certificate's) is an error
+in one line before a model is read. A socket file that a killed server left is replaced, one that a server answers at is
+not, and the file goes with its server. A certificate that is renewed in place is read again for new connections.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from weft.server.config import BACKLOG, DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.running import UNIX
 
 _LOOK_S = 1.0
-"""Between two looks at the files of the certificate."""
+"""Seconds between two looks at the files of the certificate."""
 _SOCKET_PATH_BYTES = 107
-"""Of a Unix socket's path, in Linux; a little less elsewhere, where the system says so."""
+"""Most bytes of a Unix socket's path, in Linux; a little less elsewhere, where the system says so."""
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 _log = logging.getLogger("weft.server")
 
@@ -40,7 +40,7 @@ class PortBusyError(ConfigError):
 
 @contextlib.contextmanager
 def listening(config: ServerConfig) -> Iterator[socket.socket]:
-    """Listen as ``config`` says, in the block. Raises ConfigError that names the flag to change."""
+    """Listen as ``config`` says, in the block. Raise ConfigError that names the flag to change."""
     listener = bind(config)
     own = None if config.uds is None else _file_of(Path(config.uds))
     try:
@@ -52,7 +52,7 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket. Raises ConfigError that names the flag to change."""
+    """Return a listening socket. Raises ConfigError that names the flag to change."""
     if config.uds is not None:
         return _listen_at_file(Path(config.uds), config.socket_mode())
     if config.port is not None:
@@ -88,7 +88,7 @@ def own_url(config: ServerConfig, listener: socket.socket) -> str:
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """Return what the certificate and its key make, None where the server speaks plain HTTP. Raises ConfigError."""
+    """Return a context of the certificate and its key, None where the server speaks plain HTTP. Raise ConfigError."""
     certificate, key, authorities = config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs
     if certificate is None:
         named = [
@@ -135,7 +135,7 @@ async def follow_certificate(context: ssl.SSLContext, config: ServerConfig) -> N
 
 
 def _load_key(context: ssl.SSLContext, config: ServerConfig) -> None:
-    """Raises ConfigError."""
+    """Load the key. Raise ConfigError."""
     key = config.ssl_keyfile or config.ssl_certfile
     flag = "--ssl-certfile" if config.ssl_keyfile is None else "--ssl-keyfile"
     is_encrypted = False
@@ -165,7 +165,7 @@ def _load_key(context: ssl.SSLContext, config: ServerConfig) -> None:
 
 
 def _check_certificates(file: str, flag: str) -> None:
-    """Raises ConfigError."""
+    """Raise ConfigError for a file without certificates."""
     _check_readable(file, flag)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
@@ -185,7 +185,7 @@ def _in_words(error: OSError) -> str:
 
 
 def _file_of(path: Path) -> tuple[int, int, int] | None:
-    """Return what tells whether the same file is at ``path``, unchanged; None where there is none."""
+    """Return the identity of the file at ``path``, which changes with its content; None where there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -194,7 +194,7 @@ def _file_of(path: Path) -> tuple[int, int, int] | None:
 
 
 def _listen_at_file(path: Path, mode: int) -> socket.socket:
-    """Raises ConfigError."""
+    """Listen at a Unix socket. Raise ConfigError."""
     if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
         raise ConfigError(
             f"--uds {path}: the path of a Unix socket has at most {_SOCKET_PATH_BYTES} bytes, and this one has "
@@ -211,7 +211,7 @@ def _listen_at_file(path: Path, mode: int) -> socket.socket:
     except OSError as error:
         listener.close()
         is_other = error.errno == errno.EADDRINUSE
-        words = "a file is there already, and it is no socket" if is_other else _in_words(error)
+        words = "a file is there already, and it is not a socket" if is_other else _in_words(error)
         raise ConfigError(f"--uds {path}: {words}", param="--uds") from None
     except ConfigError:
         listener.close()
@@ -223,7 +223,7 @@ def _listen_at_file(path: Path, mode: int) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the file of a server that has ended. Raises ConfigError if one answers, OSError."""
+    """Remove the file of a server that has ended. Raise ConfigError if one answers, OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
@@ -239,7 +239,7 @@ def _listen(host: str, port: int) -> socket.socket:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        words = _in_words(error) if isinstance(error, OSError) else "it is no host name"
+        words = _in_words(error) if isinstance(error, OSError) else "it is not a host name"
         raise ConfigError(f"--host {host}: {words}", param="--host") from None
     listener = socket.socket(family, kind, protocol)
     try:

@@ -21,10 +21,10 @@ from weft.text.tokenizer import Tokenizer
 
 _LEAST = -9999.0
 _NAMES_MAX = 1 << 16
-"""Names of tokens that a request keeps: the same tokens come again and again."""
+"""Most names of tokens that are kept: the same tokens come again and again."""
 
 Namer = Callable[[int], str]
-"""Token id -> how it is written as text."""
+"""A function from a token id to its text."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -62,8 +62,8 @@ PromptLogprobs = list[dict[str, PromptTokenLogprob] | None]
 
 @functools.lru_cache(8)
 def namer(tokenizer: Tokenizer, *, as_ids: bool, escape_bytes: bool) -> Namer:
-    """``as_ids``: "token_id:17" (return_tokens_as_token_ids). ``escape_bytes``: see above. All requests of a
-    server share the names."""
+    """Return a namer. ``as_ids``: "token_id:17" (return_tokens_as_token_ids). ``escape_bytes``: see above. All requests
+    of a server share the names."""
     if as_ids:
         return lambda token: f"token_id:{token}"
 
@@ -101,8 +101,8 @@ def completion_logprobs(
     *,
     text_offset: int,
 ) -> CompletionLogprobs:
-    """``entries`` and ``tokens`` go in pairs; None stands for the prompt's first token, which nothing
-    predicts. ``text_offset``: characters of the choice's text before the first of them."""
+    """Return logprobs in the shape of completions. ``entries`` and ``tokens`` go in pairs; None is the prompt's first
+    token, which nothing predicts. ``text_offset``: characters of the choice's text before the first of them."""
     names, chosen, tops, offsets = [], [], [], []
     for token, entry in zip(tokens, entries, strict=True):
         names.append(name(token))
@@ -131,7 +131,7 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs | None], name: Namer, top: i
 
 
 def _top_by_text(entry: TokenLogprobs, name: Namer, top: int) -> dict[str, float]:
-    """The ``top`` most likely tokens and, always, the chosen one."""
+    """Return the ``top`` most likely tokens and, always, the chosen one."""
     by_text = {name(token): _finite(value) for token, value in entry.top[:top]}
     by_text.setdefault(name(entry.token), _finite(entry.logprob))
     return by_text

@@ -6,9 +6,9 @@
               |                                                                    |
               '--------------- Location of a redirect, REDIRECTS_MAX ---------------'--> bytes of the file
 
-A server that fetches what strangers name is a door into its own network: to the metadata of a cloud, or to
-services that trust their neighbours. A name may point there, begin to point there between a check and a
-connection, or redirect there.
+A server that fetches addresses of strangers is a door into its own network: to the metadata of a cloud, or to services
+that trust their neighbours. A name may point there, begin to point there between a check and a connection, or redirect
+there.
 
 Laws: a name is resolved once for each connection, and the socket goes to the very address that was checked.
 A redirect is checked as the first address was. Only ``https`` on port 443 is fetched, without a proxy,
@@ -16,8 +16,8 @@ cookies or credentials. Bytes are counted as they come, and all of a fetch has i
 FETCHES_MAX run at once, of them HOST_FETCHES_MAX at one host, so that slow hosts do not hold up the others.
 The files that are fetched have HELD_FILES times the bytes of a picture at most, until they have been decoded.
 
-Bytes are received on the event loop, which is cancelled in time wherever a host keeps it waiting. Names are
-resolved in threads of their own: a name server that is silent holds those alone. Nothing is decoded here.
+Bytes are received on the event loop, which is cancelled in time wherever a host keeps it waiting. Names are resolved in
+threads of their own: a name server that is silent holds only those. Nothing is decoded here.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ _REFUSED = tuple(
         ipaddress.ip_network,
         (
             "2002::/16",
-            "2001::/23",  # 6to4, Teredo and other protocols: an IPv4 address may stand in them
+            "2001::/23",  # 6to4, Teredo and other protocols: an IPv4 address may be part of them
             "192.0.0.0/24",
             "192.88.99.0/24",  # of protocols; Python knows the first since 3.11.10
             "168.63.129.16/32",
         ),
     )
 )  # a cloud's own service at an address that looks public
-"""Besides what Python knows. Mapped addresses and NAT64 are outside of ``2000::/3``."""
+"""Networks in addition to those that Python knows. Mapped addresses and NAT64 are outside of ``2000::/3``."""
 
 Resolve = Callable[[str, int], Sequence[str]]
 
 
 def is_public(address: str) -> bool:
-    """Whether ``address``, a number, is one that any host of the internet has."""
+    """Return whether ``address``, a number, may be that of a host of the internet."""
     try:
         number = ipaddress.ip_address(address)
     except ValueError:
@@ -86,8 +86,8 @@ def is_public(address: str) -> bool:
 
 
 def read_domains(given: Sequence[str]) -> tuple[str, ...]:
-    """The hosts of ``--media-domains``: ``example.org``, ``*.example.org`` for those below it, ``*`` for all.
-    Raises ConfigError."""
+    """Return the hosts of ``--media-domains``: ``example.org``, ``*.example.org`` for those below it, ``*`` for all.
+    Raise ConfigError."""
     domains = [name.strip().lower().rstrip(".") for entry in given for name in entry.split(",")]
     for name in domains:
         if name != "*" and not _HOST.fullmatch(name.removeprefix("*.")):
@@ -101,7 +101,7 @@ def read_domains(given: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Fetch:
-    """One of a file. ``name``: of its limits. ``held``: bytes so far."""
+    """A fetch of one file. ``name``: of its limits. ``held``: bytes so far."""
 
     name: PictureKind
     bytes_max: int
@@ -110,9 +110,9 @@ class _Fetch:
 
 
 class MediaFetcher:
-    """``domains`` of ``read_domains``; ``bytes_max``: of one file; ``seconds``: of one fetch with its
-    redirects; ``videos``: both of a video. ``resolve`` (host, port) gives addresses as numbers and raises
-    OSError; ``backend`` opens sockets; ``trust``: whose certificates are believed."""
+    """Fetches of pictures and videos. ``domains`` of ``read_domains``; ``bytes_max``: of one file; ``seconds``: of one
+    fetch with its redirects; ``videos``: both of a video. ``resolve`` (host, port) gives addresses as numbers and
+    raises OSError; ``backend`` opens sockets; ``trust``: whose certificates are believed."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class MediaFetcher:
 
     @contextlib.asynccontextmanager
     async def file(self, url: str, kind: PictureKind = "image") -> AsyncIterator[bytes]:
-        """The file at ``url``, which counts as held meanwhile. Raises RequestError with one line, and
+        """Yield the bytes of the file at ``url``, which count as held meanwhile. Raise RequestError with one line, and
         EngineUnavailableError where files that are held are too large."""
         fetch = _Fetch(kind, *self._limits[kind])
         host = str(self._checked(url).hostname)
@@ -163,12 +163,12 @@ class MediaFetcher:
         raise RequestError(f"the file's address redirects more than {REDIRECTS_MAX} times")
 
     def _checked(self, url: str) -> SplitResult:
-        """Raises RequestError for an address that is not served, before its name is resolved."""
+        """Parse ``url``. Raise RequestError for an address that is not served, before its name is resolved."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError:
-            raise RequestError(f"the file is at {url[:100]!r}, which is no address") from None
+            raise RequestError(f"the file is at {url[:100]!r}, which is not an address") from None
         if len(url) > _URL_CHARS or not url.isascii() or re.search(r"[\x00-\x20\x7f\\]", url):
             raise RequestError(
                 f"the file is at {url[:100]!r}; an address has {_URL_CHARS} characters at "
@@ -176,7 +176,7 @@ class MediaFetcher:
             )
         if parts.scheme != "https" or port not in (None, _HTTPS) or "@" in parts.netloc:
             raise RequestError(
-                f"the file is at {url[:100]!r}; files are fetched by https alone, from port 443, without a user's name"
+                f"the file is at {url[:100]!r}; files are fetched only by https, from port 443, without a user's name"
             )
         host = host.rstrip(".")
         below = {"*." + host.split(".", at)[-1] for at in range(1, host.count(".") + 1)}
@@ -185,7 +185,7 @@ class MediaFetcher:
         return parts._replace(netloc=f"[{host}]" if ":" in host else host, fragment="")
 
     async def _get(self, target: SplitResult, fetch: _Fetch) -> tuple[str | None, bytes]:
-        """(where it redirects to, bytes)."""
+        """Fetch ``target``; return (where it redirects to, bytes)."""
         host = str(target.hostname)
         path = (target.path or "/") + (f"?{target.query}" if target.query else "")
         url = httpcore.URL(scheme=b"https", host=host.encode(), port=_HTTPS, target=path.encode())
@@ -232,7 +232,7 @@ class MediaFetcher:
 
 
 class _CheckedDial(httpcore.AsyncNetworkBackend):
-    """Connects to public addresses alone. The name of the host goes no further than to ``resolve``."""
+    """A dialler of public addresses. The name of the host goes no further than to ``resolve``."""
 
     def __init__(self, resolve: Resolve, backend: httpcore.AsyncNetworkBackend) -> None:
         self._resolve = resolve

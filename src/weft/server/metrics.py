@@ -1,14 +1,13 @@
-"""/metrics in Prometheus text: a table of rows, and what events say as they pass.
+"""/metrics in Prometheus text: a table of rows, and observations of passing events.
 
     from EngineStats, when scraped       gauges of now, counters since the start
     from events, as they pass            latency and size histograms, one observation per sequence or token
     from the fleet, when scraped         engines that are up, restarts, resumes
     from HTTP workers                    files that prometheus_client reads and adds up
 
-Every metric is one row: name, kind, help, where its number comes from, how replicas add up. ``weft top``
-reads the rows too, and a test holds docs/operating.md against them. The label ``engine`` is the number of the
-replica; what the HTTP process measures has the label 0. With ``debug.metrics_prefix vllm`` published
-dashboards load.
+Every metric is one row: name, kind, help, the source of its number, how replicas add up. ``weft top`` reads the rows
+too, and a test holds docs/operating.md against them. The label ``engine`` is the number of the replica; measurements of
+the HTTP process have the label 0. With ``debug.metrics_prefix vllm`` published dashboards load.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _LABELS = ("model_name", "engine")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _FIRST_ENGINE = "0"
-"""The label of what the HTTP process measures for all engines together."""
+"""Label of measurements of the HTTP process, over all engines together."""
 
 
 class SequenceTimes:
@@ -69,8 +68,8 @@ class SequenceTimes:
 
 
 def fold_counts(folder: str, pid: int) -> None:
-    """The counts of HTTP worker ``pid``, which has ended, go into the files of all that have ended: else each
-    death left two files, which every scrape reads. Counters and the buckets of histograms add up."""
+    """Fold the counts of HTTP worker ``pid``, which has ended, into the files of all that have ended: else each death
+    left two files, which every scrape reads. Counters and the buckets of histograms add up."""
     from prometheus_client.mmap_dict import MmapedDict
 
     files: Any = MmapedDict
@@ -83,7 +82,7 @@ def fold_counts(folder: str, pid: int) -> None:
 
 
 class Metrics:
-    """``prefix`` has been checked by ``ServerConfig.check``."""
+    """The metrics of one process. ``prefix`` has been checked by ``ServerConfig.check``."""
 
     def __init__(self, prefix: str, edge: HttpEdge) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -107,11 +106,11 @@ class Metrics:
 
     @property
     def _first(self) -> str:
-        """The label of what belongs to no model; empty until one is served."""
+        """Label of measurements that belong to no model; empty until one is served."""
         return next(iter(self._models), "")
 
     def of(self, model: str) -> ModelMetrics:
-        """What is observed of the requests to a model; its series exist from now on."""
+        """Return the metrics of the requests to a model; its series exist from now on."""
         known = self._models.get(model)
         if known is None:
             known = self._models[model] = ModelMetrics(
@@ -121,8 +120,8 @@ class Metrics:
         return known
 
     def text(self, fleets: list[FleetReport], workers_folder: str | None = None) -> bytes:
-        """``fleets``: of each model. ``workers_folder``: where HTTP workers count, which adds to what this
-        process has."""
+        """Return the text of /metrics. ``fleets``: of each model. ``workers_folder``: where HTTP workers count, which
+        adds to this process's counts."""
         self._fleets = fleets
         if workers_folder is None:
             return prometheus_client.generate_latest(self._registry)
@@ -150,7 +149,7 @@ class Metrics:
     # ------------------------------------------------------------------ the engine's numbers
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry. Series of several engines are one family."""
+        """Yield the families of engines; called by the registry. Series of several engines are one family."""
         families: dict[str, Metric] = {}
         for metric in self._all_metrics():
             family = families.setdefault(metric.name, metric)
@@ -194,7 +193,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """Of the requests to one model, as their events pass. ``count_end`` takes a reason and an amount."""
+    """Metrics of the requests to one model, as their events pass. ``count_end`` takes a reason and an amount."""
 
     def __init__(self, histograms: dict[str, Histogram], count_end: Callable[..., None]) -> None:
         self._histograms = histograms
@@ -208,7 +207,7 @@ class ModelMetrics:
             self._histograms["request_params_max_tokens"].observe(sampling.max_tokens)
 
     def event_came(self, times: SequenceTimes, event: TokenEvent, now: float) -> None:
-        """``now``: when it arrived (``time.perf_counter``)."""
+        """Note an event. ``now``: when it arrived (``time.perf_counter``)."""
         if event.queued_s is not None:
             times.queued_s = event.queued_s
         times.cached_tokens = max(times.cached_tokens, event.cached_tokens)
@@ -250,8 +249,8 @@ class ModelMetrics:
 
 
 class SummedSeries(CollectorRegistry):
-    """Samples of ``parts`` with the same name and labels add up: counters and histograms by their meaning.
-    A gauge is in one part alone."""
+    """A registry that adds up samples of ``parts`` with the same name and labels: counters and histograms by their
+    meaning. A gauge is in only one part."""
 
     def __init__(self, parts: Sequence[Collector]) -> None:
         super().__init__()
@@ -274,16 +273,16 @@ class SummedSeries(CollectorRegistry):
 
 Source = TypeVar("Source")
 STATES = ("awake", "weights_offloaded", "discard_all")
-"""Of sleep: awake, level 1, level 2."""
+"""Values of the state of sleep: awake, level 1, level 2."""
 Kind = Literal["counter", "gauge"]
 Combine = Literal["sum", "mean", "once"]
-"""Of replicas: added up; the mean of shares; one thing that several replicas have in common."""
+"""Ways to combine replicas: added up; the mean of shares; one value that several replicas have in common."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """One replica, as /metrics shows it. ``restarts``: processes after its first. ``host``: its joined
-    machine, empty for the server's own."""
+    """One replica, as /metrics shows it. ``restarts``: processes after its first. ``host``: its joined machine, empty
+    for the server's own."""
 
     number: int
     up: bool
@@ -294,7 +293,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """Of one model. ``resumes`` of requests; ``deadly``: requests that were refused because engines died of
+    """Figures of one model. ``resumes`` of requests; ``deadly``: requests that were refused because engines died of
     them. ``resident``: of a server with several models."""
 
     model: str
@@ -302,16 +301,18 @@ class FleetReport:
     resumes: int
     deadly: int
     router: dict[int, RouterCounts] = field(default_factory=dict)
-    """By replica; empty for a router that predicts nothing."""
+    """Counters by replica; empty for a router that predicts nothing."""
     handoffs: int = 0
     resident: Resident | None = None
     budget: int | None = None
     """Bytes that the models of a server with several share."""
+    sessions: tuple[int, int] | None = None
+    """Count and bytes of the sessions of all models, with the first one."""
 
 
 @dataclass(frozen=True)
 class Row(Generic[Source]):
-    """``read`` gives the number, or with a ``label`` one for each of its values; None: not shown now.
+    """A metric. ``read`` gives the number, or with a ``label`` one for each of its values; None: not shown now.
     ``combine``: how replicas make one number."""
 
     name: str
@@ -331,13 +332,13 @@ def _tier(stats: EngineStats) -> TierStats:
 
 
 def _uses(stats: EngineStats) -> dict[str, int]:
-    """An engine that sleeps has given its arena back."""
+    """Return the uses of the arena; none in an engine that sleeps, which has given it back."""
     has_arena = "kv_cache" not in stats.sleep.missing
     return {use: size if has_arena else 0 for use, size in memory_bytes(stats.memory).items()}
 
 
 def _arena_share(stats: EngineStats) -> float:
-    """Cached bytes give way to running sequences, so they are not in use."""
+    """Return the share of the arena in use. Cached bytes give way to running sequences, so they are not in use."""
     memory = stats.memory
     evictable = memory.evictable_bytes / memory.arena_bytes if memory.arena_bytes else 0.0
     return max(0.0, memory.used_share - evictable)
@@ -349,7 +350,8 @@ def _slot_share(stats: EngineStats) -> float:
 
 
 def _lost(stats: EngineStats) -> dict[str, int]:
-    """Other salts are not looked for without debug.count_salt, and 0 would say that there is none."""
+    """Return the lost tokens by reason. Other salts are left out without debug.count_salt, as 0 would mean that there
+    is none."""
     return {
         reason: tokens
         for reason, tokens in asdict(stats.memory.cache.lost).items()
@@ -379,6 +381,9 @@ def _uploads(stats: EngineStats) -> dict[str, float]:
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "request_success": ("Sequences that ended, by reason.", ("finished_reason",)),
     "http_refusals": ("Requests refused by a limit of the HTTP edge.", ("code",)),
+    "session_saves": ("Sessions that were saved.", ()),
+    "session_hits": ("Requests that continued a session.", ()),
+    "session_restores": ("Sessions whose state was asked back into memory.", ()),
     "http_requests": ("Requests that were answered, by path of the API and status.", ("route", "method", "status")),
 }
 """Counters of HTTP processes: name, help and labels."""
@@ -401,6 +406,20 @@ FLEET = (
     ),
     Row[FleetReport](
         "request_deadly", "counter", "Requests refused because engines died of them.", lambda fleet: fleet.deadly
+    ),
+    Row[FleetReport](
+        "sessions",
+        "gauge",
+        "Sessions that are kept.",
+        lambda fleet: fleet.sessions and fleet.sessions[0],
+        combine="once",
+    ),
+    Row[FleetReport](
+        "session_bytes",
+        "gauge",
+        "Bytes of the tokens and messages of sessions.",
+        lambda fleet: fleet.sessions and fleet.sessions[1],
+        combine="once",
     ),
     Row[FleetReport](
         "model_memory_budget_bytes",
@@ -445,10 +464,11 @@ ENGINE = (
     E("prefix_cache_queries", "counter", "Prompt tokens looked for in the cache.", lambda s: s.prompt_tokens),
     E("prefix_cache_hits", "counter", "Prompt tokens found in the cache.", lambda s: s.cached_tokens),
     E("prefix_cache_bytes", "gauge", "Bytes of cached pages and states.", lambda s: s.memory.cached_bytes),
-    E("prefix_cache_state_bytes", "gauge", "Of them, states.", lambda s: _uses(s)["cached_states"]),
+    E("pinned_bytes", "gauge", "Bytes of cached states of sessions, and of their KV.", lambda s: s.memory.pinned_bytes),
+    E("prefix_cache_state_bytes", "gauge", "Bytes of cached states.", lambda s: _uses(s)["cached_states"]),
     E("prefix_cache_states", "gauge", "States cached.",
       lambda s: s.memory.slots_cached + s.memory.states_compressed),
-    E("prefix_cache_compressed_states", "gauge", "Of them, in 8 bits.", lambda s: s.memory.states_compressed),
+    E("prefix_cache_compressed_states", "gauge", "Cached states in 8 bits.", lambda s: s.memory.states_compressed),
     E("prefix_cache_compresses", "counter", "States that went into 8 bits.",
       lambda s: s.memory.cache.compressed),
     E("prefix_cache_restores", "counter", "Requests that began on one of those.",
@@ -456,14 +476,14 @@ ENGINE = (
     E("prefix_cache_compressed_pages", "gauge", "Compressed KV, pages.", lambda s: s.memory.pages_compressed),
     E("prefix_cache_page_compresses", "counter", "Pages that were compressed.",
       lambda s: s.memory.cache.compressed_pages),
-    E("prefix_cache_page_restores", "counter", "Of them, those read again.",
+    E("prefix_cache_page_restores", "counter", "Pages of compressed KV that were read again.",
       lambda s: s.memory.cache.restored_pages),
-    E("prefix_cache_inexact_hits", "counter", "Requests that began on what was in 8 bits once, or was "
-      "computed behind it.", lambda s: s.memory.cache.hits_inexact),
+    E("prefix_cache_inexact_hits", "counter", "Requests that began on a prefix that was in 8 bits once, or "
+    "was computed after one.", lambda s: s.memory.cache.hits_inexact),
     E("memory_bytes", "gauge", "Bytes of the arena by use; they add up.", _uses, "use"),
     E("prefix_cache_lost_tokens", "counter", "Tokens that were cached in part and had to be computed.", _lost,
       "reason"),
-    E("prefix_cache_evictions", "counter", "What gave way to others: tails are states inside a page.",
+    E("prefix_cache_evictions", "counter", "Evictions by kind: tails are states inside a page.",
       _evictions, "kind"),
     E("compaction_moves", "counter", "Pages and states moved to empty a frame.",
       lambda s: {"page": s.memory.moves.pages, "state": s.memory.moves.slots}, "kind"),
@@ -612,13 +632,13 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 def combines() -> dict[str, Combine]:
-    """How the replicas of each gauge and counter make one number, by its name in Prometheus text."""
+    """Return how the replicas of each gauge and counter make one number, by its name in Prometheus text."""
     rows = {row.sample_name: row.combine for row in (*EDGE, *FLEET, *MODEL, *REPLICA, *ENGINE, *ROUTER)}
     return rows | dict.fromkeys((f"{name}_total" for name in COUNTERS), "sum")
 
 
 def shares_a_store(engine: EngineReport, engines: list[EngineReport]) -> bool:
-    """Whether another replica shows the directory of ``engine``'s store: the one that writes to it, or the
+    """Return whether another replica shows the directory of ``engine``'s store: the one that writes to it, or the
     first of those that only read. On two machines, one path names two directories."""
     if engine.stats is None or engine.stats.store is None or engine.stats.store.store.writable:
         return False

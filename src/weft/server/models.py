@@ -1,4 +1,4 @@
-"""The models of a server: what each is called, and its engines while they run.
+"""The models of a server: their names, and their engines while they run.
 
     name --find--> HostedModel --enter--> ModelUse, with the Fleet that computes     until the answer has ended
 
@@ -34,7 +34,7 @@ from weft.server.protocol import did_you_mean
 from weft.server.served_model import ServedModel, sampling_defaults
 
 ANY_NAME = "default"
-"""A name under which every server has its first model."""
+"""Name under which every server has its first model."""
 KeepAlive: TypeAlias = float | msgspec.UnsetType | None
 """Seconds that a model stays in memory after a request, None for ever; UNSET: as the server says."""
 _NAMES_SHOWN = 20
@@ -57,8 +57,9 @@ class ModelUse:
 
 
 class HostedModel(ABC):
-    """``names``: the first is the model's own. ``fleet`` while its engines run; ``served`` once its text side was
-    read; ``refused``: why adapters are not served, by name. ``resident``: its part of the memory that models share."""
+    """A model that requests can name. ``names``: the first is the model's own. ``fleet`` while its engines run;
+    ``served`` once its text side was read; ``refused``: why adapters are not served, by name. ``resident``: its part of
+    the memory that models share."""
 
     resident: Resident | None = None
     stays = False
@@ -80,21 +81,21 @@ class HostedModel(ABC):
     @property
     @abstractmethod
     def info(self) -> ModelInfo:
-        """Return what is known of it."""
+        """The facts of the model that are known."""
 
     @property
     @abstractmethod
     def state(self) -> str | None:
-        """Return whether it is in memory, as lists of models say it; None where it always is."""
+        """``state`` as lists of models show it: whether the model is in memory; None where it always is."""
 
     @property
     def reason(self) -> str:
-        """Return why its last load failed; empty where it did not."""
+        """Why its last load failed; empty where it did not."""
         return ""
 
     @property
     def death(self) -> WeftError | None:
-        """Return why its engines ended, where the server ends with them."""
+        """Why its engines ended, where the server ends with them."""
         return None
 
     @abstractmethod
@@ -104,23 +105,23 @@ class HostedModel(ABC):
 
     @abstractmethod
     async def text_side(self) -> ServedModel:
-        """Return its text side to look at, without loading it. Raises CheckpointError, ConfigError."""
+        """Return its text side to look at, without loading it. Raise CheckpointError, ConfigError."""
 
     @abstractmethod
     async def known(self) -> None:
-        """Return when ``served`` is there, which may need a load. Raises what ``enter`` raises."""
+        """Return when ``served`` is set, which may need a load. Raise as ``enter``."""
 
     @abstractmethod
     def check_alive(self) -> None:
-        """Raises EngineUnavailableError where requests would fail at once."""
+        """Raise EngineUnavailableError where requests would fail at once."""
 
     @abstractmethod
     def health(self) -> dict[str, Any]:
-        """Return its part of /health: ``status``, one of _STATUSES, and what explains it."""
+        """Return its part of /health: ``status``, one of _STATUSES, and the reason."""
 
     @abstractmethod
     def adapter_name(self, own: str) -> str:
-        """Return what requests call its adapter ``own``."""
+        """Return the name that requests use for its adapter ``own``."""
 
     def owns(self, adapter: str) -> bool:
         """Return whether an adapter of this name, as requests say it, would be one of this model."""
@@ -129,20 +130,20 @@ class HostedModel(ABC):
 
     @abstractmethod
     def check_refit(self) -> None:
-        """Raises RequestError where new weights would not last."""
+        """Raise RequestError where new weights would not last."""
 
     @abstractmethod
     def unload_soon(self) -> None:
         """Unload it once no request uses it."""
 
     def lines_at_once(self) -> int:
-        """Return how many lines of a batch are worked on at once."""
+        """Return how many lines of a batch are in work at once."""
         sizes = self.info.sizes
         return max(1, min(sizes.rows_max + sizes.rows_max // 2 + 4, sizes.queue_max // 2))
 
 
 class PinnedModel(HostedModel):
-    """``fleet``: its engines, which ``launch`` starts."""
+    """A model whose engines start with the server. ``fleet``: its engines, which ``launch`` starts."""
 
     stays = True
     fleet: Fleet
@@ -172,7 +173,7 @@ class PinnedModel(HostedModel):
         return self.served
 
     async def known(self) -> None:
-        """Nothing to do: requests are refused until its text side was read."""
+        """Do nothing: requests are refused until its text side was read."""
 
     def check_alive(self) -> None:
         self.fleet.check_alive()
@@ -188,7 +189,7 @@ class PinnedModel(HostedModel):
             return {"status": "degraded", "reason": reason}
         engines, version = self.fleet.engines, self.fleet.weight_version
         details: dict[str, Any] = {"weight_version": version} if version else {}
-        if level := engines.sleep_state.level:  # as it should be: a supervisor that starts it anew would undo it
+        if level := engines.sleep_state.level:  # as it should be: a supervisor that restarts it would undo it
             return {"status": "sleeping", "level": level, "missing": list(engines.sleep_state.missing), **details}
         return {"status": "paused" if engines.is_paused else "ok", **details}
 
@@ -196,10 +197,10 @@ class PinnedModel(HostedModel):
         return own
 
     def check_refit(self) -> None:
-        """Nothing to say: its engines keep them."""
+        """Do nothing: its engines keep new weights."""
 
     def unload_soon(self) -> None:
-        """Nothing to do: it stays."""
+        """Do nothing: it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +219,13 @@ class ListedModel:
 
     @property
     def chat_sampling(self) -> dict[str, Any]:
-        """Return the fields with which the page and `weft chat` sample. Stop strings stay the server's."""
+        """The fields with which the page and `weft chat` sample. Stop strings stay the server's."""
         values = {**OLLAMA_SAMPLING, **sampling_defaults(self.info, self.preset)}
         return {name: value for name, value in values.items() if name != "stop"}
 
 
 class Models:
-    """``hosted``: the first one is what "default" and a request without a name mean."""
+    """The models of a server. ``hosted``: the first one answers "default" and requests without a name."""
 
     budget: int | None = None
     """Bytes that the models share."""
@@ -247,7 +248,7 @@ class Models:
 
     @property
     def only(self) -> HostedModel | None:
-        """Return the model of a server that has one; None where a name has to say which."""
+        """The model of a server that has one; None where a name has to choose."""
         return self.first if len(self.hosted) == 1 else None
 
     def names(self) -> list[str]:
@@ -264,11 +265,11 @@ class Models:
         return max(owners, key=lambda model: len(model.adapter_name("")), default=None)
 
     def has(self, name: str) -> bool:
-        """Return whether a model or an adapter is called so."""
+        """Return whether a model or an adapter has this name."""
         return self._model_of(name) is not None
 
     def find(self, name: str | None) -> HostedModel:
-        """Return the model of a name, of an adapter's too. Raises UnknownModelError with the names that there are."""
+        """Return the model of a name, of an adapter's too. Raise UnknownModelError with the names that there are."""
         if name is None or name == ANY_NAME:
             return self.first
         if (model := self._model_of(name)) is not None:
@@ -297,13 +298,13 @@ class Models:
         return replace(model.served, names=(name,), adapter=adapter)
 
     async def model_for(self, name: str | None) -> ServedModel:
-        """Return the text side of a name. A model that was never loaded is loaded, since only then it is known what it
-        serves. Raises UnknownModelError, and what ``HostedModel.enter`` raises."""
+        """Return the text side of a name. A model that was never loaded is loaded, since only then its properties are
+        known. Raise UnknownModelError, and the errors of ``HostedModel.enter``."""
         await self.find(name).known()
         return self.served_as(name)
 
     def learn(self, model: HostedModel, served: ServedModel) -> None:
-        """Take the text side of a model whose engines are ready. Raises ConfigError for an adapter that has the name of
+        """Take the text side of a model whose engines are ready. Raise ConfigError for an adapter that has the name of
         a model."""
         info = served.info
         model.served, model.names = replace(served, base=served.name), served.names
@@ -332,7 +333,7 @@ class Models:
 
     @property
     def fleets(self) -> list[tuple[str, Fleet]]:
-        """Return the name and the engines of each model that is in memory."""
+        """The name and the engines of each model that is in memory."""
         return [(model.name, model.fleet) for model in self.hosted if model.fleet is not None]
 
     def fleet_of(self, name: str | None) -> Fleet:
@@ -358,18 +359,18 @@ class Models:
                 on_fleet(model, model.fleet)
 
     def check_alive(self) -> None:
-        """Raises EngineUnavailableError where requests would fail at once."""
+        """Raise EngineUnavailableError where requests would fail at once."""
         for model in self.hosted:
             model.check_alive()
 
     @property
     def waiting(self) -> int:
-        """Return how many requests wait for a model to be loaded."""
+        """How many requests wait for a model to be loaded."""
         return 0
 
     @property
     def death(self) -> WeftError | None:
-        """Return why this server computes nothing any more."""
+        """Why this server computes nothing any more."""
         return next((model.death for model in self.hosted if model.death is not None), None)
 
     def health(self) -> tuple[int, dict[str, Any]]:
@@ -388,11 +389,11 @@ class Models:
 
     @property
     def serves_pulled(self) -> bool:
-        """Return whether the models on this machine's disk are served, those that come later too."""
+        """Whether the models on this machine's disk are served, those that come later too."""
         return False
 
     def forgets(self, name: str) -> bool:
-        """Return whether the model is served for being on disk alone, and not in memory."""
+        """Return whether the model is served only because it is on disk, and is not in memory."""
         return False
 
     async def look(self) -> None:
@@ -404,7 +405,7 @@ class Models:
 
 
 def unknown_model(name: str, names: Sequence[str]) -> UnknownModelError:
-    """``names``: what there is."""
+    """Return the error of an unknown name. ``names``: the known ones."""
     served = ", ".join(repr(known) for known in (*names[:_NAMES_SHOWN], ANY_NAME))
     served += f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return UnknownModelError(

@@ -3,12 +3,11 @@
     objects   seq, id, kind, owner, parent, root, size, created_s, runner, body
     kinds     count and bytes of each kind, kept by triggers
 
-An object may continue a *parent*: a conversation is a tree with a *root*, and a turn is a path from it. Every
-query of a client names the owner (law L10). Count, bytes and age of each kind are bounded (law L11): what
-goes first is of the owner that has most: the conversation that was continued the longest ago, and in it the last
-object. An object that
-is not finished names its *runner*, a file that a process locks as long as it lives. The file and its
-directory are for their owner only, and ``secure_delete`` overwrites what is deleted.
+An object may continue a *parent*: a conversation is a tree with a *root*, and a turn is a path from it. Every query of
+a client names the owner (law L10). Count, bytes and age of each kind are bounded (law L11): objects of the owner that
+has most go first: of the conversation that was continued the longest ago, the last object. An object that is not
+finished names its *runner*, a file that a process locks as long as it lives. The file and its directory are for their
+owner only, and ``secure_delete`` overwrites deleted data.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _APPLICATION_ID = 0x77656674
 VERSION = 3
 _BUSY_S = 5.0
 _ROW_BYTES = 512
-"""What an object costs besides its body."""
+"""Bytes of an object in addition to its body."""
 _AGE_EVERY_S = 1.0
-"""So often objects that are too old are looked for."""
+"""Seconds between two searches for objects that are too old."""
 _SCHEMA = """
 CREATE TABLE objects (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL,
                       owner TEXT NOT NULL, parent TEXT, root TEXT NOT NULL, size INTEGER NOT NULL,
@@ -75,7 +74,7 @@ SELECT id, parent, size FROM path ORDER BY step DESC
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one kind."""
+    """Bounds of one kind."""
 
     count: float
     bytes: float
@@ -83,7 +82,7 @@ class Bounds:
 
 
 class NewObject(msgspec.Struct, frozen=True, kw_only=True):
-    """``runner``: of an object that is not finished."""
+    """An object to be stored. ``runner``: of an object that is not finished."""
 
     id: str
     owner: str
@@ -97,8 +96,8 @@ class NewObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectDatabase:
-    """For one thread at a time. ``flag`` names the file in errors; ``migrate`` fills the tables from those of
-    an older version. Raises ConfigError for a path that cannot be a store."""
+    """The SQLite file. For one thread at a time. ``flag`` names the file in errors; ``migrate`` fills the tables from
+    those of an older version. Raises ConfigError for a path that cannot be a store."""
 
     def __init__(
         self,
@@ -123,12 +122,12 @@ class ObjectDatabase:
         self.db.close()
 
     def put(self, kind: str, new: NewObject) -> bool:
-        """As ``put_all``, of one."""
+        """Store one object, as ``put_all`` does."""
         [is_stored] = self.put_all(kind, [new])
         return is_stored
 
     def put_all(self, kind: str, entries: Sequence[NewObject]) -> list[bool]:
-        """In one transaction. False for one that has no place: its parent is gone, or the bounds leave no
+        """Store objects in one transaction. False for one without a place: its parent is gone, or the bounds leave no
         room."""
         now_s = self._clock()
         with self.transaction():
@@ -138,7 +137,7 @@ class ObjectDatabase:
         return stored
 
     def insert(self, kind: str, new: NewObject, created_s: float, *, root: str | None = None) -> bool:
-        """Inside of a transaction. ``root``: where it is known."""
+        """Insert an object, inside of a transaction. ``root``: where it is known."""
         if root is None and new.parent is not None:
             row = self.db.execute(
                 "SELECT root FROM objects WHERE id = ? AND owner = ?", (new.parent, new.owner)
@@ -151,8 +150,26 @@ class ObjectDatabase:
         )
         return True
 
+    def replace(self, kind: str, new: NewObject) -> None:
+        """Put ``new`` in the place of an object of its owner with its id, if there is one."""
+        with self.transaction():
+            self.delete(new.id, new.owner)
+            self.insert(kind, new, self._clock())
+
+    def forget(self, object_id: str) -> None:
+        """Delete an object of any owner."""
+        self.db.execute("DELETE FROM objects WHERE id = ?", (object_id,))
+
+    def owned(self, kind: str, owner: str, *, but: str) -> tuple[int, int]:
+        """Return the count and the bytes of an owner's objects, except the one with the id ``but``."""
+        count, size = self.db.execute(
+            "SELECT count(*), coalesce(sum(size), 0) FROM objects WHERE kind = ? AND owner = ? AND id <> ?",
+            (kind, owner, but),
+        ).fetchone()
+        return count, size
+
     def finish(self, kind: str, new: NewObject) -> bool:
-        """Replaces an unfinished object by what became of it. False if there is none, as it was deleted."""
+        """Replace an unfinished object by its result. Return False if there is none, as it was deleted."""
         now_s = self._clock()
         with self.transaction():
             changed = self.db.execute(
@@ -164,7 +181,7 @@ class ObjectDatabase:
         return bool(changed)
 
     def update(self, object_id: str, body: bytes) -> bool:
-        """Whether it was there."""
+        """Replace the body of an object, and return whether it was there."""
         return bool(
             self.db.execute(
                 "UPDATE objects SET body = ?, size = ? WHERE id = ?", (body, _ROW_BYTES + len(body), object_id)
@@ -172,38 +189,39 @@ class ObjectDatabase:
         )
 
     def runner_of(self, object_id: str, owner: str) -> str | None:
-        """None for an object that is finished, or unknown."""
+        """Return the runner of an unfinished object; None for an object that is finished, or unknown."""
         row = self.db.execute("SELECT runner FROM objects WHERE id = ? AND owner = ?", (object_id, owner)).fetchone()
         return None if row is None else row[0]
 
     def get(self, kind: str, object_id: str, owner: str) -> bytes | None:
-        """The body. None where the conversation is too old, too."""
+        """Return the body; None for an unknown object, and where the conversation is too old."""
         cutoff_s = self._clock() - self._bounds[kind].age_s
         row = self.db.execute(_GET, (object_id, owner, kind, cutoff_s)).fetchone()
         return None if row is None else row[0]
 
     def listed(self, kind: str, owner: str | None = None) -> list[bytes]:
-        """The bodies of an owner, or of all: the oldest first."""
+        """Return the bodies of an owner, or of all: the oldest first."""
         rows = self.db.execute(
             "SELECT body FROM objects WHERE kind = ? AND (? IS NULL OR owner = ?) ORDER BY seq", (kind, owner, owner)
         )
         return [body for (body,) in rows]
 
     def delete(self, object_id: str, owner: str) -> bool:
-        """Whether it was there. Objects that continue it stay, and cannot be continued any more."""
+        """Delete an object, and return whether it was there. Objects that continue it stay, and cannot be continued any
+        more."""
         return bool(self.db.execute("DELETE FROM objects WHERE id = ? AND owner = ?", (object_id, owner)).rowcount)
 
     def path(self, object_id: str, owner: str, most: int) -> list[tuple[str, str | None, int]]:
-        """Id, parent and size of the objects from the root to this one: ``most`` and one more."""
+        """Return id, parent and size of the objects from the root to this one: ``most`` and one more."""
         return self.db.execute(_PATH, {"id": object_id, "owner": owner, "most": most}).fetchall()
 
     def totals(self, kind: str) -> tuple[int, int]:
-        """Count and bytes of what is stored."""
+        """Return count and bytes of the stored objects."""
         count, size = self.db.execute("SELECT count, bytes FROM kinds WHERE kind = ?", (kind,)).fetchone()
         return count, size
 
     def drop_old(self, kind: str) -> list[str]:
-        """The ids of the objects that were too old, and are gone."""
+        """Remove objects that are too old, and return their ids."""
         self._looked_s[kind] = float("-inf")
         with self.transaction():
             return self._evict(kind, self._clock())
@@ -215,7 +233,7 @@ class ObjectDatabase:
         return self.db.execute("SELECT 1 FROM objects WHERE id = ?", (object_id,)).fetchone() is not None
 
     def _evict(self, kind: str, now_s: float) -> list[str]:
-        """Until the bounds hold."""
+        """Evict objects until the bounds hold."""
         bounds, gone = self._bounds[kind], list[str]()
         looks_at_age = now_s - self._looked_s[kind] >= _AGE_EVERY_S
         if looks_at_age:
@@ -266,8 +284,8 @@ class ObjectDatabase:
 
 
 class _Transaction:
-    """Commits at its end, or rolls back for an exception. A writer takes the lock at once: a transaction that
-    begins to read and then writes fails where another process wrote in between."""
+    """A transaction that commits at its end, or rolls back for an exception. A writer takes the lock at once: a
+    transaction that begins to read and then writes fails where another process wrote in between."""
 
     def __init__(self, db: sqlite3.Connection, *, reads_only: bool) -> None:
         self._db = db
@@ -281,7 +299,7 @@ class _Transaction:
 
 
 def _create_private(path: Path) -> None:
-    """An empty file for its owner only, if there is none; SQLite gives its other files the same mode."""
+    """Create an empty file for its owner only, if there is none; SQLite gives its other files the same mode."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(descriptor, 0o600)
@@ -290,7 +308,7 @@ def _create_private(path: Path) -> None:
 
 
 def _statements(script: str) -> list[str]:
-    """``executescript`` would end the transaction."""
+    """Split ``script`` into statements, as ``executescript`` would end the transaction."""
     statements, part = [], ""
     for line in script.strip().splitlines():
         part += line + "\n"

@@ -1,14 +1,14 @@
-"""Models that are loaded when they are asked for, behind one address: each has engines of its own while it is loaded.
+"""Models that are loaded when they are asked for, in one server: each has engines of its own while it is loaded.
 
     request --model_for--> the model's text side      known from its first load on
             --enter------> its fleet                  loads it first if it is absent; waits for room
 
     Residency (pure)  <--events--  OnDemandModels  --actions-->  _load, _unload: a Fleet, started or stopped
 
-``planning.residency`` decides which models are in memory; this file does what it says. A loaded model is a
-``Fleet`` of one engine process, so deaths, resumes and queues are those of a server with one model. Its share
-of the memory goes to the process (``HostShare``), which makes its arena of what its weights leave. A process
-that loads gives way to those that answer.
+``planning.residency`` decides which models are in memory; this file carries out its decisions. A loaded model is a
+``Fleet`` of one engine process, so deaths, resumes and queues are those of a server with one model. Its share of the
+memory goes to the process (``HostShare``), which makes its arena of the rest that its weights leave. A process that
+loads gives way to those that answer.
 
 A model that fails to load fails the requests that wait for it, and nothing else. A request holds its model
 from ``enter`` until its answer has ended, and is counted while it waits.
@@ -51,7 +51,7 @@ _log = logging.getLogger("weft.server")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """One of the models: where it is, how it is served, what it needs. ``server``: with its own template and
+    """One of the models: its directory, its settings, its need of memory. ``server``: with its own template and
     parsers. ``tokenizers``: its own one, where it could be read at the start."""
 
     name: str
@@ -62,12 +62,12 @@ class ModelSource:
     tokenizers: tuple[Tokenizer, ...] = ()
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
     pulled_s: float | None = None
-    """When it came, of a model that is served as long as it is on this machine's disk."""
+    """Time of its pull, of a model that is served as long as it is on this machine's disk."""
 
 
 class OnDemandModel(HostedModel):
-    """``fleet`` while it is loaded; ``served`` from its first load on; ``error``: why the last load failed,
-    or why its engines ended."""
+    """A model that requests load. ``fleet`` while it is loaded; ``served`` from its first load on; ``error``: why the
+    last load failed, or why its engines ended."""
 
     resident: Resident
 
@@ -84,7 +84,7 @@ class OnDemandModel(HostedModel):
 
     @property
     def state(self) -> str:
-        """Return absent, loading, loaded, unloading, or failed: the last load was in vain."""
+        """Absent, loading, loaded, unloading, or failed: the last load was in vain."""
         return "failed" if self.resident.state == "absent" and self.error is not None else self.resident.state
 
     @property
@@ -93,7 +93,7 @@ class OnDemandModel(HostedModel):
 
     @property
     def info(self) -> ModelInfo:
-        """Return what its last load said; before it, what config.json says."""
+        """The facts from its last load; before it, those of config.json."""
         if self.served is not None:
             return self.served.info
         need, directory = self.source.need, self.source.directory
@@ -131,7 +131,7 @@ class OnDemandModel(HostedModel):
         return self._preview
 
     async def read_text(self, info: ModelInfo) -> ServedModel:
-        """Raises CheckpointError, ConfigError."""
+        """Read its text side. Raise CheckpointError, ConfigError."""
         return await asyncio.to_thread(load_served_model, info, self.source.server, self.source.tokenizers)
 
     async def enter(self, keep_alive_s: KeepAlive = UNSET) -> ModelUse:
@@ -142,12 +142,12 @@ class OnDemandModel(HostedModel):
             (await self._models.enter(self, keep_fresh=True)).end()
 
     def check_alive(self) -> None:
-        """Nothing to say: a request loads it."""
+        """Do nothing: a request loads it."""
 
     def check_refit(self) -> None:
         raise RequestError(
-            f"{self.name} is loaded when it is asked for, and would have the weights of its files again: new weights "
-            "need a server with that model alone",
+            f"{self.name} is loaded when it is asked for, and would have the weights of its files again: "
+            "new weights need a server with only that model",
             param="model",
         )
 
@@ -167,8 +167,9 @@ class OnDemandModel(HostedModel):
 
 
 class OnDemandModels(Models):
-    """``shares`` as by ``share_out``. ``background``: loading gives way to answers. ``tell`` gets a line for
-    each load and unload. ``read_pulled``: with --pulled, the models on disk besides those that it gets."""
+    """The models of a server that loads them on demand. ``shares`` as by ``share_out``. ``background``: loading gives
+    way to answers. ``tell`` gets a line for each load and unload. ``read_pulled``: with --pulled, the models on disk in
+    addition to those that it gets."""
 
     hosted: list[OnDemandModel]  # type: ignore[assignment]  # and no other kind
     budget: int
@@ -252,8 +253,8 @@ class OnDemandModels(Models):
     async def enter(
         self, model: OnDemandModel, keep_alive_s: KeepAlive = UNSET, *, keep_fresh: bool = False
     ) -> ModelUse:
-        """Returns when the model is loaded and this request is one of its users. ``keep_fresh``: what comes
-        next uses it. Raises ModelLoadError, QueueFullError, EngineUnavailableError."""
+        """Return when the model is loaded and this request is one of its users. ``keep_fresh``: the next request uses
+        it. Raise ModelLoadError, QueueFullError, EngineUnavailableError."""
         if self._stopped is not None:
             raise self._stopped
         entry = self.residency.enter(model.name, time.monotonic())
@@ -302,7 +303,7 @@ class OnDemandModels(Models):
         self._act()
 
     def _let_in(self, model: OnDemandModel) -> None:
-        """All that wait: ``residency`` counts them as users by now."""
+        """Let in all that wait: ``residency`` counts them as users by now."""
         waiters, model.waiters = model.waiters, []
         use = self.residency.use(model.name)
         for waiter in waiters:
@@ -369,7 +370,7 @@ class OnDemandModels(Models):
         self._act()
 
     async def _learn(self, model: OnDemandModel, info: ModelInfo) -> None:
-        """The text side, unless the files are those of the load before."""
+        """Read the text side, unless the files are those of the load before."""
         known = model.served
         if known is not None and (known.info.identity, known.info.sizes) == (info.identity, info.sizes):
             return
@@ -392,7 +393,7 @@ class OnDemandModels(Models):
         self._act()
 
     async def _watch(self, model: OnDemandModel, fleet: Fleet) -> None:
-        """Until its engines have ended for good: requests fail, and the next one loads it again."""
+        """Watch its engines until they have ended for good: requests then fail, and the next one loads it again."""
         model.error = await fleet.died()
         self._tell(f"{model.name}: its engine is gone, and its restarts are used up: {model.error.message}")
         self.residency.died(model.name, time.monotonic())
@@ -410,7 +411,7 @@ class OnDemandModels(Models):
         self._tell(f"{model.name}: unloaded; {self._loaded_in_words()}")
 
     async def _end(self, model: OnDemandModel, fleet: Fleet, reason: str) -> None:
-        """Prefixes that are worth it go to the store first, as at every end of an engine."""
+        """End its engines. Prefixes that are worth it go to the store first, as at every end of an engine."""
         await fleet.stop(reason)
         self.residency.unloaded(model.name)
         self._act()
@@ -423,10 +424,10 @@ class OnDemandModels(Models):
             else "no model is loaded"
         )
 
-    # ------------------------------------------------------------------ the whole
+    # ------------------------------------------------------------------ all models
 
     async def stop(self, reason: str) -> None:
-        """Ends the processes; what waits or runs fails with ``reason``."""
+        """End the processes; requests that wait or run fail with ``reason``."""
         self._stopped = EngineUnavailableError(reason)
         if self._timer is not None:
             self._timer.cancel()
@@ -440,7 +441,7 @@ class OnDemandModels(Models):
 
 
 def _begin(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-    """``tasks`` hold it while it runs."""
+    """Start a task; ``tasks`` hold it while it runs."""
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

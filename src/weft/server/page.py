@@ -1,10 +1,10 @@
-"""The page at ``/``: what ``weft top`` shows, in a browser, and a box to ask the model something.
+"""The page at ``/``: the figures of ``weft top`` in a browser, and a box to ask the model something.
 
     /                    page_files/index.html
     /docs                page_files/docs.html: what /openapi.json says, for readers
     /page/NAME           the other files of that folder, and those of its folder vendor; no other path is looked at
 
-The files say nothing of this server, so they need no key; what they ask the server for does (``gate``). The
+The files have no data of this server, so they need no key; the data that they ask the server for does (``gate``). The
 page loads nothing from anywhere else, and its policy says so to the browser. Answers are shown as Markdown, and a
 model's text is a stranger's: only the sanitiser of ``vendor`` may make HTML of a text (``trusted-types``).
 """

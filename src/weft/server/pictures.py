@@ -34,8 +34,8 @@ _START_WITHIN_S = 10.0
 
 
 class PictureReader:
-    """``tokens``: of the model, by kind, as text. ``seconds``, ``memory_bytes``: to read one, by kind.
-    ``media`` None: pictures at addresses are refused."""
+    """The reader of pictures of one model. ``tokens``: of the model, by kind, as text. ``seconds``, ``memory_bytes``:
+    to read one, by kind. ``media`` None: pictures at addresses are refused."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class PictureReader:
         }
 
     async def read(self, parts: Sequence[PicturePart]) -> list[Picture]:
-        """Raises RequestError that names the part, EngineUnavailableError where too many wait."""
+        """Read ``parts`` in order. Raise RequestError that names the part, EngineUnavailableError where too many
+        wait."""
         if len(parts) > self._pictures_max:
             raise RequestError(
                 f"the conversation has {len(parts)} pictures and videos; the limit is {self._pictures_max} "
@@ -87,7 +88,7 @@ class PictureReader:
             raise RequestError(f"{part.where}: the {what} ended the process that read it", **failed) from None
 
     async def _job(self, part: PicturePart, files: contextlib.AsyncExitStack) -> bytes:
-        """For the worker; files that are fetched are held by ``files``."""
+        """Return the job for the worker; fetched files are held by ``files``."""
         if part.kind == "video":
             asked = Sampling(part.fps, part.min_frames, part.max_frames)
             return VIDEO + msgspec.msgpack.encode(VideoJob(await self._video(part.source, files), asked))
@@ -104,7 +105,7 @@ class PictureReader:
         return [await self._fetched(frame, "image", files) for frame in source]
 
     async def _fetched(self, url: object, kind: PictureKind, files: contextlib.AsyncExitStack) -> Source:
-        """The file at an address; another one as it is."""
+        """Return the file at an address; another one as it is."""
         assert isinstance(url, str), "no file comes over HTTP"
         if not url[:6].lower().startswith(("http:", "https:")):
             return url

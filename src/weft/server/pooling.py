@@ -38,7 +38,7 @@ UNSERVED_IN_POOLING: Unserved = {"stream": (_SPLIT, (False,))}
 UNSERVED_IN_RERANK: Unserved = {
     "stream": (_SPLIT, (False,)),
     "rank_fields": ("documents are texts here, not records", ([],)),
-    "max_chunks_per_doc": ("a document is read whole", (1,)),
+    "max_chunks_per_doc": ("a document is never cut", (1,)),
 }
 _YIELD_EVERY = 16
 """Short inputs that are tokenized, or vectors that are written, before others get the loop."""
@@ -47,7 +47,8 @@ _encoder = msgspec.json.Encoder()
 
 
 class PoolingBody(msgspec.Struct, kw_only=True):
-    """``truncate_prompt_tokens``: a longer input loses its end; -1 is the longest that is served."""
+    """Fields of all pooling bodies. ``truncate_prompt_tokens``: a longer input loses its end; -1 is the longest that is
+    served."""
 
     model: str | None = None
     user: str | None = None
@@ -61,7 +62,8 @@ class PoolingBody(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingBody(PoolingBody, kw_only=True):
-    """``prompt``, ``prompt_name``: what goes before every input, as text or by the checkpoint's name."""
+    """The body of /v1/embeddings. ``prompt``, ``prompt_name``: text before every input, given or by the checkpoint's
+    name."""
 
     input: str | list[Any]
     encoding_format: Literal["float", "base64"] | None = None
@@ -71,7 +73,7 @@ class EmbeddingBody(PoolingBody, kw_only=True):
 
 
 class RerankBody(PoolingBody, kw_only=True):
-    """``documents``: texts, or objects with a ``text``."""
+    """The body of /v1/rerank. ``documents``: texts, or objects with a ``text``."""
 
     query: str
     documents: list[Any]
@@ -82,7 +84,7 @@ class RerankBody(PoolingBody, kw_only=True):
 
 
 class ScoreBody(PoolingBody, kw_only=True):
-    """One text or a list on each side: one with all, or pairs."""
+    """The body of /v1/score. One text or a list on each side: one with all, or pairs."""
 
     text_1: str | list[str]
     text_2: str | list[str]
@@ -96,7 +98,7 @@ class PoolingUsage(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingObject(msgspec.Struct, kw_only=True):
-    """``embedding``: numbers, or their float32 bytes in base64."""
+    """One embedding. ``embedding``: numbers, or their float32 bytes in base64."""
 
     object: str = "embedding"
     index: int
@@ -104,7 +106,7 @@ class EmbeddingObject(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingList(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``truncated``: the indices of inputs that were cut."""
+    """The answer of /v1/embeddings. ``truncated``: the indices of inputs that were cut."""
 
     object: str
     id: str
@@ -126,7 +128,7 @@ class RankedResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RerankAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``results``: the best first."""
+    """The answer of /v1/rerank. ``results``: the best first."""
 
     id: str
     model: str
@@ -188,7 +190,7 @@ class PoolingJob(ABC):
 
     @abstractmethod
     async def written(self, rows: Sequence[bytes]) -> bytes:
-        """The body of the answer."""
+        """Return the body of the answer."""
 
     def truncated(self) -> list[int]:
         return [at for at, one in enumerate(self.prompts) if one.truncated]
@@ -204,7 +206,7 @@ class PoolingJob(ABC):
     async def vectors(
         self, rows: Sequence[bytes], dimensions: int | None, write: Callable[[int, Any], Any]
     ) -> list[msgspec.Raw]:
-        """Each by itself, so that others are served between two."""
+        """Return each vector written by itself, so that others are served between two."""
         written = []
         for at, row in enumerate(rows):
             if at % _YIELD_EVERY == 0:
@@ -295,7 +297,7 @@ class ScoreJob(PoolingJob):
 
 
 async def prepare_embeddings(service: Service, body: EmbeddingBody) -> EmbeddingJob:
-    """Raises RequestError, ContextLengthError, UnknownModelError, EngineUnavailableError."""
+    """Prepare a request. Raise RequestError, ContextLengthError, UnknownModelError, EngineUnavailableError."""
     model = await service.model_for(body.model)
     prompts = await embedding_prompts(
         model,
@@ -312,7 +314,7 @@ async def prepare_embeddings(service: Service, body: EmbeddingBody) -> Embedding
 
 
 async def prepare_ollama_embed(service: Service, body: OllamaEmbedBody | OllamaEmbeddingsBody) -> OllamaEmbedJob:
-    """As ``prepare_embeddings``. ``options.num_ctx`` is a limit of an input."""
+    """Prepare a request, as ``prepare_embeddings`` does. ``options.num_ctx`` is a limit of an input."""
     model = await service.model_for(served_name(body.model))
     options, whole = read_options(body.options), model.info.sizes.max_model_len
     limit = min(whole, options.num_ctx or whole)
@@ -362,7 +364,7 @@ async def embedding_prompts(
 
 
 async def prepare_rerank(service: Service, body: RerankBody) -> RerankJob:
-    """As ``prepare_embeddings``."""
+    """Prepare a request, as ``prepare_embeddings`` does."""
     model = await service.model_for(body.model)
     texts = [_text_of(at, one) for at, one in enumerate(body.documents)]
     if not texts:
@@ -382,13 +384,13 @@ async def prepare_rerank(service: Service, body: RerankBody) -> RerankJob:
 
 
 async def prepare_score(service: Service, body: ScoreBody) -> ScoreJob:
-    """As ``prepare_embeddings``."""
+    """Prepare a request, as ``prepare_embeddings`` does."""
     model = await service.model_for(body.model)
     sides = [[side] if isinstance(side, str) else side for side in (body.text_1, body.text_2)]
     if not all(sides) or (len(sides[0]) != len(sides[1]) and len(sides[0]) != 1):
         raise RequestError(
-            f"text_1 has {len(sides[0])} texts and text_2 has {len(sides[1])}; give one "
-            "text_1 for all of text_2, or as many",
+            f"text_1 has {len(sides[0])} texts and text_2 has {len(sides[1])}; give one text_1 for all of "
+            "text_2, or one for each",
             param="text_1",
         )
     first = sides[0] * (len(sides[1]) if len(sides[0]) == 1 else 1)
@@ -426,7 +428,7 @@ async def _scored(
 
 
 def check_dimensions(model: ServedModel, dimensions: int) -> None:
-    """Before anything is computed. Raises RequestError."""
+    """Raise RequestError for dimensions out of range, before anything is computed."""
     width = model.pooler.width(model.info.hidden_size)
     if not 1 <= dimensions <= width:
         raise RequestError(

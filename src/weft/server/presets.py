@@ -4,9 +4,9 @@
     a request for "mario"  <-- read again when the file is another -' so every HTTP process sees it
         --Service.model_for--> the model that it stands for, with this name's beginning
 
-A name has no weights: it stands for a model that the server has by itself, so a name of a name holds all
-that the first one held. It outlives the server. A server that does not have its model does not list it. Names
-that a server has by itself win, and their requests never come here.
+A name has no weights: it refers to a model that the server has by itself, so a name of a name holds all settings of the
+first one. It outlives the server. A server that does not have its model does not list it. Names that a server has by
+itself win, and their requests never come here.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ SAMPLING_NAMES = {
     "frequency_penalty": "frequency_penalty",
     "seed": "seed",
 }
-"""Ollama's name of a parameter -> that of ``SamplingParams``."""
+"""Names in ``SamplingParams`` by Ollama's names of parameters."""
 NO_LIMIT = (None, -1, -2)
-"""``num_predict``: to the end of the context."""
+"""Values of ``num_predict`` for an answer up to the end of the context."""
 TEMPLATES_MAX = 8
-"""Different templates of all names: each is a process of every HTTP process that renders it (law L11)."""
+"""Most different templates of all names: each is a process of every HTTP process that renders it (law L11)."""
 _END_AFTER_S = 30.0
-"""Conversations that a process was rendering when its template went are done by then."""
+"""Seconds until conversations that a process was rendering when its template went are done."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+){0,2}(?::[\w.-]+)?", re.ASCII)
 _NAME_CHARS_MAX = 200
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    """``num_predict``: -1 and -2 are no limit but the context."""
+    """Ollama's options. ``num_predict``: -1 and -2 mean no limit but the context."""
 
     num_predict: Int | None = None
     num_ctx: Int | None = None
@@ -69,7 +69,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``model``: the served name that it stands for. ``parameters``: in Ollama's words, as they were
+    """A created name. ``model``: the served name that it refers to. ``parameters``: in Ollama's words, as they were
     given."""
 
     name: str
@@ -83,7 +83,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """What requests are sampled with that say nothing of it, in the words of ``SamplingParams``."""
+        """The sampling of requests that leave it out, in the words of ``SamplingParams``."""
         given = self.parameters
         chosen = {ours: given[theirs] for theirs, ours in SAMPLING_NAMES.items() if theirs in given}
         if (stop := given.get("stop")) is not None:
@@ -98,8 +98,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.parameters.get("num_ctx")
 
     def begun(self, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """``messages`` of a request, with those of this name in front. A request's own system messages stand
-        for the name's system prompt."""
+        """Return ``messages`` of a request, with those of this name in front. A request's own system messages replace
+        the name's system prompt."""
         leading = next(
             (at for at, message in enumerate(messages) if message.role not in ("system", "developer")), len(messages)
         )
@@ -117,18 +117,18 @@ class PresetStoreError(WeftError):
 
 
 def check_preset_name(name: str, *, param: str) -> str:
-    """Raises RequestError."""
+    """Return ``name`` if it is valid. Raise RequestError."""
     if not _NAME.fullmatch(name) or len(name) > _NAME_CHARS_MAX:
         raise RequestError(
-            f"{param} is {name[:200]!r}; a name has letters, digits, '_', '.' and '-', up to "
-            f"two '/' and a tag behind ':', and at most {_NAME_CHARS_MAX} characters",
+            f"{param} is {name[:200]!r}; a name has letters, digits, '_', '.' and '-', up to two '/' and a "
+            f"tag after ':', and at most {_NAME_CHARS_MAX} characters",
             param=param,
         )
     return name
 
 
 class PresetStore:
-    """``count_max`` names in a file of at most ``bytes_max``."""
+    """A file of created names: ``count_max`` names in a file of at most ``bytes_max``."""
 
     def __init__(self, path: Path, *, count_max: int, bytes_max: int) -> None:
         self.path = path
@@ -137,7 +137,7 @@ class PresetStore:
         self._names: dict[str, Preset] = {}
 
     def names(self) -> Mapping[str, Preset]:
-        """By name, the oldest first. Raises PresetStoreError."""
+        """Return the created names, the oldest first. Raise PresetStoreError."""
         try:
             mark = self._looked()
             if mark != self._mark:
@@ -150,14 +150,14 @@ class PresetStore:
         return self._names
 
     def open_now(self) -> None:
-        """Raises ConfigError for a file that is no store of names."""
+        """Open the file. Raise ConfigError for a file that is not a store of names."""
         try:
             self.names()
         except PresetStoreError as error:
             raise ConfigError(error.message, param="server.name_store") from None
 
     def put(self, preset: Preset) -> None:
-        """Also in place of one with the same name. Raises RequestError, PresetStoreError."""
+        """Store a name, replacing one of the same name. Raise RequestError, PresetStoreError."""
         with self._alone() as names:
             names.pop(preset.name, None)
             names[preset.name] = preset
@@ -177,7 +177,7 @@ class PresetStore:
                 )
 
     def remove(self, name: str) -> bool:
-        """Whether it was there. Raises PresetStoreError."""
+        """Remove a name, and return whether it was there. Raise PresetStoreError."""
         if name not in self.names():
             return False
         with self._alone() as names:
@@ -185,7 +185,7 @@ class PresetStore:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[dict[str, Preset]]:
-        """The names, to be changed by this process alone; they are written at the end."""
+        """Yield the names, to be changed only by this process; they are written at the end."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -217,7 +217,7 @@ class PresetStore:
         )
 
     def _looked(self) -> tuple[int, int, int] | None:
-        """What is another one for another file; None where there is none."""
+        """Return values that differ between two versions of the file; None where there is none."""
         try:
             now = self.path.stat()
         except FileNotFoundError:
@@ -256,12 +256,12 @@ class Presets:
         self._styles: dict[tuple[bytes, str], asyncio.Task[Style]] = {}
 
     def all(self) -> Mapping[str, Preset]:
-        """Raises PresetStoreError."""
+        """Return the created names. Raise PresetStoreError."""
         return {} if self.store is None else self.store.names()
 
     async def style(self, preset: Preset, vocabulary: bytes, make: Callable[[str], Style]) -> Style | None:
-        """What renders conversations under this name and reads their answers, if it has a template of its
-        own. ``make``: compiles it for the model of that ``vocabulary``. Raises RequestError."""
+        """Return the renderer of conversations and the dialect of answers under this name, if it has a template of its
+        own. ``make``: compiles it for the model of that ``vocabulary``. Raise RequestError."""
         if not preset.template:
             return None
         key = vocabulary, preset.template
@@ -285,7 +285,7 @@ class Presets:
         return style
 
     def _drop_unused(self, wanted: str) -> None:
-        """Ends the processes of templates that no name has any more."""
+        """End the processes of templates that no name has any more."""
         wanted_now = {wanted, *(one.template for one in self.all().values())}
         for key, style in list(self._styles.items()):
             if key[1] not in wanted_now and style.done():

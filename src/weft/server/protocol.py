@@ -11,10 +11,10 @@
 * an unknown field is ignored and told in the same way, with one warning in the log; with server.strict_fields it is
   a 400, and so are more than UNKNOWN_FIELDS_MAX of them.
 
-A typo such as ``max_token`` changes an answer without a word otherwise. Clients of every API version send
-fields that no server knows, so it is an error only where the operator wants that. The ignored fields of a
-request are a context variable: bodies are parsed far from the answer, large ones in a thread. Only names that
-are plain words are told, and few of them: they come from a client.
+A typo such as ``max_token`` otherwise changes an answer without an error. Clients of every API version send fields that
+no server knows, so it is an error only where the operator wants that. The ignored fields of a request are a context
+variable: bodies are parsed far from the answer, large ones in a thread. Only names that are plain words are told, and
+few of them: they come from a client.
 
 ``null`` always means "not given". Refusals are 400 and not 501: clients of the field retry a 5xx.
 
@@ -45,18 +45,21 @@ import msgspec
 from weft.errors import RequestError
 from weft.request import Grammar, SamplingParams
 from weft.text.chat import ChatMessage
-from weft.text.grammars import KINDS, from_response_format, from_structured_outputs, grammar_from
+from weft.text.grammar_fields import from_response_format, from_structured_outputs
+from weft.text.grammars import KINDS, TokenOf, grammar_from
 
 COMPLETION_TOKENS_DEFAULT = 16
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""JSON has numbers of any size; beyond these they fit no message between the processes."""
+"""Whole numbers of JSON; beyond 64 bits they fit no message between the processes."""
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Salt = Annotated[str, msgspec.Meta(max_length=1024)]
-"""Kept for as long as the cache has something under it (law L11)."""
+"""Cache salts, kept for as long as the cache has something under them (law L11)."""
 AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
+SlotNumber = Annotated[int, msgspec.Meta(ge=-1, le=63)]
+"""-1: none, as llama-server has it."""
 
 LARGE_BODY_BYTES = 256 << 10
-"""Above this size a worker looks through a body before it is parsed, and a thread parses it: a megabyte of small
+"""Bytes above which a worker looks through a body before it is parsed, and a thread parses it: a megabyte of small
 objects takes a seventh of a second."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
@@ -69,7 +72,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What every dialect that generates takes: a field added here is served by all of them."""
+    """Fields of every dialect that generates: a field added here is served by all of them."""
 
     model: str | None = None
     stream: bool | None = None
@@ -95,6 +98,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     priority: Priority | None = None
     cache_salt: Salt | None = None
     cache_boundaries: list[Int] | None = None
+    session: AnswerId | None = None
+    id_slot: SlotNumber | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
@@ -104,7 +109,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 class GenerateBody(SamplingFields, kw_only=True):
-    """What completions and chat share."""
+    """Fields that completions and chat share."""
 
     stream_options: StreamOptions | None = None
     n: Int | None = None
@@ -149,7 +154,7 @@ class ChatBody(GenerateBody, kw_only=True):
     include_reasoning: bool | None = None
     prediction: dict[str, Any] | None = None
     store: bool | None = None
-    """Ignored, and a header of the answer says so: clients send it by default."""
+    """ignored, and a header of the answer says so: clients send it by default."""
 
 
 class TokenizePromptBody(msgspec.Struct, kw_only=True):
@@ -210,7 +215,7 @@ UNSERVED: Unserved = {
     "return_prompt_text": ("it is not served", (False,)),
     "stream_interval": ("each step is streamed as it comes", (1,)),
 }
-"""Field -> (why it is refused, values besides null that ask for nothing)."""
+"""Reason and harmless values of each refused field: (why it is refused, values besides null that ask for nothing)."""
 
 NOT_NEEDED = frozenset(
     {
@@ -260,12 +265,12 @@ UNSERVED_IN_COMPLETIONS = {
 
 
 async def read_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
-    """``parse_body``, in a thread for a large body, which ``BodyChecker`` has bounded."""
+    """Parse a body with ``parse_body``, in a thread for a large one, which ``BodyChecker`` has bounded."""
     return await _beside_loop(raw, functools.partial(parse_body, body_type=body_type, unserved=unserved))
 
 
 async def read_tokenize_body(raw: bytes) -> TokenizePromptBody | TokenizeChatBody:
-    """``parse_tokenize_body``, in a thread for a large body."""
+    """Parse a body with ``parse_tokenize_body``, in a thread for a large one."""
     return await _beside_loop(raw, parse_tokenize_body)
 
 
@@ -274,13 +279,13 @@ async def _beside_loop(raw: bytes, parse: Callable[[bytes], Body]) -> Body:
 
 
 def parse_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
-    """Raises RequestError: not JSON, not an object, a key twice, a refused field, a wrong type, a missing
+    """Parse a body. Raise RequestError: not JSON, not an object, a key twice, a refused field, a wrong type, a missing
     field."""
     return _converted(_json_object(raw), body_type, unserved)
 
 
 def parse_tokenize_body(raw: bytes) -> TokenizePromptBody | TokenizeChatBody:
-    """``messages`` in the body choose the type. Raises RequestError."""
+    """Parse a body of /tokenize: ``messages`` in it choose the type. Raise RequestError."""
     value = _json_object(raw)
     if "messages" not in value:
         return _converted(value, TokenizePromptBody, UNSERVED)
@@ -306,7 +311,8 @@ def _json_object(raw: bytes) -> dict[str, Any]:
 
 
 class BodyVerdict(msgspec.Struct):
-    """``message`` is empty for a body that may be parsed. ``is_too_large``: it has too many values."""
+    """The verdict on a body. ``message`` is empty for a body that may be parsed. ``is_too_large``: it has too many
+    values."""
 
     message: str = ""
     param: str | None = None
@@ -322,12 +328,12 @@ class DuplicateKeyError(ValueError):
 
 
 def _refuse_duplicates(raw: bytes) -> None:
-    """Raises DuplicateKeyError; ValueError and RecursionError for what is not JSON."""
+    """Raise DuplicateKeyError; ValueError and RecursionError for text that is not JSON."""
     _decode_names(raw.decode())
 
 
 def _names_differ(pairs: list[tuple[str, Any]]) -> None:
-    """Builds nothing."""
+    """Raise DuplicateKeyError for a key that comes twice. Builds nothing."""
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         raise DuplicateKeyError(Counter(names).most_common(1)[0][0][:100])
@@ -337,8 +343,8 @@ _decode_names = json.JSONDecoder(object_pairs_hook=_names_differ).decode
 
 
 def value_count(raw: bytes) -> int:
-    """At least the objects, arrays and elements of a JSON text, without parsing it: a comma separates two
-    values, and a bracket opens one."""
+    """Return a lower bound of the objects, arrays and elements of a JSON text, without parsing it: a comma separates
+    two values, and a bracket opens one."""
     bare = _STRING.sub(b"", raw)
     return bare.count(b",") + bare.count(b"{") + bare.count(b"[")
 
@@ -356,25 +362,25 @@ def _verdict(raw: bytes, values_max: int) -> BodyVerdict:
     except DuplicateKeyError as error:
         return BodyVerdict(str(error), error.name)
     except (RecursionError, ValueError):
-        pass  # the parser in the server says what is wrong, in its words
+        pass  # the parser in the server reports the error, in its words
     return BodyVerdict()
 
 
 def prepare_worker(start: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
-    """What a worker of bodies runs (``weft.text.workers``)."""
+    """Return the function of a worker of bodies (``weft.text.workers``)."""
     values_max = int.from_bytes(start, "little")
     return b"", lambda raw: msgspec.msgpack.encode(_verdict(raw, values_max))
 
 
 def _json_fault(raw: bytes, fault: str) -> str:
-    """The parser's sentence with the text that it stopped at. NaN and Infinity are named: Python's ``json``
+    """Return the parser's sentence with the text that it stopped at. NaN and Infinity are named: Python's ``json``
     writes them."""
     place = re.search(r"\(byte (\d+)\)", fault)
     if place is None:
         return fault
     rest = raw[int(place[1]) :][:16].decode("utf-8", "replace").lstrip("-")
     hint = next(
-        (f"; {name} is no JSON: send a number or null" for name in ("NaN", "Infinity") if rest.startswith(name)), ""
+        (f"; {name} is not JSON: send a number or null" for name in ("NaN", "Infinity") if rest.startswith(name)), ""
     )
     return f"{fault.removeprefix('JSON is malformed: ')} in {rest!r}{hint}"
 
@@ -430,7 +436,7 @@ def sampling_params(
     prompt_logprobs: int | None = None,
     banned: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
-    """The request's values, then those of a created name or the checkpoint (``ServedModel``), then
+    """Return the request's values, then those of a created name or the checkpoint (``ServedModel``), then
     SamplingParams' own.
     ``banned``: the sequences of ``bad_words``.
 
@@ -468,19 +474,19 @@ def sampling_params(
 
 
 def refuse_stream_fields(body: GenerateBody) -> None:
-    """Raises RequestError when stream_options is set and nothing is streamed."""
+    """Raise RequestError when stream_options is set and nothing is streamed."""
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
 
 
 def stream_usage(body: GenerateBody) -> tuple[bool, bool]:
-    """Whether a stream has its usage in a last chunk, and in every one."""
+    """Return whether a stream has its usage in a last chunk, and in every one."""
     options = body.stream_options or StreamOptions()
     return bool(options.include_usage), bool(options.continuous_usage_stats)
 
 
 def prompts_of(value: str | list[Any], *, field: str = "prompt") -> list[str | list[int]]:
-    """One prompt or several, as text or as token ids; text and ids may be mixed in a list of prompts.
+    """Return one prompt or several, as text or as token ids; text and ids may be mixed in a list of prompts.
     ``field``: where they came, for errors."""
     if isinstance(value, str):
         return [value]
@@ -500,7 +506,7 @@ def prompts_of(value: str | list[Any], *, field: str = "prompt") -> list[str | l
 
 
 def _explained(message: str) -> RequestError:
-    """msgspec's sentence, with the field in front and as ``param``."""
+    """Return msgspec's sentence as an error, with the field in front and as ``param``."""
     missing = re.fullmatch(r"Object missing required field `(\w+)`(?: - at `\$?\.?(.*)`)?", message)
     if missing:
         inside = missing.group(2)
@@ -515,43 +521,44 @@ def _explained(message: str) -> RequestError:
 
 
 def _kind(value: Any) -> str:
-    """The JSON word for a value's type."""
+    """Return the JSON word for a value's type."""
     if value is None:
         return "null"
     names = {bool: "bool", int: "int", float: "float", str: "str", list: "array", dict: "object"}
     return names.get(type(value), type(value).__name__)
 
 
-def grammar_of(body: SamplingFields) -> Grammar | None:
-    """Raises RequestError that names the field. What a grammar itself says is judged by the engine."""
+def grammar_of(body: SamplingFields, token_of: TokenOf) -> Grammar | None:
+    """Return the grammar of the body's fields, whose markers are tokens by ``token_of``. Raise RequestError that names
+    the field. The engine checks the content of the grammar."""
     asked: list[tuple[str, Grammar]] = []
     if body.response_format is not None and body.response_format.get("type") != "text":
-        asked.append(("response_format", from_response_format(body.response_format)))
+        asked.append(("response_format", from_response_format(body.response_format, token_of)))
     if body.structured_outputs:
-        asked.append(("structured_outputs", from_structured_outputs(body.structured_outputs)))
+        asked.append(("structured_outputs", from_structured_outputs(body.structured_outputs, token_of)))
     for kind in KINDS:
         name, value = f"guided_{kind}", getattr(body, f"guided_{kind}")
         if value is not None:
             asked.append((name, grammar_from(kind, value, name)))
     if len(asked) > 1:
         raise RequestError(
-            f"{asked[0][0]} and {asked[1][0]} both say what the answer must match; one can", param=asked[1][0]
+            f"{asked[0][0]} and {asked[1][0]} both give the form of the answer; one can", param=asked[1][0]
         )
     return asked[0][1] if asked else None
 
 
 HEADER = "x-weft-ignored"
 UNKNOWN_FIELDS_MAX = 256
-"""Unknown fields of one request, and of its options; more are refused."""
+"""Most unknown fields of one request, and of its options; more are refused."""
 _NAMES_MAX = 16
-"""Names that a request reports, and hints that it may cost: a hint compares a name with every known one."""
+"""Most names that a request reports, and hints that it may cost: a hint compares a name with every known one."""
 _WARNED_MAX = 256
 _COMPARED_MAX = 1024
-"""Names that a misspelled one is compared with."""
+"""Most names that a misspelled one is compared with."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _log = logging.getLogger("weft.server")
 _warned: set[str] = set()
-"""Each is warned of once: a client sends it with every request."""
+"""Names with a warning: each is warned of once, as a client sends it with every request."""
 
 
 @dataclass(slots=True)
@@ -572,31 +579,32 @@ _key: ContextVar[str] = ContextVar("key", default=NO_KEY)
 
 
 def name_key(key: str) -> None:
-    """This task handles a request of the API key ``key``, by its name on disk. Without keys all requests share one."""
+    """Note that this task handles a request of the API key ``key``, by its name on disk. Without keys all requests
+    share one."""
     _key.set(key)
 
 
 def key_of_request() -> str:
-    """The API key whose shares the work of this task counts in."""
+    """Return the API key whose shares the work of this task counts in."""
     return _key.get()
 
 
 def begin_request(*, strict: bool) -> IgnoredFields:
-    """What this request, handled in this task, will ignore."""
+    """Begin the list of fields that this request, handled in this task, will ignore."""
     ignored = IgnoredFields(strict)
     _of_request.set(ignored)
     return ignored
 
 
 def note_ignored(name: str) -> None:
-    """A known field, or a part of one, that has no effect on this request. Some names come from the client."""
+    """Note a known field, or a part of one, that has no effect on this request. Some names come from the client."""
     ignored = _of_request.get()
     if ignored is not None:
         ignored.add(name if _NAME.fullmatch(name) else "?")
 
 
 def check_known(given: Collection[str], known: Collection[str]) -> None:
-    """Notes the unknown ones. Raises RequestError for more than UNKNOWN_FIELDS_MAX of them, and for the first with
+    """Note the unknown fields. Raise RequestError for more than UNKNOWN_FIELDS_MAX of them, and for the first with
     server.strict_fields."""
     known = frozenset(known)
     unknown = [name for name in given if name not in known]
@@ -625,7 +633,7 @@ def _unknown(name: str, known: Collection[str]) -> str:
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """The end of a sentence about ``name``, if one of ``known`` is close to it: one of the first
+    """Return the end of a sentence about ``name``, if one of ``known`` is close to it: one of the first
     _COMPARED_MAX."""
     by_lower = {one.lower(): one for one in itertools.islice(known, _COMPARED_MAX)}
     close = difflib.get_close_matches(name.lower()[:200], by_lower, 1, 0.75)

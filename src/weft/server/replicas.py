@@ -1,4 +1,4 @@
-"""The replicas of this server over HTTP: what each one does, and taking one out of service.
+"""The replicas of this server over HTTP: the state of each one, and taking one out of service.
 
     GET  /v1/replicas                  number, state, restarts, load of each
     POST /v1/replicas/N/drain          timeout=SECONDS, restart=true
@@ -35,10 +35,10 @@ DRAIN_MAX_S = 24 * 3600.0
 
 
 class ReplicaReport(msgspec.Struct):
-    """``state``: starting, ready, draining, drained, waiting (for a restart), away (its machine cannot be
-    reached) or dead. ``host``: the machine that joined with it; empty for this one. ``reason``: why its last
-    process ended. ``sequences``: of the requests that it has; ``running``, ``waiting``: as its engine
-    says. ``role``: prefill, decode or both."""
+    """A replica as the API shows it. ``state``: starting, ready, draining, drained, waiting (for a restart), away (its
+    machine cannot be reached) or dead. ``host``: the machine that joined with it; empty for this one. ``reason``: why
+    its last process ended. ``sequences``: of the requests that it has; ``running``, ``waiting``: as its engine says.
+    ``role``: prefill, decode or both."""
 
     replica: int
     host: str
@@ -58,7 +58,7 @@ class ReplicaList(msgspec.Struct):
 
 
 class ReplicaHandlers:
-    """A public method is an operation of ``openapi.endpoints``."""
+    """The endpoints of replicas. A public method is an operation of ``openapi.endpoints``."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -115,7 +115,7 @@ def _report(replica: Replica, sequences: int, model: str) -> ReplicaReport:
 
 
 def _replica_number(request: Request) -> int:
-    """Raises UnknownReplicaError for a text that is no number."""
+    """Return the number in the path. Raise UnknownReplicaError for a text that is not a number."""
     text: str = request.path_params["replica"]
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise UnknownReplicaError(f"there is no replica {text[:20]!r}; replicas are numbers from 0", param="replica")
@@ -130,7 +130,7 @@ def _timeout(request: Request) -> float:
 
 
 def read_flag(request: Request, name: str, otherwise: str = "false") -> bool:
-    """Raises RequestError."""
+    """Return a flag of the query. Raise RequestError."""
     text = request.query_params.get(name, otherwise).lower()
     if text not in ("true", "false", "1", "0"):
         raise RequestError(f"{name} is {text!r}; it may be true or false", param=name)
@@ -179,19 +179,19 @@ class SleepRequest(msgspec.Struct, frozen=True):
 
 
 def read_sleep(query: QueryParams, raw: bytes) -> SleepRequest:
-    """The query wins over the body. Raises RequestError naming the field."""
+    """Return the call; the query wins over the body. Raise RequestError naming the field."""
     body = parse_body(raw, SleepBody) if raw.strip() else SleepBody()
     level = _number(query, "level", int, body.level)
     timeout_s = read_timeout(query, body.timeout)
     mode = query.get("mode", body.mode)
     check_level(level)
     if mode not in (None, *_MODES):
-        raise RequestError(f"mode is {mode!r}; it may be wait (for what runs to end) or abort", param="mode")
+        raise RequestError(f"mode is {mode!r}; it may be wait (until running requests end) or abort", param="mode")
     return SleepRequest(level, mode, timeout_s)  # type: ignore[arg-type]  # membership was checked above
 
 
 def read_timeout(query: QueryParams, otherwise: float) -> float:
-    """Raises RequestError."""
+    """Return the timeout of the query. Raise RequestError."""
     timeout_s: float = _number(query, "timeout", float, otherwise)
     if not 0 <= timeout_s <= WAIT_MAX_S:  # also NaN
         raise RequestError(f"timeout is {timeout_s:g} s; it may be 0 to {WAIT_MAX_S:g}", param="timeout")
@@ -199,7 +199,7 @@ def read_timeout(query: QueryParams, otherwise: float) -> float:
 
 
 def read_tags(query: QueryParams, raw: bytes) -> list[Part] | None:
-    """None for all. Raises RequestError."""
+    """Return the parts to wake; None for all. Raise RequestError."""
     body = parse_body(raw, WakeBody) if raw.strip() else WakeBody()
     named = [body.tags] if isinstance(body.tags, str) else body.tags
     tags = query.getlist("tags") or named

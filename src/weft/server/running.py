@@ -1,4 +1,4 @@
-"""Which servers run on this machine: a file for each, which its process locks as long as it lives.
+"""The servers that run on this machine: a file for each, which its process locks as long as it lives.
 
     ~/.local/state/weft/servers/PID.json    {"pid", "url", "model", "started_s"}
 
@@ -18,12 +18,12 @@ from pathlib import Path
 import msgspec
 
 UNIX = "unix:"
-"""What precedes the path in the URL of a server that listens at a Unix socket, as nginx writes it."""
+"""Prefix of the path in the URL of a server that listens at a Unix socket, as nginx writes it."""
 
 
 class RunningProcess(msgspec.Struct, frozen=True):
-    """``model``: as it was asked for, None for the embedded one. ``started_s``: since the epoch. ``certificate``: the
-    file of a server that speaks TLS."""
+    """A server that runs. ``model``: as it was asked for, None for the embedded one. ``started_s``: since the epoch.
+    ``certificate``: the file of a server that speaks TLS."""
 
     pid: int
     url: str
@@ -41,19 +41,20 @@ def socket_path(url: str) -> str | None:
 
 
 def state_directory() -> Path:
-    """The user's, as the XDG specification names it."""
+    """Return the user's directory, as the XDG specification names it."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "weft"
 
 
 class Announcement:
-    """This process serves; ``close`` ends it. Without a directory that can be written it is not listed."""
+    """The entry of this process among the servers; ``close`` ends it. Without a directory that can be written it is not
+    listed."""
 
     def __init__(self, url: str, model: str | None, *, certificate: str | None = None) -> None:
         self._file: Path | None = None
         self._fd = -1
         with suppress(OSError):
-            running_servers()  # removes what killed servers left
+            running_servers()  # removes files of killed servers
             folder = _folder()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = folder / f"{os.getpid()}.json"
@@ -86,13 +87,13 @@ class LockFile:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a live process holds this file. Raises OSError."""
+    """Return whether a live process holds this file. Raise OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: another look is no holder
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: another look is not a holder
     except BlockingIOError:
         return True
     finally:
@@ -101,7 +102,7 @@ def is_locked(path: Path) -> bool:
 
 
 def running_servers() -> list[RunningProcess]:
-    """The longest-running one first."""
+    """Return the servers that run, the longest-running first."""
     servers = []
     for file in _folder().glob("*.json"):
         with suppress(OSError):

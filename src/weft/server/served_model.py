@@ -1,4 +1,4 @@
-"""The text side of a model: its tokenizer, chat template, sampling defaults, pictures, and what it is called.
+"""The text side of a model: its tokenizer, chat template, sampling defaults, pictures, and its name in requests.
 
     messages --write_chat--> text --encode_chat--> Prompt
     directory, flags --load_served_model--> ServedModel
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from weft.server.pictures import PictureReader
 
 _HEAD_CHARS_PER_TOKEN = 16
-"""A text with more characters than this for each token of the context is first tokenized in part."""
+"""Characters per token of the context above which a text is first tokenized in part."""
 _CUT_TOKENS_MIN = 1024
 Encoded = TypeVar("Encoded")
 
@@ -73,7 +73,7 @@ class ServedModel:
     vocabulary: bytes
     """Identifies the tokenizer: equal token ids mean equal text under the same one."""
     adapter: Adapter | None = None
-    """What requests under this name are computed with."""
+    """The adapter of requests under this name."""
     base: str = ""
     """The name of the model itself, whatever name a request used; empty before the model is served."""
     preset: Preset | None = None
@@ -93,20 +93,20 @@ class ServedModel:
         return sampling_defaults(self.info, self.preset)
 
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
-        """Raises RequestError for an id that is no token of the model."""
+        """Raise RequestError for an id that is not a token of the model."""
         limit = self.info.vocab_size
         for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < limit:
                 raise RequestError(f"{param} has token {token}; this model has tokens 0 to {limit - 1}", param=param)
 
     async def check_text(self, text: str, *, param: str) -> None:
-        """Raises ContextLengthError for a text that is far too long for the context. It is found out from the
-        beginning alone: all tokens of the largest body take a minute and gigabytes."""
+        """Raise ContextLengthError for a text that is far too long for the context. Only its beginning is tokenized for
+        that: all tokens of the largest body take a minute and gigabytes."""
         limit = self.info.sizes.max_model_len
         head = _HEAD_CHARS_PER_TOKEN * limit
         while head < len(text):
             count = len(await self.encode(text[:head], add_special_tokens=False))
-            if count > 2 * limit:  # twice, as the end of the part may be other tokens in the whole
+            if count > 2 * limit:  # twice, as the end of the part may be other tokens in the complete text
                 what = "the prediction" if param == "prediction" else "the prompt"
                 raise ContextLengthError(
                     f"{what} has {len(text)} characters, and its first {head} are {count} tokens; "
@@ -126,7 +126,7 @@ class ServedModel:
 
     async def part_for_cut(self, text: str, tokens: int, *, at_start: bool) -> str:
         """Return the part of ``text`` that a cut to ``tokens`` tokens needs: all of a text that is not far longer, or
-        else its start or end with twice as many. All tokens of the largest body take a minute and gigabytes."""
+        else its start or end with twice the tokens. All tokens of the largest body take a minute and gigabytes."""
         chars = _HEAD_CHARS_PER_TOKEN * max(tokens, _CUT_TOKENS_MIN)
         while chars < len(text):
             part = text[:chars] if at_start else text[_cut_before(text, len(text) - chars) :]
@@ -138,7 +138,7 @@ class ServedModel:
     async def encode_chat(
         self, prompt: ChatPrompt, *, add_special_tokens: bool, known: KnownPrefix | None = None
     ) -> Prompt:
-        """``known`` as in ``encode_prompt``."""
+        """Tokenize a rendered prompt. ``known`` as in ``encode_prompt``."""
         encode = functools.partial(
             encode_prompt, self.tokenizer, prompt, add_special_tokens=add_special_tokens, known=known
         )
@@ -147,13 +147,13 @@ class ServedModel:
         return await self._encode_long(encode, prompt.text, whole=bool(prompt.ends or prompt.marks or prompt.pictures))
 
     async def pooled(self, make: Callable[[], PooledPrompt], *texts: str) -> PooledPrompt:
-        """``make``: of ``pooler``, for ``texts``."""
+        """Return a prompt to be pooled. ``make``: of ``pooler``, for ``texts``."""
         if sum(map(len, texts)) < LONG_TEXT_CHARS:
             return make()
         return await self._encode_long(make, "".join(texts), whole=True)
 
     async def _encode_long(self, encode: Callable[[], Encoded], text: str, *, whole: bool = False) -> Encoded:
-        """Run ``encode`` in a thread, within the budget for ``text``. ``whole``: as of ``Tokenizer.memory_of``. Raises
+        """Run ``encode`` in a thread, within the budget for ``text``. ``whole``: as of ``Tokenizer.memory_of``. Raise
         TextTooLongError, QueueFullError."""
         memory_bytes = await asyncio.to_thread(self.tokenizer.memory_of, text, whole=whole)
         with self.budget.spending(len(text), memory_bytes):
@@ -162,8 +162,8 @@ class ServedModel:
     async def write_chat(
         self, conversation: ConversationFields, *, with_places: bool = True, begins: bool = True
     ) -> tuple[ChatRequest, ChatPrompt]:
-        """The checked conversation, and its text as the model's template writes it. ``with_places``: also
-        where the cache may keep a state; ``begins``: the name's messages too. Raises RequestError."""
+        """Return the checked conversation, and its text as the model's template writes it. ``with_places``: also
+        positions where the cache may keep a state; ``begins``: the name's messages too. Raise RequestError."""
         if self.template is None:
             raise RequestError(
                 "this model has no chat template, so it serves /v1/completions only; start "
@@ -191,7 +191,7 @@ class ServedModel:
 
 def _cut_before(text: str, place: int) -> int:
     """Return where the end of ``text`` from ``place`` on begins: at a cut between two words, so that its tokens are
-    those of the whole, or at ``place`` where none is near."""
+    those of the complete text, or at ``place`` where none is near."""
     cut = next_cut(text[: place + _CUT_WITHIN_CHARS], place)
     return place if cut is None else cut
 
@@ -202,7 +202,7 @@ _CUT_WITHIN_CHARS = 4096
 def load_served_model(
     info: ModelInfo, config: ServerConfig, known: Sequence[Tokenizer] = (), worker: BoundedWorker | None = None
 ) -> ServedModel:
-    """``known``: tokenizers that may be its own; ``worker`` for a template, if it has one. Raises
+    """Load the text side. ``known``: tokenizers that may be its own; ``worker`` for a template, if it has one. Raise
     CheckpointError or ConfigError with the file."""
     directory = Path(info.directory)
     tokenizer = Tokenizer.load(directory, known)
@@ -238,7 +238,7 @@ def _sandbox(
     info: ModelInfo,
     worker: BoundedWorker | None = None,
 ) -> TemplateSandbox:
-    """Raises CheckpointError."""
+    """Return the process that renders the template. Raise CheckpointError."""
     return TemplateSandbox(
         text,
         special_tokens=tokenizer.special_tokens,
@@ -253,7 +253,7 @@ def _sandbox(
 
 
 def _control(tokenizer: Tokenizer, template: str, info: ModelInfo) -> ControlTexts:
-    """The control tokens of a model, none where its operator trusts what requests say."""
+    """Return the control tokens of a model, none where its operator trusts the texts of requests."""
     if info.trust_control_tokens:
         return NO_CONTROL
     pictures = [tokenizer.token_text(token) for token in info.picture_tokens]
@@ -267,13 +267,13 @@ def _dialect(template: TemplateSandbox | None, tokenizer: Tokenizer, config: Ser
 def preset_style(
     config: ServerConfig, tokenizer: Tokenizer, info: ModelInfo, text: str
 ) -> tuple[TemplateSandbox, Dialect]:
-    """Of a created name's template. Raises CheckpointError."""
+    """Return renderer and dialect of a created name's template. Raise CheckpointError."""
     template = _sandbox(text, "template", tokenizer, config, info)
     return template, _dialect(template, tokenizer, config)
 
 
 def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer) -> PictureReader | None:
-    """Raises CheckpointError for settings of pictures that are not served."""
+    """Return the reader of pictures, if any. Raise CheckpointError for settings of pictures that are not served."""
     if not info.picture_tokens:
         return None
     from weft.images.worker import start_of  # with numpy and Pillow, which text never needs
@@ -306,5 +306,5 @@ def _vocabulary(directory: Path) -> bytes:
 
 
 def sampling_defaults(info: ModelInfo, preset: Preset | None) -> dict[str, Any]:
-    """Return those of the created name, then of the checkpoint, then of ``--default-sampling``."""
+    """Return the defaults of the created name, then of the checkpoint, then of ``--default-sampling``."""
     return info.default_sampling if preset is None else {**info.default_sampling, **preset.defaults}

@@ -1,4 +1,4 @@
-"""What every handler needs, in one value: the models, the names that users created, the doors.
+"""The one value that handlers share: the models, the names that users created, the limits.
 
 The engines of a model say which directory they serve; then its text side is loaded. So the server answers /health
 from its first second. Before that, while draining, and after the death of the engines, ``model_for`` raises a 503
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from weft.engine.stats import NamedPrefix
 from weft.errors import EngineUnavailableError, RequestError, UnknownModelError
 from weft.fleet.fleet import Fleet
 from weft.fleet.live_request import UnreadAnswers
@@ -29,6 +30,8 @@ from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, key_of_request
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.served_model import ServedModel, preset_style
+from weft.server.sessions.objects import SessionStore, read_cipher
+from weft.server.sessions.slot_table import SlotTable
 from weft.server.tracing import RequestTrace, RequestTracer
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
@@ -52,7 +55,7 @@ class BodyChecker:
         self._lane = WorkerLane(lambda: BoundedWorker(function, start), _SECONDS)
 
     async def check(self, raw: bytes) -> None:
-        """Returns at once for a small body.
+        """Check a body; return at once for a small one.
 
         Raises TooManyValuesError, RequestError, EngineUnavailableError."""
         if len(raw) <= LARGE_BODY_BYTES:
@@ -76,7 +79,7 @@ class Background(Protocol):
 
 
 class Service:
-    """``counts``: of all HTTP processes, where there are several."""
+    """The state that handlers share. ``counts``: of all HTTP processes, where there are several."""
 
     def __init__(
         self, config: ServerConfig, models: Models, counts: SharedCounts | None = None, *, is_supervisor: bool = False
@@ -100,12 +103,25 @@ class Service:
         self.background: list[Background] = []
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
         self.response_runs = None if self.responses is None else ResponseRuns(self.responses)
+        self.sessions = (
+            None
+            if self.responses is None
+            else SessionStore(self.responses, config.session_limits(), read_cipher(config.session_key))
+        )
+        self.slots = SlotTable()
+        self.pinned: Callable[[HostedModel], Awaitable[Sequence[NamedPrefix]]] | None = None
+        """Returns the prefixes that engines of a model pin when they start."""
         self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
         self._active = Tally() if counts is None else counts.requests
         self._drains = Tally() if counts is None else counts.drains
 
     def _count_steps(self, model: HostedModel, fleet: Fleet) -> None:
+        if isinstance(fleet, Fleet):  # an HTTP worker has none
+            fleet.engines.pinned = functools.partial(self._pinned, model)
         fleet.on_step_tokens = lambda replica, sizes: self.metrics.steps_ran(model.name, replica, sizes)
+
+    async def _pinned(self, model: HostedModel) -> Sequence[NamedPrefix]:
+        return () if self.pinned is None else await self.pinned(model)
 
     def metrics_of(self, model: ServedModel) -> ModelMetrics:
         """Return the metrics under the name of the model itself, not of an adapter."""
@@ -119,7 +135,7 @@ class Service:
             self.tracer.ended(trace)
 
     def enter(self) -> None:
-        """A request begins to be answered; ``leave`` when it has ended, however it did."""
+        """Count a request that begins to be answered; ``leave`` must follow when it has ended."""
         self._active.add(1)
 
     def leave(self) -> None:
@@ -127,7 +143,7 @@ class Service:
 
     @property
     def active(self) -> int:
-        """Requests that all HTTP processes answer."""
+        """Number of requests that all HTTP processes answer."""
         return self._active.total()
 
     @property
@@ -135,14 +151,14 @@ class Service:
         return self._drains.total() > 0
 
     async def drain(self) -> None:
-        """From now on no HTTP process takes new requests. Waits until none answers one."""
+        """Drain: no HTTP process takes new requests from now on. Waits until none answers one."""
         self._drains.add(1)
-        await asyncio.sleep(_DRAIN_LOOK_S)  # what another process has just begun is counted by then
+        await asyncio.sleep(_DRAIN_LOOK_S)  # requests that another process has just begun are counted by then
         while self.active:
             await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def close(self) -> None:
-        """After the last request."""
+        """Close the parts of the server, after the last request."""
         if self.response_runs is not None:
             await self.response_runs.close()
         if self.responses is not None:
@@ -151,12 +167,12 @@ class Service:
             await asyncio.to_thread(self.tracer.close)
 
     def open(self, served: ServedModel) -> None:
-        """Serve the first model, whose engines are ready. Raises ConfigError."""
+        """Serve the first model, whose engines are ready. Raise ConfigError."""
         self.models.learn(self.models.first, served)
         self.metrics.of(served.name)
 
     async def model_for(self, name: str | None) -> ServedModel:
-        """Return the model that a request means. Raises EngineUnavailableError, UnknownModelError, QueueFullError,
+        """Return the model that a request means. Raise EngineUnavailableError, UnknownModelError, QueueFullError,
         ModelLoadError."""
         self.check_open()
         own, preset = self.meant(name)
@@ -164,7 +180,7 @@ class Service:
         return model if preset is None else await self.under(preset, model)
 
     async def under(self, preset: Preset, model: ServedModel) -> ServedModel:
-        """Return ``model`` as requests under the name use it, which means it. Raises RequestError."""
+        """Return ``model`` with the settings of the created name ``preset``. Raise RequestError."""
         named = replace(model, names=(preset.name,), preset=preset)
         style = await self.names.style(
             preset, model.vocabulary, functools.partial(preset_style, self.config, model.tokenizer, model.info)
@@ -172,7 +188,7 @@ class Service:
         return named if style is None else replace(named, template=style[0], dialect=style[1])
 
     def meant(self, name: str | None) -> tuple[str | None, Preset | None]:
-        """Return the server's own name for what a request means, and how it begins if users created the name. Raises
+        """Return the server's own name for the name in a request, and its preset if users created the name. Raise
         UnknownModelError for a created one whose model is not here."""
         if self.is_own(name):
             return name, None
@@ -186,7 +202,7 @@ class Service:
         return preset.model, preset
 
     def is_own(self, name: str | None) -> bool:
-        """Return whether the server has it by itself: a model or an adapter, no created name."""
+        """Return whether the server has the name by itself: a model or an adapter, not a created name."""
         return name is None or name == ANY_NAME or self.models.has(name)
 
     def listed(self) -> list[ListedModel]:
@@ -204,7 +220,7 @@ class Service:
         ]
 
     def own_name(self, name: str | None) -> str:
-        """Return the name of the model, adapter or created name that a request means. Raises UnknownModelError."""
+        """Return the name of the model, adapter or created name that a request means. Raise UnknownModelError."""
         own, preset = self.meant(name)
         if preset is not None:
             return preset.name
@@ -212,7 +228,7 @@ class Service:
         return model.name if own in (None, ANY_NAME) else str(own)
 
     async def text_side(self, name: str | None) -> ServedModel:
-        """Return the text side of a name, to look at: nothing is loaded for it. Raises UnknownModelError."""
+        """Return the text side of a name, to look at: nothing is loaded for it. Raise UnknownModelError."""
         self.check_open()
         own, preset = self.meant(name)
         host = self.models.find(own)
@@ -220,28 +236,31 @@ class Service:
         return model if preset is None else await self.under(preset, model)
 
     def host_of(self, name: str | None) -> HostedModel:
-        """Return the model of a name, loaded or not. Raises EngineUnavailableError, UnknownModelError."""
+        """Return the model of a name, loaded or not. Raise EngineUnavailableError, UnknownModelError."""
         self.check_open()
         return self.models.find(self.meant(name)[0])
 
     def check_open(self) -> None:
-        """Raises EngineUnavailableError where no request is taken."""
+        """Raise EngineUnavailableError where no request is taken."""
         if self.draining:
             raise EngineUnavailableError("this server is shutting down and takes no new requests")
         self.models.check_alive()
 
     def fleet_of(self, name: str | None) -> Fleet:
-        """Return what ``Models.fleet_of`` returns, where requests are taken. Raises EngineUnavailableError too."""
+        """Return the engines as ``Models.fleet_of``, where requests are taken. Raise EngineUnavailableError too."""
         self.check_open()
         return self.models.fleet_of(name)
 
     def name_of(self, model: ServedModel, asked: str | None) -> str:
-        """Return what ``model`` says in a response: the name that the request used, if it is one of its own."""
+        """Return the value of ``model`` in a response: the name that the request used, if it is one of its own."""
         return asked if asked in model.names and asked is not None else model.name
 
     def fleet_reports(self) -> list[FleetReport]:
         """Return a report of each model, for /metrics."""
-        return [_report(model, self.models.budget) for model in self.models.hosted]
+        reports = [_report(model, self.models.budget) for model in self.models.hosted]
+        if self.sessions is not None:
+            reports[0] = replace(reports[0], sessions=(self.sessions.count, self.sessions.bytes))
+        return reports
 
     def health(self) -> tuple[int, Mapping[str, Any]]:
         status, body = self.models.health()
@@ -254,7 +273,8 @@ class Service:
         return next((fleet.weight_version for _, fleet in self.models.fleets if fleet.weight_version), "")
 
     def _store_details(self) -> dict[str, str]:
-        """``/health`` needs no key, so this has the kind of a fault, and neither bucket nor address."""
+        """Return the fields of ``/health`` about the store. ``/health`` needs no key, so they have the kind of a fault,
+        and neither bucket nor address."""
         faults = {
             stats.store.store.bucket_fault.partition(":")[0]
             for _, fleet in self.models.fleets

@@ -6,8 +6,8 @@
     --store      each model has a directory of its own below it, so each can write
     --pulled     models on this machine's disk, by the names they were pulled by, now and later
 
-Wrong paths and names, and flags that several models cannot have, are said before anything listens. A model
-whose config.json cannot be read is served all the same: its requests get the error, and nothing else does.
+Wrong paths and names, and flags that several models cannot have, are errors before anything listens. A model whose
+config.json cannot be read is served all the same: its requests get the error, and nothing else does.
 
 Tokenizers are read here, before anything is served. Reading one stops every other thread of the process
 (``text.tokenizer``), and so it would stop the answers of other models if a load did it.
@@ -38,19 +38,19 @@ from weft.text.tokenizer import Tokenizer
 from weft.units import format_bytes, parse_bytes
 
 MEMORY_SHARE = 0.8
-"""Of the RAM that is free when the server starts."""
+"""Share of the RAM that is free when the server starts."""
 _log = logging.getLogger("weft.server")
 _NAME = re.compile(r"[^\x00-\x20\x7f=]{1,256}")
 
 
 def named_model(text: str) -> tuple[str, str]:
-    """(name, path or hub name) of ``A`` or ``NAME=A``. Raises ConfigError for a name that is none."""
+    """Return (name, path or hub name) of ``A`` or ``NAME=A``. Raise ConfigError for an invalid name."""
     name, sign, path = text.partition("=")
     if not sign or Path(text).expanduser().exists():
         return name_of(text), text
     if not _NAME.fullmatch(name) or name == ANY_NAME or not path:
         raise ConfigError(
-            f"{text[:200]!r} is no NAME=MODEL: a name has 1 to 256 characters without spaces "
+            f"{text[:200]!r} is not NAME=MODEL: a name has 1 to 256 characters without spaces "
             f"and =, and is not {ANY_NAME!r}",
             param="model",
         )
@@ -58,7 +58,7 @@ def named_model(text: str) -> tuple[str, str]:
 
 
 def check_together(engine: EngineConfig, server: ServerConfig) -> None:
-    """Raises ConfigError for flags that mean one model, and for those that need it to stay."""
+    """Raise ConfigError for flags that mean one model, and for those that need it to stay."""
     of_one = {
         "--served-model-name": (bool(server.served_model_name), "a model's name is NAME=MODEL"),
         "--revision": (engine.revision is not None, "it is a commit of one repository: pull the models first"),
@@ -75,13 +75,13 @@ def check_together(engine: EngineConfig, server: ServerConfig) -> None:
             )
     if engine.memory is None and engine.device != "cpu" and visible_gpus():
         raise ConfigError(
-            "several models on a GPU need --memory: what all of them may take of it, weights and arenas",
+            "several models on a GPU need --memory: the bytes of it for all of them, weights and arenas",
             param="--memory",
         )
 
 
 def memory_of(engine: EngineConfig) -> int:
-    """Of all models together."""
+    """Return the memory of all models together."""
     if engine.memory is None:
         return int(free_ram_bytes() * MEMORY_SHARE)
     return parse_bytes(engine.memory, flag="--memory")
@@ -90,8 +90,8 @@ def memory_of(engine: EngineConfig) -> int:
 def read_sources(
     models: Sequence[str], engine: EngineConfig, server: ServerConfig, *, reads_weights: bool = True
 ) -> list[ModelSource]:
-    """``reads_weights``: else the engines are scripted ones, which need no checkpoint. Raises ConfigError,
-    CheckpointError."""
+    """Return the models of a server. ``reads_weights`` False: the engines are scripted ones, which need no checkpoint.
+    Raise ConfigError, CheckpointError."""
     check_together(engine, server)
     named = [named_model(text) for text in models]
     names = [name for name, _ in named]
@@ -123,7 +123,7 @@ def read_pulled(engine: EngineConfig, server: ServerConfig, known: Sequence[Mode
             continue
         try:
             directory = local_checkpoint(model.path)
-            assert directory is not None, "a directory is no hub name"
+            assert directory is not None, "a directory is not a hub name"
             config = replace(own, model=model.name)
             source = _source(model.name, directory, config, server, [*known, *sources])
             sources.append(replace(source, pulled_s=model.manifest.pulled_s))
@@ -148,7 +148,8 @@ def _source(
 
 
 def _tokenizer(directory: Path, known: Sequence[Tokenizer]) -> tuple[Tokenizer, ...]:
-    """Models with the same files share one. Empty where it cannot be read: loading says what is wrong."""
+    """Return the tokenizer; models with the same files share one. Empty where it cannot be read: loading reports the
+    error."""
     try:
         return (Tokenizer.load(directory, known),)
     except CheckpointError:
@@ -156,7 +157,7 @@ def _tokenizer(directory: Path, known: Sequence[Tokenizer]) -> tuple[Tokenizer, 
 
 
 def _generation_defaults(directory: Path) -> Mapping[str, float | int]:
-    """Return the sampling that the checkpoint advises; empty where it cannot be read: loading says what is wrong."""
+    """Return the sampling that the checkpoint advises; empty where it cannot be read: loading reports the error."""
     try:
         return read_generation_defaults(directory, {}).sampling()
     except CheckpointError:
@@ -164,7 +165,8 @@ def _generation_defaults(directory: Path) -> Mapping[str, float | int]:
 
 
 def _need(name: str, directory: Path, config: EngineConfig, replicas: int) -> ModelNeed:
-    """Of a model that cannot be planned, the size of its files: loading it says what is wrong."""
+    """Return the memory that a model needs; of one that cannot be planned, the size of its files: loading reports the
+    error."""
     features = cpu_name_and_flags()[1]
     asked = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features), coded_tiles=keeps_codes())
     try:
@@ -176,7 +178,7 @@ def _need(name: str, directory: Path, config: EngineConfig, replicas: int) -> Mo
 
 
 def _adapters_of(entries: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """``name=path`` of each model's own. Raises ConfigError for one that belongs to none."""
+    """Return ``name=path`` of each model's own adapters. Raise ConfigError for one that belongs to none."""
     adapters: dict[str, list[str]] = {name: [] for name in names}
     for full, path in named_paths(entries).items():
         bases = [name for name in names if full.startswith(f"{name}/") and len(full) > len(name) + 1]
@@ -192,7 +194,8 @@ def _adapters_of(entries: Sequence[str], names: Sequence[str]) -> dict[str, list
 
 
 def _with_own_store(engine: EngineConfig, at: int, names: Sequence[str]) -> EngineConfig:
-    """One process writes to a store, so each model has its own. ``--store-size`` is of all of them."""
+    """Return the config with a store of its own: only one process writes to a store. ``--store-size`` is of all of
+    them."""
     if engine.store is None:
         return engine
     slugs = [re.sub(r"[^\w.-]+", "-", name).strip(".") or "model" for name in names]

@@ -4,10 +4,10 @@
                  |                            |
             tenant.admit                 tenant.spend
 
-A client that disconnects must stop costing. uvicorn reports the disconnect only to a task that waits in
-``receive``. Both kinds of answer have such a task beside them, which cancels them when the client leaves.
-The engine accepts a job before the status is sent, so a refusal has a status of its own, for streams too.
-After the headers are out an error can only be a line of the stream.
+A client that disconnects must stop costing. uvicorn reports the disconnect only to a task that waits in ``receive``.
+Both kinds of answer have such a task, which cancels them when the client leaves. The engine accepts a job before the
+status is sent, so a refusal has a status of its own, for streams too. After the headers are out an error can only be a
+line of the stream.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def named_event(name: str, json: bytes) -> bytes:
 
 
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """The result of ``work``; when the client leaves first, work is cancelled and ClientGoneError raised."""
+    """Return the result of ``work``; when the client leaves first, cancel the work and raise ClientGoneError."""
     working, is_gone = asyncio.current_task(), False
     assert working is not None
 
@@ -78,8 +78,8 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 
 class EventStream(Response):
-    """``lines`` yields whole SSE lines, or whole lines of JSON with that ``media_type``. However the response
-    ends, and if it never begins, ``lines`` is closed and ``on_end`` called."""
+    """A response of lines. ``lines`` yields complete SSE lines, or complete lines of JSON with that ``media_type``.
+    However the response ends, and if it never begins, ``lines`` is closed and ``on_end`` called."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ def _send_part(send: Send, body: bytes) -> Awaitable[None]:
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Waits until the task is over. Drops its result or error."""
+    """Cancel a task, and wait until it is over. Drops its result or error."""
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -166,7 +166,7 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How the bodies of an endpoint that generates become jobs."""
+    """The way from the bodies of an endpoint that generates to jobs."""
 
     body: type[Any]
     unserved: Unserved
@@ -181,8 +181,8 @@ async def prepared(job: Job) -> Job:
 async def answer_job(
     request: Request, making: Awaitable[Job], *, stream: bool, keep_alive_s: float, media_type: str = EVENTS
 ) -> Response:
-    """``making`` waits in lines for templates and pictures, and leaves them with its client. Raises what it is refused
-    with, by itself or by the engine."""
+    """Answer a request. ``making`` waits in lines for templates and pictures, and leaves them with its client. Raise
+    its refusals, by itself or by the engine."""
     tenant = tenant_of(request)
     trace: RequestTrace = request.scope["state"]["trace"]
 
@@ -212,9 +212,8 @@ async def answer_job(
 
 
 async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
-    """The body. Raises WrongMediaTypeError; ClientGoneError if the client left; what ``BodyChecker``
-    refuses. ``connection`` bounds the size. ``undeclared``: JSON may come under another name, as ``curl -d``
-    sends it."""
+    """Return the body. Raise WrongMediaTypeError; ClientGoneError if the client left; the refusals of ``BodyChecker``.
+    ``connection`` bounds the size. ``undeclared``: JSON may come under another name, as ``curl -d`` sends it."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = undeclared or media_type == "application/json" or media_type.endswith("+json")
     if not is_json and _has_body(request):
@@ -244,32 +243,32 @@ async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
 
 
 def uncount(request: Request) -> None:
-    """Takes back what ``read_raw`` counted, if it did: another process answers this request and counts it."""
+    """Undo the counts of ``read_raw``, if there are any: another process answers this request and counts it."""
     tenant, body_bytes = tenant_of(request), request.scope["state"].pop("body_bytes", None)
     if tenant is not None and body_bytes is not None:
         tenant.withdraw(body_bytes)
 
 
 def tenant_of(request: Request) -> Tenant | None:
-    """None on a server without keys."""
+    """Return the tenant of a request; None on a server without keys."""
     tenant: Tenant | None = request.scope["state"].get("tenant")
     return tenant
 
 
 def salt_of(request: Request, salt: str | None) -> str | None:
-    """The cache salt of a request that brings ``salt``."""
+    """Return the cache salt of a request that brings ``salt``."""
     tenant = tenant_of(request)
     return salt if tenant is None else tenant.salt(salt)
 
 
 def owner_of(request: Request) -> str:
-    """Of what the request stores; all requests to a server without keys have one owner."""
+    """Return the owner of the objects that the request stores; all requests to a server without keys have one owner."""
     tenant = tenant_of(request)
     return "" if tenant is None else tenant.owner
 
 
 def page_of(listed: Sequence[Any], request: Request, id_of: Callable[[Any], str]) -> dict[str, Any]:
-    """The part of ``listed`` that ``after`` and ``limit`` in the query ask for. Raises RequestError."""
+    """Return the part of ``listed`` that ``after`` and ``limit`` in the query ask for. Raise RequestError."""
     query = request.query_params
     given = query.get("limit", str(PAGE_DEFAULT))
     limit = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0

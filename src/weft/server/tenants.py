@@ -27,7 +27,7 @@ _MINUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Of each key; 0 is no limit."""
+    """Quotas of each key; 0: no limit."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -39,7 +39,7 @@ class Quotas:
 
 
 class _Bucket:
-    """``cells``: what is used of it, and the time of that; all HTTP processes read and write them."""
+    """A rate limit. ``cells``: its level, and the time of that level; all HTTP processes read and write them."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float], cells: Cells) -> None:
         self._per_minute = per_minute
@@ -47,7 +47,7 @@ class _Bucket:
         self._cells = cells
 
     def wait_s(self) -> float:
-        """Until one unit can be taken; 0 for now."""
+        """Return seconds until one unit can be taken; 0 for now."""
         if not self._per_minute:
             return 0.0
         now_s = self._clock()
@@ -86,17 +86,17 @@ class Tenant:
 
     @property
     def owner(self) -> str:
-        """Names this key on disk; nothing leads from it to the key or to its salt."""
+        """Name of this key on disk; nothing leads from it to the key or to its salt."""
         return hashlib.sha256(b"owner" + self._digest).hexdigest()
 
     def salt(self, salt: str | None) -> str | None:
-        """The cache salt of a request that brings ``salt``."""
+        """Return the cache salt of a request that brings ``salt``."""
         if not self._salts_its_own:
             return salt
         return hashlib.sha256(self._digest + (salt or "").encode("utf-8", "surrogatepass")).hexdigest()
 
     def admit(self, body_bytes: int) -> EdgeError | None:
-        """Counts a request whose body has arrived, or returns the refusal. ``release`` must follow."""
+        """Count a request whose body has arrived, or return the refusal. ``release`` must follow."""
         self._in_flight.add(body_bytes)
         quotas = self._quotas
         in_flight = self._in_flight.total() if quotas.bytes_in_flight else 0
@@ -123,21 +123,21 @@ class Tenant:
         self._in_flight.add(-body_bytes)
 
     def withdraw(self, body_bytes: int) -> None:
-        """``admit`` and ``release`` never were: another process admits this request."""
+        """Undo ``admit`` and ``release``: another process admits this request."""
         self.release(body_bytes)
         with self._lock:
             self._requests.take(-1)
 
     def spend(self, tokens: int) -> None:
-        """Of the prompt and the answer, when a request has ended."""
+        """Take the tokens of the prompt and the answer from the quota, when a request has ended."""
         if self._quotas.any:
             with self._lock:
                 self._tokens.take(tokens)
 
 
 class Keys:
-    """Compares with all keys each time, as digests and in constant time: timing says nothing about any
-    key."""
+    """The keys of a server. A key is compared with all of them each time, as digests and in constant time: timing
+    reveals nothing about any key."""
 
     def __init__(
         self,
@@ -167,11 +167,11 @@ class Keys:
         self.has_clients, self.has_operators = bool(self._clients), bool(self._operators)
 
     def tenant_of(self, owner: str) -> Tenant | None:
-        """The key that ``Tenant.owner`` names; None if the server no longer has it."""
+        """Return the key that ``Tenant.owner`` names; None if the server no longer has it."""
         return next((one for one in (*self._tenants, *self._operators) if one.owner == owner), None)
 
     def match(self, key: str) -> tuple[Tenant | None, bool]:
-        """The tenant of a key, None if it is unknown; and whether it is an operator's."""
+        """Return the tenant of a key, None if it is unknown; and whether it is an operator's."""
         digest = _digest(key)
         clients = [hmac.compare_digest(digest, known) for known in self._clients]
         operators = [hmac.compare_digest(digest, known) for known in self._operator_digests]

@@ -1,4 +1,4 @@
-"""How much is tokenized at once.
+"""Bounds on the text that is tokenized at once.
 
 a long text --spending--> a thread --> tokens
                                   |
@@ -25,9 +25,9 @@ class TextTooLongError(RequestError):
 
 
 class TokenizeBudget:
-    """How many characters, and bytes of memory for them, are tokenized at once, over all requests (law L11): it takes
-    a second of a core for each megabyte, and the engine needs the cores. Short texts are not counted. The requests of
-    one API key have half of it, so that another key always finds room."""
+    """Characters, and bytes of memory for them, that are tokenized at once, over all requests (law L11): it takes a
+    second of a core for each megabyte, and the engine needs the cores. Short texts are not counted. The requests of one
+    API key have half of it, so that another key always finds room."""
 
     def __init__(self, chars: int, memory_bytes: int) -> None:
         self._limits = {
@@ -35,11 +35,11 @@ class TokenizeBudget:
             "limits.tokenize_memory": (memory_bytes, "bytes of memory to tokenize"),
         }
         self._spent: Counter[tuple[str, str]] = Counter()
-        """By limit and key."""
+        """Spent amounts by limit and key."""
 
     @contextlib.contextmanager
     def spending(self, chars: int, memory_bytes: int) -> Iterator[None]:
-        """Raises TextTooLongError, QueueFullError."""
+        """Count a text within the block. Raise TextTooLongError, QueueFullError."""
         key = key_of_request()
         needs = dict(zip(self._limits, (chars, memory_bytes), strict=True))
         for flag, need in needs.items():

@@ -36,20 +36,20 @@ OPERATIONS: Mapping[str, str] = {
     "/v1/embeddings": "embeddings",
     "/api/embed": "embeddings",
 }
-"""Path -> the operation, in the words of the conventions. Only these paths have spans."""
+"""Operations by path, in the words of the conventions. Only these paths have spans."""
 OTHER_ROUTE = "other"
 """Route of a request that no endpoint answers: a path of a client's own would be a series of metrics of its own."""
 _TRACES_PATH = "/v1/traces"
 _TRACE_STATE_CHARS = 512
-"""Of ``tracestate``; a longer one is left out."""
+"""Most characters of ``tracestate``; a longer one is left out."""
 _LAST_BATCH_S = 2.0
-"""How long the end of the server waits for a collector."""
+"""Seconds that the end of the server waits for a collector."""
 _SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOutcome:
-    """What a generation was and did. Times are readings of ``time.perf_counter``; None: never came to it."""
+    """Facts of a generation. Times are readings of ``time.perf_counter``; None: never reached."""
 
     model: str
     arrived_s: float
@@ -92,16 +92,16 @@ class RequestTrace:
 
     @property
     def operation(self) -> str | None:
-        """The operation of the conventions; None: the request has no span."""
+        """Operation of the conventions; None: the request has no span."""
         return OPERATIONS.get(self.path) if self.method == "POST" else None
 
     def ns(self, reading_s: float) -> int:
-        """The time of day of a reading of ``time.perf_counter``."""
+        """Return the time of day of a reading of ``time.perf_counter``."""
         return self.received_ns + int((reading_s - self.received_s) * 1e9)
 
 
 class RequestTracer:
-    """``endpoint``: the collector's URL for OTLP over HTTP, with or without ``/v1/traces``.
+    """A sender of spans. ``endpoint``: the collector's URL for OTLP over HTTP, with or without ``/v1/traces``.
 
     Raises ConfigError."""
 
@@ -150,7 +150,7 @@ class RequestTracer:
         span.end(trace.ns(time.perf_counter()))
 
     def close(self) -> None:
-        """Sends what is queued, for at most some seconds."""
+        """Send the queued spans, for at most some seconds."""
         ending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         ending.start()
         ending.join(_LAST_BATCH_S)
@@ -171,7 +171,7 @@ class RequestTracer:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises ConfigError: no URL of HTTP, or the packages are missing."""
+    """Raise ConfigError: not a URL of HTTP, or the packages are missing."""
     flag = "--otlp-endpoint"
     try:
         url = urllib.parse.urlsplit(endpoint)
@@ -226,7 +226,7 @@ def _attributes(trace: RequestTrace) -> dict[str, Any]:
 
 
 def _error_type(trace: RequestTrace) -> str | None:
-    """Refusals (4xx) are no errors of a server."""
+    """Return the error of a span; refusals (4xx) are not errors of a server."""
     if trace.outcome is not None and trace.outcome.error_type is not None:
         return trace.outcome.error_type
     return str(trace.status) if trace.status is not None and trace.status >= _SERVER_ERROR else None

@@ -31,8 +31,8 @@ _MODES = ("keep", "wait", "abort")
 
 
 class PauseBody(msgspec.Struct, frozen=True):
-    """``mode``: what happens to running requests: keep, wait or abort. ``timeout``: seconds that wait waits.
-    ``clear_cache``: the prefix cache is emptied as well."""
+    """The body of /pause. ``mode``: treatment of running requests: keep, wait or abort. ``timeout``: seconds that wait
+    waits. ``clear_cache``: the prefix cache is emptied as well."""
 
     mode: str = "keep"
     timeout: float = WAIT_S
@@ -40,7 +40,7 @@ class PauseBody(msgspec.Struct, frozen=True):
 
 
 class UpdateWeightsBody(msgspec.Struct, frozen=True):
-    """``path``: the directory of the checkpoint (``model_path`` works as well)."""
+    """The body of /update_weights. ``path``: the directory of the checkpoint (``model_path`` works as well)."""
 
     path: str | None = None
     model_path: str | None = None
@@ -60,8 +60,8 @@ class IsPausedAnswer(msgspec.Struct):
 
 
 class UpdateAnswer(msgspec.Struct):
-    """``weights``: the digest of all bytes of the files. ``updates``: how often they were others since the
-    start."""
+    """The answer of /update_weights. ``weights``: the digest of all bytes of the files. ``updates``: number of changes
+    to other weights since the start."""
 
     status: str
     weight_version: str
@@ -85,7 +85,7 @@ class PauseRequest(msgspec.Struct, frozen=True):
 
 
 def read_pause(query: QueryParams, raw: bytes) -> PauseRequest:
-    """The query wins over the body. Raises RequestError naming the field."""
+    """Return the call; the query wins over the body. Raise RequestError naming the field."""
     body = parse_body(raw, PauseBody) if raw.strip() else PauseBody()
     flag = query.get("clear_cache", str(body.clear_cache)).lower()
     if flag not in ("true", "false", "1", "0"):
@@ -94,7 +94,7 @@ def read_pause(query: QueryParams, raw: bytes) -> PauseRequest:
 
 
 def read_update(query: QueryParams, raw: bytes) -> PauseRequest:
-    """The query wins over the body. Raises RequestError naming the field."""
+    """Return the call; the query wins over the body. Raise RequestError naming the field."""
     body = parse_body(raw, UpdateWeightsBody) if raw.strip() else UpdateWeightsBody()
     if body.update_info is not None:
         raise RequestError(

@@ -2,5 +2,5 @@
 
     open_store(path, identity, options) --> Store (``protocol``), whose values are in ``values``
 
-``values`` and ``protocol`` are what an engine sees. The format on disk is docs/store.md.
+An engine uses only ``values`` and ``protocol``. The format on disk is docs/store.md.
 """

@@ -33,7 +33,7 @@ from weft.store.signing import TAG_BYTES, Signer
 
 CONNECT_S, REQUEST_S, RETRY_S = 3.0, 20.0, 10.0
 CHECK_S = 8.0
-"""A start waits no longer for a bucket."""
+"""Most seconds that a start waits for a bucket."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL")
 
 _REFUSED = re.compile(
@@ -47,7 +47,7 @@ _STATUS = re.compile(r"non-2xx status code")
 
 
 class Unreachable(OSError):
-    """The bucket did not answer, or refused: nothing is said about the object."""
+    """The bucket did not answer, or refused: nothing is known about the object."""
 
     def __init__(self, message: str) -> None:
         super().__init__(0, UNREACHABLE)
@@ -64,7 +64,8 @@ class Stored:
 
 
 class Bucket:
-    """``location``: such as s3://bucket/prefix. Raises ConfigError for one that obstore cannot read."""
+    """A bucket at ``location``, such as s3://bucket/prefix. Raises ConfigError for a location that obstore cannot
+    read."""
 
     def __init__(
         self, location: str, *, signer: Signer | None = None, clock: Callable[[], float] = time.monotonic
@@ -93,12 +94,12 @@ class Bucket:
 
     @property
     def available(self) -> bool:
-        """False for a while after a request has failed."""
+        """Whether the bucket may be asked: false for a while after a request has failed."""
         return self._clock() >= self._retry_at
 
     @property
     def fault(self) -> str:
-        """What the last request failed of; empty while the bucket answers."""
+        """The reason of the last failure; empty while the bucket answers."""
         return "" if self._failing_since is None else self.last_error
 
     @property
@@ -110,8 +111,8 @@ class Bucket:
             return self._past_failing_s + (0.0 if since is None else self._clock() - since)
 
     def check(self, limit_s: float = CHECK_S) -> str:
-        """Asks the bucket once, for at most ``limit_s``, and returns ``fault``."""
-        # The thread bounds what the client's own limits leave out: names, and credentials of the machine.
+        """Ask the bucket once, for at most ``limit_s``, and return ``fault``."""
+        # The thread bounds the steps that the client's own limits leave out: names, and credentials of the machine.
         asking = threading.Thread(target=self._ask, name="store-check", daemon=True)
         asking.start()
         asking.join(limit_s)
@@ -129,7 +130,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """Of one request. An object that is missing is no sign of an answer: a bucket may be missing too."""
+        """Note the outcome of one request. A missing object is not a sign of an answer: a bucket may be missing too."""
         try:
             yield
         except FileNotFoundError:
@@ -139,7 +140,7 @@ class Bucket:
         self._answered()
 
     def put_new(self, key: str, payload: bytes | memoryview) -> bool:
-        """False if the object exists already. Raises Unreachable."""
+        """Write an object, and return False if it exists already. Raise Unreachable."""
         content = bytes(payload) if self._signer is None else self._signer.signed(key, payload)
         try:
             self._obstore.put(self._store, key, content, mode="create")
@@ -152,14 +153,14 @@ class Bucket:
         return True
 
     def exists(self, key: str) -> bool:
-        """Raises Unreachable."""
+        """Return whether the object exists. Raise Unreachable."""
         with contextlib.suppress(FileNotFoundError), self._asking():
             self._obstore.head(self._store, key)
             return True
         return False
 
     def read(self, key: str, into: memoryview) -> None:
-        """The first bytes of an object; zeros, whose checksum is wrong, for one without its signature. Raises
+        """Read the first bytes of an object; zeros, whose checksum is wrong, for one without its signature. Raise
         FileNotFoundError, Unreachable, or OSError if it is short."""
         length = len(into) + (0 if self._signer is None else TAG_BYTES)
         try:
@@ -173,13 +174,13 @@ class Bucket:
         into[:] = bytes(len(into)) if signed is None else signed
 
     def read_all(self, key: str) -> bytes:
-        """An object; nothing for one without its signature. Raises FileNotFoundError, Unreachable."""
+        """Return an object; nothing for one without its signature. Raises FileNotFoundError, Unreachable."""
         with self._asking():
             content = bytes(self._obstore.get(self._store, key).bytes())
         return content if self._signer is None else bytes(self._signer.content(key, memoryview(content)) or b"")
 
     def objects(self, prefix: str) -> Iterator[Stored]:
-        """Raises Unreachable."""
+        """Yield the objects below ``prefix``. Raise Unreachable."""
         try:
             for page in self._obstore.list(self._store, prefix):
                 yield from (Stored(str(one["path"]), int(one["size"]), one["last_modified"]) for one in page)
@@ -188,7 +189,7 @@ class Bucket:
         self._answered()
 
     def delete(self, key: str) -> None:
-        """An object that is gone already is no error. Raises Unreachable."""
+        """Delete an object; one that is gone already causes no error. Raise Unreachable."""
         with contextlib.suppress(FileNotFoundError), self._asking():
             self._obstore.delete(self._store, key)
 
@@ -224,7 +225,7 @@ def _network(scheme: str) -> dict[str, Any]:
 
 
 def fault_of(error: Exception) -> str:
-    """What is wrong, credentials, bucket name or network, and the words of the service for it."""
+    """Return the kind of failure (credentials, bucket name or network) and the service's own words."""
     text = str(error)
     words = re.search(r"<Code>(\w+)</Code>", text) or re.search(r'message: "([^"\n]+)"', text)
     detail = words[1] if words else _first_line(error)

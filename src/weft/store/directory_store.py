@@ -1,13 +1,13 @@
-"""``DirectoryStore``: one namespace of one directory, behind the protocol.
+"""``DirectoryStore``: the protocol for one namespace of one directory.
 
     engine thread: match, offer, fetch, put, poll        index, space: touched by this thread alone
                               |         ^
                          jobs v         | outcomes, read by ``poll``
     threads:         FetchThreads   WriteThread          volumes, ledger: touched by these alone
 
-A put takes blocks and entries at once, and they become visible to ``match`` when its outcome says that they
-are durable. Whatever fails is counted by reason. A damaged record is retired with all that needs it. A record
-that could not be read is forgotten until the next start. No error leaves this class.
+A put takes blocks and entries at once, and they become visible to ``match`` when its outcome says that they are
+durable. Every failure is counted by reason. A damaged record is retired with all that needs it. A record that could not
+be read is forgotten until the next start. No error leaves this class.
 
 Laws: L3 (no room, no disk and no lock are values), L8, L9, L10, L11.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from weft.memory.prefix_store import (
     STORED_PAGE_TOKENS,
@@ -41,13 +41,15 @@ from weft.store.upkeep import COMPACT_ROWS_FEW, COMPACT_ROWS_LEAST, Compacted, R
 from weft.store.writing import PutJob, WriteOutcome, WriteThread, put_request, records_of
 
 FINAL_WRITES_S = 5.0
-"""How long ``close`` waits for puts that are queued, and for reads."""
+"""Seconds that ``close`` waits for queued puts, and for reads."""
 STALL_S = 5.0
-"""A disk that takes longer for one call is reported."""
+"""Seconds of one call of the disk above which it is reported."""
+PINNED_SHARE = 0.5
+"""Share of a store that pinned prefixes may hold: the rest stays for traffic."""
 
 
 class DirectoryStore:
-    """See the essay. ``opened`` belongs to the store from now on."""
+    """A store of one namespace in a directory; see the essay. ``opened`` belongs to the store from now on."""
 
     def __init__(
         self,
@@ -64,8 +66,10 @@ class DirectoryStore:
         self._next_number = opened.live.last_number + 1 if opened.live is not None else 1
         self._outcomes: queue.SimpleQueue[WriteOutcome | RecordFetch | Compacted | Refreshed] = queue.SimpleQueue()
         free = free_bytes(opened)
-        self.records = StoreRecords(opened, options, self._namespace, free)
-        # of a small store, no more rows than it has blocks: else the ledger outgrows what it names
+        self.records = StoreRecords(
+            opened, options, self._namespace, free, lambda: pinned_entries(self, options.pinned())
+        )
+        # for a small store, at most one row per block: else the ledger outgrows the records that it names
         blocks = self.records.space.capacity_bytes // BLOCK_BYTES
         least = min(compact_rows_least, max(blocks, COMPACT_ROWS_FEW))
         self.upkeep = Upkeep(
@@ -86,7 +90,7 @@ class DirectoryStore:
             )
         self._ticket = self._measurements = 0
         self._under_way: dict[Ticket, float] = {}
-        """When each fetch began, the oldest first."""
+        """Start of each fetch, the oldest first."""
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         self.records.counters.matches += 1
@@ -216,7 +220,7 @@ class DirectoryStore:
         self.opened.close()
 
     def _note_stalls(self) -> None:
-        """A call of the disk that does not return blocks one thread, and no request past its deadline."""
+        """Note calls of the disk that do not return: each blocks one thread, and no request past its deadline."""
         now_s = self._clock()
         if now_s - next(iter(self._under_way.values()), now_s) > STALL_S:
             self.records.note(
@@ -229,17 +233,35 @@ class DirectoryStore:
             )
 
     def root(self, salt: str | None) -> tuple[bytes, int] | None:
-        """(salt's key, chain of its root); None for a salt without a secret."""
+        """Return (salt's key, chain of its root); None for a salt without a secret."""
         if salt and self.opened.secret is None:
             return None
         key = salt_key(self.opened.secret or b"", salt)
         return key, root_chain(self._namespace, key)
 
     def _refusal(self, reason: DropReason) -> Ticket | None:
-        """No ticket, and a count."""
+        """Count a refusal; the ticket is None."""
         self.records.counters.dropped[reason] += 1
         return None
 
     def _new_ticket(self) -> Ticket:
         self._ticket += 1
         return Ticket(self._ticket)
+
+
+def pinned_entries(store: DirectoryStore, prefixes: Iterable[tuple[str, bytes]]) -> set[int]:
+    """Return the entries of the stored snapshots of ``prefixes``, as far as they take PINNED_SHARE of the store
+    together. The first ones go before the others."""
+    index, pinned = store.records.index, set[int]()
+    left = int(store.records.space.capacity_bytes * PINNED_SHARE)
+    for salt, tokens in prefixes:
+        root = store.root(salt or None)
+        hit = None if root is None else index.deepest(root[1], tokens, above=0, exact=store.exact)
+        if hit is None:
+            continue
+        entries = {*hit[1].entries, hit[0]} - pinned
+        size = sum(index.c["payload"].item(entry) for entry in entries)
+        if size <= left:
+            left -= size
+            pinned |= entries
+    return pinned

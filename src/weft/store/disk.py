@@ -4,8 +4,8 @@
                                           ^
                                      FaultyDisk of the tests: fails, stalls, kills, replays
 
-The store never opens a file another way, so a test that counts or breaks these calls sees every write. A
-write is whole or raises: short writes are continued here, and a short read is an OSError with ``EIO``.
+The store never opens a file another way, so a test that counts or breaks these calls sees every write. A write is
+complete or raises: short writes are continued here, and a short read is an OSError with ``EIO``.
 
 Durability has three calls: ``sync`` (contents of a file), ``sync_directory`` (names in it) and ``rename``.
 """
@@ -29,7 +29,7 @@ class OsDisk:  # one method for each call of the operating system
     """The operating system's files. A handle is a file descriptor."""
 
     def make_directory(self, path: Path) -> None:
-        """A new directory is for its owner alone: tokens of prompts lie in it."""
+        """Make a directory for its owner only: the files below it have tokens of prompts."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self, path: Path) -> list[str]:
@@ -39,18 +39,18 @@ class OsDisk:  # one method for each call of the operating system
         return path.exists()
 
     def mode(self, path: Path) -> int:
-        """Permission bits."""
+        """Return the permission bits."""
         return stat.S_IMODE(path.stat().st_mode)
 
     def open_read(self, path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def open_write(self, path: Path, *, mode: int = 0o600) -> int:
-        """Opens for reading and writing; the file is created if it is missing."""
+        """Open for reading and writing; the file is created if it is missing."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
 
     def open_existing(self, path: Path) -> int:
-        """Opens for reading and writing. Raises OSError (ENOENT) if the file is missing."""
+        """Open for reading and writing. Raise OSError (ENOENT) if the file is missing."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self, handle: int) -> None:
@@ -60,11 +60,11 @@ class OsDisk:  # one method for each call of the operating system
         return os.fstat(handle).st_size
 
     def links(self, handle: int) -> int:
-        """Names of the file; 0 once it was removed."""
+        """Return the number of names of the file; 0 once it was removed."""
         return os.fstat(handle).st_nlink
 
     def read(self, handle: int, into: memoryview, offset: int) -> None:
-        """Fills ``into``. Raises OSError (EIO) where the file ends before that."""
+        """Fill ``into``. Raise OSError (EIO) where the file ends before that."""
         done = 0
         while done < len(into):
             count = os.preadv(handle, [into[done:]], offset + done)
@@ -85,8 +85,7 @@ class OsDisk:  # one method for each call of the operating system
         sync(path)
 
     def preallocate(self, handle: int, size: int) -> None:
-        """Gives the file ``size`` bytes on the disk. A file system without preallocation gets a sparse
-        file."""
+        """Give the file ``size`` bytes on the disk. A file system without preallocation gets a sparse file."""
         try:
             os.posix_fallocate(handle, 0, size)
         except OSError as error:
@@ -108,7 +107,7 @@ class OsDisk:  # one method for each call of the operating system
         return facts.f_bavail * facts.f_frsize
 
     def lock(self, handle: int) -> bool:
-        """Takes the file's lock without waiting; False if another process has it."""
+        """Take the file's lock without waiting; return False if another process has it."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -124,11 +123,11 @@ class OsDisk:  # one method for each call of the operating system
         return bytes(content)
 
     def write_file(self, path: Path, payload: bytes, *, mode: int = 0o600) -> None:
-        """Replaces ``path`` whole, durably: a reader sees the old file or the new one."""
+        """Replace the file ``path`` durably: a reader sees the old file or the new one."""
         self.write_pieces(path, (payload,), mode=mode)
 
     def write_pieces(self, path: Path, pieces: Iterable[bytes], *, mode: int = 0o600) -> int:
-        """As ``write_file``; returns the bytes. Pieces are gathered into writes of a megabyte."""
+        """Write as ``write_file`` does; return the number of bytes. Pieces are gathered into writes of a megabyte."""
         temporary = path.with_name(path.name + ".tmp")
         self.remove(temporary)
         handle = self.open_write(temporary, mode=mode)

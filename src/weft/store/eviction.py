@@ -1,4 +1,4 @@
-"""What leaves a full store first: the snapshots that save the fewest seconds per byte.
+"""Order of evictions from a full store: the snapshots that save the fewest seconds per byte go first.
 
     value = seconds behind the snapshot above x uses / bytes behind it / records written since its last use
 
@@ -6,10 +6,9 @@
                    |<-- seconds --->|
                    |<---- KV ------>| + state         what it gives back
 
-If a longer prefix goes on from a snapshot, that prefix needs the KV as well, and the snapshot holds its
-state alone. So of a prompt's last state and the end of its answer, which lie 500 tokens apart, one stays
-while the store is short. Such a snapshot counts CONTINUED_USES for its one first use: only a prompt that
-parts here still needs it.
+If a longer prefix goes on from a snapshot, that prefix needs the KV as well, and the snapshot holds only its state. A
+prompt's last state and the end of its answer are 500 tokens apart, and one of them stays while the store is short. Such
+a snapshot counts CONTINUED_USES for its one first use: only a prompt that parts here still needs it.
 
 The age counts records and restores, not time: a clock that jumps changes nothing, and a store that nothing is
 written to forgets nothing. KV records that no snapshot needs go before any snapshot. With a snapshot go
@@ -29,18 +28,17 @@ from weft.store.ledger import KV, SNAPSHOT
 from weft.store.recovery import Int64s
 
 SECONDS_PER_TOKEN = 1e-6
-"""Stands in for the seconds of a snapshot whose writer gave none."""
+"""Seconds per token, assumed for a snapshot whose writer gave no seconds."""
 
 EVICTED_SHARE = 256
-"""One ranking evicts at least 1 / EVICTED_SHARE of a store. Ranking 60,000 records takes 4 ms between two
-steps."""
+"""Inverse share of a store that one ranking evicts at least. Ranking 60,000 records takes 4 ms between two steps."""
 
 CONTINUED_USES = 0.25
-"""Stands in for ``1 + hits`` where a longer prefix goes on; restores beyond the first are added."""
+"""Uses that replace ``1 + hits`` where a longer prefix goes on; restores beyond the first are added."""
 
 
 def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
-    """Entries that may go alone, the least valuable first; none that is being read or written."""
+    """Return entries that may go without others, the least valuable first; none that is being read or written."""
     c, length = index.c, index.length
     kind, users = c["kind"][:length], c["users"][:length]
     free = c["durable"][:length].copy()
@@ -62,12 +60,12 @@ def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
 
 
 def positions_above(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.float64]:
-    """The position of the stored snapshot above each of ``snapshots``, 0 without one.
+    """Return the position of the stored snapshot above each of ``snapshots``, 0 without one.
 
-    All parents are followed at once, in steps that double. A snapshot inside a stored page ends
-    in a record of its own beside the longer prefix. For others it counts as one at its parent."""
+    All parents are followed at once, in steps that double. A snapshot inside a stored page ends in a record of its own,
+    a sibling of the longer prefix. For others it counts as one at its parent."""
     c, length = index.c, index.length
-    root = length  # behind the last entry: the end of every path
+    root = length  # after the last entry: the end of every path
     bare = (c["parent"][:length] < 0) | (c["kind"][:length] == 0)
     parents = np.append(np.where(bare, root, c["parent"][:length]), root)
     ends = c["kind"][:length] == KV
@@ -91,7 +89,7 @@ def positions_above(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.floa
 
 
 def _continued(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.bool_]:
-    """Whether a longer prefix goes on from where each of ``snapshots`` is."""
+    """Return whether a longer prefix goes on from where each of ``snapshots`` is."""
     c = index.c
     last = c["parent"][snapshots]
     # No record goes on from one that ends inside a stored page: its parent has the next records as well.
@@ -102,7 +100,7 @@ def _continued(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def _kv_bytes(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.float64]:
-    """Bytes of the KV of each snapshot from the root on, in the proportion of its last record."""
+    """Return the bytes of the KV of each snapshot from the root on, in the proportion of its last record."""
     c = index.c
     last = c["parent"][snapshots]
     pages = (c["tokens"][last].astype(np.int64) + STORED_PAGE_TOKENS - 1) // STORED_PAGE_TOKENS
@@ -113,8 +111,8 @@ def _kv_bytes(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.float64]:
 
 
 def evict(index: StoreIndex, blocks: int, protected: Collection[int]) -> list[tuple[int, int, int, int]]:
-    """Removes entries that hold at least ``blocks`` blocks, if there are as many. Returns (number, volume,
-    first block, payload bytes) of each."""
+    """Remove entries that hold at least ``blocks`` blocks in total, or all that may go. Returns (number, volume, first
+    block, payload bytes) of each."""
     c = index.c
     removed: list[tuple[int, int, int, int]] = []
     freed = 0
@@ -138,13 +136,13 @@ def evict(index: StoreIndex, blocks: int, protected: Collection[int]) -> list[tu
 
 
 def place_of(index: StoreIndex, entry: int) -> tuple[int, int, int, int]:
-    """(number, volume, first block, payload bytes)."""
+    """Return (number, volume, first block, payload bytes) of ``entry``."""
     c = index.c
     return (c["number"].item(entry), c["volume"].item(entry), c["block"].item(entry), c["payload"].item(entry))
 
 
 def subtree(index: StoreIndex, entry: int) -> list[int]:
-    """``entry`` and everything that needs it, the deepest first."""
+    """Return ``entry`` and everything that needs it, the deepest first."""
     c, length = index.c, index.length
     below = np.zeros(length, dtype=np.bool_)
     below[entry] = True

@@ -1,4 +1,4 @@
-"""Digests of whole files, computed once for a file that does not change.
+"""Digests of complete files, computed once for a file that does not change.
 
     path --stat--> device, inode, size, mtime, ctime --in the cache?--> digest
                                        | no
@@ -11,9 +11,9 @@ A file that was written within the last two seconds is not cached: clocks of fil
 second write could leave all of its times as they are. The cache is an aid, so one that cannot be written
 costs time and nothing else.
 
-Rejected: the name of a blob in the hub's cache, which is the sha256 of the file that was downloaded. Nothing
-verifies it later, a program that writes through the link changes the bytes under the old name, and a copy of
-the file elsewhere would have another identity. Samples: a tune of one matrix lies between them.
+Rejected: the name of a blob in the hub's cache, which is the sha256 of the file that was downloaded. Nothing verifies
+it later, a program that writes through the link changes the bytes under the old name, and a copy of the file elsewhere
+would have another identity. Samples of the file: a tune may change a matrix between them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ with suppress(ImportError):  # no wheel for this platform, and no compiler for i
     blake3 = _package.blake3
 
 ALGORITHM = "blake2b" if blake3 is None else "blake3"
-"""Names the function: digests of two functions never match."""
+"""Name of the function: digests of two functions never match."""
 SETTLED_NS = 2_000_000_000
 """Age of a file, in nanoseconds, from which on its times tell one write from the next."""
 ENTRIES_MAX = 2048
@@ -48,7 +48,7 @@ _THREADS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """The facts by which an unchanged file is known without reading it. ``path`` has no links."""
+    """Facts by which an unchanged file is known without reading it. ``path`` has no links."""
 
     path: str
     device: int
@@ -59,7 +59,7 @@ class FileFacts:
 
     @classmethod
     def of(cls, file: Path) -> FileFacts:
-        """Raises OSError."""
+        """Return the facts of ``file``. Raise OSError."""
         real = file.resolve(strict=True)
         stat = real.stat()
         return cls(str(real), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
@@ -74,7 +74,7 @@ def cache_folder() -> Path:
 
 
 def file_digest(file: Path) -> str:
-    """The digest of the bytes of ``file``, in hex. Raises OSError, and CheckpointError for a file that changes
+    """Return the digest of the bytes of ``file``, in hex. Raise OSError, and CheckpointError for a file that changes
     while it is read."""
     before = FileFacts.of(file)
     if not before.is_settled:
@@ -99,7 +99,7 @@ def _computed(file: Path, before: FileFacts) -> str:
 
 
 def content_digest(file: Path) -> str:
-    """The digest of all bytes of ``file``, which are read now. Raises OSError."""
+    """Return the digest of all bytes of ``file``, which are read now. Raise OSError."""
     if blake3 is None:
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, "blake2b").hexdigest()
@@ -109,7 +109,7 @@ def content_digest(file: Path) -> str:
 
 
 def check_unchanged(file: Path, before: FileFacts) -> None:
-    """Raises CheckpointError if ``file`` is not what it was, OSError where it is gone."""
+    """Raise CheckpointError if ``file`` has changed, OSError where it is gone."""
     if FileFacts.of(file) != before:
         raise CheckpointError(
             f"{file}: the file was written while it was read; try again once it is complete", param="model"
@@ -133,7 +133,7 @@ def _cached(of: FileFacts) -> str | None:
 
 @contextmanager
 def _locked(of: FileFacts) -> Iterator[int | None]:
-    """A descriptor of the locked entry; None where the cache cannot be written."""
+    """Yield a descriptor of the locked entry; None where the cache cannot be written."""
     path, descriptor = _entry_path(of), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -151,7 +151,7 @@ def _locked(of: FileFacts) -> Iterator[int | None]:
 
 
 def _read_entry(entry: int | None, of: FileFacts) -> str | None:
-    """The digest in ``entry``, if it is that of the file with these facts. Half an entry is none."""
+    """Return the digest in ``entry``, if it is that of the file with these facts. Half an entry does not count."""
     if entry is None:
         return None
     try:

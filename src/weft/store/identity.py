@@ -1,10 +1,10 @@
-"""Whose bytes these are: a namespace is a digest of everything that decides what a record means.
+"""Identity of stored bytes: a namespace is a digest of everything that decides the meaning of a record.
 
     weights, architecture, rope, dtypes, quantised form, arithmetic, layout, adapter
         --canonical JSON--> SHA-256 --> 16 bytes: the namespace, in every row and under namespaces/
 
-Another model at the same path, another KV dtype, another rope: each is another namespace, whose rows never
-match. The JSON is written beside the ledger, so that ``weft store info`` can name what a directory holds.
+Another model at the same path, another KV dtype, another rope: each is another namespace, whose rows never match. The
+JSON is written into the directory, so that ``weft store info`` can name the models of its records.
 
 The digest of weights covers all bytes of every file that the weights are read from (``file_digests``).
 
@@ -23,16 +23,16 @@ from typing import Any
 from weft.store import file_digests
 
 LAYOUT_VERSION = 1
-"""Of the bytes inside records: grows when pages or states are laid out another way."""
+"""Version of the bytes inside records: grows when pages or states are laid out another way."""
 ARITHMETIC_VERSION = 2
-"""Of the numbers inside records: grows when a kernel rounds or sums in another way. A new version must not
-go on from states of an old one. It would compute them with other bits."""
+"""Version of the numbers inside records: grows when a kernel rounds or sums in another way. A new version must not go
+on from states of an old one. It would compute them with other bits."""
 NAMESPACES_FOLDER = "namespaces"
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceIdentity:
-    """What must be equal for records to mean the same. Values are JSON: texts, numbers, lists, mappings.
+    """Facts that must be equal for records to mean the same. Values are JSON: texts, numbers, lists, mappings.
 
     ``model``: a name to show; it is not part of the digest. ``arithmetic``: the kernel set and the versions
     of its arithmetic, where two of them round differently. ``grain_bytes``: KV of 16 tokens. ``state_bytes``:
@@ -60,17 +60,18 @@ class NamespaceIdentity:
         return hashlib.sha256(canonical_json(facts)).digest()[:16]
 
     def as_json(self) -> bytes:
-        """The file namespaces/DIGEST.json."""
+        """Return the content of the file namespaces/DIGEST.json."""
         return canonical_json(asdict(self)) + b"\n"
 
 
 def canonical_json(facts: Any) -> bytes:
-    """Sorted keys, no spaces, ASCII."""
+    """Return JSON with sorted keys, without spaces, in ASCII."""
     return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def weights_digest(files: Sequence[Path]) -> str:
-    """Hex SHA-256 over the digests of ``files`` in the order of their names. Raises OSError, CheckpointError."""
+    """Return the hex SHA-256 over the digests of ``files`` in the order of their names. Raise OSError,
+    CheckpointError."""
     total = hashlib.sha256(file_digests.ALGORITHM.encode())
     for path in sorted(files, key=lambda one: one.name):
         total.update(bytes.fromhex(file_digests.file_digest(path)))

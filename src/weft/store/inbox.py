@@ -4,13 +4,13 @@
                             parcel 2: KV [1024, 1500), state  verified --> the same one, to 1500
     engine thread           match --> StoredPrefix            fetch --> staging buffers --> the arrival goes
 
-A parcel is what a put of a store is: KV records from a page on, and one state behind them. Parcels of one
-handoff follow one another, and the last state replaces the one before. So a sender that dies in the middle
-leaves a prefix that is shorter and as good.
+A parcel has the contents of a store's put: KV records from a page on, and the state after them. Parcels of one handoff
+follow one another, and the last state replaces the one before. So a sender that dies in the middle leaves a shorter
+prefix that can be used.
 
-An arrival without room is refused as FULL, and its sender tries again: what is here spares a prompt each.
-Handoffs rank by their first parcels. A further parcel of one pushes out those that began behind it, so that
-the first one always ends. What has waited for STALE_S goes too: its client may have left.
+An arrival without room is refused as FULL, and its sender tries again: each kept arrival saves a prompt. Handoffs rank
+by their first parcels. A further parcel of one pushes out those that began after it, so that the first one always ends.
+Arrivals that have waited for STALE_S go too: their client may have left.
 
 Laws: L8 (an arrival matches only where memory has all KV before it), L10 (tokens and salt are compared),
 L11 (``limit_bytes``). Checksums are compared before the sender learns that its bytes are here.
@@ -39,12 +39,12 @@ STALE_S = 3.0
 ROOM_S = 5.0
 """Senders ask again for so long. An engine whose memory is full longer has too much to do."""
 _FIRST_NUMBER = 1 << 62
-"""Snapshots of an inbox are numbered from here on; those of a directory stay below."""
+"""First number of an inbox's snapshots; those of a directory stay below."""
 
 
 class SentRecord(msgspec.Struct, frozen=True, array_like=True):
-    """KV of tokens [``start``, ``end``), or a state (``start`` == ``end``), in a form of
-    ``memory.prefix_store``. ``checksum``: xxh3-128 of its bytes."""
+    """KV of tokens [``start``, ``end``), or a state (``start`` == ``end``), in a form of ``memory.prefix_store``.
+    ``checksum``: xxh3-128 of its bytes."""
 
     start: int
     end: int
@@ -54,9 +54,9 @@ class SentRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parcel(msgspec.Struct, frozen=True, kw_only=True):
-    """``namespace``: whose bytes (``store.identity``). ``handoff``: which request they are for. ``tokens``:
-    all up to ``position``, little-endian uint32. ``records``: KV in order from ``start`` on, then the state;
-    their bytes follow in this order."""
+    """Records that one engine sends to another. ``namespace``: of the bytes (``store.identity``). ``handoff``: the
+    request they are for. ``tokens``: all up to ``position``, little-endian uint32. ``records``: KV in order from
+    ``start`` on, then the state; their bytes follow in this order."""
 
     namespace: bytes
     handoff: str
@@ -74,7 +74,7 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Arrival:
-    """What one handoff brought so far. ``number``: of the snapshot at ``position``."""
+    """The records of one handoff so far. ``number``: of the snapshot at ``position``."""
 
     number: int
     salt: str
@@ -92,7 +92,8 @@ class _Arrival:
 
 
 class Inbox:
-    """``namespace``: of this engine. ``limit_bytes``: of all arrivals. ``clock`` gives seconds."""
+    """Arrivals until requests load them. ``namespace``: of this engine. ``limit_bytes``: of all arrivals. ``clock``
+    gives seconds."""
 
     def __init__(self, namespace: bytes, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.changes = 0
@@ -111,7 +112,7 @@ class Inbox:
             return sum(arrival.nbytes for arrival in self._arrivals.values())
 
     def renew(self, namespace: bytes) -> None:
-        """Records of ``namespace`` are taken from now on; those of others are dropped."""
+        """Take records of ``namespace`` from now on; those of others are dropped."""
         with self._lock:
             self._namespace = namespace
             self._arrivals.clear()
@@ -120,7 +121,7 @@ class Inbox:
     # ------------------------------------------------------------------ thread of the link
 
     def accept(self, parcel: Parcel, payload: memoryview) -> str:
-        """Takes a copy of ``payload``. Returns why it is refused; empty if it is not."""
+        """Take a copy of ``payload``. Returns why it is refused; empty if it is not."""
         refusal = self._accept(parcel, payload)
         self.refused += bool(refusal) and refusal != FULL
         return refusal
@@ -133,7 +134,7 @@ class Inbox:
         if parcel.nbytes > self.limit_bytes:
             return self._no_room(parcel.nbytes)
         with self._lock:
-            if self._pushed_out(parcel) is None:  # before the bytes are looked at: it comes again
+            if self._pushed_out(parcel) is None:  # before the bytes are looked at: the parcel comes again
                 return FULL
         content, at = np.frombuffer(bytes(payload), np.uint8), 0
         records: list[tuple[SentRecord, Uint8s]] = []
@@ -171,7 +172,7 @@ class Inbox:
         return ""
 
     def _before(self, parcel: Parcel) -> _Arrival | None:
-        """The arrival that it goes on from."""
+        """Return the arrival that the parcel goes on from."""
         before = self._arrivals.get(parcel.handoff)
         if before is None or not (
             before.position == parcel.start and before.salt == parcel.salt and parcel.tokens.startswith(before.tokens)
@@ -180,8 +181,8 @@ class Inbox:
         return before
 
     def _pushed_out(self, parcel: Parcel) -> list[str] | None:
-        """Arrivals that make room for it; None where those that may go are not enough. A parcel that is too
-        large beside nothing is for its caller."""
+        """Return arrivals to drop so that the parcel has room; None where those that may go are not enough. A parcel
+        that would be too large for an empty inbox is for its caller."""
         before = self._before(parcel)
         nbytes = parcel.nbytes + (0 if before is None else before.nbytes - len(before.state[1]))
         others = [name for name in self._arrivals if name != parcel.handoff]
@@ -203,7 +204,8 @@ class Inbox:
     # ------------------------------------------------------------------ engine thread
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
-        """As ``Store.match``, where KV before the arrival is among the ``above`` tokens that memory has."""
+        """Return a match as ``Store.match`` does, where KV before the arrival is among the ``above`` tokens that memory
+        has."""
         if not self._arrivals:
             return None
         content = token_bytes(tokens)
@@ -221,7 +223,7 @@ class Inbox:
             return _prefix_of(max(fitting, key=lambda arrival: arrival.position), salt)
 
     def copy(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> int:
-        """Fills ``into`` with the KV of [``start``, position) and the state. Bytes copied; 0 if the arrival
+        """Fill ``into`` with the KV of [``start``, position) and the state. Return the bytes copied; 0 if the arrival
         is gone."""
         with self._lock:
             arrival = next((one for one in self._arrivals.values() if one.number == prefix.snapshot), None)
@@ -236,7 +238,7 @@ class Inbox:
         return copied + len(state)
 
     def expire(self) -> None:
-        """Drops what no request took."""
+        """Drop arrivals that no request took."""
         before_s = self._clock() - EXPIRES_S
         if any(arrival.arrived_s < before_s for arrival in tuple(self._arrivals.values())):
             with self._lock:
@@ -246,7 +248,7 @@ class Inbox:
                         self.changes += 1
 
     def drop(self, prefix: StoredPrefix) -> None:
-        """A request has its bytes."""
+        """Drop an arrival whose bytes a request has."""
         with self._lock:
             for name, arrival in list(self._arrivals.items()):
                 if arrival.number == prefix.snapshot:
@@ -255,7 +257,8 @@ class Inbox:
 
 
 def _is_sound(parcel: Parcel, payload: memoryview) -> bool:
-    """Whether the records cover [``start``, ``position``) without gaps, end in a state, and are there."""
+    """Return whether the records cover [``start``, ``position``) without gaps, end in a state, and have all their
+    bytes."""
     if (
         not parcel.records
         or parcel.nbytes != payload.nbytes
@@ -301,7 +304,7 @@ def parcel_of(
     *,
     exact: bool,
 ) -> Parcel:
-    """``pieces``: (start, end, form, bytes) of the KV records, then of the state."""
+    """Return a parcel. ``pieces``: (start, end, form, bytes) of the KV records, then of the state."""
     records = [
         SentRecord(first, end, form, payload.nbytes, payload_checksum(payload)) for first, end, form, payload in pieces
     ]

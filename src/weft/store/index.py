@@ -1,5 +1,4 @@
-"""``StoreIndex``: the records of a store in memory, about 75 bytes each, lookups by tokens, and what they
-become.
+"""``StoreIndex``: the records of a store in memory, about 75 bytes each, and lookups by tokens.
 
     root chain --head of 16 tokens--> KV record --chain matches?--> KV record --> ... --> snapshots there
     (snapshot entry, KV entries) --prefix_of--> StoredPrefix --reads_of, start, buffers--> RecordRead ...
@@ -12,8 +11,8 @@ The index has hashes, not tokens. ``deepest`` therefore finds candidates, and a 
 L10). An entry that a put has added matches only once it is durable; ``covered`` sees it before, so that two
 puts in a row do not write the same KV twice.
 
-Laws: L8 (a snapshot's KV records are its ancestors, and an entry with users is never removed alone), L11 (a
-walk visits at most ``VISITS_MAX`` entries).
+Laws: L8 (a snapshot's KV records are its ancestors, and an entry with users is never removed before them), L11 (a walk
+visits at most ``VISITS_MAX`` entries).
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ _COLUMNS: dict[str, tuple[Any, int]] = {
     "seconds": (np.float32, 0), "uses": (np.uint32, 0), "last_use": (np.uint32, 0),
     "users": (np.int32, 0), "sibling": (np.int32, NO_ENTRY), "snapshot": (np.int32, NO_ENTRY),
 }  # fmt: skip
-"""Column -> (dtype, value of an entry that is not filled). ``space``: number of the (namespace, salt) pair.
-``sibling``: the next entry of a list of children or of
-snapshots. ``snapshot``: the first snapshot at the end of a KV record."""
+"""Columns: name -> (dtype, value of an entry that is not filled). ``space``: number of the (namespace, salt) pair.
+``sibling``: the next entry of a list of children or of snapshots. ``snapshot``: the first snapshot at the end of a KV
+record."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvChain:
-    """KV entries from the root on, and where the last one ends. ``chain``: the name of that prefix."""
+    """A chain of KV entries from the root on, and the position at its end. ``chain``: the name of that prefix."""
 
     entries: tuple[int, ...]
     end: int
     chain: int
 
     def up_to(self, index: StoreIndex, position: int, root: int) -> KvChain | None:
-        """The part of the chain that ends at ``position``; None if no record ends there."""
+        """Return the part of the chain that ends at ``position``; None if no record ends there."""
         c, entries, end = index.c, list(self.entries), self.end
         while entries and end > position:
             end = c["position"].item(entries.pop())
@@ -64,12 +63,12 @@ class KvChain:
 
 
 def knows(forms: frozenset[int] | None, form: int) -> bool:
-    """Whether an engine that reads ``forms`` reads ``form``."""
+    """Return whether an engine that reads ``forms`` reads ``form``."""
     return forms is None or form in forms
 
 
 class StoreIndex:
-    """See the essay. ``c`` are the columns; an entry is an index into them."""
+    """The records of a store; see the essay. ``c`` are the columns; an entry is an index into them."""
 
     def __init__(self, forms: frozenset[int] | None = None) -> None:
         self.forms = forms
@@ -86,12 +85,12 @@ class StoreIndex:
         self._changes = 0
         """Entries added and removed so far."""
         self.durable_changes = 0
-        """Durable entries that came or went so far: while it stands still, ``deepest`` answers the same."""
+        """Durable entries that came or went so far: while the count is the same, ``deepest`` answers the same."""
         self._covered: tuple[tuple[int, bytes, bool, int], KvChain] | None = None
-        """What ``covered`` was asked last, with the changes before it, and its answer."""
+        """Last question to ``covered``, with the changes before it, and its answer."""
 
     def load(self, live: LiveRows, namespace: bytes) -> None:
-        """Fills an empty index. Only rows of ``namespace`` can match; the others still hold space."""
+        """Fill an empty index. Only rows of ``namespace`` can match; the others still hold space."""
         rows, count = live.rows, len(live.rows)
         assert self.length == 0
         self._reserve(count)
@@ -123,7 +122,7 @@ class StoreIndex:
         self._load_snapshots(np.flatnonzero(rows["kind"] == SNAPSHOT), parents)
 
     def add(self, *, parent: int, space: int, kind: int, **columns: Any) -> int:
-        """A new entry of this namespace."""
+        """Add an entry of this namespace, and return it."""
         self._changes += 1
         entry = self._free.pop() if self._free else self.length
         if entry == self.length:
@@ -147,7 +146,7 @@ class StoreIndex:
         return entry
 
     def remove(self, entry: int) -> None:
-        """Removes an entry without users."""
+        """Remove an entry without users."""
         self._changes += 1
         c = self.c
         self.durable_changes += bool(c["durable"][entry])
@@ -165,12 +164,12 @@ class StoreIndex:
         self._free.append(entry)
 
     def make_durable(self, entries: Sequence[int]) -> None:
-        """Records of ``entries`` are on the disk and may match."""
+        """Mark ``entries``, whose records are on the disk, as durable: they may match."""
         self.c["durable"][list(entries)] = True
         self.durable_changes += 1
 
     def touch(self, entry: int) -> None:
-        """A snapshot was restored."""
+        """Count a restore of a snapshot."""
         self._tick += 1
         self.c["uses"][entry] += 1
         self.c["last_use"][entry] = self._tick
@@ -184,7 +183,7 @@ class StoreIndex:
         return self._tick
 
     def deepest(self, root: int, tokens: bytes, *, above: int, exact: bool) -> tuple[int, KvChain] | None:
-        """The deepest durable snapshot of more than ``above`` tokens under ``tokens``, and its KV."""
+        """Return the deepest durable snapshot of more than ``above`` tokens under ``tokens``, and its KV."""
         best: tuple[int, KvChain] | None = None
         for path in self._paths(root, tokens, exact=exact, durable=True):
             if path.end > max(above, best[1].end if best else 0):
@@ -194,9 +193,9 @@ class StoreIndex:
         return best
 
     def covered(self, root: int, tokens: bytes, *, exact: bool) -> KvChain:
-        """The longest chain of KV records under ``tokens`` from which a record can go on: one that ends at
-        a multiple of 16 or with the tokens. Records that are not durable yet count. A put asks again what
-        its offer asked, so the last answer is remembered."""
+        """Return the longest chain of KV records under ``tokens`` from which a record can go on: one that ends at a
+        multiple of 16 or with the tokens. Records that are not durable yet count. A put repeats the question of its
+        offer, so the last answer is remembered."""
         asked = root, tokens, exact, self._changes
         if self._covered is not None and self._covered[0] == asked:
             return self._covered[1]
@@ -208,18 +207,19 @@ class StoreIndex:
         return best
 
     def offer(self, root: int, tokens: bytes, *, exact: bool) -> PutOffer | None:
-        """What a put of a snapshot behind ``tokens`` needs; None if it is stored or under way."""
+        """Return the records that a put of a snapshot at the end of ``tokens`` needs; None if it is stored or under
+        way."""
         path, position = self.covered(root, tokens, exact=exact), len(tokens) // 4
         if path.end == position and self.snapshot_at(path, exact=exact, durable=False) != NO_ENTRY:
             return None
         return PutOffer(path.end, position, snapshot_above(self, path, exact=exact))
 
     def base(self, root: int, tokens: bytes, start: int, *, exact: bool) -> KvChain | None:
-        """The stored KV that ends at ``start``; None if it was evicted after the offer."""
+        """Return the stored KV that ends at ``start``; None if it was evicted after the offer."""
         return self.covered(root, tokens, exact=exact).up_to(self, start, root)
 
     def snapshot_at(self, path: KvChain, *, exact: bool, durable: bool) -> int:
-        """A snapshot at the end of ``path``, an exact one if there is a choice."""
+        """Return a snapshot at the end of ``path``, an exact one if there is a choice."""
         answer = NO_ENTRY
         if not path.entries:
             return answer
@@ -272,7 +272,7 @@ class StoreIndex:
             first = self.c["sibling"].item(first)
 
     def _without(self, first: int, entry: int) -> int:
-        """The list that begins at ``first``, without ``entry``."""
+        """Return the list that begins at ``first``, without ``entry``."""
         sibling = self.c["sibling"]
         if first == entry:
             return int(sibling[entry])
@@ -291,7 +291,7 @@ class StoreIndex:
         self._count_short(self.c["tokens"].item(entry), -1)
 
     def _count_short(self, tokens: int, change: int) -> None:
-        """Lengths below a stored page: a lookup tries each of them."""
+        """Count the lengths below a stored page: a lookup tries each of them."""
         if tokens < STORED_PAGE_TOKENS:
             self._short[tokens] = self._short.get(tokens, 0) + change
             if self._short[tokens] == 0:
@@ -363,7 +363,7 @@ def prefix_of(
 
 
 def snapshot_above(index: StoreIndex, path: KvChain, *, exact: bool) -> int:
-    """The position of the deepest snapshot on ``path``, durable or not; 0 without one."""
+    """Return the position of the deepest snapshot on ``path``, durable or not; 0 without one."""
     for at in range(len(path.entries), 0, -1):
         entry = index.snapshot_at(KvChain((path.entries[at - 1],), 0, 0), exact=exact, durable=False)
         if entry != NO_ENTRY:
@@ -372,12 +372,12 @@ def snapshot_above(index: StoreIndex, path: KvChain, *, exact: bool) -> int:
 
 
 def entries_of(prefix: StoredPrefix) -> list[tuple[int, int]]:
-    """(entry, number) of the KV records and of the snapshot."""
+    """Return (entry, number) of the KV records and of the snapshot."""
     return [*((span.entry, span.record) for span in prefix.spans), (prefix.entry, prefix.snapshot)]
 
 
 def is_current(index: StoreIndex, prefix: StoredPrefix) -> bool:
-    """Whether the entries of ``prefix`` still are its records."""
+    """Return whether the entries of ``prefix`` still are its records."""
     c = index.c
     return all(
         entry < index.length and c["kind"].item(entry) and c["number"].item(entry) == number
@@ -386,7 +386,7 @@ def is_current(index: StoreIndex, prefix: StoredPrefix) -> bool:
 
 
 def places_of(prefix: StoredPrefix, start: int, page_bytes: int) -> Iterator[tuple[StoredSpan, int, int]]:
-    """The spans that a fetch from ``start`` on reads: each with the byte of the buffer where it begins, and
+    """Yield the spans that a fetch from ``start`` on reads: each with the byte of the buffer where it begins, and
     its length there. A new form begins at a multiple of ``page_bytes``."""
     at, form = 0, EXACT_FORM
     for span in prefix.spans:
@@ -401,7 +401,7 @@ def places_of(prefix: StoredPrefix, start: int, page_bytes: int) -> Iterator[tup
 
 
 def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Iterator[RecordRead]:
-    """Every KV record of the path, those before ``start`` for their tokens alone, and the state."""
+    """Yield every KV record of the path, those before ``start`` only for their tokens, and the state."""
     line = index.c["line"]
     kv, state = into.kv.cast("B"), into.state.cast("B")
     places = {span.record: (at, length) for span, at, length in places_of(prefix, start, into.page_bytes)}

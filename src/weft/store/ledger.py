@@ -1,4 +1,4 @@
-"""The ledger: rows that name every record, in an append-only file beside an append-only file of tokens.
+"""The ledger: rows that name every record, in an append-only file, and their tokens in another one.
 
     ledger-00000003.rows      header | row | row | row | ...          144 bytes each
     ledger-00000003.tokens    uint32 uint32 uint32 ...                the tokens of KV records
@@ -16,14 +16,12 @@ A snapshot is stored in this order, and each arrow is a sync of the disk:
 
     payloads into volumes  ->  tokens  ->  rows of KV records and of the snapshot
 
-So a row that is on the disk names payloads that are on the disk. Rows have one length: a damaged row costs
-itself alone, and the next append overwrites a torn one. ``chain`` names a prefix by 64 bits: xxh3 of the
-parent's chain and the tokens. ``head`` is the same over at most 16 tokens; with it a lookup finds a child
-without knowing the child's length.
+So a row that is on the disk names payloads that are on the disk. Rows have one length: a damaged row costs only itself,
+and the next append overwrites a torn one. ``chain`` names a prefix by 64 bits: xxh3 of the parent's chain and the
+tokens. ``head`` is the same over at most 16 tokens; with it a lookup finds a child without knowing the child's length.
 
-The generation in the names grows with each compaction: both files are written anew from the live rows,
-synced, and the rename of the rows file makes the new generation the valid one. docs/store.md has the table of
-bytes.
+The generation in the names grows with each compaction: both files are written from the live rows, synced, and the
+rename of the rows file makes the new generation the valid one. docs/store.md has the table of bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ HEADER, KV, SNAPSHOT, RETIRED, USED = 0, 1, 2, 3, 4
 INEXACT = 1
 """Bit of ``flags``: the bytes were rounded, or computed from rounded ones."""
 REMOTE_VOLUME = 0xFFFF_FFFF
-"""``volume`` of a record that is an object of a bucket."""
+"""Value of ``volume`` for a record that is an object of a bucket."""
 FORMAT_VERSION = 1
 MAGIC = b"weft-store-rows\0"
 NO_SALT = bytes(16)
@@ -65,7 +63,7 @@ LedgerRows = npt.NDArray[np.void]
 
 
 def row_of(**fields: Any) -> bytes:
-    """One row with its hash; fields that are not named are 0."""
+    """Return one row with its hash; fields that are not named are 0."""
     row = np.zeros(1, dtype=ROW)
     for name, value in fields.items():
         row[name] = np.void(value) if isinstance(value, bytes) else value
@@ -74,7 +72,7 @@ def row_of(**fields: Any) -> bytes:
 
 
 def header_row(generation: int) -> bytes:
-    """The first row of a rows file: magic, format version, generation."""
+    """Return the first row of a rows file: magic, format version, generation."""
     body = (MAGIC + FORMAT_VERSION.to_bytes(4, "little") + bytes(4) + generation.to_bytes(8, "little")).ljust(
         ROW_BYTES - 8, b"\0"
     )
@@ -82,7 +80,7 @@ def header_row(generation: int) -> bytes:
 
 
 def header_generation(row: bytes) -> int | None:
-    """The generation in a header row; None where it is no header of this format version."""
+    """Return the generation in a header row; None where it is not a header of this format version."""
     version = int.from_bytes(row[16:20], "little")
     if len(row) != ROW_BYTES or not row.startswith(MAGIC) or version != FORMAT_VERSION or not hash_matches(row):
         return None
@@ -94,7 +92,7 @@ def hash_matches(row: bytes | memoryview) -> bool:
 
 
 def parse_rows(content: bytes | memoryview) -> tuple[LedgerRows, npt.NDArray[np.bool_]]:
-    """(rows, which of them have the right hash); bytes past the last whole row are left out."""
+    """Return (rows, which of them have the right hash); bytes past the last complete row are left out."""
     count = len(content) // ROW_BYTES
     view = memoryview(content)[: count * ROW_BYTES]
     rows = np.frombuffer(view, dtype=ROW)
@@ -106,7 +104,7 @@ def parse_rows(content: bytes | memoryview) -> tuple[LedgerRows, npt.NDArray[np.
 
 
 def with_hashes(rows: LedgerRows) -> bytes:
-    """The bytes of ``rows``, each with its hash; the array is changed."""
+    """Return the bytes of ``rows``, each with its hash; the array is changed."""
     view, body = memoryview(rows.tobytes()), ROW_BYTES - 8
     rows["row_hash"] = np.fromiter(
         (xxh3_64_intdigest(view[at : at + body]) for at in range(0, len(view), ROW_BYTES)), np.uint64, len(rows)
@@ -115,7 +113,7 @@ def with_hashes(rows: LedgerRows) -> bytes:
 
 
 def token_bytes(tokens: Any) -> bytes:
-    """Tokens as little-endian uint32."""
+    """Return tokens as bytes, little-endian uint32."""
     return np.asarray(tokens, dtype="<u4").tobytes()
 
 
@@ -124,17 +122,17 @@ def root_chain(namespace: bytes, salt: bytes) -> int:
 
 
 def chain_of(parent_chain: int, tokens: bytes | memoryview) -> int:
-    """The name of the prefix that ``tokens`` extend."""
+    """Return the name of the prefix that ``tokens`` extend."""
     return xxh3_64_intdigest(parent_chain.to_bytes(8, "little") + bytes(tokens))
 
 
 def head_of(parent_chain: int, tokens: bytes | memoryview) -> int:
-    """``chain_of`` of at most the first 16 of ``tokens``."""
+    """Return ``chain_of`` of at most the first 16 of ``tokens``."""
     return chain_of(parent_chain, memoryview(tokens)[: 4 * STORED_PAGE_TOKENS])
 
 
 def payload_checksum(payload: bytes | memoryview) -> bytes:
-    """xxh3-128, the canonical (big-endian) 16 bytes."""
+    """Return xxh3-128 of ``payload``, the canonical (big-endian) 16 bytes."""
     return xxh3_128_digest(payload)
 
 
@@ -142,13 +140,13 @@ _NAME = re.compile(r"ledger-(\d{8})\.(rows|tokens)")
 
 
 class LedgerError(OSError):
-    """A row or tokens of the ledger are not what the index says."""
+    """A row or tokens of the ledger differ from the index."""
 
 
 @dataclass(slots=True)
 class LedgerFiles:
-    """One generation, open. ``row_count`` and ``tokens_bytes`` are where the next append goes; the header is
-    row 0. One thread appends; any thread reads what was appended before."""
+    """One generation, open. ``row_count`` and ``tokens_bytes`` are where the next append goes; the header is row 0. One
+    thread appends; any thread reads earlier rows."""
 
     disk: OsDisk
     directory: Path
@@ -159,8 +157,8 @@ class LedgerFiles:
     tokens_bytes: int
 
     def append(self, rows: list[bytes], tokens: bytes) -> int:
-        """Appends durably: tokens first. Returns the number of the first row. Raises OSError; what was
-        written of ``rows`` is then cut off, or overwritten by the next append."""
+        """Append durably: tokens first. Returns the number of the first row. Raises OSError; the written part of
+        ``rows`` is then cut off, or overwritten by the next append."""
         if tokens:
             self.disk.write(self.tokens_handle, tokens, self.tokens_bytes)
             self.disk.sync(self.tokens_handle)
@@ -177,7 +175,7 @@ class LedgerFiles:
         return first
 
     def read_row(self, index: int, number: int) -> np.void:
-        """Row ``index``. Raises LedgerError where it is not that of record ``number``."""
+        """Return row ``index``. Raise LedgerError where it is not that of record ``number``."""
         content = bytearray(ROW_BYTES)
         self.disk.read(self.rows_handle, memoryview(content), index * ROW_BYTES)
         row: np.void = np.frombuffer(content, dtype=ROW)[0]
@@ -186,7 +184,7 @@ class LedgerFiles:
         return row
 
     def read_rows_from(self, first: int) -> bytes:
-        """The rows from number ``first`` on, as they are on the disk now."""
+        """Return the rows from number ``first`` on, as they are on the disk now."""
         begin = first * ROW_BYTES
         content = bytearray(max(0, self.disk.size(self.rows_handle) - begin))
         self.disk.read(self.rows_handle, memoryview(content), begin)
@@ -198,7 +196,7 @@ class LedgerFiles:
         return bytes(content)
 
     def __del__(self) -> None:
-        """Files stay open for the fetches that still read this generation."""
+        """Close the files when no fetch reads this generation any more."""
         for handle in (self.rows_handle, self.tokens_handle):
             with contextlib.suppress(OSError):
                 self.disk.close(handle)
@@ -209,14 +207,14 @@ def file_names(generation: int) -> tuple[str, str]:
 
 
 def generations(directory: Path, disk: OsDisk) -> list[int]:
-    """Generations that have a rows file, the newest first."""
+    """Return the generations that have a rows file, the newest first."""
     matches = [_NAME.fullmatch(name) for name in disk.names(directory)]
     return sorted((int(match[1]) for match in matches if match and match[2] == "rows"), reverse=True)
 
 
 def open_ledger(directory: Path, disk: OsDisk, *, writable: bool) -> tuple[LedgerFiles, bytes] | None:
-    """The newest generation with a valid header or any valid row, and its rows without the header. None if
-    there is none. A file gets its name when it is whole, so a damaged header is no trace of a crash."""
+    """Return the newest generation with a valid header or any valid row, and its rows without the header. None if there
+    is none. A file gets its name when it is complete, so a damaged header does not come from a crash."""
     opened = disk.open_existing if writable else disk.open_read
     for generation in generations(directory, disk):
         rows_name, tokens_name = file_names(generation)
@@ -239,7 +237,7 @@ def open_ledger(directory: Path, disk: OsDisk, *, writable: bool) -> tuple[Ledge
 
 
 def create_ledger(directory: Path, disk: OsDisk, generation: int, rows: bytes, tokens: Iterable[bytes]) -> LedgerFiles:
-    """Writes a generation whole and makes it the newest. The rows file gets its name last."""
+    """Write a generation and make it the newest. The rows file gets its name last."""
     rows_name, tokens_name = file_names(generation)
     tokens_bytes = disk.write_pieces(directory / tokens_name, tokens)
     disk.write_file(directory / rows_name, header_row(generation) + rows)
@@ -255,7 +253,7 @@ def create_ledger(directory: Path, disk: OsDisk, generation: int, rows: bytes, t
 
 
 def remove_other_generations(directory: Path, disk: OsDisk, generation: int) -> None:
-    """Also what a crash left of a compaction."""
+    """Remove the files of other generations, and those of a compaction that crashed."""
     for name in disk.names(directory):
         match = _NAME.match(name)
         if match and (int(match[1]) != generation or name.endswith(".tmp")):
@@ -263,6 +261,6 @@ def remove_other_generations(directory: Path, disk: OsDisk, generation: int) -> 
 
 
 def valid_rows(content: bytes) -> tuple[LedgerRows, np.ndarray[tuple[int], np.dtype[np.bool_]], bool]:
-    """(rows, which are valid, whether the last row is torn) of what follows the header."""
+    """Return (rows, which are valid, whether the last row is torn) of the bytes after the header."""
     rows, valid = parse_rows(content)
     return rows, valid, len(content) % ROW_BYTES != 0

@@ -12,7 +12,7 @@ def is_bucket(location: str) -> bool:
 
 
 def check_location(location: str) -> None:
-    """Raises ConfigError for a scheme that is not known, and for a URL without a bucket."""
+    """Raise ConfigError for a scheme that is not known, and for a URL without a bucket."""
     scheme, _, rest = location.partition("://")
     if scheme not in SCHEMES:
         raise ConfigError(

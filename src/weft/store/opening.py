@@ -1,4 +1,4 @@
-"""Opening a directory: what it must hold, the writer's lock, the secret, and the ledger as it is.
+"""Opening a directory: its required files, the writer's lock, the secret, and the ledger as it is.
 
     DIR/store.json          {"format": 1}: this directory is a store
        /lock                locked by the one process that writes; its text names that process
@@ -13,9 +13,9 @@ The first process takes the lock and writes. A second one follows the ledger and
 operating system's (flock), so it ends with its process, also after kill -9. A directory without permission to
 write is read as well.
 
-Salts enter a store by HMAC, so neither the salt nor a hash that can be guessed lies on the disk: without the
-secret, an attacker that reads the ledger could try salts from a list. Servers that share a bucket and want to
-share salted prefixes copy the file. Law L10: another salt, another root.
+Salts enter a store by HMAC, so neither the salt nor a hash that can be guessed is on the disk: without the secret, an
+attacker that reads the ledger could try salts from a list. Servers that share a bucket and want to share salted
+prefixes copy the file. Law L10: another salt, another root.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,17 +59,17 @@ QUEUE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How much a store may hold, how fast it may write, and what it leaves free. Sizes are bytes.
+    """Limits of a store: bytes that it holds, writes and leaves free. Sizes are bytes.
 
-    ``capacity_bytes``: most bytes of volumes; None is half of what the disk has free at the first start.
-    ``queue_bytes``: payloads that wait to be written; more are refused. ``volume_bytes``: size of a new
-    volume; None is a 64th of the capacity, at least 64 MiB. ``accept_inexact``: match rounded bytes too.
-    ``forms``: of payloads that the engine knows (``values``); records in others do not match. None: all.
+    ``capacity_bytes``: most bytes of volumes; None is half of the disk's free space at the first start.
+    ``queue_bytes``: payloads that wait to be written; more are refused. ``volume_bytes``: size of a new volume; None is
+    a 64th of the capacity, at least 64 MiB. ``accept_inexact``: match rounded bytes too. ``forms``: of payloads that
+    the engine knows (``values``); records in others do not match. None: all.
 
-    ``cache_directory``: the directory in front of a bucket; None is one under ~/.cache/weft/store.
-    ``refresh_s``: how often new segments of other writers are looked for.
-    ``key_file``: of the signatures of a bucket (``signing``).
-    ``required``: a bucket that does not answer at the start is an error."""
+    ``cache_directory``: the directory in front of a bucket; None is one under ~/.cache/weft/store. ``refresh_s``:
+    seconds between two searches for new segments of other writers. ``key_file``: of the signatures of a bucket
+    (``signing``). ``required``: a bucket that does not answer at the start is an error. ``pinned``: (salt, token
+    bytes) of prefixes whose records are not evicted, the most wanted first."""
 
     capacity_bytes: int | None = None
     write_bytes_per_second: float = WRITE_BYTES_PER_SECOND
@@ -82,12 +83,13 @@ class StoreOptions:
     key_file: str | None = None
     refresh_s: float = 10.0
     required: bool = False
+    pinned: Callable[[], Iterable[tuple[str, bytes]]] = tuple
 
 
 @dataclass(slots=True)
 class OpenDirectory:
-    """``lock``: the handle that holds the lock, None for a reader. ``secret``: None where a reader finds
-    none. ``live``: the ledger's rows at this moment; ``volume_blocks``: usable volumes."""
+    """An open directory. ``lock``: the handle that holds the lock, None for a reader. ``secret``: None where a reader
+    finds none. ``live``: the ledger's rows at this moment; ``volume_blocks``: usable volumes."""
 
     path: Path
     disk: OsDisk
@@ -104,7 +106,7 @@ class OpenDirectory:
         return self.lock is not None
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Give the lock back."""
         self.volumes.close()
         if self.lock is not None:
             self.disk.close(self.lock)
@@ -112,7 +114,7 @@ class OpenDirectory:
 
 
 def open_directory(path: Path, disk: OsDisk, *, write: bool = True) -> OpenDirectory:
-    """Opens a store, or creates one where ``write`` is true. Raises ConfigError that names the directory."""
+    """Open a store, or create one where ``write`` is true. Raise ConfigError that names the directory."""
     notes: list[str] = []
     try:
         if write:
@@ -129,7 +131,7 @@ def open_directory(path: Path, disk: OsDisk, *, write: bool = True) -> OpenDirec
     try:
         blocks, broken = volumes.scan()
         notes += [
-            f"{path / VOLUMES_FOLDER / name} is no volume of this format; its records are lost" for name in broken
+            f"{path / VOLUMES_FOLDER / name} is not a volume of this format; its records are lost" for name in broken
         ]
         ledger, live = read_ledger(path, disk, blocks, writable=lock is not None)
     except OSError as error:
@@ -143,7 +145,7 @@ def open_directory(path: Path, disk: OsDisk, *, write: bool = True) -> OpenDirec
 def read_ledger(
     path: Path, disk: OsDisk, volume_blocks: dict[int, int], *, writable: bool
 ) -> tuple[LedgerFiles | None, LiveRows | None]:
-    """The newest generation and its live rows. A writer creates the first one. Raises OSError."""
+    """Return the newest generation and its live rows. A writer creates the first one. Raise OSError."""
     try:
         opened = open_ledger(path, disk, writable=writable)
     except FileNotFoundError:  # a compaction of the writer has just removed it
@@ -164,7 +166,7 @@ def read_ledger(
 
 
 def write_namespace(path: Path, disk: OsDisk, identity: NamespaceIdentity) -> None:
-    """Names the namespace for people. Raises OSError."""
+    """Write the file that names the namespace for people. Raise OSError."""
     file = path / NAMESPACES_FOLDER / f"{identity.digest.hex()}.json"
     if not disk.exists(file):
         disk.write_file(file, identity.as_json())
@@ -177,8 +179,8 @@ def _prepare(path: Path, disk: OsDisk) -> None:
         strangers = [name for name in disk.names(path) if name not in own and not name.endswith(".tmp")]
         if strangers:
             raise ConfigError(
-                f"--store {path}: the directory has other files ({strangers[0]}) and is no "
-                "store; name an empty or a new directory",
+                f"--store {path}: the directory has other files ({strangers[0]}) and is not a store; name "
+                "an empty or a new directory",
                 param=PARAM,
             )
     disk.make_directory(path / VOLUMES_FOLDER)
@@ -242,7 +244,7 @@ def _secret(path: Path, disk: OsDisk, notes: list[str], *, create: bool) -> byte
 
 
 def read_secret(directory: Path, disk: OsDisk) -> bytes | None:
-    """The directory's secret; None where the file is missing or has another length."""
+    """Return the directory's secret; None where the file is missing or has another length."""
     try:
         secret = disk.read_file(directory / SECRET_FILE)
     except OSError:
@@ -251,7 +253,7 @@ def read_secret(directory: Path, disk: OsDisk) -> bytes | None:
 
 
 def salt_key(secret: bytes, salt: str | None) -> bytes:
-    """16 bytes for a salt; zeros for none."""
+    """Return 16 bytes for a salt; zeros for none."""
     if not salt:
         return NO_SALT
     return hmac.new(secret, salt.encode("utf-8", "surrogatepass"), hashlib.sha256).digest()[:16]

@@ -1,4 +1,4 @@
-"""``PackedStore``: a store whose exact records are packed before they are put, and unpacked behind a fetch.
+"""``PackedStore``: a store whose exact records are packed before they are put, and unpacked after a fetch.
 
     put    --threads pack parts of 8 MiB--> (poll) Store.put of packed records       in the order of the puts
     fetch  --Store.fetch into a spare buffer--> (poll) threads unpack --> event      verified twice
@@ -6,8 +6,7 @@
     match  the store's answer, in the sizes that the engine has in memory
 
 The store below knows packed records as one more form (PACKED). A record that does not shrink is put as it is.
-Compressed forms of the engine pass through. Reads have threads of their own, so none waits behind a queue of
-puts.
+Compressed forms of the engine pass through. Reads have threads of their own, so none waits for the puts in a queue.
 
 Laws: L8, L9 (packing delays no step; a put whose parent was refused is dropped), L11 (``queue_bytes``).
 """
@@ -47,10 +46,10 @@ from weft.units import ceil_div
 PART_BYTES = 8 * CHUNK_BYTES
 THREADS_MAX = 16
 CPUS_PER_THREAD = 4
-"""One thread packs for so many cores of the host: the others belong to the engine."""
+"""Cores of the host per packing thread: the others belong to the engine."""
 FINAL_PACKING_S = 5.0
 _FIRST_TICKET = 1 << 48
-"""Tickets of puts that are packed begin here; those of the store below stay under it."""
+"""First ticket of puts that are packed; those of the store below stay under it."""
 
 
 def threads_for(cpus: int | None) -> int:
@@ -73,9 +72,9 @@ class _Put:
     parts: list[list[bytes | None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_dropped: bool = False
-    """The store was cleared while it was packed."""
+    """Whether the store was cleared while it was packed."""
     packed: list[bytes | None] | None = None
-    """By record, once all are done; None where packing gained nothing."""
+    """Packed form by record, once all are done; None where packing gained nothing."""
 
     @property
     def payloads(self) -> list[memoryview]:
@@ -88,7 +87,7 @@ class _Put:
 
 @dataclass(frozen=True, slots=True)
 class UnpackedPrefix(StoredPrefix):
-    """A prefix in the sizes of memory. ``below``: the same as the store has it."""
+    """A prefix in the sizes of memory. ``below``: the same in the sizes of the store."""
 
     below: StoredPrefix | None = field(default=None, repr=False)
 
@@ -111,8 +110,8 @@ class _Fetch:
 
 
 class PackedStore:
-    """``stored_page_bytes`` and ``state_bytes`` of an exact record in memory. ``packs`` False: only what is
-    packed already is unpacked. ``clock`` measures fetches."""
+    """A store with packing in front. ``stored_page_bytes`` and ``state_bytes`` of an exact record in memory. ``packs``
+    False: only unpack records that are packed already. ``clock`` measures fetches."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class PackedStore:
     ) -> None:
         self.store = store
         self.raw_bytes = self.packed_bytes = 0
-        """Of records that were packed so far: before and after."""
+        """Bytes of the records packed so far: before and after."""
         self._stored_page_bytes = stored_page_bytes
         self._state_bytes = state_bytes
         self._queue_bytes = queue_bytes
@@ -203,7 +202,7 @@ class PackedStore:
         return ticket
 
     def _unpack(self, fetch: _Fetch, event: StoreEvent) -> None:
-        """The stored bytes have arrived: threads fill the buffers of the engine."""
+        """Unpack bytes that have arrived: threads fill the buffers of the engine."""
         prefix, below = fetch.prefix, fetch.prefix.below
         assert below is not None
         into = fetch.into.kv.cast("B")
@@ -292,7 +291,7 @@ class PackedStore:
         return put.ticket
 
     def _put_packed(self, put: _Put) -> StoreEvent | None:
-        """Every record of ``put`` is packed. An event if the store refuses it."""
+        """Put ``put``, whose records are all packed. Return an event if the store refuses it."""
         assert put.packed is not None
         self._waiting_bytes -= put.nbytes
         if put.is_dropped:
@@ -346,7 +345,7 @@ class PackedStore:
         return events
 
     def _pass_on(self) -> list[StoreEvent]:
-        """Puts that are packed go to the store, the oldest first."""
+        """Pass puts that are packed to the store, the oldest first."""
         events = []
         while self._puts and self._puts[0].packed is not None:
             refused = self._put_packed(self._puts.popleft())
@@ -376,7 +375,7 @@ class PackedStore:
 
 
 def _pack(put: _Put, record: int, number: int, part: memoryview) -> None:
-    """One part of one record, in a thread. The last one joins all parts."""
+    """Pack one part of one record, in a thread. The last one joins all parts."""
     with contextlib.suppress(PackingError, MemoryError):  # then the record is put as it is
         put.parts[record][number] = pack_part(part)
     with put.lock:
@@ -390,7 +389,7 @@ def _pack(put: _Put, record: int, number: int, part: memoryview) -> None:
 
 
 def _joined(payload: memoryview, parts: list[bytes], count: int) -> bytes | None:
-    """The packed form of ``payload`` if all of its ``count`` parts are there and it is shorter."""
+    """Return the packed form of ``payload`` if all of its ``count`` parts are done and it is shorter."""
     with contextlib.suppress(MemoryError):
         if count and len(parts) == count and HEADER_BYTES + sum(map(len, parts)) < len(payload):
             return join_parts(payload, parts)
@@ -398,7 +397,7 @@ def _joined(payload: memoryview, parts: list[bytes], count: int) -> bytes | None
 
 
 def _task(source: memoryview, form: int, target: memoryview, whole_bytes: int) -> Callable[[], None]:
-    """Fills ``target`` with the last bytes of a record of ``whole_bytes``."""
+    """Return a task that fills ``target`` with the last bytes of a record of ``whole_bytes``."""
 
     def run() -> None:
         if form != PACKED:

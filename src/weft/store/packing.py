@@ -36,13 +36,13 @@ AS_IS, WORDS_2, WORDS_4 = range(3)
 _LENGTH_BITS = 30
 _SAMPLES, _SAMPLE_BYTES = 8, 2 << 10
 _WORTH = 0.97
-"""A chunk is packed if a sample of it shrinks below this share."""
+"""Share below which a sample of a chunk must shrink, for the chunk to be packed."""
 
 Uint8s = npt.NDArray[np.uint8]
 
 
 class _Coders(threading.local):
-    """Of one thread: a coder serves one thread at a time."""
+    """Coders of one thread: a coder serves one thread at a time."""
 
     def __init__(self) -> None:
         self.compressor: Any = zstandard.ZstdCompressor(level=1)
@@ -57,12 +57,12 @@ class PackingError(ValueError):
 
 
 def is_available() -> bool:
-    """Whether this process can pack and unpack."""
+    """Return whether this process can pack and unpack."""
     return zstandard is not None
 
 
 def pack_part(part: memoryview) -> bytes:
-    """The chunks of ``part``, which begins at a multiple of CHUNK_BYTES of its payload."""
+    """Return the chunks of ``part``, which begins at a multiple of CHUNK_BYTES of its payload."""
     chunks: list[bytes] = []
     for at in range(0, len(part), CHUNK_BYTES):
         chunk = np.frombuffer(part[at : at + CHUNK_BYTES], np.uint8)
@@ -76,13 +76,13 @@ def pack_part(part: memoryview) -> bytes:
 
 
 def join_parts(payload: memoryview, parts: Sequence[bytes]) -> bytes:
-    """The packed form of ``payload``, whose parts were packed one by one."""
+    """Return the packed form of ``payload``, whose parts were packed one by one."""
     header = xxh3_64_intdigest(payload).to_bytes(8, "little") + len(payload).to_bytes(8, "little")
     return b"".join([header, *parts])
 
 
 def unpack(content: memoryview, into: memoryview) -> None:
-    """Fills ``into``. Raises PackingError where ``content`` is not the packed form of as many bytes."""
+    """Unpack ``content`` into ``into``. Raise PackingError where it does not unpack to exactly these bytes."""
     if len(content) < HEADER_BYTES or int.from_bytes(content[8:16], "little") != len(into):
         raise PackingError("another length")
     at = HEADER_BYTES
@@ -100,12 +100,12 @@ def unpack(content: memoryview, into: memoryview) -> None:
 
 
 def _encoding_of(chunk: Uint8s) -> int:
-    """The encoding in which samples of ``chunk`` are smallest."""
+    """Return the encoding in which samples of ``chunk`` are smallest."""
     distance = max(_SAMPLE_BYTES, chunk.size // _SAMPLES // 4 * 4)
     sample = np.concatenate([chunk[at : at + _SAMPLE_BYTES] for at in range(0, max(1, chunk.size), distance)])
     best, encoding = sample.size * _WORTH, AS_IS
     for tried in (WORDS_2, WORDS_4):
-        if chunk.size % (2 * tried) == 0:  # the sample has whole words too: its pieces begin and end at words
+        if chunk.size % (2 * tried) == 0:  # the sample has complete words too: its pieces begin and end at words
             size = sum(map(len, _encoded(sample, tried)))
             if size < best:
                 best, encoding = size, tried

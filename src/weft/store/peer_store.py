@@ -12,8 +12,8 @@ fetch here.
 fails ends with a reason, and the last put goes to the own store if there is one that writes: the other engine
 may find it there. Without it the request goes on elsewhere, as after the death of an engine.
 
-An order ends once: its last bytes have arrived, or something failed, or nothing moved for QUIET_S after its
-prompt was computed. The engine keeps nothing for it: what it computed is cached like any prefix.
+An order ends once: its last bytes have arrived, or something failed, or nothing moved for QUIET_S after its prompt was
+computed. The engine keeps nothing for it: its computed prefix is cached like any other.
 
 Laws: L9 (no step waits for a link), L11 (orders have a bound; transfer buffers and the inbox have theirs).
 """
@@ -49,14 +49,14 @@ from weft.store.ledger import token_bytes
 Int32s = npt.NDArray[np.int32]
 ORDERS_MAX = 4096
 QUIET_S = 2.0
-"""An order whose prompt is computed ends if nothing of it moves for so long."""
+"""Seconds without progress after which an order whose prompt is computed ends."""
 _FADE = 0.9
 _FIRST_TICKET = 1 << 52
-"""Tickets of puts and fetches between engines; those of stores on disk stay below."""
+"""First ticket of puts and fetches between engines; those of stores on disk stay below."""
 
 
 class Outcome(NamedTuple):
-    """How one parcel ended. ``reason``: empty for one that the other engine has verified and keeps."""
+    """Outcome of one parcel. ``reason``: empty for one that the other engine has verified and keeps."""
 
     ticket: int
     reason: str
@@ -64,11 +64,11 @@ class Outcome(NamedTuple):
 
 
 class Wire(Protocol):
-    """What carries parcels. A send ends in exactly one outcome; its buffers are read until then."""
+    """A carrier of parcels. A send ends in exactly one outcome; its buffers are read until then."""
 
     @property
     def address(self) -> str:
-        """Where other engines reach this one."""
+        """Address where other engines reach this one."""
 
     def send(self, ticket: int, address: str, parcel: Parcel, payloads: Sequence[memoryview]) -> None: ...
 
@@ -79,9 +79,9 @@ class Wire(Protocol):
 
 @dataclass(slots=True)
 class _Order:
-    """``start``: what its engine has; ``sent``: where the last put ends; ``last``: where all of them do.
-    ``moved_s``: when something of it happened last. ``failed``: why its
-    link carries no more; then the last put goes to the own store."""
+    """An order of another engine. ``start``: tokens that its engine has; ``sent``: where the last put ends; ``last``:
+    where all of them do. ``moved_s``: time of its last progress. ``failed``: why its link carries no more; then the
+    last put goes to the own store."""
 
     request_id: str
     address: str
@@ -131,7 +131,7 @@ class NoStore:
         return None
 
     def clear(self) -> None:
-        """Nothing is stored here."""
+        """Do nothing: no prefix is stored."""
 
     def poll(self) -> list[StoreEvent]:
         return []
@@ -140,16 +140,16 @@ class NoStore:
         return StoreStats()
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: no file was opened."""
 
 
 NO_STORE = NoStore()
 
 
 class PeerStore:
-    """A ``Store``, and the ``Orders`` of its writes. ``namespace``: 16 bytes. ``page_bytes``,
-    ``state_bytes``: of stored pages and states. ``chunk_tokens``: a prompt is sent in pieces of at least so
-    many. ``clock`` gives seconds. ``wire``: None until ``plug``."""
+    """A ``Store``, and the ``Orders`` of its writes. ``namespace``: 16 bytes. ``page_bytes``, ``state_bytes``: of
+    stored pages and states. ``chunk_tokens``: least tokens of a piece of a prompt that is sent by itself. ``clock``
+    gives seconds. ``wire``: None until ``plug``."""
 
     def __init__(
         self,
@@ -191,8 +191,8 @@ class PeerStore:
         return bool(self._orders)
 
     def order(self, request_id: str, address: str, salt: str, tokens: PrefixTokens, start: int) -> None:
-        """What is computed of ``tokens`` from ``start`` on goes to the engine at ``address``. A further order
-        than ORDERS_MAX ends at once."""
+        """Order the records of ``tokens`` from ``start`` on for the engine at ``address``. A further order than
+        ORDERS_MAX ends at once."""
         if len(self._orders) >= ORDERS_MAX or self.wire is None:
             self._ended.append((request_id, "too many handoffs wait"))
             return
@@ -206,21 +206,22 @@ class PeerStore:
         return None if order is None else (order.salt, np.frombuffer(order.tokens, "<u4").astype(np.int32))
 
     def computed(self, request_id: str, position: int) -> None:
-        """What is left is to be sent. A model without states has whole pages alone."""
+        """Note that a prompt is computed up to ``position``: the rest is to be sent. A model without states has only
+        complete pages."""
         order = self._orders.get(request_id)
         if order is None:
             return
         order.is_computed, order.moved_s, order.last = True, self._clock(), position
         if order.sent >= position and not order.in_flight:
             is_lost = position < order.length - order.length % STORED_PAGE_TOKENS and position <= order.start
-            self._end(order, "what it computed is not cached any more" if is_lost else "")
+            self._end(order, "its prefix is not cached any more" if is_lost else "")
 
     def cancel(self, request_id: str) -> None:
-        """No engine waits for it any more. Unknown ids are ignored."""
+        """Cancel an order: no engine waits for it any more. Unknown ids are ignored."""
         self._orders.pop(request_id, None)
 
     def renew(self, namespace: bytes) -> None:
-        """Weights were replaced: orders end, and records of other weights are refused from now on."""
+        """End the orders, as weights were replaced: records of other weights are refused from now on."""
         for order in list(self._orders.values()):
             self._end(order, "the weights were replaced")
         self.namespace = namespace
@@ -231,7 +232,7 @@ class PeerStore:
         self._ended.clear()
 
     def ended(self) -> list[tuple[str, str]]:
-        """Orders that ended since the last call: the request, and why it failed; empty if it did not."""
+        """Return orders that ended since the last call: the request, and why it failed; empty if it did not."""
         now_s = self._clock()
         for order in list(self._orders.values()):
             quiet_s = now_s - order.moved_s
@@ -244,8 +245,8 @@ class PeerStore:
         return self._wanting(salt, tokens) is not None
 
     def _wanting(self, salt: str | None, tokens: PrefixTokens) -> _Order | None:
-        """The order that wants the snapshot at the end of ``tokens``: the last one of its prompt, or one
-        that is a chunk further than what was sent."""
+        """Return the order that wants the snapshot at the end of ``tokens``: the last one of its prompt, or one that is
+        a chunk further than the last put."""
         position = len(tokens)
         for order in self._orders.values():
             is_due = position == order.last or (
@@ -330,7 +331,7 @@ class PeerStore:
         return ticket
 
     def clear(self) -> None:
-        """Records of other engines stay: requests that are under way wait for them."""
+        """Clear the own store. Records of other engines stay: requests that are under way wait for them."""
         self.store.clear()
 
     def poll(self) -> list[StoreEvent]:
@@ -355,7 +356,7 @@ class PeerStore:
         if outcome.reason:
             order.failed = order.failed or outcome.reason
             if self.store.stats().writable:
-                order.sent = 0  # the own store may take it whole
+                order.sent = 0  # the own store may take all of it
             else:
                 self._end(order, order.failed)
             return StoreEvent(Ticket(outcome.ticket), "dropped", outcome.reason, nbytes)

@@ -3,9 +3,8 @@
     live rows --drop models, evict by value--> survivors --move out of the emptiest volumes--> fewer volumes
               --new generation with the new places--> old volumes removed
 
-Only the holder of the lock prunes. A payload is copied to blocks that no row names, synced, and then the new
-generation names it there. A kill before the rename leaves the old store, one after it the new store; both
-are whole.
+Only the holder of the lock prunes. A payload is copied to blocks that no row names, synced, and then the new generation
+names it there. A kill before the rename leaves the old store, one after it the new store; both are complete.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from weft.store.space import BLOCK_BYTES, Extents, blocks_for
 from weft.store.upkeep import compacted_rows
 
 PRUNE_ROUNDS = 16
-"""Rankings of a prune: each evicts this part of what has to go."""
+"""Rankings of a prune: each evicts this part of the excess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,12 @@ def prune(
     progress: Callable[[int, int], None] = lambda done, total: None,
     disk: OsDisk | None = None,
 ) -> PruneResult:
-    """Drops the namespaces of ``without``, and the records ``numbers`` with all that needs them. Evicts down
-    to ``size_bytes`` of payload, and gives back what is free. Raises ConfigError, and BusyError while a
-    server writes to the directory."""
+    """Drop the namespaces of ``without``, and the records ``numbers`` with all that needs them. Evicts down to
+    ``size_bytes`` of payload, and gives free space back. Raises ConfigError, and BusyError while a server writes to the
+    directory."""
     disk = disk or OsDisk()
     if not disk.exists(path / STORE_FILE):
-        raise ConfigError(f"{path}: is no store: it has no {STORE_FILE}", param=PARAM)
+        raise ConfigError(f"{path}: is not a store: it has no {STORE_FILE}", param=PARAM)
     opened = open_directory(path, disk)
     try:
         if not opened.writable:
@@ -96,7 +95,7 @@ def _pruned(
 
 
 def _without(live: LiveRows, namespaces: Collection[bytes], numbers: Collection[int]) -> LiveRows:
-    """The rows of other namespaces, without the named records and what needs them."""
+    """Return the rows of other namespaces, without the named records and those that need them."""
     rows = live.rows
     keep = np.ones(len(rows), dtype=np.bool_)
     for namespace in namespaces:
@@ -115,7 +114,7 @@ def _down_to(live: LiveRows, size_bytes: int) -> LiveRows:
     index.load(live, bytes(16))
     blocks = sum(blocks_for(size) for size in live.rows["payload_bytes"].tolist())
     excess = blocks - size_bytes // BLOCK_BYTES
-    # What one snapshot is worth depends on those that stay, so the ranking is renewed on the way.
+    # The worth of a snapshot depends on those that stay, so the ranking is renewed on the way.
     least = max(1, excess // PRUNE_ROUNDS)
     while excess > 0 and (removed := evict(index, min(excess, least), ())):
         excess -= sum(blocks_for(payload_bytes) for *_, payload_bytes in removed)
@@ -137,7 +136,7 @@ def _selected(live: LiveRows, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) 
 def _packed(
     opened: OpenDirectory, live: LiveRows, progress: Callable[[int, int], None]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.void]], set[int], int]:
-    """(rows with their new places, volumes that are still needed, bytes moved)."""
+    """Return (rows with their new places, volumes that are still needed, bytes moved)."""
     rows = live.rows.copy()
     stored = np.flatnonzero(rows["payload_bytes"])
     used = dict.fromkeys(opened.volume_blocks, 0)
@@ -175,7 +174,7 @@ def _packed(
 
 
 def _fullest(blocks: dict[int, int], used: dict[int, int]) -> set[int]:
-    """The fewest volumes, the fullest first, that have room for everything that is used."""
+    """Return the fewest volumes, the fullest first, that have room for all used blocks."""
     needed, room, chosen = sum(used.values()), 0, set()
     for volume in sorted(blocks, key=lambda one: (-used[one] / blocks[one], one)):
         if room >= needed:

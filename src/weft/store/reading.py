@@ -8,8 +8,8 @@ queues a task for each payload, so that several threads read at once. The event 
 says ``fetched`` only if every task succeeded. Bytes are verified in the staging buffer that they were read
 into; the engine does not look at a buffer before its event.
 
-A failure has a cause: ``damaged`` means that the record has to be retired (its bytes are wrong), ``missing``
-that it could not be read now. A disk that stalls delays its own fetches alone.
+A failure has a cause: ``damaged`` means that the record has to be retired (its bytes are wrong), ``missing`` that it
+could not be read now. A disk that stalls delays only its own fetches.
 
 Reads come before writes: the write thread asks ``wait_idle`` before each piece of a payload.
 """
@@ -30,29 +30,29 @@ from weft.store.ledger import LedgerError, payload_checksum
 
 THREADS = 4
 UNREACHABLE = "unreachable"
-"""The reason of a failure that is the network's, not the record's."""
+"""Reason of a failure that is the network's, not the record's."""
 
 
 class TokenSource(Protocol):
-    """Where rows and tokens come from: the ledger of a directory, or segments of a bucket."""
+    """The source of rows and tokens: the ledger of a directory, or segments of a bucket."""
 
     def read_row(self, index: int, number: int) -> np.void:
-        """Row ``index``. Raises LedgerError where it is not that of record ``number``."""
+        """Return row ``index``. Raise LedgerError where it is not that of record ``number``."""
 
     def read_tokens(self, tokens_at: int, count: int) -> bytes: ...
 
 
 class PayloadSource(Protocol):
-    """Where a record's bytes come from: a volume, or an object."""
+    """The source of a record's bytes: a volume, or an object."""
 
     def read_payload(self, row: np.void, into: memoryview) -> None:
-        """Fills ``into``. Raises OSError."""
+        """Fill ``into``. Raise OSError."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRead:
-    """One record of a fetch. ``begin``, ``count``: its tokens, none for a state. ``into``: None where the
-    payload is not wanted. ``skip_bytes``: what is not wanted at the payload's begin."""
+    """One record of a fetch. ``begin``, ``count``: its tokens, none for a state. ``into``: None where the payload is
+    not wanted. ``skip_bytes``: unwanted bytes at the payload's start."""
 
     entry: int
     number: int
@@ -80,7 +80,7 @@ class RecordFetch:
 
 
 class FetchThreads:
-    """``finished`` is called once for each fetch, in a thread."""
+    """The threads of fetches. ``finished`` is called once for each fetch, in a thread."""
 
     def __init__(
         self, source: PayloadSource, finished: Callable[[RecordFetch], None], *, threads: int = THREADS
@@ -100,13 +100,13 @@ class FetchThreads:
         self.run(lambda: self._compare(fetch))
 
     def run(self, task: Callable[[], None]) -> None:
-        """Another short task for one of the threads."""
+        """Queue another short task for one of the threads."""
         with self._idle:
             self._unfinished += 1
         self._tasks.put(task)
 
     def wait_idle(self, seconds: float) -> None:
-        """Returns when no read is queued or under way, or after ``seconds``."""
+        """Return when no read is queued or under way, or after ``seconds``."""
         if self._unfinished:
             with self._idle:
                 self._idle.wait_for(lambda: not self._unfinished, seconds)
@@ -177,5 +177,5 @@ class FetchThreads:
 
 
 def reason_of(error: OSError) -> str:
-    """A short reason: the system's words, without the path."""
+    """Return a short reason: the system's words, without the path."""
     return error.strerror or str(error) or type(error).__name__

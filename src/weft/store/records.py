@@ -1,12 +1,12 @@
-"""``StoreRecords``: what the records of a directory are now, and what each outcome of a thread changes.
+"""``StoreRecords``: the current records of a directory, and the changes that outcomes of threads make.
 
     outcome of a write    entries become durable, or go with their blocks
     outcome of a mark     blocks of retired records are free
     outcome of a fetch    pins go; damaged records are retired with all that needs them
     a new generation      the rows of all entries get new numbers
 
-Index, space, pins and counters change here and in a put, always in the engine's thread. A pin holds an entry
-for a fetch: eviction leaves it alone.
+Index, space, pins and counters change here and in a put, always in the engine's thread. A pin holds an entry for a
+fetch: eviction spares it.
 
 Blocks come back in one of two ways, never both: a record that never became durable gives them at its own
 outcome, a durable record when the row that retires it is durable.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import fields
 
 import numpy as np
@@ -41,7 +42,7 @@ USES_BEFORE_WRITE = 64
 NOTES_MAX = 16
 _log = logging.getLogger("weft.store")
 LATENCY_BYTES_MAX = 1 << 20
-"""A fetch of fewer bytes tells the latency, one of more the rate."""
+"""Most bytes of a fetch that measures the latency; a larger one measures the rate."""
 _NEWEST = 0.2
 """Weight of the newest fetch in the measured rate and latency."""
 
@@ -56,13 +57,21 @@ class StoreCounters(StoreCounts):
 
 
 class StoreRecords:
-    """See the essay. ``events`` are read by ``poll``."""
+    """The records of a directory; see the essay. ``events`` are read by ``poll``. ``pinned``: entries that are not
+    evicted, as of now."""
 
-    def __init__(self, opened: OpenDirectory, options: StoreOptions, namespace: bytes, disk_free_bytes: int) -> None:
+    def __init__(
+        self,
+        opened: OpenDirectory,
+        options: StoreOptions,
+        namespace: bytes,
+        disk_free_bytes: int,
+        pinned: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         self._opened = opened
         self.index, self._namespace = StoreIndex(options.forms), namespace
         self._changes_before = 0
-        """Of indexes that were replaced."""
+        """Changes of indexes that were replaced."""
         live = opened.live
         if live is not None:
             self.index.load(live, namespace)
@@ -71,24 +80,25 @@ class StoreRecords:
         self.writer: WriteThread | None = None
         self.counters = StoreCounters(damaged=Counter(live.dropped if live is not None else {}))
         self.pins: Counter[int] = Counter()
+        self._pinned = pinned
         self.events: list[StoreEvent] = []
         self._used: Counter[int] = Counter()
         opened.live = None  # the rows: 144 bytes each, which the index no longer needs
 
     @property
     def changes(self) -> int:
-        """Durable entries that came or went so far."""
+        """Number of durable entries that came or went so far."""
         return self._changes_before + self.index.durable_changes
 
     def make_room(self, blocks: int, *, forced: bool) -> None:
-        """Evicts if ``blocks`` more would not fit. ``forced``: they did not, perhaps because free blocks are
+        """Evict if ``blocks`` more would not fit. ``forced``: they did not, perhaps because free blocks are
         scattered."""
         wanted = self.space.shortage(blocks)
         if forced and self.space.retiring_blocks < blocks:
             wanted = max(wanted, blocks)
         if wanted:
             least = self.space.capacity_bytes // BLOCK_BYTES // EVICTED_SHARE
-            retired = evict(self.index, max(wanted, least), self.pins)
+            retired = evict(self.index, max(wanted, least), {*self.pins, *self._pinned()})
             self.counters.evicted += len(retired)
             self._retire(retired)
 
@@ -102,7 +112,7 @@ class StoreRecords:
         self._retire(retired)
 
     def is_entry(self, entry: int, number: int) -> bool:
-        """Whether ``entry`` still is record ``number``."""
+        """Return whether ``entry`` still is record ``number``."""
         c = self.index.c
         return entry < self.index.length and bool(c["kind"][entry]) and c["number"].item(entry) == number
 
@@ -138,7 +148,7 @@ class StoreRecords:
                 self._durable(outcome.job, outcome.lines)
 
     def compacted(self, outcome: Compacted) -> None:
-        """Entries that are durable get their rows in the new generation; later ones are appended to it."""
+        """Take a new generation: entries that are durable get their rows in it; later ones are appended to it."""
         self.ledger = outcome.ledger
         c, length = self.index.c, self.index.length
         entries = np.flatnonzero((c["kind"][:length] != 0) & c["durable"][:length])
@@ -147,7 +157,7 @@ class StoreRecords:
             c["line"][entries] = outcome.lines[np.minimum(at, len(outcome.lines) - 1)]
 
     def refreshed(self, outcome: Refreshed) -> None:
-        """A reader swaps in what another process has written."""
+        """Take the index of a reader that has read another process's rows."""
         self._changes_before += self.index.durable_changes + 1
         self.index, self.ledger = outcome.index, outcome.ledger
         self.pins.clear()
@@ -224,7 +234,7 @@ class StoreRecords:
             self.events.append(StoreEvent(job.ticket, "written", "", job.nbytes))
 
     def _drop(self, entry: int) -> list[tuple[int, int, int, int]]:
-        """Removes ``entry`` and what needs it from the index. Returns the places of the durable ones."""
+        """Remove ``entry`` and all that needs it from the index. Returns the places of the durable ones."""
         records = []
         for one in subtree(self.index, entry):
             if self.index.c["durable"].item(one):
@@ -233,13 +243,13 @@ class StoreRecords:
         return records
 
     def _retire(self, records: list[tuple[int, int, int, int]]) -> None:
-        """Their blocks come back when the ledger says durably that the records are gone."""
+        """Retire records; their blocks come back when the ledger says durably that the records are gone."""
         if records and self.writer is not None:
             self.space.retiring_blocks += sum(blocks_for(record[3]) for record in records)
             self.writer.submit(MarkJob(retired=tuple(records)))
 
     def _lose_volume(self, volume: int) -> None:
-        """A volume could not be created, or was removed while it was open."""
+        """Forget a volume that could not be created, or was removed while it was open."""
         if volume not in self.space.volumes:
             return
         self.note(f"{self._opened.path}: volume {volume} is lost with its records")
@@ -259,14 +269,14 @@ class StoreRecords:
             self._retire(self._drop(int(inside[0])))
 
     def note(self, sentence: str) -> None:
-        """Tells the operator, once for each sentence."""
+        """Tell the operator, once for each sentence."""
         if sentence not in self._opened.notes and len(self._opened.notes) < NOTES_MAX:
             self._opened.notes.append(sentence)
             _log.warning(sentence)
 
 
 def free_bytes(opened: OpenDirectory) -> int:
-    """Free space of the disk; 0 if it cannot be asked."""
+    """Return the free space of the disk; 0 if it cannot be asked."""
     with contextlib.suppress(OSError):
         return opened.disk.free_bytes(opened.path)
     return 0

@@ -1,4 +1,4 @@
-"""What a ledger says after any crash or damage: the rows that are alive, and why the others are not.
+"""Recovery of a ledger after any crash or damage: the rows that are alive, and why the others are not.
 
     rows --hash--> --retired--> --numbers once--> --places, tokens--> --overlaps--> --parents--> alive
 
@@ -34,8 +34,8 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """``rows`` are alive, in the order of their numbers; ``lines`` are their numbers of row in the file.
-    ``parents``: for each its parent's index in ``rows``, -1 at the root. ``uses``: restores so far."""
+    """Rows of a ledger that count. ``rows`` are alive, in the order of their numbers; ``lines`` are their numbers of
+    row in the file. ``parents``: for each its parent's index in ``rows``, -1 at the root. ``uses``: restores so far."""
 
     rows: LedgerRows
     lines: Int64s
@@ -48,7 +48,7 @@ class LiveRows:
 
 
 def live_rows(rows: LedgerRows, valid: Bools, *, volume_blocks: Mapping[int, int], tokens_bytes: int) -> LiveRows:
-    """``volume_blocks``: blocks of each volume that is usable."""
+    """Return the live rows. ``volume_blocks``: blocks of each volume that is usable."""
     lines = np.arange(1, len(rows) + 1, dtype=np.int64)
     records = rows
     dropped: dict[str, int] = {}
@@ -116,7 +116,7 @@ def _has_tokens(records: LedgerRows, tokens_bytes: int) -> Bools:
 
 
 def _newest_of_overlaps(records: LedgerRows) -> Bools:
-    """Of records that share a block, the one with the highest number."""
+    """Return which records stay: of those that share a block, the one with the highest number."""
     alive = np.ones(len(records), dtype=np.bool_)
     stored = np.flatnonzero(records["payload_bytes"])
     while True:
@@ -134,7 +134,7 @@ def _newest_of_overlaps(records: LedgerRows) -> Bools:
 
 
 def _parents(records: LedgerRows) -> Int64s:
-    """Index of each record's parent; -1 at the root, -2 where it is not alive or does not fit."""
+    """Return the index of each record's parent; -1 at the root, -2 where it is not alive or does not fit."""
     if not len(records):
         return np.zeros(0, dtype=np.int64)
     numbers = np.ascontiguousarray(records["number"])
@@ -156,7 +156,7 @@ def _parents(records: LedgerRows) -> Int64s:
 
 
 def _halves(records: LedgerRows) -> npt.NDArray[np.uint64]:
-    """[records, 4]: namespace and salt as numbers, which compare faster than bytes."""
+    """Return [records, 4]: namespace and salt as numbers, which compare faster than bytes."""
     begin = ROW.fields["namespace"][1] if ROW.fields is not None else 0
     words = np.ascontiguousarray(records).view(np.uint64).reshape(len(records), -1)
     return words[:, begin // 8 : begin // 8 + 4]

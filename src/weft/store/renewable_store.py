@@ -29,7 +29,7 @@ from weft.store.peer_store import NO_STORE
 
 
 class RenewableStore:
-    """``below``: the first store, which belongs to this one."""
+    """A store that can be replaced. ``below``: the first store, which belongs to this one."""
 
     def __init__(self, below: Store) -> None:
         self.below = below
@@ -39,8 +39,8 @@ class RenewableStore:
         self._events: list[StoreEvent] = []
 
     def renew(self, open_next: Callable[[], Store]) -> None:
-        """Close the store below and open the next. Raises ConfigError where that cannot be opened; nothing is
-        stored then."""
+        """Close the store below and open the next. Raise ConfigError where that cannot be opened; nothing is stored
+        then."""
         self.below.close()
         self._events += self._renamed(self.below.poll())
         self._events += [StoreEvent(ticket, "dropped", "weights") for ticket in self._outer.values()]

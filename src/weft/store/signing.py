@@ -5,7 +5,7 @@
 
 The key is a file that the bucket does not have (``cache.store_key``). Segments have all rows and tokens, and rows have
 the checksums of payloads, so a signed segment vouches for all that it names; payloads are signed too, since their
-checksums are no cryptographic ones. A writer without the key can take objects away, which are misses then.
+checksums are not cryptographic. A writer without the key can take objects away, which are misses then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHARS_MAX = 4096
 
 
 class Signer:
-    """``secret``: text of at least 32 characters."""
+    """A key of signatures. ``secret``: text of at least 32 characters."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = hashlib.blake2b(secret, digest_size=64, person=b"weft-store-key").digest()
@@ -47,8 +47,12 @@ class Signer:
 
 
 def read_signer(file: str, *, flag: str) -> Signer:
-    """Raises ConfigError that names ``flag``."""
-    path = Path(file).expanduser()
+    """Return the signer of a key file. Raise ConfigError that names ``flag``."""
+    return Signer(read_secret(Path(file).expanduser(), flag=flag))
+
+
+def read_secret(path: Path, *, flag: str) -> bytes:
+    """Return the secret in ``path``, a file that only its owner can read. Raises ConfigError that names ``flag``."""
     try:
         with path.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -66,4 +70,4 @@ def read_signer(file: str, *, flag: str) -> Signer:
             "`openssl rand -hex 32`",
             param=flag,
         )
-    return Signer(secret)
+    return secret

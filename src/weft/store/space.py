@@ -7,14 +7,14 @@
 
     volumes/volume-00000   | header | record | record |  free   | record |    free    |     4 KiB blocks
 
-A record takes consecutive blocks of one volume: the smallest free run that fits. Neighbours grow together
-again when a record goes. The store grows by volumes up to ``capacity_bytes``, as long as the disk keeps
-``reserve_bytes`` free. ``Space`` is memory alone, of the engine's thread.
+A record takes consecutive blocks of one volume: the smallest free run that fits. Adjacent free runs are joined when a
+record goes. The store grows by volumes up to ``capacity_bytes``, as long as the disk keeps ``reserve_bytes`` free.
+``Space`` is only memory, of the engine's thread.
 
-A volume is a preallocated file. Its header names the format, the volume's number and its blocks. A file that
-is missing, shorter than its header says, or without a valid header is no volume: rows that lie in it are
-dropped when the ledger is read. A volume that is removed while it is open stays readable, but what is written
-to it would be lost. So a write checks that the file still has a name.
+A volume is a preallocated file. Its header names the format, the volume's number and its blocks. A file that is
+missing, shorter than its header says, or without a valid header is not a volume: rows that name it are dropped when the
+ledger is read. A volume that is removed while it is open stays readable, but bytes written to it would be lost. So a
+write checks that the file still has a name.
 
 Laws: L1 (a block is free or has one record), L3 (no room is a value).
 """
@@ -59,7 +59,7 @@ class Extents:
         self._insert(volume, 1, blocks - 1)
 
     def take(self, blocks: int) -> tuple[int, int] | None:
-        """(volume, first block) of ``blocks`` free blocks, or None."""
+        """Return (volume, first block) of ``blocks`` free blocks, or None."""
         at = bisect_left(self._by_length, (blocks, -1, -1))
         if at == len(self._by_length):
             return None
@@ -82,8 +82,8 @@ class Extents:
         self._insert(volume, first, blocks)
 
     def take_known(self, volume: int, used: list[tuple[int, int]]) -> None:
-        """Takes (first, blocks) runs of a volume that is wholly free. ``used`` is sorted and without
-        overlaps; the caller has dropped what overlaps."""
+        """Take (first, blocks) runs of a volume that is completely free. ``used`` is sorted and without overlaps, which
+        the caller has dropped."""
         length = self._by_start[volume, 1]
         self._remove(volume, 1, length)
         at, end = 1, 1 + length
@@ -94,7 +94,7 @@ class Extents:
             at = first + blocks
 
     def drop_volume(self, volume: int, blocks: int) -> None:
-        """Forgets the volume's free runs: nothing is placed there any more."""
+        """Forget the volume's free runs: nothing is placed there any more."""
         for length, _, first in [run for run in self._by_length if run[1] == volume]:
             self._remove(volume, first, length)
         self.total_blocks -= blocks - 1
@@ -116,12 +116,12 @@ class Extents:
 
 VOLUME_BYTES_LEAST = 64 << 20
 VOLUMES_WANTED = 64
-"""A full store has about this many volumes."""
+"""Approximate number of volumes of a full store."""
 
 
 @dataclass(slots=True)
 class Space:
-    """``volumes``: blocks of each volume. ``disk_free_bytes`` is written by the write thread."""
+    """Places of records. ``volumes``: blocks of each volume. ``disk_free_bytes`` is written by the write thread."""
 
     capacity_bytes: int
     reserve_bytes: int
@@ -131,7 +131,7 @@ class Space:
     extents: Extents = field(default_factory=Extents)
     next_volume: int = 0
     pending_blocks: int = 0
-    """Of volumes that the write thread has still to create."""
+    """Blocks of volumes that the write thread has still to create."""
     retiring_blocks: int = 0
     """Blocks that come back once their retirement is durable."""
 
@@ -146,8 +146,8 @@ class Space:
         next_volume: int,
         places: npt.NDArray[np.int64],
     ) -> Space:
-        """``places``: [records, 3], volume, first block and payload bytes of every live record. Numbers of
-        volumes are never used again, because rows may still name a volume that is lost."""
+        """Return the space of a store. ``places``: [records, 3], volume, first block and payload bytes of every live
+        record. Numbers of volumes are never used again, because rows may still name a volume that is lost."""
         size = volume_bytes or max(VOLUME_BYTES_LEAST, capacity_bytes // VOLUMES_WANTED)
         space = cls(
             capacity_bytes,
@@ -171,7 +171,7 @@ class Space:
         return (self.extents.total_blocks - self.extents.free_blocks) * BLOCK_BYTES
 
     def place(self, sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]] | None:
-        """(places of payloads of ``sizes`` bytes, volumes to create as (number, blocks)), or None and
+        """Return (places of payloads of ``sizes`` bytes, volumes to create as (number, blocks)), or None and
         nothing is placed."""
         places: list[tuple[int, int]] = []
         created: list[tuple[int, int]] = []
@@ -193,18 +193,18 @@ class Space:
             self.extents.give(volume, first, blocks_for(payload_bytes))
 
     def created(self, volumes: Sequence[tuple[int, int]]) -> None:
-        """The write thread is done with ``volumes``; the free space may have been measured before."""
+        """Note that the write thread is done with ``volumes``; the free space may have been measured before."""
         for _, blocks in volumes:
             self.pending_blocks -= blocks
             self.disk_free_bytes -= blocks * BLOCK_BYTES
 
     def lose_volume(self, volume: int) -> None:
-        """A volume that could not be created, or was removed."""
+        """Forget a volume that could not be created, or was removed."""
         if volume in self.volumes:
             self.extents.drop_volume(volume, self.volumes.pop(volume))
 
     def shortage(self, blocks: int) -> int:
-        """Blocks to evict so that four puts of ``blocks``, or 2 % of the store, are free; 0 while the store
+        """Return the blocks to evict so that four puts of ``blocks``, or 2 % of the store, are free; 0 while the store
         may grow. The margin lets puts go on while retirements become durable."""
         if self._growth_blocks() > blocks:
             return 0
@@ -216,7 +216,7 @@ class Space:
         return blocks_for(payload_bytes) < largest
 
     def _growth_blocks(self) -> int:
-        """Blocks that the next volume would have; 0 where none may be added."""
+        """Return the blocks that the next volume would have; 0 where none may be added."""
         size = min(self.volume_bytes, self.capacity_bytes - self.allocated_bytes)
         if self.disk_free_bytes - self.pending_blocks * BLOCK_BYTES - size < self.reserve_bytes:
             return 0
@@ -244,7 +244,7 @@ class Space:
 
 
 def _runs(places: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """(first block, blocks) of each run of used blocks of one volume; records that touch are one run."""
+    """Return (first block, blocks) of each run of used blocks of one volume; records that touch are one run."""
     stored = places[places[:, 2] > 0]
     stored = stored[np.argsort(stored[:, 1])]
     first = stored[:, 1]
@@ -286,7 +286,7 @@ class Volumes:
     _opening: threading.Lock = field(default_factory=threading.Lock)
 
     def scan(self) -> tuple[dict[int, int], list[str]]:
-        """(blocks of each usable volume, names of files that are no volume)."""
+        """Return (blocks of each usable volume, names of files that are not volumes)."""
         blocks, broken = {}, []
         for name in self.disk.names(self.directory):
             match = _NAME.fullmatch(name)
@@ -300,7 +300,7 @@ class Volumes:
         return blocks, broken
 
     def create(self, volume: int, blocks: int) -> None:
-        """Raises OSError; the file is then removed again."""
+        """Create a volume. Raise OSError; the file is then removed again."""
         path = self.directory / volume_name(volume)
         try:
             handle = self.disk.open_write(path)
@@ -322,14 +322,14 @@ class Volumes:
         self.disk.read(self.handle(volume), into, block * BLOCK_BYTES)
 
     def read_payload(self, row: np.void, into: memoryview) -> None:
-        """Of a ledger's ``row``."""
+        """Read the payload of a ledger's ``row``."""
         self.read(int(row["volume"]), int(row["offset"]) // BLOCK_BYTES, into)
 
     def write(self, volume: int, block: int, payload: memoryview) -> None:
         self.disk.write(self.handle(volume), payload, block * BLOCK_BYTES)
 
     def sync(self, volume: int) -> None:
-        """Raises OSError (ENOENT) for a volume that was removed."""
+        """Sync a volume. Raise OSError (ENOENT) for a volume that was removed."""
         handle = self.handle(volume)
         if self.disk.links(handle) == 0:
             raise OSError(errno.ENOENT, f"{volume_name(volume)} was removed")
@@ -356,7 +356,7 @@ class Volumes:
             self._handles.clear()
 
     def _blocks(self, volume: int) -> int | None:
-        """Blocks of a volume as its header says; None where it is no volume."""
+        """Return the blocks of a volume by its header; None where it is not a volume."""
         try:
             with self.disk.reading(self.directory / volume_name(volume)) as handle:
                 header = bytearray(BLOCK_BYTES)

@@ -1,5 +1,4 @@
-"""What a directory or a bucket holds, and whether every byte of it is right: ``weft store`` but for
-``prune``.
+"""Contents of a directory or a bucket, and checks of every byte: ``weft store`` but for ``prune``.
 
     directory --ledger--> live rows --> totals by model
                                     --> each payload read, each checksum and chain compared
@@ -7,10 +6,10 @@
                                                 --> each payload read, its checksum compared with its key
               prune: payloads that no segment names; with a size, the oldest too; segments without payloads
 
-Everything but ``prune`` and ``rm`` works beside servers. A server that evicts meanwhile reuses blocks;
-``verify`` therefore reads the ledger again before it calls a record damaged. An object that is gone is a
-miss. A payload without a segment may belong to an upload under way, so a prune leaves payloads alone that are
-younger than ``YOUNG_S``. A bucket has no uses of a record, so its size is given back by age.
+Everything but ``prune`` and ``rm`` works while servers use the store. A server that evicts meanwhile reuses blocks;
+``verify`` therefore reads the ledger again before it calls a record damaged. An object that is gone is a miss. A
+payload without a segment may belong to an upload under way, so a prune spares payloads that are younger than
+``YOUNG_S``. A bucket stores no use counts, so a prune to a size deletes the oldest objects.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from weft.store.uploads import rows_of_segment
 
 @dataclass(frozen=True, slots=True)
 class ModelTotals:
-    """What one namespace has. ``facts``: its JSON, empty if the file is missing."""
+    """Totals of one namespace. ``facts``: its JSON, empty if the file is missing."""
 
     namespace: str
     model: str
@@ -56,7 +55,7 @@ class ModelTotals:
 
 @dataclass(frozen=True, slots=True)
 class StoreSurvey:
-    """``holder``: the process that writes to the directory now, empty if there is none."""
+    """Contents of a directory. ``holder``: the process that writes to the directory now, empty if there is none."""
 
     path: str
     models: tuple[ModelTotals, ...]
@@ -72,7 +71,7 @@ class StoreSurvey:
 
 @dataclass(slots=True)
 class VerifyResult:
-    """``damaged``: (number, reason) of each record that is wrong."""
+    """Result of a verification. ``damaged``: (number, reason) of each record that is wrong."""
 
     records: int = 0
     payload_bytes: int = 0
@@ -85,13 +84,13 @@ class VerifyResult:
 
 
 def survey(path: Path) -> StoreSurvey:
-    """Raises ConfigError for a path that is no store."""
+    """Return the contents of a directory. Raise ConfigError for a path that is not a store."""
     with contextlib.closing(open_directory(path, OsDisk(), write=False)) as opened:
         return _survey(opened)
 
 
 def verify(path: Path, progress: Progress, disk: OsDisk | None = None) -> VerifyResult:
-    """Reads every payload. ``progress``: (records done, records). Raises ConfigError."""
+    """Read every payload. ``progress``: (records done, records). Raise ConfigError."""
     with contextlib.closing(open_directory(path, disk or OsDisk(), write=False)) as opened:
         result = VerifyResult(dropped_rows=dict(opened.live.dropped) if opened.live is not None else {})
         if opened.live is None or opened.ledger is None:
@@ -166,7 +165,7 @@ def _survey(opened: OpenDirectory) -> StoreSurvey:
 
 
 def _totals(namespace: str, read_facts: Callable[[], bytes], rows: LedgerRows, restores: int = 0) -> ModelTotals:
-    """Of the rows of one namespace; ``read_facts`` reads its JSON."""
+    """Return totals of the rows of one namespace; ``read_facts`` reads its JSON."""
     facts: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         facts = json.loads(read_facts())
@@ -186,7 +185,7 @@ def _totals(namespace: str, read_facts: Callable[[], bytes], rows: LedgerRows, r
 
 
 def _holder(opened: OpenDirectory) -> str:
-    """The process in the lock file, if it holds the lock."""
+    """Return the process in the lock file, if it holds the lock."""
     disk, path = opened.disk, opened.path / LOCK_FILE
     try:
         with disk.reading(path) as handle:
@@ -205,7 +204,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BucketSurvey:
-    """``models``: what segments name. ``payloads``, ``payload_bytes``: the objects that are in the bucket."""
+    """Contents of a bucket. ``models``: totals of segments. ``payloads``, ``payload_bytes``: the objects that are in
+    the bucket."""
 
     location: str
     models: tuple[ModelTotals, ...]
@@ -216,8 +216,8 @@ class BucketSurvey:
 
 @dataclass(slots=True)
 class BucketVerified:
-    """``damaged``: (key, reason) of each object that is wrong. ``missing``: payloads that a segment names and
-    the bucket has not: a miss, and no damage."""
+    """Result of a verification. ``damaged``: (key, reason) of each object that is wrong. ``missing``: payloads that a
+    segment names and the bucket has not: a miss, not damage."""
 
     objects: int = 0
     payload_bytes: int = 0
@@ -239,7 +239,7 @@ class BucketPruned:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """``rows``: by key of their segment. ``payloads``: by key."""
+    """Segments and payloads of a bucket. ``rows``: by key of their segment. ``payloads``: by key."""
 
     rows: dict[str, LedgerRows]
     segments: dict[str, Stored]
@@ -247,7 +247,7 @@ class _Contents:
     payloads: dict[str, Stored]
 
     def named_by(self, segment: str) -> set[str]:
-        """Keys of the payloads that the rows of ``segment`` name."""
+        """Return the keys of the payloads that the rows of ``segment`` name."""
         namespace = segment.split("/")[2]
         return {
             f"{ROOT}records/{namespace}/{row['checksum'].tobytes().hex()}-{int(row['payload_bytes'])}"
@@ -256,12 +256,12 @@ class _Contents:
         }
 
     def named(self) -> set[str]:
-        """Keys of the payloads that any row names."""
+        """Return the keys of the payloads that any row names."""
         return set().union(*map(self.named_by, self.rows))
 
 
 def _answered(call: Callable[Concatenate[Bucket, P], T]) -> Callable[Concatenate[Bucket, P], T]:
-    """A bucket that does not answer, or refuses, is a ConfigError in its words."""
+    """Return ``call`` with a ConfigError, in the bucket's words, where the bucket does not answer, or refuses."""
 
     @functools.wraps(call)
     def answer(bucket: Bucket, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -276,7 +276,7 @@ def _answered(call: Callable[Concatenate[Bucket, P], T]) -> Callable[Concatenate
 
 @_answered
 def survey_bucket(bucket: Bucket) -> BucketSurvey:
-    """Raises ConfigError if the bucket does not answer."""
+    """Return the contents of a bucket. Raise ConfigError if the bucket does not answer."""
     contents = _contents(bucket)
     by_namespace: dict[str, list[LedgerRows]] = {}
     for key, rows in contents.rows.items():
@@ -293,7 +293,7 @@ def survey_bucket(bucket: Bucket) -> BucketSurvey:
 
 @_answered
 def verify_bucket(bucket: Bucket, progress: Progress) -> BucketVerified:
-    """Reads every object. Raises ConfigError if the bucket does not answer."""
+    """Read every object. Raise ConfigError if the bucket does not answer."""
     contents = _contents(bucket)
     result = BucketVerified(damaged=[(key, "segment") for key in contents.damaged_segments])
     for done, key in enumerate(contents.payloads):
@@ -313,7 +313,8 @@ def verify_bucket(bucket: Bucket, progress: Progress) -> BucketVerified:
 
 @_answered
 def prune_bucket(bucket: Bucket, *, size_bytes: int | None, progress: Progress) -> BucketPruned:
-    """Raises ConfigError if the bucket does not answer or refuses to delete."""
+    """Delete payloads that no segment names, and the oldest. Raise ConfigError if the bucket does not answer or refuses
+    to delete."""
     contents = _contents(bucket)
     now, named = datetime.now(UTC), contents.named()
     going = {
@@ -338,7 +339,7 @@ def prune_bucket(bucket: Bucket, *, size_bytes: int | None, progress: Progress) 
 
 @_answered
 def remove_from_bucket(bucket: Bucket, namespaces: Collection[str], progress: Progress) -> BucketPruned:
-    """Removes every object of ``namespaces``, segments first. Raises ConfigError."""
+    """Remove every object of ``namespaces``, segments first. Raise ConfigError."""
     contents = _contents(bucket)
     segments = [key for key in contents.segments if key.split("/")[2] in namespaces]
     for key in [*segments, *(f"{ROOT}namespaces/{one}.json" for one in namespaces)]:
@@ -370,7 +371,7 @@ def _contents(bucket: Bucket) -> _Contents:
 
 
 def _bucket_totals(bucket: Bucket, namespace: str, rows: LedgerRows) -> ModelTotals:
-    """Several writers may name one payload: its bytes count once."""
+    """Return the totals of one namespace. Several writers may name one payload: its bytes count once."""
     _, first = np.unique(rows["checksum"], return_index=True)
     totals = _totals(namespace, lambda: bucket.read_all(f"{ROOT}namespaces/{namespace}.json"), rows)
     return replace(totals, payload_bytes=int(rows["payload_bytes"][first].sum()))

@@ -46,7 +46,7 @@ from weft.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class BucketSource:
-    """Payloads of a bucket."""
+    """The source of a bucket's payloads."""
 
     bucket: Bucket
     namespace: str
@@ -57,7 +57,7 @@ class BucketSource:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFetch:
-    """A fetch from the bucket under way, with what its copy for the directory needs."""
+    """A fetch from the bucket under way, with the data that its copy for the directory needs."""
 
     prefix: StoredPrefix
     start: int
@@ -65,7 +65,7 @@ class RemoteFetch:
 
 
 class TieredStore:
-    """See the essay. ``local`` and ``bucket`` belong to the store from now on."""
+    """A bucket with a directory in front; see the essay. ``local`` and ``bucket`` belong to the store from now on."""
 
     def __init__(self, local: DirectoryStore, bucket: Bucket, *, refresh_s: float = 10.0) -> None:
         self.local, self.bucket = local, bucket
@@ -152,7 +152,7 @@ class TieredStore:
         return ticket
 
     def clear(self) -> None:
-        """Of the directory. What is in the bucket belongs to all servers that share it."""
+        """Clear the directory. Records in the bucket belong to all servers that share it."""
         self.local.clear()
 
     def poll(self) -> list[StoreEvent]:
@@ -237,7 +237,7 @@ class TieredStore:
         return StoreEvent(fetch.ticket, kind, reason, 0, seconds)
 
     def _copy(self, fetch: RemoteFetch) -> None:
-        """Puts what came from the bucket into the directory, if its KV is whole there or in the buffers."""
+        """Put bytes that came from the bucket into the directory, if its KV is complete there or in the buffers."""
         prefix, salt = fetch.prefix, fetch.prefix.salt
         tokens = np.frombuffer(prefix.tokens, dtype="<i4")
         offer = self.local.offer(salt, tokens, prefix.position, exact=prefix.exact)
@@ -273,14 +273,14 @@ class TieredStore:
             self._submit_entries(index, *hit)
 
     def _submit(self, prefix: StoredPrefix) -> None:
-        """A snapshot that was restored from the directory is uploaded if the bucket lacks it."""
+        """Upload a snapshot that was restored from the directory if the bucket lacks it."""
         index = self.local.records.index
         if is_current(index, prefix) and not self._in_bucket(prefix):
             path = KvChain(tuple(span.entry for span in prefix.spans), prefix.position, 0)
             self._submit_entries(index, prefix.entry, path)
 
     def _in_bucket(self, prefix: StoredPrefix) -> bool:
-        """Whether this process has uploaded it, or the bucket's index has the same prefix."""
+        """Return whether this process has uploaded it, or the bucket's index has the same prefix."""
         chain, c = self.local.records.index.c["chain"][prefix.entry], self.remote.c
         return prefix.snapshot in self.uploads.sent or bool(((c["chain"] == chain) & (c["kind"] == SNAPSHOT)).any())
 
@@ -301,8 +301,9 @@ CACHE_FOLDER = "~/.cache/weft/store"
 def open_store(
     location: str | Path, identity: NamespaceIdentity, options: StoreOptions
 ) -> DirectoryStore | TieredStore:
-    """Raises ConfigError that names the place and what to change. A directory that another process writes
-    to, or without permission to write, is opened for reading; ``stats().notes`` says so."""
+    """Open the store at a directory or a bucket. Raise ConfigError that names the place and the setting to change. A
+    directory that another process writes to, or without permission to write, is opened for reading; ``stats().notes``
+    says so."""
     if not is_bucket(str(location)):
         return open_local(Path(location).expanduser(), identity, options)
     signer = None if options.key_file is None else read_signer(options.key_file, flag="cache.store_key")
@@ -318,7 +319,7 @@ def open_store(
 
 
 def cache_directory(location: str, options: StoreOptions) -> Path:
-    """The directory in front of a bucket: one for each location."""
+    """Return the directory in front of a bucket: one for each location."""
     if options.cache_directory is not None:
         return Path(options.cache_directory).expanduser()
     return Path(CACHE_FOLDER).expanduser() / hashlib.sha256(location.encode()).hexdigest()[:16]

@@ -3,9 +3,9 @@
     write thread, idle:   rows > 2 x live rows  --> live rows and their tokens --> next generation
     fetch thread, reader: the ledger has grown  --> rows read anew --> a new index, swapped in by ``poll``
 
-A compaction writes ``ledger-N+1`` beside ``ledger-N`` and renames it into place; a crash at any point leaves
-one valid generation. Fetches under way keep the old files open. The free space of the disk is read here as
-well, since statvfs may wait for a busy disk.
+A compaction writes ``ledger-N+1`` next to ``ledger-N`` and renames it into place; a crash at any point leaves one valid
+generation. Fetches under way keep the old files open. The free space of the disk is read here as well, since statvfs
+may wait for a busy disk.
 
 Law: L11 (the ledger is bounded by its live rows).
 """
@@ -36,7 +36,7 @@ from weft.store.recovery import LiveRows, live_rows
 
 COMPACT_ROWS_LEAST = 65_536
 COMPACT_ROWS_FEW = 1024
-"""Of the smallest store: 147 kB of rows."""
+"""Rows of the smallest ledger that is compacted: 147 kB of rows."""
 COMPACT_RETRY_S = 60.0
 FREE_SPACE_S = 5.0
 FOLLOW_S = 10.0
@@ -53,7 +53,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """What a reader sees of the ledger now."""
+    """The ledger as a reader sees it now."""
 
     ledger: LedgerFiles
     index: StoreIndex
@@ -62,7 +62,8 @@ class Refreshed:
 
 @dataclass(slots=True)
 class Upkeep:
-    """``live_count`` and ``volume_blocks`` are written by the engine's thread, ``free_bytes`` here."""
+    """Work of idle threads. ``live_count`` and ``volume_blocks`` are written by the engine's thread, ``free_bytes``
+    here."""
 
     opened: OpenDirectory
     namespace: bytes
@@ -80,7 +81,8 @@ class Upkeep:
     next_follow: float = 0.0
 
     def idle(self, ledger: LedgerFiles, volume_blocks: dict[int, int]) -> LedgerFiles:
-        """Between two batches of the write thread. Returns the ledger to append to."""
+        """Compact the ledger if it is worth it, between two batches of the write thread. Returns the ledger to append
+        to."""
         now = self.clock()
         if now >= self.next_free_space or self.next_free_space > now + FREE_SPACE_S:
             self.next_free_space = now + FREE_SPACE_S
@@ -100,7 +102,7 @@ class Upkeep:
         return compacted.ledger
 
     def follow(self, ledger: LedgerFiles | None) -> None:
-        """Reads the ledger of another process, if it has changed. Runs in a fetch thread."""
+        """Read the ledger of another process, if it has changed. Runs in a fetch thread."""
         began = self.clock()
         disk, path = self.opened.disk, self.opened.path
         try:
@@ -127,7 +129,7 @@ def _grown(ledger: LedgerFiles | None, disk: OsDisk) -> bool:
 
 
 def compact(ledger: LedgerFiles, volume_blocks: dict[int, int]) -> Compacted:
-    """The next generation: the live rows and their tokens. Raises OSError; ``ledger`` is then still valid."""
+    """Return the next generation: the live rows and their tokens. Raises OSError; ``ledger`` is then still valid."""
     rows, valid, _ = valid_rows(ledger.read_rows_from(1))
     live = live_rows(rows, valid, volume_blocks=volume_blocks, tokens_bytes=ledger.tokens_bytes)
     generation = ledger.generation + 1
@@ -143,7 +145,7 @@ def compact(ledger: LedgerFiles, volume_blocks: dict[int, int]) -> Compacted:
 
 
 def compacted_rows(live: LiveRows) -> bytes:
-    """The live rows with their uses, new places of tokens, and new hashes."""
+    """Return the live rows with their uses, new places of tokens, and new hashes."""
     rows = np.array(live.rows)
     sizes = np.where(rows["kind"] == KV, rows["tokens"].astype(np.uint64) * np.uint64(4), np.uint64(0))
     rows["uses"] = live.uses

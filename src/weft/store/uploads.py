@@ -5,11 +5,10 @@
 
     segment   | magic 16 | format u32 | rows u32 | token bytes u64 | xxh3_64 of the rest u64 | rows | tokens |
 
-A segment is one immutable object for each batch of a writer: one process with a random name. Its rows have
-its own numbers, and a parent is in the same segment or an earlier one of the same writer. So segments merge
-by listing: ``RemoteLedger`` gives every row a number of its own, and lookups see the trees of all writers
-beside each other. Segments are kept as files under ``remote/`` of the local directory, so a restart reads
-only new ones.
+A segment is one immutable object for each batch of a writer: one process with a random name. Its rows have its own
+numbers, and a parent is in the same segment or an earlier one of the same writer. So segments merge by listing:
+``RemoteLedger`` gives every row a number of its own, and lookups see the trees of all writers as siblings. Segments are
+kept as files under ``remote/`` of the local directory, so a restart reads only new ones.
 
 A snapshot is uploaded from the local volumes, after it is durable there, so no buffer of the engine waits
 for the network. Each payload is verified again before it leaves. A segment is put after all objects that its
@@ -59,7 +58,7 @@ from weft.store.space import Volumes
 SEGMENT_MAGIC = b"weft-store-seg\0\0"
 HEADER_BYTES = 40
 _SEGMENT_SHIFT = 36
-"""A place of tokens is the segment's number above this bit, and the byte in its tokens below."""
+"""Bits of a byte's place in the tokens of a segment; the segment's number is above them."""
 _NO_PARENT = 1 << 62
 SEGMENT_BYTES_MAX = 1 << 30
 """Most bytes of segments on the local disk: 250,000 snapshots of 512 tokens."""
@@ -78,7 +77,7 @@ def segment_of(rows: list[bytes], tokens: bytes) -> bytes:
 
 
 def rows_of_segment(content: bytes) -> LedgerRows | None:
-    """The rows; None for bytes that are no segment, or whose tokens do not lie inside."""
+    """Return the rows; None for bytes that are not a segment, or with tokens outside of it."""
     head, body = content[:HEADER_BYTES], content[HEADER_BYTES:]
     count, token_bytes = int.from_bytes(head[20:24], "little"), int.from_bytes(head[24:32], "little")
     if (
@@ -98,20 +97,20 @@ class RemoteLedger:
     def __init__(self, folder: Path, disk: OsDisk) -> None:
         self._folder, self._disk = folder, disk
         self.nbytes = 0
-        """Of the segments that lie in the folder."""
+        """Bytes of the segments in the folder."""
         self.keys: set[str] = set()
         self._lost: set[int] = set()
         self._rows: list[LedgerRows] = []
         self._files: list[tuple[Path, int]] = []
         self._places: dict[str, int] = {}
-        """Segment -> its place in ``_rows``, ``_starts`` and ``_files``."""
+        """Index of each segment in ``_rows``, ``_starts`` and ``_files``."""
         self._numbers: dict[str, dict[int, int]] = {}
         self._starts: list[int] = []
         self._count = 0
         self._lock = threading.Lock()
 
     def load(self) -> None:
-        """Segments that an earlier process has left in the folder."""
+        """Load segments that an earlier process has left in the folder."""
         try:
             names = [name for name in self._disk.names(self._folder) if name.endswith(".seg")]
         except OSError:
@@ -124,14 +123,15 @@ class RemoteLedger:
                 continue
 
     def add(self, name: str, content: bytes) -> bool:
-        """``name``: WRITER/NUMBER.seg. False if it is no segment; it is then never asked for again."""
+        """Add a segment. ``name``: WRITER/NUMBER.seg. Return False if it is not a segment; it is then never asked for
+        again."""
         path = self._folder / name.replace("/", "-")
         self._disk.make_directory(self._folder)
         self._disk.write_file(path, content)
         return self._append(name, content, path)
 
     def drop_others(self, names: set[str]) -> bool:
-        """Drops the segments that are not among ``names``. Whether there were any. Raises OSError."""
+        """Drop the segments that are not among ``names``, and return whether there were any. Raise OSError."""
         gone = [name for name in self._places if name not in names]
         for name in gone:
             place = self._places.pop(name)
@@ -144,7 +144,7 @@ class RemoteLedger:
         return bool(gone)
 
     def lose(self, number: int) -> None:
-        """The object of a record is gone or damaged: it is left out from now on."""
+        """Leave a record out from now on, as its object is gone or damaged."""
         with self._lock:
             self._lost.add(number)
 
@@ -167,7 +167,7 @@ class RemoteLedger:
         return bytes(content)
 
     def live(self) -> LiveRows:
-        """The rows of all segments as one ledger; ``lines`` are indices for ``read_row``."""
+        """Return the rows of all segments as one ledger; ``lines`` are indices for ``read_row``."""
         with self._lock:
             rows = np.concatenate(self._rows) if self._rows else np.zeros(0, dtype=ROW)
             valid = np.isin(rows["kind"], (KV, SNAPSHOT))
@@ -201,7 +201,8 @@ class RemoteLedger:
         return True
 
     def _end_of_places(self) -> np.uint64:
-        """Remote records lie nowhere; each gets blocks of its own, so that none seem to overlap."""
+        """Return the end of the places. Remote records have no place in a volume; each gets blocks of its own, so that
+        none seem to overlap."""
         if not self._rows or not len(self._rows[-1]):
             return np.uint64(0)
         last = self._rows[-1][-1]
@@ -219,7 +220,7 @@ _COPIED = [
 
 @dataclass(frozen=True, slots=True)
 class UploadJob:
-    """A durable snapshot: (number, line) of its KV records from the root on, then its own."""
+    """A durable snapshot to upload: (number, line) of its KV records from the root on, then its own."""
 
     ledger: LedgerFiles
     records: tuple[tuple[int, int], ...]
@@ -227,13 +228,13 @@ class UploadJob:
 
 @dataclass(frozen=True, slots=True)
 class RemoteIndex:
-    """What the bucket holds now."""
+    """The index of the bucket's present segments."""
 
     index: StoreIndex
 
 
 class BucketThread:
-    """``counts`` are written by the thread and read by ``stats``."""
+    """The thread that uploads and reads segments. ``counts`` are written by the thread and read by ``stats``."""
 
     def __init__(
         self,
@@ -273,16 +274,16 @@ class BucketThread:
 
     @property
     def lost(self) -> int:
-        """Uploads that a full queue pushed out, or whose bytes were evicted before their turn."""
+        """Number of uploads that a full queue pushed out, or whose bytes were evicted before their turn."""
         return self.counts["dropped"] + self.counts["evicted_before_upload"]
 
     @property
     def waiting(self) -> int:
-        """Snapshots that are not yet in the bucket."""
+        """Number of snapshots that are not yet in the bucket."""
         return len(self._jobs) + bool(self._rows)
 
     def close(self, seconds: float) -> None:
-        """Uploads what waits, for at most ``seconds``."""
+        """Upload the jobs that wait, for at most ``seconds``."""
         end = time.monotonic() + seconds
         while self.waiting and self._bucket.available and time.monotonic() < end and self._thread.is_alive():
             time.sleep(0.01)
@@ -331,7 +332,7 @@ class BucketThread:
             self._is_logged_away = False
 
     def _upload(self) -> None:
-        """Every job, then one segment. Raises Unreachable; the job stays in the queue."""
+        """Upload every job, then one segment. Raise Unreachable; the job stays in the queue."""
         while self._jobs and len(self._rows) < SEGMENT_ROWS_MAX and not self._stop.is_set():
             job = self._jobs[0]
             self._send(job)
@@ -349,7 +350,7 @@ class BucketThread:
         self.counts["segments"] += 1
 
     def _send(self, job: UploadJob) -> None:
-        """Puts the payloads that the bucket lacks, and collects the rows."""
+        """Put the payloads that the bucket lacks, and collect the rows."""
         staged: list[tuple[int, np.void, bytes]] = []
         for number, line in job.records:
             if number in self.sent:

@@ -3,9 +3,8 @@
     put(tokens, kv, state) --> KV row, KV row, ..., SNAPSHOT row   each names the one before as its parent
         --> bounded queue --rate limit--> volumes --sync--> tokens --sync--> rows --sync--> outcome
 
-Puts that wait together are written together: one sync of each file serves them all. A put that would wait for
-more than the queue holds is refused by ``submit``, never delayed. A failed write costs its own put and those
-that stand on it.
+Puts that wait together are written together: one sync of each file serves them all. A put that would wait for more than
+the queue holds is refused by ``submit``, never delayed. A failed write costs its own put and those that depend on it.
 
 Payloads are written in pieces. Before each piece the thread lets reads go first, for at most READS_FIRST_S: a
 request waits for a read, and none for a write. A retirement is durable before its blocks are given back, so
@@ -46,9 +45,9 @@ from weft.store.space import BLOCK_BYTES, Volumes
 BATCH_BYTES = 32 << 20
 PIECE_BYTES = 8 << 20
 READS_FIRST_S = 1.0
-"""The longest that a piece waits for reads: a read that stalls stops no write for good."""
+"""Most seconds that a piece waits for reads: a read that stalls stops no write for good."""
 FAILURES_MAX = 65_536
-"""Numbers of failed records that are remembered."""
+"""Most numbers of failed records that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class RecordWrite:
 
 @dataclass(frozen=True, slots=True)
 class PutJob:
-    """``needs``: numbers of records of earlier puts that must have become durable."""
+    """A put to write. ``needs``: numbers of records of earlier puts that must have become durable."""
 
     ticket: Ticket
     records: tuple[RecordWrite, ...]
@@ -85,8 +84,8 @@ class MarkJob:
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """``lines``: for each record its row in the ledger, empty if the put failed. ``failed_volumes``: volumes
-    that could not be created, or were removed."""
+    """The outcome of a job. ``lines``: for each record its row in the ledger, empty if the put failed.
+    ``failed_volumes``: volumes that could not be created, or were removed."""
 
     job: PutJob | MarkJob
     lines: tuple[int, ...] = ()
@@ -110,7 +109,7 @@ class WriteRate:
 
 
 class WriteThread:
-    """``finished`` is called in the thread, once for each job, in order."""
+    """The thread of writes. ``finished`` is called in the thread, once for each job, in order."""
 
     def __init__(
         self,
@@ -155,7 +154,7 @@ class WriteThread:
             self._wake.notify()
 
     def close(self, seconds: float) -> None:
-        """Writes what is queued without a rate limit, for at most ``seconds``."""
+        """Write the queued jobs without a rate limit, for at most ``seconds``."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -176,7 +175,7 @@ class WriteThread:
                 del batch  # the payloads: their buffers belong to the engine again
 
     def _next_batch(self) -> list[PutJob | MarkJob]:
-        """Jobs of one kind, up to ``BATCH_BYTES``."""
+        """Return jobs of one kind, up to ``BATCH_BYTES``."""
         batch: list[PutJob | MarkJob] = []
         size = 0
         while self._jobs and size < BATCH_BYTES and (not batch or type(self._jobs[0]) is type(batch[0])):
@@ -273,13 +272,13 @@ class WriteThread:
                 self._wake.wait_for(lambda: self._closing, until)
 
     def _remember_failure(self, job: PutJob) -> None:
-        """Puts that stand on this one may be queued already."""
+        """Puts that depend on this one may be queued already."""
         self._failed.update((record.number, None) for record in job.records)
         while len(self._failed) > FAILURES_MAX:
             del self._failed[next(iter(self._failed))]
 
     def _commit(self, jobs: list[PutJob], failures: dict[Ticket, WriteOutcome]) -> None:
-        """Appends the rows of ``jobs``; a job that stands on a failed one fails too."""
+        """Append the rows of ``jobs``; a job that depends on a failed one fails too."""
         self._lines: dict[Ticket, tuple[int, ...]] = {}
         rows: list[bytes] = []
         tokens = bytearray()
@@ -322,7 +321,8 @@ def _full_or_broken(error: OSError) -> DropReason:
 
 @dataclass(frozen=True, slots=True)
 class PutRequest:
-    """``base``: the stored KV that the pieces continue. ``tokens``: uint32 bytes of the whole prefix."""
+    """A put, checked. ``base``: the stored KV that the pieces continue. ``tokens``: uint32 bytes of all tokens of the
+    prefix."""
 
     base: KvChain
     tokens: bytes
@@ -355,7 +355,7 @@ def put_request(
     namespace: bytes,
     salt: bytes,
 ) -> PutRequest:
-    """Checks that the pieces run from the end of ``base`` to the last token without gaps."""
+    """Return a put whose pieces run from the end of ``base`` to the last token without gaps, which is checked."""
     pieces = tuple(KvPiece(one.start, one.end, one.payload.cast("B"), one.form) for one in kv)
     at = base.end
     for piece in pieces:
@@ -370,7 +370,7 @@ def put_request(
 def records_of(
     request: PutRequest, index: StoreIndex, places: Sequence[tuple[int, int]], first_number: int
 ) -> tuple[RecordWrite, ...]:
-    """The records with their rows; each gets an entry that is not durable yet."""
+    """Return the records with their rows; each gets an entry that is not durable yet."""
     flags = 0 if request.exact else INEXACT
     written = int(time.time()) & 0xFFFF_FFFF
     space = index.spaces.setdefault((request.namespace, request.salt), len(index.spaces))

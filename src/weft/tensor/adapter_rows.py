@@ -1,13 +1,13 @@
-"""Whose the rows of a step are: groups of rows by adapter, as the products of a model find them.
+"""Groups of a step's rows by adapter, as the products of a model read them.
 
     runs           d0    d1    d2   | p0 p0 p0             d: decodes, p: a prompt
     adapter        a     -     b    | a
     by_count       6 rows: a -> 0, 3, 4, 5    b -> 2       all tokens of the step
-                   4 rows: a -> 0, 3          b -> 2       those whose output was asked for
+                   4 rows: a -> 0, 3          b -> 2       rows whose output was asked for
 
-A product gets all rows of the step, or after the last mixer those that were asked for. The counts differ
-wherever the rows do, so the number of rows says which. What goes through the head otherwise (the prompt
-tokens of a request that asked for their logprobs) is named by ``ActiveAdapters.only``.
+A product gets all rows of the step, or after the last mixer those that were asked for. The counts differ whenever the
+rows do, so the number of rows says which. Other rows of the head (the prompt tokens of a request that asked for their
+logprobs) are named by ``ActiveAdapters.only``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from weft.units import PAD, ceil_div
 
 BASE = ""
-"""The name of no adapter."""
+"""Digest of rows without an adapter."""
 BLOCK_ROWS = 16
 """Rows of one adapter in a program of the Triton kernels."""
 LINES = 64
@@ -33,7 +33,7 @@ LINES = 64
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of one adapter, by its digest. A slice where they are neighbours."""
+    """Rows of one adapter, by its digest. A slice if they are neighbours."""
 
     digest: str
     rows: slice | torch.Tensor
@@ -42,23 +42,25 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class AdapterBlocks:
-    """The groups as the Triton kernels read them (``tensor.kernels.adapters``): ``order`` int64
-    [blocks * BLOCK_ROWS], ``places`` int64 [blocks]."""
+    """Groups as the Triton kernels read them (``tensor.kernels.adapters``): ``order`` int64 [blocks * BLOCK_ROWS],
+    ``places`` int64 [blocks].
+    """
 
     order: torch.Tensor
     places: torch.Tensor
 
     @classmethod
     def of(cls, flat: torch.Tensor) -> AdapterBlocks:
-        """``flat`` [blocks * (BLOCK_ROWS + 1)]: one behind the other."""
+        """Return the two parts of ``flat`` [blocks * (BLOCK_ROWS + 1)], which has one after the other."""
         places = len(flat) // (BLOCK_ROWS + 1)
         return cls(flat[:-places], flat[-places:])
 
 
 @dataclass(slots=True)
 class RowGroups:
-    """The rows of each adapter; for the C++ kernels one object, which all products of a step share; for those
-    in Triton ``device``."""
+    """Rows of each adapter; for the C++ kernels one object, which all products of a step share; for those in Triton
+    ``device``.
+    """
 
     groups: tuple[AdapterRows, ...] = ()
     device: AdapterBlocks | None = None
@@ -66,7 +68,7 @@ class RowGroups:
 
     @classmethod
     def of(cls, digests: Sequence[str]) -> RowGroups:
-        """By row, whose it is."""
+        """Return the groups of rows by the digest of each row."""
         rows: dict[str, list[int]] = {}
         for row, digest in enumerate(digests):
             if digest != BASE:
@@ -74,8 +76,9 @@ class RowGroups:
         return cls(tuple(AdapterRows(digest, _index(own), own) for digest, own in rows.items()))
 
     def in_blocks(self, lines: Mapping[str, int], blocks: int | None = None) -> npt.NDArray[np.int64]:
-        """``AdapterBlocks`` on the host, of adapters that have one of ``lines``. ``blocks``: with empty ones
-        behind."""
+        """Return ``AdapterBlocks`` on the host, of adapters that have one of ``lines``. ``blocks``: their number, with
+        empty ones at the end.
+        """
         own = [(group.numbers, lines.get(group.digest)) for group in self.groups]
         if blocks is None:
             blocks = sum(ceil_div(len(numbers), BLOCK_ROWS) for numbers, _ in own)
@@ -90,7 +93,7 @@ class RowGroups:
 
 
 def most_blocks(rows: int) -> int:
-    """Of any groups of ``rows`` rows."""
+    """Return the most blocks of any groups of ``rows`` rows."""
     return min(rows, ceil_div(rows, BLOCK_ROWS) + LINES)
 
 
@@ -99,21 +102,23 @@ _numbers: dict[str, int] = {}
 
 
 def number_of(digest: str) -> int:
-    """As the C++ kernels name an adapter: never another's in this process."""
+    """Return the C++ kernels' number of an adapter, which no other adapter gets in this process."""
     return _numbers.setdefault(digest, len(_numbers))
 
 
 @dataclass(frozen=True, slots=True)
 class StepAdapters:
-    """Which rows of a step are whose. ``by_count``: rows of the input -> groups; all tokens of the step, and
-    those whose output was asked for."""
+    """Adapters of the rows of a step. ``by_count``: rows of the input -> groups; all tokens of the step, and those
+    whose output was asked for.
+    """
 
     by_count: Mapping[int, RowGroups]
 
     @classmethod
     def of(cls, digests: Sequence[str], lengths: Sequence[int], asked: Sequence[int] = ()) -> StepAdapters | None:
-        """``digests`` and ``lengths`` by run, in the order of the tokens; ``asked``: the run of each row that
-        goes through the head. None for a step of the base model alone."""
+        """Return the adapters of a step, None if all rows are of the base model. ``digests`` and ``lengths`` by run,
+        in the order of the tokens; ``asked``: the run of each row that goes through the head.
+        """
         if not any(digests):
             return None
         whole = [digest for digest, length in zip(digests, lengths, strict=True) for _ in range(length)]
@@ -129,21 +134,22 @@ def _index(rows: list[int]) -> slice | torch.Tensor:
 
 
 class ActiveAdapters:
-    """Of one model: the groups of the step that is computed, read by its products."""
+    """State of adapters of one model: the groups of the present step, read by its products."""
 
     def __init__(self) -> None:
         self.step: StepAdapters | None = None
         self.unfused: set[str] = set()
-        """Adapters with a change of a product that no kernel computes: their steps go layer by layer, and
-        replay no graph."""
+        """Adapters that change a product in a way that no kernel computes: their steps go layer by layer, and replay
+        no graph.
+        """
 
         self.unrecorded: set[str] = set()
-        """Those that change what is no product (experts, the embedding): their steps replay no graph."""
+        """Adapters that change something other than a product (experts, the embedding): their steps replay no graph."""
         self.lines: dict[str, int] = {}
-        """Of each adapter in memory, its line in the tables of the products."""
+        """Line of each adapter in memory in the tables of the products."""
 
     def hold(self, digest: str) -> None:
-        """A line for ``digest``. The kernels do not compute more than LINES adapters, and torch does."""
+        """Take a line for ``digest``. The kernels do not compute more than LINES adapters, and torch does."""
         free = set(range(LINES)) - set(self.lines.values())
         if free and digest not in self.lines:
             self.lines[digest] = min(free)
@@ -154,7 +160,7 @@ class ActiveAdapters:
         self.unrecorded.discard(digest)
 
     def recorded(self, digests: Sequence[str]) -> bool:
-        """Whether graphs with adapters compute the rows of all ``digests``."""
+        """Return whether graphs with adapters compute the rows of all ``digests``."""
         return all(
             digest == BASE or (digest in self.lines and digest not in self.unfused and digest not in self.unrecorded)
             for digest in digests
@@ -168,7 +174,7 @@ class ActiveAdapters:
 
     @contextmanager
     def only(self, digest: str, rows: int) -> Iterator[None]:
-        """Meanwhile every one of ``rows`` rows is of ``digest``."""
+        """Let all of ``rows`` rows be of ``digest`` inside the context."""
         before = self.step
         self.step = None if digest == BASE else StepAdapters({rows: RowGroups.of([digest] * rows)})
         try:

@@ -1,4 +1,4 @@
-"""How the prefill runs of a step are cut into chunks on the absolute grid, for every recurrent op.
+"""Cuts of the prefill runs of a step into chunks on the absolute grid, for every recurrent op.
 
 A chunk is CHUNK_TOKENS places. A token at position p sits at place p % 64 of its chunk, in whichever run it
 arrives. A run that starts or ends inside a chunk leaves places empty. Empty places are zeros, which change no
@@ -30,8 +30,9 @@ from weft.tensor.inputs import Runs
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, ceil_div
 
 LOG_DECAY_MIN = -80.0
-"""Smaller log decays are clamped to this. exp(-80) = 2e-35 adds nothing to any sum; smaller values are
-denormals, on which a CPU is some 20 times slower."""
+"""Least log decay: smaller ones are clamped to it. exp(-80) = 2e-35 adds nothing to any sum; smaller values are
+denormals, on which a CPU is some 20 times slower.
+"""
 
 BLOCK_CHUNKS = 32
 """Chunks per batch of intra-chunk work; bounds the buffers of a long step."""
@@ -39,8 +40,9 @@ BLOCK_CHUNKS = 32
 
 @dataclass(frozen=True, slots=True)
 class ChunkTap:
-    """The state of row ``row`` of the step after ``places`` places of its chunk goes to ``slot``. ``whole``:
-    no token of the run follows in this chunk, so this is the state after the chunk."""
+    """Tap inside a chunk: the state of row ``row`` of the step after ``places`` places of its chunk goes to ``slot``.
+    ``whole``: no token of the run follows in this chunk, so this is the state after the chunk.
+    """
 
     row: int
     places: int
@@ -50,7 +52,7 @@ class ChunkTap:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The chunks [first, first + rows) are chunk c of the first ``rows`` runs in ``ChunkLayout.order``."""
+    """Chunks [first, first + rows), which are chunk c of the first ``rows`` runs in ``ChunkLayout.order``."""
 
     first: int
     rows: int
@@ -59,8 +61,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
-    """``size``: places of a chunk. ``order``: the prefill runs, most chunks first. ``place_T``: the index in
-    [chunks * size] of each prefill token, in the order of T."""
+    """Layout of a step's chunks. ``size``: places of a chunk. ``order``: the prefill runs, most chunks first.
+    ``place_T``: the index in [chunks * size] of each prefill token, in the order of T.
+    """
 
     size: int
     chunk_count: int
@@ -69,7 +72,7 @@ class ChunkLayout:
     place_T: torch.Tensor
 
     def blocks(self) -> Iterator[tuple[int, int, list[Step]]]:
-        """Consecutive steps, grouped into about BLOCK_CHUNKS chunks: (first chunk, chunks, steps)."""
+        """Yield consecutive steps, grouped into about BLOCK_CHUNKS chunks: (first chunk, chunks, steps)."""
         held: list[Step] = []
         count = 0
         for step in self.steps:
@@ -82,18 +85,22 @@ class ChunkLayout:
             yield held[0].first, count, held
 
     def spread(self, x_T: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Prefill tokens ``[T', ...]`` into ``out`` [chunks, size, ...]; zeros at the empty places."""
+        """Write prefill tokens ``[T', ...]`` into ``out`` [chunks, size, ...], with zeros at the empty places, and
+        return it.
+        """
         out.zero_()
         out.view(self.chunk_count * self.size, *out.shape[2:]).index_copy_(0, self.place_T, x_T.to(out.dtype))
         return out
 
     def collect(self, x: torch.Tensor) -> torch.Tensor:
-        """[chunks, size, ...] -> [T', ...], prefill tokens in the order of T."""
+        """Return the prefill tokens [T', ...] of [chunks, size, ...], in the order of T."""
         return x.view(self.chunk_count * self.size, *x.shape[2:]).index_select(0, self.place_T)
 
 
 def pairwise_decay(sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """``out[..., i, j] = exp(sums_i - sums_j)`` for j <= i, else 0. ``sums`` float64 [..., C], not growing."""
+    """Write ``exp(sums_i - sums_j)`` for j <= i, else 0, to ``out[..., i, j]`` and return it. ``sums`` float64 [...,
+    C], not growing.
+    """
     # Clamped from above too: for j > i the difference is positive and must not be exponentiated. Those
     # entries are then replaced by zeros, not multiplied.
     torch.sub(sums[..., :, None], sums[..., None, :], out=out)
@@ -101,12 +108,12 @@ def pairwise_decay(sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 def decay_of(log_decay: torch.Tensor) -> torch.Tensor:
-    """exp in float32, clamped above the denormals."""
+    """Return exp in float32, clamped above the denormals."""
     return log_decay.clamp_min(LOG_DECAY_MIN).exp().float()
 
 
 def chunk_layout(runs: Runs) -> ChunkLayout:
-    """The layout of this step's prefill runs (one at least), computed once per step."""
+    """Return the layout of this step's prefill runs (one at least), computed once per step."""
     known = runs.memo.get("chunks")
     if known is None:
         known = runs.memo["chunks"] = _lay_out(runs)
@@ -154,8 +161,9 @@ def _lay_out(runs: Runs) -> ChunkLayout:
 
 
 def grid_tokens(spec: ModelSpec, device: torch.device) -> int:
-    """The grid on which a prompt may resume: PAGE_TOKENS where the C++ kernels take every state of ``spec``,
-    else CHUNK_TOKENS. Call it after the kernels are chosen."""
+    """Return the grid on which a prompt may resume: PAGE_TOKENS if the C++ kernels take every state of ``spec``, else
+    CHUNK_TOKENS. Call it after the kernels are chosen.
+    """
     # The C++ kernels go token by token: the same sums from anywhere, so a page will do. Resuming inside a
     # chunk would cut other chunks. The finer grid saves up to 48 tokens of a shared prefix: decision 0017.
     parts = [part for layer in spec.layers for part in layer.state]
@@ -169,7 +177,7 @@ def grid_tokens(spec: ModelSpec, device: torch.device) -> int:
 
 
 def _sequential(part: StatePart) -> bool:
-    """The kernels' own ``supported``, from shapes alone; a ring does not depend on where a run begins."""
+    """Return the kernels' own ``supported``, from shapes only; a ring does not depend on the start of a run."""
     if part.name == "window":
         return True
     if part.name.startswith("conv"):

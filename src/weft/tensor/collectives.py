@@ -1,14 +1,14 @@
-"""What ranks say to each other: sums in rank order, rows side by side, and tokens from the first rank.
+"""Exchanges between ranks: sums in rank order, gathered rows, and tokens from the first rank.
 
     add      few numbers    all-gather, every rank adds in rank order in float32
              many           each rank gets its slice from all (all-to-all), adds it in rank order, all-gather
 
     rank 0   a0 a1 a2 a3          slice 0 of all -> rank 0: (a0 + b0)  -.
-    rank 1   b0 b1 b2 b3          slice 1 of all -> rank 1: (a1 + b1)  -+-> all ranks: the whole sum
+    rank 1   b0 b1 b2 b3          slice 1 of all -> rank 1: (a1 + b1)  -+-> all ranks: the full sum
 
-Each number is the sum of the same floats in the same order, whatever its place in the step. So a row's result
-does not depend on how many rows there are, or which (promise 1 of the design). The second way moves as many
-bytes as a ring: 2 (n - 1) / n of the tensor. The first has one round instead of two.
+Each number is the sum of the same floats in the same order, whatever its place in the step. So a row's result does not
+depend on how many rows there are, or which (promise 1 of the design). The second way moves the same bytes as a ring: 2
+(n - 1) / n of the tensor. The first has one round instead of two.
 
 On a CPU the transport is gloo over the loopback device, on a GPU NCCL. Ranks meet through a file in a private
 directory, so no port has to be free.
@@ -26,12 +26,12 @@ import torch
 from torch import distributed
 
 FEW_NUMBERS = 1 << 16
-"""Up to so many numbers are gathered and added by every rank."""
+"""Most numbers that are gathered and added by every rank."""
 _LOOPBACK = "lo"
 
 
 class Collectives(Protocol):
-    """Every rank calls the same methods in the same order, with tensors of the same shape."""
+    """Interface of exchanges. Every rank calls the same methods in the same order, with tensors of the same shape."""
 
     @property
     def rank(self) -> int: ...
@@ -41,24 +41,24 @@ class Collectives(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Of the tensors."""
+        """Device of the tensors."""
 
     @property
     def seconds(self) -> float:
-        """Time spent in collectives since the start, those inside of graphs aside."""
+        """Seconds spent in collectives since the start, without those inside of graphs."""
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, in the dtype of ``x``; each number is added in float32, in rank order."""
+        """Return the sum over ranks, in the dtype of ``x``; each number is added in float32, in rank order."""
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """``x`` of every rank, in rank order."""
+        """Return ``x`` of every rank, in rank order."""
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` of rank 0, into ``x`` of every other rank."""
+        """Copy ``x`` of rank 0 into ``x`` of every other rank and return it."""
 
 
 class GroupCollectives:
-    """Over one process group of torch. ``seconds``: time spent waiting for it, since the start."""
+    """Exchanges over one process group of torch. ``seconds``: time spent waiting for it, since the start."""
 
     # An object of this process, not torch's default group: several engines may live in one process.
     def __init__(self, group: distributed.ProcessGroup, device: torch.device) -> None:
@@ -70,10 +70,11 @@ class GroupCollectives:
 
     @classmethod
     def open(cls, folder: Path, rank: int, size: int, device: torch.device, timeout_s: float) -> GroupCollectives:
-        """Waits for all ranks. ``folder``: private, the same for all ranks, fresh for each group. Raises
-        RuntimeError (torch's) where a rank does not come within ``timeout_s``."""
+        """Wait for all ranks and return their group. ``folder``: private, the same for all ranks, new for each group.
+        Raises RuntimeError (torch's) if a rank does not come within ``timeout_s``.
+        """
         timeout = timedelta(seconds=timeout_s)
-        backends: Any = distributed  # its types leave out what a build may lack
+        backends: Any = distributed  # its types leave out names that a build may lack
         store = backends.FileStore(str(folder / "ranks"), size)
         store.set_timeout(timeout)
         if device.type == "cuda":
@@ -104,7 +105,7 @@ class GroupCollectives:
         return x
 
     def _add_by_slices(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, ...]: rank r adds its slice of the rows."""
+        """Add ``x`` [T, ...] by slices: rank r adds its slice of the rows."""
         counts = [len(rows) for rows in x.tensor_split(self.size)]
         own = counts[self.rank]
         received = x.new_empty((self.size * own, *x.shape[1:]))

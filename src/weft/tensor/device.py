@@ -1,16 +1,15 @@
-"""Where the model runs: the meaning of ``--device`` on this machine, what torch reports, waits for a GPU.
+"""Device of the model: the meaning of ``--device`` on this machine, torch's reports, waits for a GPU.
 
     auto      cuda where torch has a GPU, the CPU elsewhere
     cpu       the CPU
     cuda      the GPU that torch calls current          cuda:N    the GPU with that number
 
-    event recorded behind work --query, pause, query, ...--> done, or DeviceTimeoutError after WAIT_MAX_S
+    event recorded after work --query, pause, query, ...--> done, or DeviceTimeoutError after WAIT_MAX_S
 
 ``assemble`` resolves the device once; everything below takes a ``torch.device`` and looks nothing up.
 
-``event.synchronize()`` has no deadline: a kernel that never ends, or a card that fell off the bus, would hang
-the engine until an operator kills it. With a deadline the engine ends with a reason, and a supervisor can
-start it again.
+``event.synchronize()`` has no deadline: a kernel that never ends, or a card that fell off the bus, would hang the
+engine until an operator kills it. With a deadline the engine ends with a reason, and a supervisor can start it again.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from weft.errors import ConfigError
 from weft.tensor import gpu
 
 TESTED = {"torch": "2.13", "triton": "3.9"}
-"""The one pair of versions that the tests of this build ran with."""
+"""The pair of versions that the tests of this build ran with."""
 OLDEST = (8, 0)
-"""Compute capability of Ampere: the oldest for which the Triton kernels are compiled."""
+"""Compute capability of Ampere, the oldest for which the Triton kernels are compiled."""
 
 
 def choose_device(asked: str) -> torch.device:
-    """The device that ``asked`` (the value of ``--device``) names, with its number.
+    """Return the device that ``asked`` (the value of ``--device``) names, with its number.
 
-    Raises ConfigError for an unknown name, for a GPU that torch cannot use (with torch's reason), and for a
-    number beyond the last GPU.
+    Raises ConfigError for an unknown name, for a GPU that torch cannot use (with torch's reason), and for a number
+    beyond the last GPU.
     """
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -63,11 +62,11 @@ def choose_device(asked: str) -> torch.device:
 
 
 HOST_MEMORY = frozenset({"cpu"})
-"""Kinds of devices whose memory the host reads and writes itself."""
+"""Kinds of devices whose memory the host reads and writes directly."""
 
 
 def is_remote(device: torch.device) -> bool:
-    """Whether the host reaches the memory of ``device`` by copies only."""
+    """Return whether the host reaches the memory of ``device`` only by copies."""
     return device.type not in HOST_MEMORY
 
 
@@ -79,15 +78,14 @@ def use(device: torch.device) -> None:
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """A context in which ``device`` is the current GPU of this thread; the previous one is restored on
-    exit."""
+    """Return a context in which ``device`` is the current GPU of this thread; the previous one is restored on exit."""
     # For calls on threads that weft did not start. Operators of torch take the device of their tensors;
     # Triton, graphs and pinned memory use the current device.
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _why_not() -> str | None:
-    """Why torch has no usable GPU, in its own words; None where it has one."""
+    """Return why torch has no usable GPU, in its own words; None if it has one."""
     cuda: Any = torch.cuda
     try:
         cuda.init()
@@ -97,12 +95,12 @@ def _why_not() -> str | None:
 
 
 def describe(device: torch.device) -> str:
-    """``cpu``, or ``cuda:0 (NVIDIA H100 80GB HBM3)``."""
+    """Return the name of a device: ``cpu``, or ``cuda:0 (NVIDIA H100 80GB HBM3)``."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def kernels_in_words() -> str:
-    """The kernels that a GPU runs, for the start-up line."""
+    """Return the kernels that a GPU runs, for the start-up line."""
     if not gpu.in_use():
         return "torch" if gpu.INSTALLED else "torch (Triton is not installed)"
     with contextlib.suppress(ImportError):  # no such distribution: some builds have another package name
@@ -111,7 +109,7 @@ def kernels_in_words() -> str:
 
 
 def remarks(device: torch.device) -> list[str]:
-    """Warnings about a GPU for the user: what will be slow, or was never tested."""
+    """Return warnings about a GPU for the user: features that will be slow, or were never tested."""
     if device.type != "cuda":
         return []
     said = []
@@ -139,8 +137,9 @@ def remarks(device: torch.device) -> list[str]:
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether torch multiplies fp8 by fp8 with a scale for 1 x 128 numbers: on Hopper alone, by cuBLAS of
-    CUDA 12.9 and newer."""
+    """Return whether torch multiplies fp8 by fp8 with a scale for 1 x 128 numbers: only on Hopper, by cuBLAS of CUDA
+    12.9 and newer.
+    """
     if device.type != "cuda" or not hasattr(torch.nn.functional, "scaled_mm"):
         return False
     release = [int(part) for part in (torch.version.cuda or "0.0").split(".")[:2]]
@@ -148,12 +147,12 @@ def multiplies_fp8(device: torch.device) -> bool:
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """None for a CPU."""
+    """Return the compute capability, None for a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of a GPU, after torch returned its cached blocks."""
+    """Return the free memory of a GPU, after torch returned its cached blocks."""
     # The driver counts other processes' memory; torch does not.
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
@@ -161,25 +160,27 @@ def free_bytes(device: torch.device) -> int:
 
 
 WAIT_MAX_S = 300.0
-"""Far longer than any step, and than the copies of one."""
+"""Seconds, far longer than any step, and than the copies of one."""
 _PAUSE_MIN_S = 20e-6
 _PAUSE_MAX_S = 1e-3
 _PAUSE_SHARE = 0.02
 
 
 class DeviceEvent(Protocol):
-    """``torch.cuda.Event``, recorded."""
+    """Recorded event, such as ``torch.cuda.Event``."""
 
     def query(self) -> bool:
-        """Whether all work before it is done."""
+        """Return whether all work before it is done."""
 
 
 class DeviceTimeoutError(RuntimeError):
-    """The device did not finish in time."""
+    """Error of a device that did not finish in time."""
 
 
 def recorded(device: torch.device, event: Any = None) -> Any:
-    """``event``, or a new one, behind what the current stream was asked for; None without a GPU."""
+    """Record ``event``, or a new one, after the present work of the current stream and return it; None without
+    a GPU.
+    """
     if device.type != "cuda":
         return None
     cuda: Any = torch.cuda
@@ -195,7 +196,9 @@ def wait_for(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Raises DeviceTimeoutError, and what ``query`` raises for an error of the device."""
+    """Wait until ``event`` is done. Raises DeviceTimeoutError, and the errors of ``query`` for a fault of the
+    device.
+    """
     # Most waits are for work that is over.
     if event.query():
         return

@@ -1,4 +1,4 @@
-"""Numbers in few bits, one rule for every kernel: keys and values of a page, states and KV at rest.
+"""Numbers in few bits, with one rule for every kernel: keys and values of a page, cached states and KV.
 
     page dtype     stored                                  read as            bytes per number (D = 128)
     float32        k                                       k                  4
@@ -9,15 +9,14 @@
 
 A finite number is stored as a finite number; NaN stays NaN, so that a broken model is visible.
 
-**Head scales** (fp8) are powers of two, one for K and one for V of each KV head, constant for the life of the
-process. The block that owns the head divides what it writes, and multiplies the query and the output: all
-three are exact. A finer scale would gain nothing, because fp8 is a floating format.
+**Head scales** (fp8) are powers of two, one for K and one for V of each KV head, constant for the life of the process.
+The block that owns the head divides its keys and values, and multiplies the query and the output: all three are exact.
+A finer scale would gain nothing, because fp8 is a floating format.
 
-**Token scales** (int8) are bfloat16, largest / 127 of each token and head, stored in the page beside the
-numbers. They factor out of both sums. A token never depends on others, so shared, copied and rewritten pages
-stay equal.
+**Token scales** (int8) are bfloat16, largest / 127 of each token and head, stored in the page next to the numbers.
+They factor out of both sums. A token never depends on others, so shared, copied and rewritten pages stay equal.
 
-**Codes** are what the cache holds at rest: states in 8 bits, rows of KV in 4. Torch alone, on any device.
+**Codes** are the forms of cached entries: states in 8 bits, rows of KV in 4. Only in torch, on any device.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ LARGEST: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.float16: 
 """Largest number of the dtypes with a smaller range than a model's; larger numbers saturate to it."""
 INT8_MAX = 127.0
 PER_INT8_MAX = 1.0 / 127.0
-"""A factor, not a divisor: every kernel gets the same bits."""
+"""Factor to the step, not a divisor: every kernel gets the same bits."""
 
 
 def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x`` in the float ``dtype`` of a page, saturated; NaN stays NaN."""
+    """Return ``x`` in the float ``dtype`` of a page, saturated; NaN stays NaN."""
     most = LARGEST.get(dtype)
     if most is None or x.dtype == dtype:
         return x.to(dtype)
@@ -40,8 +39,9 @@ def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def quantized(x_THD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 [T, H, D] and bfloat16 scales [T, H]; x is about their product. A token with a NaN or an infinity
-    gets that as its scale."""
+    """Return int8 [T, H, D] and bfloat16 scales [T, H]; x is about their product. A token with a NaN or an infinity
+    gets that as its scale.
+    """
     wide = x_THD.float()
     scale_TH = (wide.abs().amax(-1) * PER_INT8_MAX).bfloat16()
     # A token of zeros has scale 0, and codes 0.
@@ -52,7 +52,7 @@ def quantized(x_THD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """``x`` as bytes, for copies and kernels: torch has no copy kernels for some fp8 moves."""
+    """Return ``x`` as bytes, for copies and kernels: torch has no copy kernels for some fp8 moves."""
     return x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
 
 
@@ -60,8 +60,8 @@ _NIBBLE_MAX = 15
 
 
 def quotient(x: torch.Tensor, divisor: float) -> torch.Tensor:
-    """``x / divisor``, the same bits on every device."""
-    # By a number of Python torch does not divide on a GPU: it multiplies by 1 / divisor, a bit off at times.
+    """Return ``x / divisor``, the same bits on every device."""
+    # With a divisor that is a number of Python, torch on a GPU multiplies by 1 / divisor, a bit off at times.
     return x / x.new_full((), divisor)
 
 

@@ -3,8 +3,8 @@
     op by op        x -> product -> core -> product -> y        three calls, three new tensors
     a fused block   x -> [ product  core  product ] -> y        no call between, the same kernels in order
 
-It pays with few rows of x: a product streams its weights through the caches and evicts the interpreter. With
-many rows that cost vanishes beside the arithmetic (csrc/fused_block.hpp).
+It pays with few rows of x: a product streams its weights through the caches and evicts the interpreter. With many rows
+that cost is negligible next to the arithmetic (csrc/fused_block.hpp).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
 
 MOST_ROWS = 64
-"""Most rows of x: the decode batch of an ordinary server on a CPU."""
+"""Rows of x, at most: the decode batch of an ordinary server on a CPU."""
 
 PlainWeight = torch.Tensor | InTiles | QuantizedWeight | OrderedWeight
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedWeight:
-    """Projections of the same input whose forms or orders of columns differ: each is multiplied by itself,
-    the results lie side by side. A quantised checkpoint leaves some as they are, and GGUF files have finer
-    forms for some."""
+    """Projections of the same input whose forms or orders of columns differ: each is multiplied by itself, the results
+    are concatenated. A quantised checkpoint leaves some as they are, and GGUF files have finer forms for some.
+    """
 
     parts: tuple[PlainWeight, ...]
 
@@ -58,21 +58,21 @@ class FusedBlock:
     second: Any
     second_bias: torch.Tensor | None
     adapted: tuple[Callable[[], Any], ...] = field(default=(), repr=False, compare=False)
-    """Of each product, what gives the C++ object of its adapters."""
+    """For each product, the function that returns the C++ object of its adapters."""
     _bound: Any = field(default=None, init=False, repr=False, compare=False)
     _at: tuple[tuple[int, ...], ...] = field(default=(), init=False, repr=False, compare=False)
     _biases: list[torch.Tensor | None] = field(default_factory=list, init=False, repr=False, compare=False)
     _adapted: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def bound(self, x_TD: torch.Tensor) -> Any:
-        """The C++ object of this block if it can take ``x_TD`` [T, D]; else None."""
+        """Return the C++ object of this block if it can take ``x_TD`` [T, D]; else None."""
         if not (0 < x_TD.shape[0] <= MOST_ROWS and native.fits(x_TD) and x_TD.stride(1) == 1):
             return None
         if any(
             bias is not None and isinstance(weight, JoinedWeight)
             for weight, bias in ((self.first, self.first_bias), (self.second, self.second_bias))
         ):
-            return None  # which is added to the rounded results of all parts
+            return None  # a bias is added to the rounded results of all parts
         at = tuple(tuple(_address(part, x_TD) for part in _parts(weight)) for weight in (self.first, self.second))
         if not all(map(all, at)):
             return None
@@ -92,7 +92,7 @@ class FusedBlock:
 
     @property
     def stays(self) -> bool:
-        """Whether the first weight still has the address to which the block was bound."""
+        """Return whether the first weight still has the address to which the block was bound."""
         weight = _parts(self.first)[0]
         weight = weight.weight if isinstance(weight, OrderedWeight) else weight
         held = weight.body if isinstance(weight, InTiles) else weight.codes
@@ -101,8 +101,9 @@ class FusedBlock:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """A fused block and its core, as the fused decoder takes them (csrc/fused_decoder.hpp). ``core`` is a
-    number of ``Core``; the op of that core fills the other fields."""
+    """A fused block and its core, in the fused decoder's form (csrc/fused_decoder.hpp). ``core`` is a number of
+    ``Core``; the op of that core fills the other fields.
+    """
 
     fused: FusedBlock
     core: int
@@ -119,7 +120,7 @@ def _parts(weight: Any) -> tuple[Any, ...]:
 
 
 def _address(weight: Any, x_TD: torch.Tensor) -> int:
-    """The weight's address; 0 for a weight that a fused block does not take."""
+    """Return the weight's address; 0 for a weight that a fused block does not take."""
     if isinstance(weight, OrderedWeight):
         weight = weight.weight
     if isinstance(weight, InTiles):

@@ -6,9 +6,9 @@ Shape letters used in the tensor plane:
     H  heads   G  query heads per KV head           D  head dim   K, V  key / value dim of a state
     C  channels                                     S  slots      N  Mamba state dim   P  pages
 
-Runs are ordered: decodes (length 1), verify runs, prefills. ``page_table_RP`` has PAD (-1) beyond a
-row's pages. Whole PAD rows may pad the decode part of a batch. Kernels skip them (law L4), and their outputs
-are unspecified but finite.
+Runs are ordered: decodes (length 1), verify runs, prefills. ``page_table_RP`` has PAD (-1) beyond a row's pages. Rows
+of only PAD may pad the decode part of a batch. Kernels skip them (law L4), and their outputs are unspecified but
+finite.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from weft.tensor.replay_log import ReplayLog
 
 @dataclass(frozen=True, slots=True)
 class TapPoint:
-    """Inside prefill run ``run``, write the state after ``offset`` tokens of that run (1..length) into
-    ``slot``."""
+    """Position of a tap: inside prefill run ``run``, the state after ``offset`` tokens of that run (1..length) is
+    written to ``slot``.
+    """
 
     run: int
     offset: int
@@ -34,12 +35,12 @@ class TapPoint:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The runs of one step. Host lists drive loops; the tensors drive batched kernels.
+    """Runs of one step. Host lists drive loops; the tensors drive batched kernels.
 
-    ``offsets[r]`` is the run's first index in T; ``starts[r]`` the position of its first token;
-    ``lengths[r]`` its tokens; ``slots[r]`` its state slot or PAD; ``fresh[r]``: state starts from zero.
-    A PAD row has slot PAD, start PAD and length 1. The ``verify_count`` runs behind the decodes are
-    verify runs: they read their states, write none, and their inputs go into ``log``.
+    ``offsets[r]`` is the run's first index in T; ``starts[r]`` the position of its first token; ``lengths[r]`` its
+    tokens; ``slots[r]`` its state slot or PAD; ``fresh[r]``: state starts from zero. A PAD row has slot PAD, start PAD
+    and length 1. The ``verify_count`` runs after the decodes are verify runs: they read their states, write none, and
+    their inputs go into ``log``.
     """
 
     offsets: list[int]
@@ -58,12 +59,12 @@ class Runs:
     padded: bool = False
     """Whether PAD rows may be among the decodes. Always on GPUs, so that each kernel has one form."""
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What ops derived from the fields above once per step, for their calls in further layers (write indices,
-    chunk layouts, addresses of the log). Create a new ``Runs`` with a new memo for other runs; never change
-    one."""
+    """Values that ops derived from the fields above once per step, for their calls in further layers (write indices,
+    chunk layouts, addresses of the log). Create a new ``Runs`` with a new memo for other runs; never change one.
+    """
 
     def __post_init__(self) -> None:
-        # Kernels find the number of run r at its place: a column of a wider table would be read as its rows.
+        # Kernels read the number of run r at index r: a column of a wider table would be read as its rows.
         assert self.starts_R.is_contiguous(), "starts_R is strided"
         assert self.slots_R.is_contiguous(), "slots_R is strided"
         assert self.context_R.is_contiguous(), "context_R is strided"
@@ -75,14 +76,15 @@ class Runs:
         return len(self.offsets)
 
     def keeps(self, run: int) -> bool:
-        """Whether the state behind ``run`` goes to its slot."""
+        """Return whether the state after ``run`` goes to its slot."""
         return not 0 <= run - self.decode_count < self.verify_count
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """The rows of the hidden state that the head needs: the last token of some runs. ``runs`` [X], ascending;
-    ``rows_X`` (int64, on the device): the index in T of the last token of each."""
+    """Rows of the hidden state that the head needs: the last token of some runs. ``runs`` [X], ascending; ``rows_X``
+    (int64, on the device): the index in T of the last token of each.
+    """
 
     runs: list[int]
     rows_X: torch.Tensor
@@ -90,7 +92,7 @@ class OutputRows:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedRows:
-    """``rows_ND`` in place of the embeddings of the tokens at ``index_N`` (int64, in T): of pictures."""
+    """Rows of pictures: ``rows_ND`` replace the embeddings of the tokens at ``index_N`` (int64, in T)."""
 
     index_N: torch.Tensor
     rows_ND: torch.Tensor
@@ -98,10 +100,11 @@ class EmbeddedRows:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """``asked``: None for all rows. A model's last mixer reads all rows and writes all their KV and states,
-    but returns output for these rows alone. ``adapters``: whose the rows are, None for the base model's.
-    ``turns``: the positions by which rotary layers turn, int64 [T] or [3, T] (time, row and column), None
-    where they are ``positions_T``. KV is always written by ``positions_T``."""
+    """Inputs of a step. ``asked``: None for all rows. A model's last mixer reads all rows and writes all their KV and
+    states, but returns output only for these rows. ``adapters``: adapters of the rows, None if all are of the base
+    model. ``turns``: the positions by which rotary layers turn, int64 [T] or [3, T] (time, row and column), None if
+    they are ``positions_T``. KV is always written by ``positions_T``.
+    """
 
     tokens_T: torch.Tensor  # int64; 0 for PAD rows
     positions_T: torch.Tensor  # int64; PAD for PAD rows
@@ -113,11 +116,11 @@ class StepInputs:
 
     @property
     def turned(self) -> torch.Tensor:
-        """What rotary tables are asked with."""
+        """Positions of rotary tables."""
         return self.positions_T if self.turns is None else self.turns
 
     def of_asked(self) -> StepInputs:
-        """The asked rows alone, as decodes of one token each: for layers that only read pages."""
+        """Return the asked rows as decodes of one token each: for layers that only read pages."""
         asked, runs = self.asked, self.runs
         assert asked is not None, "all rows are asked for"
         ends = [runs.starts[run] + runs.lengths[run] - 1 for run in asked.runs]
@@ -145,19 +148,20 @@ class StepInputs:
         )
 
     def asked_of(self, x_TC: torch.Tensor) -> torch.Tensor:
-        """The rows of ``x_TC`` [T, C] named by ``asked`` -> [X, C]; all rows where it is None."""
+        """Return the rows of ``x_TC`` [T, C] named by ``asked``, [X, C]; all rows if it is None."""
         return x_TC if self.asked is None else x_TC.index_select(0, self.asked.rows_X)
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class LayerCache:
-    """Views into the arena for one layer. ``k``/``v`` are the packed pages (see tensor.layout), None for
-    a layer without attention (``v`` alone: latent attention); ``state``: part name -> [S, *part shape].
+    """Views into the arena for one layer. ``k``/``v`` are the packed pages (see tensor.layout), None for a layer
+    without attention (only ``v`` is None: latent attention); ``state``: part name -> [S, *part shape].
 
     ``token_scales`` bfloat16 [P, K and V, kv_heads, 16]: the scales of int8 pages. ``head_scales`` [K and V,
-    kv_heads]: powers of two in the model's dtype, for fp8; they lie outside the arena, and None means ones.
-    See ``kv_numbers``. ``layer``: the layer's number, an input of the hash that rounds a state in few
-    bits. ``index``: where the rows of its index lie, of attention that sees chosen blocks."""
+    kv_heads]: powers of two in the model's dtype, for fp8; they are outside the arena, and None means ones. See
+    ``kv_numbers``. ``layer``: the layer's number, an input of the hash that rounds a state in few bits. ``index``:
+    rows of the index, for attention that sees chosen blocks.
+    """
 
     k: torch.Tensor | None = None
     v: torch.Tensor | None = None

@@ -1,4 +1,4 @@
-"""Where one number of K or V lies inside a KV page, and nothing else.
+"""Positions of numbers of K and V inside a KV page.
 
 A page holds ``PAGE_TOKENS`` (16) tokens of every attention layer. Inside it each layer has a K block and a V
 block. Their order is a fact of the arena's plan (``kv_layout``), by device:
@@ -24,11 +24,11 @@ block. Their order is a fact of the arena's plan (``kv_layout``), by device:
 *Packed*: the widening dot instructions of CPUs (bf16 pairs, fp8 quads) take ``pack`` neighbours of the summed
 axis and add them into one fp32 lane: a token for Q K^T, a channel for P V. No horizontal sum is needed.
 
-*Rows*: tensor cores read rows from shared memory as they lie. It is the layout HND of FlashInfer, and NHD
-with other strides, so libraries read the pages in place.
+*Rows*: tensor cores read rows from shared memory directly. It is the layout HND of FlashInfer, and NHD with other
+strides, so libraries read the pages in place.
 
-Both are one shape: rows are the vnni form with pack = D for K and pack = 1 for V. Blocks have the same
-bytes, so no plan changes its sizes.
+Both are one shape: rows are the vnni form with pack = D for K and pack = 1 for V. Blocks have the same bytes, so no
+plan changes its sizes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 def pack_of(dtype: torch.dtype) -> int:
-    """Neighbours of the summed axis that share one 32-bit lane: 4 // itemsize."""
+    """Return the neighbours of the summed axis that share one 32-bit lane: 4 // itemsize."""
     assert dtype.itemsize <= 4, f"KV pages of {dtype} have no vnni layout"
     return 4 // dtype.itemsize
 
@@ -70,24 +70,24 @@ def v_block_shape(
 
 
 def unpack_k(k_pages: torch.Tensor) -> torch.Tensor:
-    """[n, H, D/pack, 16, pack] -> [n*16, H, D], contiguous copy."""
+    """Return [n*16, H, D] of [n, H, D/pack, 16, pack], contiguous copy."""
     pages, heads, lanes, tokens, pack = k_pages.shape
     return k_pages.permute(0, 3, 1, 2, 4).reshape(pages * tokens, heads, lanes * pack)
 
 
 def unpack_v(v_pages: torch.Tensor) -> torch.Tensor:
-    """[n, H, 16/pack, D, pack] -> [n*16, H, D], contiguous copy."""
+    """Return [n*16, H, D] of [n, H, 16/pack, D, pack], contiguous copy."""
     pages, heads, lanes, dim, pack = v_pages.shape
     return v_pages.permute(0, 2, 4, 1, 3).reshape(pages * lanes * pack, heads, dim)
 
 
 def k_rows(k_pages: torch.Tensor) -> torch.Tensor:
-    """[n, H, 16, D] of K in the layout of rows, without a copy."""
+    """Return [n, H, 16, D] of K in the layout of rows, without a copy."""
     assert k_pages.shape[2] == 1, f"K pages of shape {tuple(k_pages.shape)} are vnni"
     return k_pages.squeeze(2)
 
 
 def v_rows(v_pages: torch.Tensor) -> torch.Tensor:
-    """[n, H, 16, D] of V in the layout of rows, without a copy."""
+    """Return [n, H, 16, D] of V in the layout of rows, without a copy."""
     assert v_pages.shape[4] == 1, f"V pages of shape {tuple(v_pages.shape)} are vnni"
     return v_pages.squeeze(4)

@@ -1,11 +1,11 @@
-"""The C++ kernels (``weft._native``): whether they are available, and how a tensor is passed to them.
+"""The C++ kernels (``weft._native``): their availability, and the passing of tensors to them.
 
 The extension is optional: an install without a compiler works without it. ``choose("auto" | "native" |
 "torch")`` decides for the process; the start-up line prints ``describe()``.
 
-The C++ form of an op checks dtypes, shapes and strides before the call, and keeps its tensors alive during
-it: the other side checks nothing. What one argument needs stands here once: ``rows_of``, ``slots_of``,
-``pages_of`` and so on. The kernels have a thread pool of their own (``csrc/pool.hpp``), as large as torch's.
+The C++ form of an op checks dtypes, shapes and strides before the call, and keeps its tensors alive during it: the
+other side checks nothing. The checks of each kind of argument are here once: ``rows_of``, ``slots_of``, ``pages_of``
+and so on. The kernels have their own thread pool (``csrc/pool.hpp``), as large as torch's.
 
 Tensors cross as integers (address, strides).
 """
@@ -28,17 +28,18 @@ from weft.tensor.replay_log import Replay
 from weft.units import PAD
 
 INTERFACE = 27
-"""The version of the calling convention; equals INTERFACE in csrc/module.cpp."""
+"""Version of the calling convention; equals INTERFACE in csrc/module.cpp."""
 NO_MINIMUMS = (0, 0, 0, 0, 0, False, 0)
-"""Of a weight without minimums, numbers in bytes, tables and order: ``MinimumsTuple`` there."""
+"""Argument of a weight without minimums, numbers in bytes, tables and order: ``MinimumsTuple`` there."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
-"""Rebuilds the kernels, run in the checkout."""
+"""Command that rebuilds the kernels, run in the checkout."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeModule:
-    """``extension`` is None if it cannot be used: ``missing`` says why, and ``stale`` whether a build from
-    other sources is installed."""
+    """The extension. ``extension`` is None if it cannot be used: ``missing`` says why, and ``stale`` whether a build
+    from other sources is installed.
+    """
 
     extension: Any
     missing: str | None = None
@@ -46,7 +47,7 @@ class NativeModule:
 
 
 def load(find: Callable[[], Any]) -> NativeModule:
-    """The module that ``find`` imports, if it was built for this ``INTERFACE``."""
+    """Return the module that ``find`` imports, if it was built for this ``INTERFACE``."""
     try:
         extension = find()
     except ImportError as error:
@@ -85,7 +86,7 @@ STATE_DTYPES: dict[torch.dtype, int] = DTYPES | {torch.float16: 2}
 LANES = 16
 """Channels of one vector: dims must be multiples of it."""
 SOFTMAX_COLUMNS_MAX = 1 << 14
-"""Of a row of softmax in C++."""
+"""Columns of a row of softmax in C++, at most."""
 KERNEL_MAX = 8
 """Largest kernel of a convolution in C++."""
 KEY_DIM_MAX = 256
@@ -97,7 +98,7 @@ _in_use = _extension is not None
 
 
 def choose(choice: Choice) -> None:
-    """Choose for the whole process. Raises ConfigError for "native" where the extension was not built."""
+    """Choose for the entire process. Raises ConfigError for "native" where the extension was not built."""
     global _in_use
     if choice == "native" and _extension is None:
         what = (
@@ -116,26 +117,26 @@ def in_use() -> bool:
 
 
 MATRIX_UNITS = ("none", "AMX", "software")
-"""By their number in csrc/matrix_unit.hpp. ``software`` is AMX in plain C++, for tests."""
+"""Names by their number in csrc/matrix_unit.hpp. ``software`` is AMX in plain C++, for tests."""
 
 
 def matrix_unit() -> str:
-    """The unit that multiplies tiles of many rows; ``none`` without the kernels too."""
+    """Return the unit that multiplies tiles of many rows; ``none`` without the kernels too."""
     return MATRIX_UNITS[extension().matrix_unit()] if _in_use else "none"
 
 
 def use_matrix_unit(name: str) -> bool:
-    """For the whole process; False, and no change, where the unit cannot be used."""
+    """Choose the unit for the entire process. Return False, and change nothing, if the unit cannot be used."""
     return bool(extension().use_matrix_unit(MATRIX_UNITS.index(name)))
 
 
 def matrix_units() -> list[str]:
-    """Those that can be used here."""
+    """Return the units that can be used here."""
     return [name for name in MATRIX_UNITS if name != "AMX" or not extension().amx_missing()]
 
 
 def amx_report() -> str:
-    """What ``weft doctor`` prints of the unit: whether its kernels run here, and else why not."""
+    """Return ``weft doctor``'s line about the unit: whether its kernels run here, and otherwise the reason."""
     missing = extension().amx_missing()
     if missing:
         return f"no matrix unit: {missing}"
@@ -144,7 +145,7 @@ def amx_report() -> str:
 
 
 def describe() -> str:
-    """``native (x86_64_v4)``, or ``torch`` with the reason."""
+    """Return the kernels in words: ``native (x86_64_v4)``, or ``torch`` with the reason."""
     if _in_use:
         unit = matrix_unit()
         return f"native ({extension().instruction_set()}{'' if unit == 'none' else f' and {unit}'})"
@@ -165,7 +166,7 @@ def extension() -> Any:
 
 
 def fits(first: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether the kernels are in use and can read these tensors: all of one supported dtype, on the CPU."""
+    """Return whether the kernels are in use and can read these tensors: all of one supported dtype, on the CPU."""
     # Interpreted Triton kernels serve the CPU too, and their pages have another layout.
     if not (_in_use and first.dtype in DTYPES and first.is_cpu) or gpu.interpreting():
         return False
@@ -173,33 +174,35 @@ def fits(first: torch.Tensor, *others: torch.Tensor) -> bool:
 
 
 def rows_of(x_THD: torch.Tensor) -> tuple[int, int, int, int]:
-    """``[T, H, D]`` with dense rows of D, any other strides."""
+    """Return the arguments of ``[T, H, D]`` with dense rows of D, any other strides: address, token stride, head
+    stride, dtype.
+    """
     assert x_THD.stride(-1) == 1 or x_THD.shape[-1] == 1, f"rows of stride {x_THD.stride()} are not dense"
     return x_THD.data_ptr(), x_THD.stride(0), x_THD.stride(1), DTYPES[x_THD.dtype]
 
 
 def plain_rows_of(x_TC: torch.Tensor) -> tuple[int, int, int, int]:
-    """``[T, C]`` with dense rows: C heads of one number each."""
+    """Return the arguments of ``[T, C]`` with dense rows: C heads of one number each."""
     stride, inner = x_TC.stride()
     assert inner == 1 or x_TC.shape[1] == 1, f"rows of stride {inner} are not dense"
     return x_TC.data_ptr(), stride, 1, DTYPES[x_TC.dtype]
 
 
 def projected_of(x_TW: torch.Tensor) -> tuple[int, int, int, int]:
-    """``[T, W]`` with dense rows: address, row stride, tokens, dtype."""
+    """Return the arguments of ``[T, W]`` with dense rows: address, row stride, tokens, dtype."""
     stride, inner = x_TW.stride()
     assert inner == 1, f"rows of stride {inner} are not dense"
     return x_TW.data_ptr(), stride, x_TW.shape[0], DTYPES[x_TW.dtype]
 
 
 def weight_of(weight: torch.Tensor) -> tuple[int, int]:
-    """Address and dtype of a dense weight."""
+    """Return the address and dtype of a dense weight."""
     assert weight.is_contiguous()
     return weight.data_ptr(), DTYPES[weight.dtype]
 
 
 def angles_of(cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> tuple[int, int]:
-    """Addresses of the rotary tables."""
+    """Return the addresses of the rotary tables."""
     assert cos_TD.dtype == sin_TD.dtype == torch.float32
     assert cos_TD.is_contiguous()
     assert sin_TD.is_contiguous()
@@ -207,17 +210,17 @@ def angles_of(cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> tuple[int, int]:
 
 
 def slots_of(state: torch.Tensor) -> tuple[int, int, int]:
-    """Address, slot stride, dtype of a state's view over the arena."""
+    """Return the address, slot stride, dtype of a state's view over the arena."""
     return state.data_ptr(), slot_stride(state), STATE_DTYPES[state.dtype]
 
 
 def pages_of(cache: torch.Tensor) -> tuple[int, int, int]:
-    """Address, page stride, dtype of the K or V pages of a layer."""
+    """Return the address, page stride, dtype of the K or V pages of a layer."""
     return cache.data_ptr(), slot_stride(cache), KV_DTYPES[cache.dtype]
 
 
 def page_table_of(runs: Runs) -> tuple[int, int]:
-    """Address and row stride of the step's page table."""
+    """Return the address and row stride of the step's page table."""
     table = runs.page_table_RP
     row, column = table.stride()
     assert table.dtype == torch.int32
@@ -226,7 +229,7 @@ def page_table_of(runs: Runs) -> tuple[int, int]:
 
 
 def slot_stride(state: torch.Tensor) -> int:
-    """Elements from one slot to the next; the part inside a slot must be dense."""
+    """Return the elements from one slot to the next; the part inside a slot must be dense."""
     strides = state.stride()
     assert _dense(tuple(state.shape), strides), f"a state of strides {strides} is not dense in its slot"
     return strides[0]
@@ -243,13 +246,14 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def address_of(x: torch.Tensor | None) -> int:
-    """0 for null."""
+    """Return the address of ``x``, 0 for None."""
     return 0 if x is None else x.data_ptr()
 
 
 def token_scales(scales: torch.Tensor | None) -> tuple[int, int, int]:
-    """bfloat16 [P, 2, H, 16]: the address, the page stride and the stride from K to V, in elements; zeros for
-    None."""
+    """Return the address of bfloat16 [P, 2, H, 16], the page stride and the stride from K to V, in elements; zeros for
+    None.
+    """
     if scales is None:
         return 0, 0, 0
     assert scales.dtype == torch.bfloat16
@@ -257,7 +261,7 @@ def token_scales(scales: torch.Tensor | None) -> tuple[int, int, int]:
 
 
 def asked_runs_of(inputs: StepInputs) -> Any:
-    """The runs of ``inputs.asked`` with one token each, the others with none. All runs where it is None."""
+    """Return the runs of ``inputs.asked`` with one token each, the others with none; all runs if it is None."""
     asked, runs = inputs.asked, inputs.runs
     if asked is None:
         return runs_of(runs)
@@ -281,7 +285,7 @@ def asked_runs_of(inputs: StepInputs) -> Any:
 
 
 def runs_of(runs: Runs) -> Any:
-    """The step's runs as a C++ object, built once per step."""
+    """Return the step's runs as a C++ object, built once per step."""
     known = runs.memo.get("native.runs")
     if known is None:
         taps = sorted((tap.run, tap.offset, tap.slot) for tap in runs.taps if tap.slot != PAD)
@@ -294,7 +298,7 @@ def runs_of(runs: Runs) -> Any:
 
 
 def adapter_rows_of(whose: RowGroups) -> Any:
-    """The step's rows of adapters as a C++ object, built once for each count of rows."""
+    """Return the step's rows of adapters as a C++ object, built once for each count of rows."""
     known = whose.memo.get("native")
     if known is None:
         known = whose.memo["native"] = extension().AdapterRows(
@@ -306,7 +310,7 @@ def adapter_rows_of(whose: RowGroups) -> Any:
 def log_projected(
     runs: Runs, window_SCW: torch.Tensor, width: int, gate: tuple[int, int], dtype: torch.dtype, replay: Replay
 ) -> None:
-    """The layer of ``window_SCW`` copies ``width`` columns of its projection into the step's log, if it has
+    """Let the layer of ``window_SCW`` copy ``width`` columns of its projection into the step's log, if it has
     one. ``gate``: the first of the other columns, and how many. They gate the output and reach no state."""
     if runs.log is not None:
         room = runs.log.room(replay, width, dtype)

@@ -3,15 +3,15 @@
     @op("weft.tensor.kernels.elementwise") Triton: a module with a function of the same name
     def silu_mul(x): ...                   torch: the definition, and the form for all other calls
     @silu_mul.in_cpp
-    def _silu_mul(x): ...                  the C++ kernel: addresses, strides, one crossing
+    def _silu_mul(x): ...                  the C++ kernel: addresses, strides, one call
 
     silu_mul(x) --> Triton, if it reaches the device of x --> C++ --> torch
 
-A form returns UNFIT for a call that it does not take: another dtype, a dim that is no multiple of 16. It has
-then changed nothing.
+A form returns UNFIT for a call that it does not take: another dtype, a dim that is not a multiple of 16. It has then
+changed nothing.
 
-``recurrent_op`` is for an op with a state in slots. The shape letters of its parameters say what they are:
-``_T..`` has a row for each token, ``_S..`` a state for each slot. Its laws stand here once:
+``recurrent_op`` is for an op with a state in slots. The shape letters of its parameters tell their kind: ``_T..``
+has a row for each token, ``_S..`` a state for each slot. Its laws, for all such ops:
 
 - The state is that of each run's slot before the run (zeros if ``fresh``), and is updated in place.
 - Runs with slot PAD start from zeros and write nothing. A tap writes the state after ``offset`` tokens.
@@ -47,7 +47,7 @@ UNFIT = Unfit.UNFIT
 
 
 class Op(Generic[P, R]):
-    """``torch``, ``native`` (C++) and ``triton`` are its forms."""
+    """An op. ``torch``, ``native`` (C++) and ``triton`` are its forms."""
 
     def __init__(self, form: Callable[P, R], kernels: str | None) -> None:
         update_wrapper(self, form)
@@ -55,7 +55,7 @@ class Op(Generic[P, R]):
         self.native: Callable[P, R | Unfit] | None = None
 
     def in_cpp(self, form: Callable[P, R | Unfit]) -> Callable[P, R | Unfit]:
-        """Decorates the C++ form."""
+        """Register the C++ form, as a decorator."""
         self.native = form
         return form
 
@@ -79,7 +79,7 @@ class Op(Generic[P, R]):
 
 
 class RecurrentOp(Op[P, R]):
-    """Its parameters up to ``runs`` are given by position."""
+    """An op with a state. Its parameters up to ``runs`` are given by position."""
 
     def __init__(self, form: Callable[P, R], kernels: str) -> None:
         super().__init__(form, kernels)
@@ -98,7 +98,7 @@ class RecurrentOp(Op[P, R]):
             runs.log.note(replay, *self._inputs(args))
         state: Any = args[self._state]
         if _reached(args):
-            # A kernel that writes every slot runs inside of this, which puts the states of verify runs back.
+            # A kernel that writes every slot runs inside this context, which restores the states of verify runs.
             with restored(state, runs):
                 out = self.triton(*args, **kwargs)
             if out is not UNFIT:
@@ -121,7 +121,7 @@ class RecurrentOp(Op[P, R]):
     def _with_other(
         form: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], places: Sequence[int]
     ) -> Callable[..., Any]:
-        """``form`` with the same arguments but those at ``places``, which its call gives."""
+        """Return ``form`` with the same arguments except those at ``places``, which its call gives."""
         # None in their places: a log would hold the tensors of every layer as long as the step lasts.
         others = [None if at in places else arg for at, arg in enumerate(args)]
 
@@ -135,7 +135,7 @@ class RecurrentOp(Op[P, R]):
 
 
 def _reached(args: tuple[Any, ...]) -> bool:
-    """Whether Triton serves the device of the first argument, and all other tensors are there."""
+    """Return whether Triton serves the device of the first argument, and all other tensors are there."""
     first = args[0]
     if first.is_cpu and not gpu.interpreting():  # first: a decode step on a CPU asks hundreds of times
         return False
@@ -144,7 +144,7 @@ def _reached(args: tuple[Any, ...]) -> bool:
 
 
 def op(kernels: str | None = None) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Decorates the torch form. ``kernels``: the module of the Triton form."""
+    """Return a decorator of the torch form. ``kernels``: the module of the Triton form."""
     return lambda form: Op(form, kernels)
 
 

@@ -10,8 +10,8 @@ which drafts are right, so it leaves the slot alone. After that choice, the same
 up to the last right one. On the C++ kernels these are the bits of decodes, because their recurrences
 go token by token.
 
-The log lives for one step, outside the arena, so a slot always holds the state of the computed positions.
-Preemption, donation, snapshots and moves need no rule of their own.
+The log lives for one step, outside the arena, so a slot always holds the state of the computed positions. Preemption,
+donation, snapshots and moves need no special rule.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from dataclasses import dataclass
 import torch
 
 Replay = Callable[..., object]
-"""(rows of each logged input, runs): the op over states that the replay holds."""
+"""Function of (rows of each logged input, runs): the op over states that the replay holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedRuns:
-    """The right part of each verify run, where it lies in a log. By run: the row of its first token, its
-    position, the tokens that are right, the slot."""
+    """Right parts of verify runs in a log. By run: the row of its first token, its position, the number of right
+    tokens, the slot.
+    """
 
     rows: list[int]
     starts: list[int]
@@ -37,7 +38,7 @@ class LoggedRuns:
 
 
 class ReplayLog:
-    """Of the ``rows`` rows of T from ``first`` on: those of all verify runs, one after the other."""
+    """Log of the ``rows`` rows of T from ``first`` on: those of all verify runs, one after the other."""
 
     def __init__(self, first: int, rows: int) -> None:
         self.first, self.rows = first, rows
@@ -46,38 +47,38 @@ class ReplayLog:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the logged inputs."""
+        """Return bytes of the logged inputs."""
         return sum(x.nbytes for _, inputs in self._entries for x in inputs) + sum(
             room.nbytes for _, room in self._filled
         )
 
     @property
     def has_notes(self) -> bool:
-        """Whether single ops noted what they consumed."""
+        """Return whether single ops noted their inputs."""
         return bool(self._entries)
 
     def note(self, replay: Replay, *inputs_T: torch.Tensor) -> None:
-        """An op consumes ``inputs_T`` [T, ...] now; ``replay`` is the same op."""
+        """Log ``inputs_T`` [T, ...], which an op consumes now; ``replay`` is the same op."""
         rows = slice(self.first, self.first + self.rows)
         # A copy: later layers reuse the memory of these rows within the step.
         self._entries.append((replay, tuple(x[rows].clone() for x in inputs_T)))
 
     def room(self, replay: Replay, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """[rows, width], to be filled by a kernel with what ``replay`` consumes."""
+        """Return [rows, width], which a kernel fills with the inputs of ``replay``."""
         room = torch.empty((self.rows, width), dtype=dtype)
         self._entries.append((replay, (room,)))
         return room
 
     def fill(self, replay: Callable[[LoggedRuns], None], room: torch.Tensor) -> None:
-        """A decoder fills ``room`` with the rows of all its layers; ``replay`` is all their ops."""
+        """Register ``room``, which a decoder fills with the rows of all its layers; ``replay`` is all their ops."""
         self._filled.append((replay, room))
 
     def replay_filled(self, runs: LoggedRuns) -> None:
-        """Every decoder again."""
+        """Replay every decoder."""
         for replay, _ in self._filled:
             replay(runs)
 
     def replay(self, rows: torch.Tensor | slice, runs: object) -> None:
-        """Every op again, over the logged ``rows`` (an int64 index or a slice): the tokens of ``runs``."""
+        """Replay every op over the logged ``rows`` (an int64 index or a slice): the tokens of ``runs``."""
         for replay, inputs in self._entries:
             replay(*(x[rows] for x in inputs), runs)

@@ -1,4 +1,4 @@
-"""How a float32 accumulator is rounded to a recurrent state of fewer bits: stochastic, by a fixed rule.
+"""Rounding of a float32 accumulator to a recurrent state of fewer bits: stochastic, by a fixed rule.
 
     float32 S   = a stored number, and a remainder r in [0, 1) of the step to the next one (away from zero)
     stored      = the next one with probability r, else the one below            so its mean is S
@@ -6,16 +6,15 @@
 Rounding to nearest would lose every change smaller than half a step: a state that changes by little at each
 token would stop changing. Stochastic rounding keeps such changes on average (Gupta et al., 2015).
 
-The random bits are a hash of (layer, position, element of the layer's state) and nothing else:
+The random bits are a hash of only (layer, position, element of the layer's state):
 
     bits = mix(element + mix(position x A + layer x B))        mix: Wellons' lowbias32
 
-A state is rounded after *every* token, in prefills as in decodes. So it is a function of the tokens before it
-alone, however the runs were cut, and in whatever slot or step. Rounding at the ends of runs would be cheaper,
-but a prefill after a preemption would then give another state. docs/quantization.md has the cost.
+A state is rounded after *every* token, in prefills as in decodes. So it is a function of only the tokens before it,
+independent of the cuts of runs, the slot and the step. Rounding at the ends of runs would be cheaper, but a prefill
+after a preemption would then give another state. docs/quantization.md has the cost.
 
-Numbers beyond the dtype's largest saturate; NaN stays NaN. A token's output reads the state before it is
-rounded.
+Numbers beyond the dtype's largest saturate; NaN stays NaN. A token's output reads the state before it is rounded.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _WORD = 0xFFFFFFFF
 _DROPPED_BITS = {torch.bfloat16: 16, torch.float16: 13}
 _LARGEST = {torch.bfloat16: float(torch.finfo(torch.bfloat16).max), torch.float16: 65504.0}
 _HALF_LEAST = 2.0**-14
-"""Below it float16 has steps of 2^-24, the steps of the numbers just above it."""
+"""Magnitude below which float16 has steps of 2^-24, the steps of the numbers just above it."""
 
 
 def state_key(position: int, layer: int) -> int:
-    """The 32-bit hash key of one layer's state at one position."""
+    """Return the 32-bit hash key of one layer's state at one position."""
     x = (position * _POSITION + layer * _LAYER) & _WORD
     x = ((x ^ x >> 16) * _MULTIPLIERS[0]) & _WORD
     x = ((x ^ x >> 15) * _MULTIPLIERS[1]) & _WORD
@@ -46,8 +45,9 @@ def state_key(position: int, layer: int) -> int:
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype, positions: Sequence[int], layer: int) -> torch.Tensor:
-    """float32 ``[rows, ...]`` rounded to what ``dtype`` holds, row r being the state after the token at
-    ``positions[r]``; ``x`` itself for float32."""
+    """Return float32 ``[rows, ...]`` rounded to numbers of ``dtype``, row r being the state after the token at
+    ``positions[r]``; ``x`` itself for float32.
+    """
     if dtype == torch.float32:
         return x
     keys = [_signed(state_key(position, layer)) for position in positions]
@@ -64,12 +64,12 @@ def rounded(x: torch.Tensor, dtype: torch.dtype, positions: Sequence[int], layer
     if dtype == torch.float16:
         stored = torch.where(small, stored - _HALF_LEAST, stored)
     stored = torch.copysign(stored.clamp(max=_LARGEST[dtype]), x)
-    # The carry may pass the largest number, and copysign restores what abs took.
+    # The carry may pass the largest number, and copysign restores the sign that abs removed.
     return torch.where(x.isnan(), x, stored)
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:
-    """lowbias32 of int32, products wrapping."""
+    """Return the hash lowbias32 of int32, products wrapping."""
     x = (x ^ (x >> 16 & 0xFFFF)) * _signed(_MULTIPLIERS[0])
     # int32 shifts copy the sign: the masks make them shifts of uint32.
     x = (x ^ (x >> 15 & 0x1FFFF)) * _signed(_MULTIPLIERS[1])
@@ -83,9 +83,10 @@ def _signed(word: int) -> int:
 def by_token(
     step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], state: torch.Tensor, runs: Runs, layer: int
 ) -> torch.Tensor:
-    """A recurrent op over states in few bits, through the same op for one token over float32 states. It goes
-    token by token, all runs side by side, and rounds after each. ``inputs``: [T, ...] each. ``step(*inputs of
-    some tokens, float32 states [rows, ...], runs of one token each)`` advances the states in place."""
+    """Compute a recurrent op over states in few bits, through the same op for one token over float32 states. It goes
+    token by token, all runs in parallel, and rounds after each. ``inputs``: [T, ...] each.
+    ``step(*inputs of some tokens, float32 states [rows, ...], runs of one token each)`` advances the states in place.
+    """
     # Zero slots: a model whose states are not held here.
     block = max(1, STATE_BLOCK_BYTES // (4 * max(1, state[0].numel()))) if state.shape[0] else runs.run_count
     order = sorted(range(runs.run_count), key=lambda run: -runs.lengths[run])
@@ -121,7 +122,7 @@ def _read(state: torch.Tensor, runs: Runs, chosen: Sequence[int]) -> torch.Tenso
 
 
 def _rows_of_one(positions: list[int], runs: Runs) -> Runs:
-    """One token each, the state of row r in slot r."""
+    """Return runs of one token each, the state of row r in slot r."""
     count = len(positions)
     at = torch.tensor(positions, device=runs.slots_R.device)
     return Runs(

@@ -20,20 +20,20 @@ import torch
 
 
 class Scratch(threading.local):
-    """Per thread: two engines in one process may compute at the same time."""
+    """Buffers per thread: two engines in one process may compute at the same time."""
 
     def __init__(self) -> None:
         self.home = torch.device("cpu")
-        """The device of the step: the default of ``take``."""
+        """Device of the step: the default of ``take``."""
         self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
 
     def take(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
     ) -> torch.Tensor:
-        """A contiguous tensor of ``shape`` with unspecified contents."""
+        """Return a contiguous tensor of ``shape`` with unspecified contents."""
         where = self.home if device is None else device
-        # Torch's allocator reuses a GPU's memory without a fault. A shared buffer would even be wrong there:
-        # a recorded step must own what it writes, and a buffer may grow under another step.
+        # Torch's allocator reuses a GPU's memory without a fault. A shared buffer would even be wrong there: a
+        # recorded step must own its outputs, and a buffer may grow under another step.
         if where.type == "cuda":
             return torch.empty(tuple(shape), dtype=dtype, device=where)
         key = (name, dtype, where)

@@ -22,8 +22,9 @@ from weft.tensor.scratch import scratch
 from weft.units import PAD
 
 STATE_BLOCK_BYTES = 2 << 20
-"""Decode rows go in blocks of this size. Reading a state, updating it and writing it back are several passes;
-a block stays in the L2 cache between them: 40 % less time than all rows at once for states of 1 MB."""
+"""Bytes of a block of decode rows. Reading a state, updating it and writing it back are several passes; a block stays
+in the L2 cache between them: 40 % less time than all rows at once for states of 1 MB.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class StateRows:
     """int64 slots of ``written_rows``."""
 
     def read(self, state: torch.Tensor, name: str) -> torch.Tensor:
-        """float32-or-model-dtype ``[rows, *part]`` in a scratch buffer called ``name``."""
+        """Return ``[rows, *part]`` in the dtype of ``state``, in a scratch buffer called ``name``."""
         buffer = scratch.take(name, (self.read_R.numel(), *state.shape[1:]), state.dtype)
         if state.shape[0] == 0:
             return buffer.zero_()
@@ -58,7 +59,7 @@ class StateRows:
 
 
 def prefill_rows(runs: Runs, chosen: Sequence[int], memo_key: str) -> StateRows:
-    """The rows for runs ``chosen``, in that order; cached in ``runs.memo`` under ``memo_key``."""
+    """Return the rows for runs ``chosen``, in that order; cached in ``runs.memo`` under ``memo_key``."""
     known = runs.memo.get(memo_key)
     if known is None:
         known = runs.memo[memo_key] = _rows(runs, chosen, 0)
@@ -67,7 +68,7 @@ def prefill_rows(runs: Runs, chosen: Sequence[int], memo_key: str) -> StateRows:
 
 
 def decode_blocks(runs: Runs, state: torch.Tensor) -> list[StateRows]:
-    """The decode rows, in blocks that suit the size of one slot's part of ``state``."""
+    """Return the decode rows, in blocks that suit the size of one slot's part of ``state``."""
     part_bytes = state.itemsize * prod(state.shape[1:])
     # Small states are one block anyway.
     block = max(1, STATE_BLOCK_BYTES // part_bytes)
@@ -84,7 +85,7 @@ def decode_blocks(runs: Runs, state: torch.Tensor) -> list[StateRows]:
 
 @contextmanager
 def restored(state: torch.Tensor, runs: Runs) -> Iterator[None]:
-    """Undoes what is written inside into the slots of verify runs: for kernels that write every slot."""
+    """Undo writes inside the context to the slots of verify runs: for kernels that write every slot."""
     if runs.log is None or not runs.verify_count:
         yield
         return

@@ -7,9 +7,9 @@
     k of layer l  = as_strided(arena as dtype, [pages, H, D/pack, 16, pack], stride P, offset k_offset)
     state part    = as_strided(arena as dtype, [slots, *shape],              stride S', offset)
 
-A frame is a whole number of both. So one view per field covers every page (or slot) that the arena can hold,
-and no view is created or moved while serving. Views alias: a write through a page that its frame does not own
-is a bug of the caller. The ownership laws (L1, L5) and the NaN tests catch it.
+A frame is a multiple of both. So one view per field covers every page (or slot) that the arena can hold, and no view
+is created or moved while serving. Views alias: a write through a page that its frame does not own is a bug of the
+caller. The ownership laws (L1, L5) and the NaN tests catch it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from weft.units import PAGE_TOKENS
 
 
 class KvFieldLike(Protocol):
-    """The fields of ``memory.plan.KvField`` that views use, by attribute, so that tensor imports no
-    memory."""
+    """Fields of ``memory.plan.KvField`` that views use, by attribute, so that tensor imports no memory."""
 
     @property
     def layer(self) -> int: ...
@@ -44,7 +43,7 @@ class KvFieldLike(Protocol):
 
 
 class StateFieldLike(Protocol):
-    """The fields of ``memory.plan.StateField`` that views use. ``dtype`` is a name such as "float32"."""
+    """Fields of ``memory.plan.StateField`` that views use. ``dtype`` is a name such as "float32"."""
 
     @property
     def layer(self) -> int: ...
@@ -95,8 +94,9 @@ def kv_views(
     dtype: torch.dtype,
     layout: KvLayoutName,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """K ``[P, kv_heads, D/pack, 16, pack]`` and V ``[P, kv_heads, 16/pack, D, pack]`` of one layer; V is None
-    for a layer without values."""
+    """Return K ``[P, kv_heads, D/pack, 16, pack]`` and V ``[P, kv_heads, 16/pack, D, pack]`` of one layer; V is None
+    for a layer without values.
+    """
     k = strided_view(
         buffer,
         count=page_count,
@@ -127,7 +127,7 @@ def state_view(
     shape: Sequence[int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """``[S, *shape]`` of one part of one layer's state."""
+    """Return ``[S, *shape]`` of one part of one layer's state."""
     return strided_view(
         buffer, count=slot_count, stride_bytes=slot_stride_bytes, offset_bytes=offset_bytes, shape=shape, dtype=dtype
     )
@@ -146,10 +146,10 @@ def build_layer_caches(
     kv_fields: Iterable[KvFieldLike],
     state_fields: Iterable[StateFieldLike],
 ) -> list[LayerCache]:
-    """One ``LayerCache`` per layer, in depth order, empty for a layer without KV and states.
+    """Return one ``LayerCache`` per layer, in depth order, empty for a layer without KV and states.
 
-    ``buffer``: uint8 ``[arena_bytes]``. The other arguments are the integers of an ``ArenaPlan``;
-    ``kv_dtype`` and each state field's ``dtype`` are names of ``layout.DTYPES``.
+    ``buffer``: uint8 ``[arena_bytes]``. The other arguments are the integers of an ``ArenaPlan``; ``kv_dtype`` and
+    each state field's ``dtype`` are names of ``layout.DTYPES``.
     """
     caches = [LayerCache(layer=layer) for layer in range(layer_count)]
     for kv in kv_fields:

@@ -2,12 +2,12 @@
 
     turns --arranged(turns, takes)--> turns that the template writes whole
 
-Templates differ in what they refuse, and worse, in what they leave out without a word: a system message behind a
-turn, two messages of one role in a row, a result of a tool, arguments that are no object. Clients send all of them.
-What a template takes is tried out on short conversations with words of no language (``TemplateTakes``): it takes a
-form if each word is in what it writes, in order. A form is tried when a conversation first has it, and the result
-depends on the template alone. So a message is written the same way in each request of a conversation, and the cached
-prefix stays.
+Templates differ in the forms that they refuse and, worse, in those that they leave out without an error: a system
+message after a turn, two messages of one role in a row, a result of a tool, arguments that are not an object. Clients
+send all of them. Trial conversations with words of no language find out which forms a template takes
+(``TemplateTakes``): it takes a form if its text has each word, in order. A form is tried when a conversation first has
+it, and the result depends only on the template. So a message is written the same way in each request of a conversation,
+and the cached prefix stays.
 
 The rules, each applied only where the template does not take the message as it was sent:
 
@@ -51,11 +51,11 @@ _CALL_ID = "call_0123456789abcdef"
 _SHORT_ID_CHARS = 9
 _TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 _OPEN_ARGUMENTS = "arguments"
-"""The one parameter of a past call whose arguments are no JSON of an object."""
+"""Name of the one parameter of a past call whose arguments are not a JSON object."""
 
 
 class Takes(Protocol):
-    """What a template takes as it is sent."""
+    """The forms of messages that a template takes."""
 
     def system(self, role: str) -> bool: ...
     def several_systems(self, role: str) -> bool: ...
@@ -73,8 +73,8 @@ class Takes(Protocol):
 
 
 class TemplateTakes:
-    """``write`` renders turns with the template and the definitions of tools, without the beginning of an answer; it
-    raises RequestError."""
+    """The forms that a template takes, found by trials. ``write`` renders turns with the template and the definitions
+    of tools, without the beginning of an answer; it raises RequestError."""
 
     def __init__(self, write: Callable[[list[Turn], list[Any]], str]) -> None:
         self._write = write
@@ -87,7 +87,8 @@ class TemplateTakes:
         return self._tried(("several", role), _said(role, 0), _said(role, 1), _said("user", 2))
 
     def later_system(self, role: str) -> bool:
-        """Behind a question and behind an answer: a template that counts turns takes it in one of both places."""
+        """Return whether a system message may follow a turn of ``role``, a question or an answer: a template that
+        counts turns takes it after only one of them."""
         question, answer, said = _said("user", 0), _said("assistant", 1), _said(role, 2)
         return self._tried(("later", role, "answer"), question, answer, said, _said("user", 1)) and self._tried(
             ("later", role), question, _said(role, 1), _said("assistant", 2)
@@ -105,7 +106,7 @@ class TemplateTakes:
         return self._tried(("answer",), _said("assistant", 0), _said("user", 1))
 
     def question_behind(self, role: str) -> bool:
-        """Behind a result ("tool"), or behind calls without one ("assistant")."""
+        """Return whether a question may follow a result ("tool"), or calls without one ("assistant")."""
         result = (_said("tool", 1),) if role == "tool" else ()
         return self._tried(("behind", role), *_called(), *result, _said("user", 2), words=_WORDS[2:])
 
@@ -125,7 +126,8 @@ class TemplateTakes:
         return self._tried(("empty",), _said("user", 0), answer, _said("user", 1), words=_WORDS[:2])
 
     def object_arguments(self) -> bool:
-        """False only for a template that writes JSON text as it is, and an object in Python's form or not at all."""
+        """Return whether arguments of calls are written from objects: False only for a template that writes JSON text
+        as it is, and an object in Python's form or not at all."""
         key = ("arguments",)
         if key not in self._known:
             given = {_WORDS[0]: _WORDS[1]}
@@ -145,8 +147,8 @@ class TemplateTakes:
         return self._known[key]
 
     def calls(self) -> bool:
-        """Whether anything of a past call is written, with tools or without. A result may show the name and the id of
-        its call."""
+        """Return whether anything of a past call is written, with tools or without. A result may show the name and the
+        id of its call."""
         key = ("calls",)
         if key not in self._known:
             given = {_WORDS[0]: _WORDS[1]}
@@ -164,7 +166,7 @@ class TemplateTakes:
         return self._known[key]
 
     def thinking_with_content(self) -> bool:
-        """Whether an answer with content and a call may have reasoning by the name ``thinking``."""
+        """Return whether an answer with content and a call may have reasoning by the name ``thinking``."""
         key = ("thinking",)
         if key not in self._known:
             question, answer = _called({} if self.object_arguments() else "{}")
@@ -175,7 +177,7 @@ class TemplateTakes:
         return self._known[key]
 
     def _tried(self, key: tuple[str, ...], *turns: Turn, words: Sequence[str] | None = None) -> bool:
-        """Whether the template writes all of ``turns``; true where it does not even write a question, as nothing
+        """Return whether the template writes all of ``turns``; true where it does not even write a question, as nothing
         is gained by another form then."""
         if key not in self._known:
             wanted = _WORDS[: min(len(turns), len(_WORDS))] if words is None else words
@@ -196,7 +198,7 @@ class TemplateTakes:
 
 
 class _Nothing:
-    """Takes no form but the plainest."""
+    """A template that takes only the plainest forms."""
 
     def system(self, role: str) -> bool:
         return True
@@ -229,7 +231,7 @@ STRICTEST: Takes = _Nothing()
 
 
 def arranged(turns: list[Turn], takes: Takes) -> list[Turn]:
-    """``turns`` by the rules at the head of this file."""
+    """Return ``turns`` changed by the rules at the head of this file."""
     if any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
         turns = _with_results(_with_calls(turns, takes), takes)
     turns = _with_system(turns, takes)
@@ -239,7 +241,7 @@ def arranged(turns: list[Turn], takes: Takes) -> list[Turn]:
 
 
 def with_spoken_calls(turns: list[Turn], row: ToolFormat | None) -> list[Turn]:
-    """``turns`` with past calls as texts, in the format ``row``: for a template that leaves calls out."""
+    """Return ``turns`` with past calls as texts, in the format ``row``: for a template that leaves calls out."""
     return [_spoken(turn, row) if turn.get("tool_calls") else turn for turn in turns]
 
 
@@ -276,7 +278,8 @@ def _filled(turn: Turn, takes: Takes) -> Turn:
 
 
 def _with_results(turns: list[Turn], takes: Takes) -> list[Turn]:
-    """Each result behind its call, and those without a call as messages of the user, where the template asks it."""
+    """Return ``turns`` with each result after its call, and results without a call as messages of the user, where the
+    template needs it."""
     if any(len(turn.get("tool_calls") or ()) > 1 for turn in turns) and not takes.several_calls():
         turns = _one_call_each(turns)
     out, called = [], False
@@ -334,7 +337,7 @@ def _joined(turns: list[Turn], takes: Takes) -> list[Turn]:
 
 
 def _merged(turns: Sequence[Turn]) -> Turn:
-    """One turn with the contents, calls and reasoning of ``turns``, which have one role."""
+    """Return one turn with the contents, calls and reasoning of ``turns``, which have one role."""
     merged = dict(turns[0])
     for turn in turns[1:]:
         merged["content"] = _both(merged["content"], turn["content"])
@@ -385,16 +388,16 @@ def _call(call: dict[str, Any], *, as_text: bool, short: bool) -> dict[str, Any]
 
 
 def _short_id(call_id: str) -> str:
-    """Nine letters and digits, as templates of Mistral ask for; an id that has that form stays."""
+    """Return an id of nine letters and digits, as templates of Mistral require; an id that has that form stays."""
     if len(call_id) == _SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum():
         return call_id
     return base64.b32encode(hashlib.sha256(call_id.encode()).digest()).decode()[:_SHORT_ID_CHARS].lower()
 
 
 def argument_object(given: Any) -> dict[str, Any]:
-    """The arguments of a past call as the object that templates walk. No arguments are an empty object. Text that is
-    no object, such as that of a call that ``max_tokens`` cut, is the one parameter ``arguments``. Raises RequestError
-    for JSON that is nested too deeply."""
+    """Return the arguments of a past call as the object that templates walk. No arguments are an empty object. Text
+    that is not an object, such as that of a call that ``max_tokens`` cut, becomes the one parameter ``arguments``.
+    Raise RequestError for JSON that is nested too deeply."""
     if isinstance(given, dict):
         return given
     if given is None or (isinstance(given, str) and not given.strip()):

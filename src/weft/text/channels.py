@@ -1,4 +1,4 @@
-"""Answers that are messages in channels: each says in its header what it is.
+"""Answers that are messages in channels: the header of each names its kind.
 
     <|channel|>analysis<|message|>The user asks ...<|end|>                            reasoning       gpt-oss
     <|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>            text
@@ -10,11 +10,11 @@
     <|message_model|><|content_text|>I look it up.<|end_message|>                     text
     <|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {"x": 1}}<|end_message|>      a call
 
-The prompt ends with the beginning of a header, or inside a message that the answer continues. The recipient of a
-header of gpt-oss decides before its channel: models call functions from any channel, and write ``to=`` before or
-after it. A header that never ends is text, and so is an answer that begins otherwise.
+The prompt ends with the beginning of a header, or inside a message that the answer continues. The recipient of a header
+of gpt-oss decides before its channel: models call functions from any channel, and write ``to=`` before or after it. A
+header that never ends is text, and so is an answer that begins in another way.
 
-A call is given out when its arguments are a whole object; a long one as it comes (``CallGate``). Anything else is
+A call is given out when its arguments are a complete object; a long one as it comes (``CallGate``). Anything else is
 text. Where no tools are offered, a call's arguments are text.
 
 Sources: OpenAI's guide to the harmony response format; the chat template of Inkling.
@@ -38,10 +38,10 @@ from weft.text.tools.values import is_object, parse_json, to_json
 
 @dataclass(frozen=True, slots=True)
 class ChannelFormat:
-    """``bodies``: the markers between a header and its body. ``ends``: markers that end a body; the ``openers``
-    among them begin the next header, for a model that forgot an end. ``starts``: beginnings of an answer that is
-    messages. ``turn``: the text before each later message. ``thought``, ``said`` and ``answer``: headers that a
-    grammar writes. ``has_named_calls``: a call's body has its name."""
+    """A format of messages. ``bodies``: the markers between a header and its body. ``ends``: markers that end a body;
+    the ``openers`` among them begin the next header, for a model that forgot an end. ``starts``: beginnings of an
+    answer that is messages. ``turn``: the text before each later message. ``thought``, ``said`` and ``answer``: headers
+    that a grammar writes. ``has_named_calls``: a call's body has its name."""
 
     name: str
     turn: str
@@ -110,7 +110,7 @@ FORMATS = (
 
 
 def channel_format(name: str) -> ChannelFormat | None:
-    """Return the format that both parsers call ``name``, None where its answers are no messages."""
+    """Return the format that both parsers call ``name``, None where its answers are not messages."""
     return next((row for row in FORMATS if row.name == name), None)
 
 
@@ -138,9 +138,9 @@ class Thought:
 
 
 class MessageReader:
-    """One per answer. ``header``: as ``open_header``. ``takes_calls``: tools are offered. ``single``: the
-    first call counts alone. ``thinks``: reasoning is told apart, otherwise it is text. ``eager``, ``is_sure``: as
-    for ``ToolCallReader``."""
+    """A reader of one answer. ``header``: as ``open_header``. ``takes_calls``: tools are offered. ``single``: only the
+    first call counts. ``thinks``: reasoning is told apart; if false it is text. ``eager``, ``is_sure``: as for
+    ``ToolCallReader``."""
 
     def __init__(
         self,
@@ -160,10 +160,10 @@ class MessageReader:
         self.kind = "before"
         """before: nothing is known yet; header; reasoning, text, call or skipped."""
         self.has_thought = False
-        """Reasoning came with the piece at hand."""
+        """Whether reasoning came with the current piece."""
         self._name, self._arguments, self._call_count = "", "", 0
         self._scanner: ObjectScanner | None = None
-        """Of the arguments of the current call, and how much of them was given out."""
+        """Scanner of the current call's arguments, and how much of them was given out."""
         self._given = 0
         self._parts: list[Thought | str | CallDelta] = []
         self._has_said = False
@@ -183,7 +183,7 @@ class MessageReader:
         return self._take()
 
     def finish(self, *, is_cut: bool) -> list[Thought | str | CallDelta]:
-        """The answer is over: what was held back is what it looked like."""
+        """End the answer: held-back text becomes the part that it looked like."""
         if self.kind == "before" or (self.kind == "header" and not self._has_said):
             self.kind = "text"
         self._say(self._held)
@@ -196,7 +196,7 @@ class MessageReader:
         return parts
 
     def _advance(self) -> bool:
-        """One thing at a time: whether there may be more to do with the text at hand."""
+        """Process one part of the text, and return whether there may be more to do with the rest."""
         row = self._row
         if self.kind == "before":
             bare = self._held.lstrip()
@@ -227,7 +227,7 @@ class MessageReader:
         return True
 
     def _may_be_name(self, text: str) -> bool:
-        """The name of a call before its marker, where the prompt has the beginning of the header."""
+        """Return the name of a call before its marker, where the prompt has the beginning of the header."""
         match = _BARE_HEADER.match(text)
         rest = text[match.end() :] if match else text
         if rest.startswith(_INVOKE):
@@ -284,7 +284,8 @@ class MessageReader:
             self._given = len(self._scanner.escaped)
 
     def _is_complete(self, arguments: str) -> bool:
-        """Whether the arguments are an object, with brackets too many after it at most, or without its last brace."""
+        """Return whether the arguments are an object, with brackets too many after it at most, or without its last
+        brace."""
         scanner = self._scanner
         if scanner is None:
             return _object_of(arguments) is not None
@@ -295,7 +296,7 @@ class MessageReader:
         return is_object(self._arguments[scanner.start : end]) and not self._arguments[end:].strip(" \n\t\r}]")
 
     def _end_call(self, *, is_whole: bool) -> None:
-        """``is_whole``: its end marker came, or the model stopped after it."""
+        """End the current call. ``is_whole``: its end marker came, or the model stopped after it."""
         if self.kind != "call":
             return
         self.kind = "header"
@@ -338,7 +339,7 @@ def channel_grammar(
 ) -> Grammar:
     """Return the grammar of an answer of messages: reasoning, then ``calls`` or a final message that is ``answer``.
     ``free``: or messages of any channel, whose calls are ``calls``. ``begun``: the prompt ends inside the final
-    message. ``budget``: the reasoning is one message at most, of so many tokens at most."""
+    message. ``budget``: most tokens of the reasoning, which is then at most one message."""
     named, choices, field = [], [], BUDGET_FIELD
     for name, grammar, header in (("calls", calls, ""), ("answer", answer, row.answer)):
         if grammar is not None:
@@ -356,7 +357,7 @@ def channel_grammar(
     def messages(headers: tuple[str, ...], body: str) -> str:
         return " | ".join(f"{literal(header, token_of)} {body}" for header in dict.fromkeys(headers))
 
-    # Free text has no marker that is a token; of another marker it would be a part, but as its suffix.
+    # Free text has no marker that is a token; another marker could be a part of it, but not as its suffix.
     end = row.end
     body = "TEXT " + literal(end, token_of) if token_of(end) is not None else "ended"
     before: tuple[str, ...] = (row.thought, row.said) if free else (row.thought,)

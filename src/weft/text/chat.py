@@ -2,24 +2,23 @@
 
     messages (JSON) --ChatMessage--> checked roles and contents --template--> text --tokenizer--> ids
 
-Owns the Jinja environment and what a template may see. A template comes with the weights and is not trusted.
+Owns the Jinja environment and the variables that a template sees. A template comes with the weights and is not trusted.
 It runs in Jinja's immutable sandbox: no attribute access to Python internals, no mutation of its variables.
 Conversations that a template refuses or writes in part are first put into a form that it takes
-(``weft.text.arrangement``). Any exception of a template that is left is the *request's* error, in the template's own
+(``weft.text.arrangement``). Any remaining exception of a template is the *request's* error, in the template's own
 words.
 
-What templates of the field rely on, provided here: trimmed and left-stripped blocks, ``{% break %}`` and ``{%
-continue %}``, ``{% generation %}`` blocks (a training marker: rendered through), ``tojson`` that keeps
-non-ASCII text, ``raise_exception``, ``strftime_now``, and the special tokens by name. A ``developer`` message
-is a ``system`` message where the template does not know the newer word.
+Features that templates of the field rely on, provided here: trimmed and left-stripped blocks, ``{% break %}`` and ``{%
+continue %}``, ``{% generation %}`` blocks (a training marker: rendered through), ``tojson`` that keeps non-ASCII text,
+``raise_exception``, ``strftime_now``, and the special tokens by name. A ``developer`` message is a ``system`` message
+where the template does not know the newer word.
 
-*Continuing the last message.* The template is rendered with a mark behind the last message's content, and the
-text is cut at the mark: this needs no guess about what the template writes after a message.
+*Continuing the last message.* The template is rendered with a mark after the last message's content, and the text is
+cut at the mark: this needs no guess about the text that the template writes after a message.
 
-*Boundaries.* Conversations share their beginning up to the end of the system prompt or of some message.
-``boundaries`` renders the first messages alone and compares. They are hints for the cache, and no answer
-depends on them. What leading messages become is remembered for the last few: conversations share system
-prompts.
+*Boundaries.* Conversations share their beginning up to the end of the system prompt or of some message. ``boundaries``
+renders only the first messages and compares. They are hints for the cache, and no answer depends on them. The
+renderings of the last few leading messages are remembered: conversations share system prompts.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MARK = "\ue000weft-continues-here\ue001"
 TEMPLATE_CHARS_MAX = 64_000_000
 MESSAGE_ENDS_MAX = 8
-"""Messages whose end is looked for, the last ones: each costs a rendering (law L11)."""
+"""Most messages whose end is looked for, the last ones: each costs a rendering (law L11)."""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """One message as it comes in. ``reasoning`` and ``reasoning_content`` are two names of one thing."""
+    """One message as it comes in. ``reasoning`` and ``reasoning_content`` are two names of one field."""
 
     role: str
     content: str | list[Any] | None = None
@@ -67,8 +66,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatTemplate:
-    """Raises ConfigError when ``source`` is not a template; ``origin`` names where it came from. ``calls``: how the
-    model writes calls, if that is known."""
+    """A checkpoint's chat template, compiled. Raises ConfigError when ``source`` is not a template; ``origin`` names
+    where it came from. ``calls``: how the model writes calls, if that is known."""
 
     def __init__(
         self,
@@ -108,10 +107,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """``add_generation_prompt`` None means "unless the last message is continued".
+        """Render ``messages``. ``add_generation_prompt`` None means "unless the last message is continued".
 
-        Raises RequestError: on an unknown role or part, a variable the template never reads, or whatever
-        the template itself refuses.
+        Raises RequestError: on an unknown role or part, a variable the template never reads, or an error of the
+        template itself.
         """
         if not messages:
             raise RequestError("messages is empty: at least one message is needed", param="messages")
@@ -145,14 +144,14 @@ class ChatTemplate:
     def boundaries(
         self, messages: list[ChatMessage], text: str, *, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Characters of ``text``, which ``render`` made of ``messages``, after which it may differ from the
+        """Return characters of ``text``, which ``render`` made of ``messages``, after which it may differ from the
         text of another conversation: where the first message after the system prompt (and tools) begins,
         and where messages but the last end. Ascending."""
         positions = set()
         leading = next(
             (at for at, message in enumerate(messages) if message.role not in ("system", "developer")), len(messages)
         )
-        question = ChatMessage(role="user", content=MARK)  # that no client asks
+        question = ChatMessage(role="user", content=MARK)  # a question that no client asks
         positions.add(common_length(self.beginning([*messages[:leading], question], variables), text))
         for count in range(max(leading + 1, len(messages) - MESSAGE_ENDS_MAX), len(messages)):
             beginning = self.beginning(messages[:count], variables)
@@ -161,7 +160,8 @@ class ChatTemplate:
         return sorted(positions - {0})
 
     def beginning(self, messages: list[ChatMessage], variables: Mapping[str, Any] | None) -> str:
-        """Without the beginning of an answer; empty where the template refuses so short a conversation."""
+        """Return the text of leading messages without the beginning of an answer; empty where the template refuses so
+        short a conversation."""
         try:
             return self.render(messages, add_generation_prompt=False, variables=variables)
         except RequestError:
@@ -180,7 +180,7 @@ class ChatTemplate:
             try:
                 return self._run(plainest, given, starts_answer=starts_answer)
             except RequestError:
-                pass  # the first refusal is of what the client sent
+                pass  # the first refusal is about the client's own messages
             raise
 
     def _run(self, turns: list[Turn], given: Mapping[str, Any], *, starts_answer: bool) -> str:
@@ -236,7 +236,8 @@ class ChatTemplate:
 
 
 def common_length(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """Characters or tokens with which both begin. By halving: the comparison of slices is the C library's."""
+    """Return how many characters or tokens are equal at the front of both. By halving: the comparison of slices is the
+    C library's."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
@@ -255,7 +256,7 @@ def load_chat_template(
     control: Callable[[str], ControlTexts] = lambda source: NO_CONTROL,
     calls: Callable[[str], ToolFormat | None] = lambda source: None,
 ) -> ChatTemplate | None:
-    """The template of ``read_chat_template``, compiled in this process: without limits of time and memory.
+    """Return the template of ``read_chat_template``, compiled in this process: without limits of time and memory.
     ``control``, ``calls``: the control tokens of the model and its format of calls, for the template's source."""
     text = read_chat_template(directory, override=override)
     if text is None:
@@ -267,7 +268,7 @@ def load_chat_template(
 
 
 def check_syntax(source: str, origin: str) -> None:
-    """Raises ConfigError that names the line. It compiles nothing, so no constant is folded."""
+    """Raise ConfigError that names the line. It compiles nothing, so no constant is folded."""
     try:
         TemplateEnvironment().parse(source)
     except jinja2.TemplateSyntaxError as error:
@@ -281,7 +282,7 @@ def _syntax_error(origin: str, error: jinja2.TemplateSyntaxError) -> ConfigError
 
 
 def read_chat_template(directory: Path, *, override: str | None = None) -> tuple[str, str] | None:
-    """(source, origin) of ``override`` (a file), or chat_template.jinja, or tokenizer_config.json's
+    """Return (source, origin) of ``override`` (a file), or chat_template.jinja, or tokenizer_config.json's
     ``chat_template``, in this order; None when the checkpoint has none (it then serves completions only)."""
     if override is not None:
         try:
@@ -292,7 +293,7 @@ def read_chat_template(directory: Path, *, override: str | None = None) -> tuple
             ) from error
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"--chat-template {override} is no UTF-8 text: {error.reason}", param="--chat-template"
+                f"--chat-template {override} is not UTF-8 text: {error.reason}", param="--chat-template"
             ) from None
     path = directory / "chat_template.jinja"
     if path.is_file():
@@ -309,12 +310,12 @@ def read_chat_template(directory: Path, *, override: str | None = None) -> tuple
 
 
 _THOUGHT_KINDS = ("thinking", "redacted_thinking", "reasoning")
-"""Parts of an answer's content that are its reasoning."""
+"""Kinds of parts of an answer's content that are its reasoning."""
 
 
 def _content(where: str, message: ChatMessage) -> str | list[dict[str, str]]:
-    """Text, or a list of parts where some are pictures, which ``weft.text.pictures`` has made bare: templates
-    of models that read them take lists."""
+    """Return a content as text, or as a list of parts where some are pictures, which ``weft.text.pictures`` has made
+    bare: templates of models that read them take lists."""
     content = message.content
     if isinstance(content, str):
         return content
@@ -362,8 +363,8 @@ def _part_text(here: str, part: Any) -> str:
 
 
 def with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates walk the arguments of a past call as an object; the API carries them as a JSON string,
-    and the input of a custom tool as text."""
+    """Return ``call`` with its arguments as an object: templates walk an object, and the API carries a JSON string, or
+    text for a custom tool."""
     if call.get("type") == "custom":
         return function_call(call)
     function = call.get("function")
@@ -383,13 +384,13 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Not Jinja's own filter, which escapes for HTML."""
+    """Return ``value`` as JSON text. Jinja's own filter is not used, as it escapes for HTML."""
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return ascii_json(text) if ensure_ascii else text
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}``: its body, as if the tags were not there."""
+    """The block ``{% generation %}...{% endgeneration %}``: its body, as if the tags were not there."""
 
     tags = {"generation"}
 
@@ -399,7 +400,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with what templates of the field rely on."""
+    """Jinja's sandbox with the features that templates of the field rely on."""
 
     def __init__(self, now: Callable[[], datetime.datetime] = datetime.datetime.now) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])

@@ -18,10 +18,10 @@ its time is killed; the next conversation starts another. Small conversations ha
 they never wait for one of megabytes. Each worker takes one conversation at a time, and the line before it is
 bounded (law L11).
 
-*Boundaries* are positions up to which another conversation is likely to be the same. *Marks* are positions
-behind which the client set a ``cache_control``.
+*Boundaries* are positions up to which another conversation is likely to be the same. *Marks* are positions that the
+client set with a ``cache_control``.
 
-Structs of msgspec, because a frozen dataclass takes ten times as long to make.
+Structs of msgspec, because a frozen dataclass takes ten times longer to construct.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ if TYPE_CHECKING:
 
 _decode_answer = msgspec.msgpack.Decoder[Answer](Answer).decode
 LARGE_BYTES = 256 << 10
-"""From here on a conversation waits in the line of large ones."""
+"""Bytes from which on a conversation waits in the line of large ones."""
 LINE_MAX = 256
 _START_WITHIN_S = 10.0
-"""Starting Python takes its time too, on a machine that is busy."""
+"""Seconds for the start of Python, which is slow on a machine that is busy."""
 BUDGET_MAX = 1 << 30
 """Most tokens of reasoning that a request may allow; no context is as long."""
 _PREDICTION = '{"type": "content", "content": text or a list of text parts}'
 
 
 class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What shapes the prompt of a chat, in no API's words but the template's: unchecked. ``variables``: extra
-    ones for the template; ``effort_field``: the API's own name of ``reasoning_effort``. ``thinking_token_budget``: most
-    tokens of the reasoning; ``budget_field``: the API's own name of it."""
+    """The fields that shape the prompt of a chat, under the template's names instead of an API's: unchecked.
+    ``variables``: extra ones for the template; ``effort_field``: the API's own name of ``reasoning_effort``.
+    ``thinking_token_budget``: most tokens of the reasoning; ``budget_field``: the API's own name of it."""
 
     messages: list[ChatMessage]
     tools: Sequence[Any] | None = None
@@ -83,9 +83,9 @@ class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``variables``: what the template sees besides the messages. ``pictures``: what stands behind the parts
-    of the messages that are pictures. ``several_calls``: an answer may call more
-    than one tool. ``left_out``: names of what the client asked for, does not need, and does not get."""
+    """A checked request for a chat answer. ``variables``: seen by the template besides the messages. ``pictures``:
+    contents of the parts of the messages that are pictures. ``several_calls``: an answer may call more than one tool.
+    ``left_out``: names of requested fields that the client does not need and does not get."""
 
     messages: list[ChatMessage]
     pictures: list[PicturePart] = []
@@ -111,8 +111,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def plan(self, dialect: Dialect, prompt: str, grammar: Grammar | None) -> AnswerPlan:
-        """``prompt``: the rendered text; ``grammar``: the structured output that the request asks for. Raises
-        RequestError."""
+        """Return the plan of the answer. ``prompt``: the rendered text; ``grammar``: the structured output that the
+        request asks for. Raise RequestError."""
         continued = _content_text(self.messages[-1]) if self.continue_final_message else None
         return dialect.plan(
             prompt,
@@ -126,7 +126,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``,
+    """A prompt in tokens. ``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``,
     ``marks``, ``prediction``, ``pictures`` and ``pooling`` as in ``Request``."""
 
     tokens: list[int]
@@ -141,8 +141,8 @@ class Prompt(msgspec.Struct, frozen=True):
 def read_chat(
     conversation: ConversationFields, *, template_variables: Collection[str], reads: Collection[PictureKind] = ()
 ) -> ChatRequest:
-    """``template_variables``: the names that the template reads. ``reads``: of pictures. Raises
-    RequestError that names the field."""
+    """Check a conversation. ``template_variables``: the names that the template reads. ``reads``: kinds of pictures
+    that the model reads. Raise RequestError that names the field."""
     checked = read_tools(conversation.tools)
     choice = read_choice(conversation.tool_choice, checked)
     shown: dict[str, Any] = dict(conversation.variables or {})
@@ -189,14 +189,16 @@ def read_chat(
 
 
 def template_worker(memory_bytes: int) -> BoundedWorker:
-    """A process that may begin with a template later. By then it has imported what that takes."""
+    """Return a process that may begin with a template later. By then it has imported the modules that rendering
+    needs."""
     return BoundedWorker(JobFunction("weft.text.template_worker:prepare", memory_bytes))
 
 
 class TemplateSandbox:
-    """``source`` is the template, ``origin`` says where it came from. ``worker``: one that has not begun. ``control``:
-    tokens that no text of a request becomes. ``calls``: how the model writes calls, if that is known.
-    Raises CheckpointError if the template cannot be compiled within the limits."""
+    """The process that renders one model's template, within limits. ``source`` is the template, ``origin`` says where
+    it came from. ``worker``: one that has not begun. ``control``: tokens that no text of a request becomes. ``calls``:
+    how the model writes calls, if that is known. Raises CheckpointError if the template cannot be compiled within the
+    limits."""
 
     def __init__(
         self,
@@ -225,10 +227,11 @@ class TemplateSandbox:
         self.reads_tools = facts.reads_tools
 
     async def write(self, messages: list[ChatMessage], *, key: str = "", **job: Any) -> ChatPrompt:
-        """``key``: the API key that asks; ``job``: the arguments of ``weft.text.template_worker.chat_prompt``.
+        """Render ``messages`` in a worker. ``key``: the API key that asks; ``job``: the arguments of
+        ``weft.text.template_worker.chat_prompt``.
 
-        Raises RequestError for what the template refuses and for what exceeds the limits, and
-        EngineUnavailableError where too many conversations wait."""
+        Raises RequestError for a refusal of the template and for an exceeded limit, and EngineUnavailableError where
+        too many conversations wait."""
         try:
             body = marshal.dumps({"messages": msgspec.to_builtins(messages), **job})
         except (RecursionError, ValueError):
@@ -258,7 +261,7 @@ class TemplateSandbox:
         return self._begun(template_worker(self._memory_bytes))[0]
 
     def _begun(self, worker: BoundedWorker) -> tuple[BoundedWorker, TemplateFacts]:
-        """The worker, once it has compiled the template. Raises CheckpointError."""
+        """Return the worker, once it has compiled the template. Raises CheckpointError."""
         worker.begin(self._start)
         limit_s = self._seconds + _START_WITHIN_S
         try:
@@ -299,10 +302,10 @@ def text_digest(text: str) -> bytes:
 def encode_prompt(
     tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_tokens: bool = False, known: KnownPrefix | None = None
 ) -> Prompt:
-    """``known``: tokens that stand for the beginning of the text, if it is the same text. A model writes a
-    text in other tokens than the tokenizer does, and the cache knows those that it wrote."""
+    """Tokenize ``prompt``. ``known``: tokens that replace the beginning of the text, if it is the same text. A model
+    writes a text in other tokens than the tokenizer does, and the cache has the model's own."""
     places = [*prompt.ends, *prompt.marks, *(at for picture in prompt.pictures for at, _, _ in picture.spans)]
-    # The digest of a text does not know its pictures.
+    # The digest of a text does not cover its pictures.
     if known is not None and not prompt.pictures and known.begins(prompt.text):
         rest, positions = tokenizer.encode_with_boundaries(
             prompt.text[known.chars :],
@@ -310,7 +313,7 @@ def encode_prompt(
             add_special_tokens=False,
             quoted=[at - known.chars for at in prompt.quoted if at >= known.chars],
         )
-        if rest and tokenizer.is_added(rest[0]):  # else a token could reach over the place
+        if rest and tokenizer.is_added(rest[0]):  # a token could reach over the boundary
             positions = [len(known.tokens) + at for at in positions]
             return _encoded([*known.tokens, *rest], positions, prompt)
     if not places:
@@ -335,8 +338,8 @@ def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> Pro
 
 
 def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture], tokens: Mapping[PictureKind, str]) -> ChatPrompt:
-    """``prompt`` as the template wrote it, with what each picture shows. ``tokens``: as in ``with_pictures``.
-    Raises RequestError."""
+    """Return ``prompt``, as the template wrote it, with the tokens of each picture's rows. ``tokens``: as in
+    ``with_pictures``. Raise RequestError."""
     text, shown, (ends, marks, quoted) = with_pictures(
         prompt.text, (prompt.ends, prompt.marks, prompt.quoted), pictures, tokens, quoted=prompt.quoted
     )
@@ -345,7 +348,7 @@ def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture], tokens: Mappi
 
 class PictureSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a picture in a prompt, one span for each tile. ``part``: of the request. ``offset``: in tokens.
-    ``digest``: of the whole picture, in hex."""
+    ``digest``: of the picture, in hex."""
 
     part: str
     kind: PictureKind
@@ -355,7 +358,7 @@ class PictureSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_spans(chat: ChatRequest, encoded: Prompt, longest: int) -> None:
-    """Raises ContextLengthError that names the first picture beyond the context."""
+    """Raise ContextLengthError that names the first picture beyond the context."""
     for span in picture_spans(chat, encoded):
         if span.offset + span.rows > longest:
             raise ContextLengthError(
@@ -383,8 +386,8 @@ def _content_text(message: ChatMessage) -> str:
 
 
 def predicted_text(value: Any) -> str | None:
-    """``value`` of the field ``prediction``, the client's own guess of the answer: a source of drafts, which
-    changes no token. None without one. Raises RequestError that names the place."""
+    """Return the text in ``value`` of the field ``prediction``, the client's own guess of the answer: a source of
+    drafts, which changes no token. None without one. Raise RequestError that names the place."""
     if value is None:
         return None
     if not isinstance(value, dict):

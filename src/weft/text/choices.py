@@ -11,13 +11,12 @@ possible start of a stop string) wait with their logprobs. So clients never see 
 token. The token that ends an answer counts as generated; its text shows only if the request sets
 ``include_stop_str_in_output``. Stop strings count only after ``min_tokens`` tokens.
 
-A token of a byte-level vocabulary is bytes, not characters: "é" may arrive as two tokens, and decoding the
-first alone gives U+FFFD. And a token's text can depend on its neighbour. So a short window of ids is decoded,
-and what it adds is emitted. When the window is long, it is cut where the last emitted piece began. So the
-work per token is one decode of a few ids, whatever the length of the answer. What stays undecodable for
-``HELD_TOKENS_MAX`` tokens is let go as it is (law L11). The pieces joined are the text of all ids decoded at
-once. A decoder that says so (``joins_bytes``) gets the ids of one push together, unless some of their bytes
-are broken.
+A token of a byte-level vocabulary is bytes, not characters: "é" may arrive as two tokens, and decoding only the first
+gives U+FFFD. And a token's text can depend on its neighbour. So a short window of ids is decoded, and the characters
+that it adds are emitted. When the window is long, it is cut where the last emitted piece began. So the work per token
+is one decode of a few ids, whatever the length of the answer. Bytes that stay undecodable for ``HELD_TOKENS_MAX``
+tokens are emitted as they are (law L11). The pieces joined are the text of all ids decoded at once. A decoder with
+``joins_bytes`` gets the ids of one push together, unless some of their bytes are broken.
 """
 
 from __future__ import annotations
@@ -32,21 +31,22 @@ from weft.request import FinishReason, LostTokens, SamplingParams, TokenEvent, T
 
 
 class StopStrings:
-    """Cuts a stream of text at the first of several stop strings.
+    """A cut of a stream of text at the first of several stop strings.
 
     The first is the one whose *end* comes first; of those that end together, the longest. ``include``
     keeps the stop string in the text. After a match ``stopped`` is the stop string, and further text is
     dropped.
 
-    There is one KMP automaton per stop string. Its state is the length of the longest suffix of the text
-    that is a prefix of its stop string: exactly what must be held back. So work per character is constant,
-    and the outcome does not depend on how the text was cut into pieces.
+    There is one KMP automaton per stop string. Its state is the length of the longest suffix of the text that is a
+    prefix of its stop string: exactly the text to hold back. So work per character is constant, and the outcome does
+    not depend on how the text was cut into pieces.
     """
 
     __slots__ = ("_failures", "_held", "_include", "_states", "_stops", "stopped")
 
     def __init__(self, stops: Iterable[str], *, include: bool = False) -> None:
-        """Raises ValueError for an empty stop string (``SamplingParams.check`` refuses it earlier)."""
+        """Build the automatons. Raise ValueError for an empty stop string (``SamplingParams.check`` refuses it
+        earlier)."""
         # Longest first, so that of stops which end together the first one found is the longest.
         self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))
         if any(not stop for stop in self._stops):
@@ -58,7 +58,7 @@ class StopStrings:
         self.stopped: str | None = None
 
     def push(self, text: str) -> str:
-        """New text of the answer -> the text that is now safe to show (of this and earlier pieces)."""
+        """Add new text of the answer, and return the text (of this and earlier pieces) that is now safe to show."""
         if self.stopped is not None:
             return ""
         if not self._stops:
@@ -76,7 +76,7 @@ class StopStrings:
         return pending[:safe]
 
     def flush(self) -> str:
-        """The answer is over: the text that was held back for a stop string that never came."""
+        """End the answer, and return the text that was held back for a stop string that never came."""
         held, self._held = self._held, ""
         return held
 
@@ -96,7 +96,8 @@ class StopStrings:
 
 @lru_cache(maxsize=256)
 def _failure_table(stop: str) -> Sequence[int]:
-    """KMP: for each prefix of ``stop``, the length of its longest proper prefix that is also its suffix."""
+    """Return KMP's table: for each prefix of ``stop``, the length of its longest proper prefix that is also its
+    suffix."""
     table = [0] * len(stop)
     length = 0
     for at in range(1, len(stop)):
@@ -109,7 +110,7 @@ def _failure_table(stop: str) -> Sequence[int]:
 
 
 def held_characters(text: str, markers: Iterable[str]) -> int:
-    """Length of the longest end of ``text`` that is a beginning of a marker, but not all of it."""
+    """Return the length of the longest end of ``text`` that is a proper beginning of a marker."""
     longest = 0
     for marker in markers:
         for length in range(min(len(marker) - 1, len(text)), longest, -1):
@@ -120,7 +121,7 @@ def held_characters(text: str, markers: Iterable[str]) -> int:
 
 
 def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Where the first of ``markers`` begins, and which; of those that begin together, the longest."""
+    """Return the position of the first of ``markers``, and the marker; of those that begin together, the longest."""
     best: tuple[int, str] | None = None
     for marker in markers:
         at = text.find(marker)
@@ -130,30 +131,32 @@ def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
 
 
 def may_become(text: str, markers: Iterable[str]) -> bool:
-    """Whether more text could make ``text`` begin with one of ``markers``."""
+    """Return whether more text could make ``text`` begin with one of ``markers``."""
     return any(marker.startswith(text) and marker != text for marker in markers)
 
 
 HALF = "\ufffd"
-"""U+FFFD, what a decoder writes for bytes that are not (yet) a character."""
+"""U+FFFD, written by decoders for bytes that are not (yet) a character."""
 
 HELD_TOKENS_MAX = 16
-"""A character has at most 4 bytes, hence at most 4 tokens; beyond this many the bytes are just broken."""
+"""Most tokens that are held for a character: it has at most 4 bytes, hence at most 4 tokens; beyond 16 the bytes are
+broken."""
 
 SHOWN_TOKENS_MAX = 8
-"""The window is cut when more than this many of its tokens are shown."""
+"""Shown tokens in the window above which it is cut."""
 
 
 class TextDecoder(Protocol):
-    """An attribute ``joins_bytes`` that is true says that the bytes of a text are those of its tokens."""
+    """A decoder of ids. An attribute ``joins_bytes`` that is true says that the bytes of a text are those of its
+    tokens."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Text of ``ids``, as the tokenizer decodes them together."""
+        """Return text of ``ids``, as the tokenizer decodes them together."""
 
 
 class IncrementalDetokenizer:
-    """One per sequence. ``context``: the prompt's last ids, so that an answer that continues a word is
-    not decoded as the start of a text; only the last few are used, and they are never emitted."""
+    """A detokenizer of one sequence. ``context``: the prompt's last ids, so that an answer that continues a word is not
+    decoded as the start of a text; only the last few are used, and they are never emitted."""
 
     __slots__ = ("_decoder", "_joins_bytes", "_piece_start", "_shown_chars", "_shown_tokens", "_skip", "_window")
 
@@ -165,12 +168,12 @@ class IncrementalDetokenizer:
         self._shown_tokens = 0
         self._shown_chars = 0
         self._piece_start = 0
-        """Where in the window the last emitted piece began."""
+        """Index in the window at which the last emitted piece began."""
         if context:
             self._restart(list(context[-SHOWN_TOKENS_MAX:]))
 
     def push(self, ids: Sequence[int]) -> str:
-        """New ids -> the text they complete; empty while a character is in the making."""
+        """Add new ids, and return the text that they complete; empty while a character is incomplete."""
         if len(ids) > 1 and self._joins_bytes:
             together = self._pushed_together(ids)
             if together is not None:
@@ -191,7 +194,7 @@ class IncrementalDetokenizer:
         return "".join(out)
 
     def _pushed_together(self, ids: Sequence[int]) -> str | None:
-        """None where a character is broken, or not complete."""
+        """Return the text of ``ids`` by their bytes; None where a character is broken, or not complete."""
         window = [*self._window, *ids]
         text = self._decoder.decode(window, self._skip)[self._shown_chars :]
         if HALF in text:
@@ -200,7 +203,7 @@ class IncrementalDetokenizer:
         return text
 
     def flush(self) -> str:
-        """The answer is over: whatever is still held, a broken last character as U+FFFD."""
+        """End the answer, and return the text that is still held, a broken last character as U+FFFD."""
         if len(self._window) == self._shown_tokens:
             return ""
         text = self._decoder.decode(self._window, self._skip)
@@ -210,7 +213,7 @@ class IncrementalDetokenizer:
 
     def _show(self, text: str, broken: bool) -> None:
         if broken:
-            self._restart([])  # what follows cannot be a continuation of this
+            self._restart([])  # the next tokens cannot be a continuation of this
             return
         self._piece_start = self._shown_tokens
         self._shown_tokens = len(self._window)
@@ -221,7 +224,7 @@ class IncrementalDetokenizer:
     def _restart(self, window: list[int]) -> None:
         text = self._decoder.decode(window, self._skip) if window else ""
         if text.endswith(HALF):
-            # A prompt that ends inside a character is no context: its text would change with the answer.
+            # A prompt that ends inside a character gives no context: its text would change with the answer.
             window, text = [], ""
         self._window = window
         self._shown_tokens = len(window)
@@ -231,7 +234,7 @@ class IncrementalDetokenizer:
 
 @dataclass(slots=True)
 class Piece:
-    """What one choice gained. ``finish_reason`` is set on the last piece of a choice."""
+    """New tokens and text of one choice. ``finish_reason`` is set on the last piece of a choice."""
 
     index: int
     text: str = ""
@@ -242,7 +245,8 @@ class Piece:
 
 
 class Choice:
-    """``index`` is the choice's place in the response; ``prompt_tokens`` the prompt it continues."""
+    """One answer of a request. ``index`` is the choice's index in the response; ``prompt_tokens`` the prompt it
+    continues."""
 
     def __init__(
         self, index: int, decoder: TextDecoder, sampling: SamplingParams, prompt_tokens: Sequence[int]
@@ -258,7 +262,7 @@ class Choice:
         self.rejected_drafts = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.pooled = b""
-        """What ``Request.pooling`` asked for."""
+        """Result of ``Request.pooling``."""
         self._sampling = sampling
         self._text = IncrementalDetokenizer(
             decoder, skip_special_tokens=sampling.skip_special_tokens, context=prompt_tokens
@@ -268,12 +272,12 @@ class Choice:
 
     @property
     def stopped_by_text(self) -> bool:
-        """The text met a stop string: the caller cancels the sequence in the engine."""
+        """Whether the text met a stop string: the caller then cancels the sequence in the engine."""
         return self._stops.stopped is not None
 
     def take(self, event: TokenEvent) -> Piece | None:
-        """Raises EngineUnavailableError when the engine gave the sequence up, RequestError when its grammar
-        did."""
+        """Return the piece of an event, if any. Raise EngineUnavailableError when the engine gave the sequence up,
+        RequestError when its grammar did."""
         if self.finished:
             return None
         if event.finish_reason == "cancelled":
@@ -310,7 +314,7 @@ class Choice:
         return self._release() if waiting.text else None
 
     def _take_tokens(self, event: TokenEvent) -> int:
-        """Feeds the event's tokens one by one up to a stop string; how many belong to the answer."""
+        """Feed the event's tokens one by one up to a stop string; return how many belong to the answer."""
         last_is_hidden = event.finish_reason == "stop" and not self._sampling.include_stop_str_in_output
         if not self._sampling.stop:
             self.generated_tokens += len(event.tokens)

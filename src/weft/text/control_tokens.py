@@ -30,13 +30,13 @@ import msgspec
 from weft.errors import RequestError
 
 QUOTED_MAX = 100_000
-"""Places in a prompt at which texts spell control tokens (law L11)."""
+"""Most places in a prompt at which texts spell control tokens (law L11)."""
 _HEAD_CHARS = 3
 _PRIVATE = range(0xF0000, 0xFFFFE)
-"""Private characters of plane 15."""
+"""Code points of the private characters of plane 15."""
 _BARS = re.compile(r"<[|｜].*[|｜]>|<[|｜].*>|<.*[|｜]>", re.DOTALL)
 _CHANGES_TEXT = re.compile(r"\b(?:lower|upper|title|capitalize|swapcase|replace)\b")
-"""Filters and methods of a template after which a text may spell what it did not."""
+"""Filters and methods of a template that may make a text spell a token that it did not spell before."""
 _KEEPS_MARKERS = frozenset({"assistant", "system", "developer"})
 """Roles whose messages keep the markers of answers."""
 
@@ -52,7 +52,7 @@ class AddedTokens(Protocol):
 
 
 class TokenFinder:
-    """Finds ``tokens`` in a text: at each place the longest one, as the tokenizer does."""
+    """A search for ``tokens`` in a text: at each place the longest one, as the tokenizer does."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self.tokens = frozenset(tokens)
@@ -68,7 +68,7 @@ class TokenFinder:
         self._heads = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def at(self, text: str, start: int) -> str | None:
-        """Return the token that begins at ``start``."""
+        """Return the longest token that begins at ``start``, or None."""
         head = self._heads.match(text, start)
         return None if head is None else self._longest(text, head)
 
@@ -88,7 +88,8 @@ class TokenFinder:
 
 
 class ControlTexts(msgspec.Struct, frozen=True):
-    """``tokens``: the control tokens; ``spoken``: those that answers have, and that are read there."""
+    """The tokens of a model that texts may spell. ``tokens``: the control tokens; ``spoken``: those that answers have,
+    and that are read there."""
 
     tokens: list[str] = []
     spoken: list[str] = []
@@ -114,11 +115,12 @@ def control_texts(
 
 
 NO_CONTROL = ControlTexts()
-"""No token is one: what a request says is trusted."""
+"""Texts of a model without control tokens: all texts of requests are trusted."""
 
 
 class ControlTokens:
-    """``texts``: of the model; ``template``: the source of its chat template."""
+    """The control tokens of one model, and the marking of texts. ``texts``: of the model; ``template``: the source of
+    its chat template."""
 
     def __init__(self, texts: ControlTexts, template: str = "") -> None:
         self.finder = TokenFinder(texts.tokens)
@@ -133,13 +135,13 @@ class ControlTokens:
         return [start for start, _ in self.finder.starts(text)]
 
     def needs_marks(self, text: str) -> bool:
-        """Whether a control token of the written text could begin in ``text``."""
+        """Return whether a control token of the written text could begin in ``text``."""
         if not any(first in text for first in self.firsts):
             return False
         return self._marks_all or next(self.finder.starts(text), None) is not None or self._ends_within(text)
 
     def quoting(self, *values: Any) -> Quoting | None:
-        """Return what marks the texts in ``values`` (JSON), None where none needs it."""
+        """Return the marks for the texts in ``values`` (JSON), None where no text needs one."""
         if not self.firsts:
             return None
         texts = [text for value in values for text in _texts_in(value)]
@@ -232,11 +234,11 @@ class Quoting:
 
 
 _ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u(db[89ab][0-9a-f])\\u(d[c-f][0-9a-f]{2})")
-"""A character of plane 15 in JSON of ASCII alone."""
+"""JSON escape of a character of plane 15, in text of only ASCII."""
 
 
 def ascii_json(text: str) -> str:
-    """Return JSON of ASCII alone with the characters of plane 15 as they are: a mark replaces one of ASCII."""
+    """Return JSON of ASCII with the characters of plane 15 unescaped: a mark replaces one character of ASCII."""
     return _ESCAPED.sub(
         lambda pair: pair[1] + chr(0x10000 + ((int(pair[2], 16) - 0xD800) << 10) + int(pair[3], 16) - 0xDC00), text
     )

@@ -1,4 +1,4 @@
-"""Dense modules of sentence-transformers: what projects a pooled vector.
+"""Dense modules of sentence-transformers, which project a pooled vector.
 
     2_Dense/config.json          in_features 768, out_features 3072, bias false, activation_function Identity
     2_Dense/model.safetensors    linear.weight [out, in], linear.bias [out]
@@ -45,7 +45,7 @@ class DenseModule:
 
 
 def read_dense(directory: Path) -> DenseModule:
-    """Raises CheckpointError that names the file and what of it is not served."""
+    """Read a Dense module. Raise CheckpointError that names the file and the setting that is not served."""
     settings = read_json(directory / "config.json")
     activation = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
@@ -70,7 +70,7 @@ def _read_tensors(path: Path) -> dict[str, Floats]:
         content = file.read(_BYTES_MAX + 1)
     size = int.from_bytes(content[:8], "little")
     if len(content) > _BYTES_MAX or not 0 < size <= min(_HEADER_BYTES_MAX, len(content) - 8):
-        raise CheckpointError(f"{path}: is no safetensors file of at most 1 GiB", param="model")
+        raise CheckpointError(f"{path}: is not a safetensors file of at most 1 GiB", param="model")
     data = memoryview(content)[8 + size :]
     try:
         header: dict[str, Any] = json.loads(content[8 : 8 + size])

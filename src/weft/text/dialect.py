@@ -1,8 +1,8 @@
-"""How one model speaks in a chat: which format its reasoning has, and which its tool calls.
+"""The dialect of one model in a chat: the formats of its reasoning and of its tool calls.
 
     template + vocabulary + flags --Dialect--> plan(request) --> AnswerPlan: grammar, reader, tokens to show
 
-Owns the decisions between a request and its answer's text: which parts of the text are separated, what the
+Owns the decisions between a request and its answer's text: which parts of the text are separated, the grammar that the
 answer must match, and which marker tokens the detokenizer leaves in the text for the readers.
 
 An answer is a stream of blocks: stretches of reasoning, of text, and calls of tools.
@@ -16,9 +16,8 @@ are written from these events, and a whole answer is the blocks of the same even
 
 Answers that are messages in channels are told apart by ``weft.text.channels``.
 
-*What the answer must match.* Required tool calls and structured output are both grammars. With optional tools
-and a schema, the answer is either. If the model reasons, its reasoning comes first: free text up to its end
-marker.
+*Grammars of answers.* Required tool calls and structured output are both grammars. With optional tools and a schema,
+the answer is either. If the model reasons, its reasoning comes first: free text up to its end marker.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ BlockKind = Literal["reasoning", "text", "call", "custom_call"]
 
 @dataclass(slots=True, eq=False)
 class AnswerBlock:
-    """``index`` numbers the blocks of an answer, ``call_index`` its calls. ``is_complete`` is set when the
-    block stops: an answer that was cut may have half a text, or half of the arguments of a call."""
+    """A block of an answer. ``index`` numbers the blocks of an answer, ``call_index`` its calls. ``is_complete`` is set
+    when the block stops: an answer that was cut may have half a text, or half of the arguments of a call."""
 
     kind: BlockKind
     index: int
@@ -62,7 +61,8 @@ class AnswerBlock:
 
     @property
     def text(self) -> str:
-        """So far. Of a function call: its arguments as JSON text; of a custom call: the text for the tool."""
+        """The text so far. For a function call: its arguments as JSON text; for a custom call: the text for the
+        tool."""
         return "".join(self.parts)
 
     @property
@@ -71,7 +71,7 @@ class AnswerBlock:
 
 
 class BlockEvent(msgspec.Struct, frozen=True):
-    """``block`` may be further than its event: at its start it may have text already."""
+    """An event of a block. ``block`` may be further than its event: at its start it may have text already."""
 
     phase: Literal["start", "delta", "stop"]
     block: AnswerBlock
@@ -79,12 +79,12 @@ class BlockEvent(msgspec.Struct, frozen=True):
 
 
 class BlockWriter:
-    """One per answer. ``blocks``: all so far; ``take`` gives each event out once."""
+    """The blocks of one answer. ``blocks``: all so far; ``take`` gives each event out once."""
 
     def __init__(self) -> None:
         self.blocks: list[AnswerBlock] = []
         self.call_count = 0
-        """Complete calls."""
+        """Number of complete calls."""
         self._open: AnswerBlock | None = None
         self._events: list[BlockEvent] = []
 
@@ -111,7 +111,7 @@ class BlockWriter:
             self.call_count += 1
 
     def stop(self, *, is_cut: bool = False) -> None:
-        """``is_cut``: the answer reached its limit of tokens in this block."""
+        """Stop the current block. ``is_cut``: the answer reached its limit of tokens in this block."""
         if self._open is not None:
             self._open.is_complete |= not (self._open.is_call or is_cut)
             self._events.append(BlockEvent("stop", self._open))
@@ -131,7 +131,7 @@ class BlockWriter:
 
 
 def arguments_of(text: str) -> Any:
-    """The object that a call's arguments are; an answer that was cut may have half of one."""
+    """Return the object in a call's arguments; an answer that was cut may have half of one."""
     try:
         return msgspec.json.decode(text) if text else {}
     except msgspec.DecodeError:
@@ -139,19 +139,19 @@ def arguments_of(text: str) -> Any:
 
 
 def text_of(blocks: Iterable[AnswerBlock], kind: BlockKind) -> str:
-    """Of all blocks of this kind."""
+    """Return the text of all blocks of this kind."""
     return "".join(block.text for block in blocks if block.kind == kind)
 
 
 _NO_CALLS = ToolChoice("none")
 _MARKER_TOKENS_MAX = 32
-"""A marker that is no token of its own is at most so many."""
+"""Most tokens of a marker that is not a token of its own."""
 
 
 class AnswerReader:
-    """One per answer: its text in pieces becomes the events of its blocks. ``has_end``: whether the end of
-    the reasoning is in the text of some tokens. ``custom``: names of custom tools. Without
-    ``shows_reasoning``, the reasoning is read and left out."""
+    """A reader of one answer: its text in pieces becomes the events of its blocks. ``has_end``: whether the end of the
+    reasoning is in the text of some tokens. ``custom``: names of custom tools. Without ``shows_reasoning``, the
+    reasoning is read and left out."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class AnswerReader:
         self._has_end = has_end
         self._writer = BlockWriter()
         self._space = ""
-        """Whitespace behind a reasoning that ends with calls, until something follows."""
+        """Whitespace after a reasoning that ends with calls, until other text follows."""
         self._tail: list[int] = []
         self._undecided_tokens = 0
         self.reasoning_tokens = 0
@@ -184,7 +184,7 @@ class AnswerReader:
         return self._writer.blocks
 
     def read(self, text: str, tokens: Sequence[int], finish_reason: str | None) -> list[BlockEvent]:
-        """The events of a piece of the answer; with a ``finish_reason``, of its last one."""
+        """Return the events of a piece of the answer; with a ``finish_reason``, of its last one."""
         last = finish_reason is not None
         if self._messages is not None:
             self._read_messages(self._messages, text, tokens, finish_reason)
@@ -238,13 +238,13 @@ class AnswerReader:
             self._writer.stop(is_cut=finish_reason == "length")
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """``tool_calls`` for an answer that ends with calls; after its last piece was read."""
+        """Return ``tool_calls`` for an answer that ends with calls, else ``reason``; after its last piece was read."""
         return "tool_calls" if reason == "stop" and self._writer.call_count else reason
 
     def _hold_last_calls(
         self, last_calls: LastCalls, reasoning: str, content: str, finish_reason: str | None
     ) -> tuple[str, str]:
-        """Calls at the end of a reasoning wait until it is sure that nothing follows."""
+        """Hold back calls at the end of a reasoning until it is sure that nothing follows."""
         reasoning, content, self._space = last_calls.push(reasoning), self._space + content, ""
         if content.strip():
             return reasoning + last_calls.release(), content
@@ -276,7 +276,7 @@ class AnswerReader:
     def _count(self, tokens: Sequence[int]) -> None:
         reasoning = self._reasoning
         assert reasoning is not None
-        if reasoning.undecided:  # the beginning of a start marker, perhaps
+        if reasoning.undecided:  # possibly the beginning of a start marker
             self._undecided_tokens += len(tokens)
             return
         self.reasoning_tokens, self._undecided_tokens = self.reasoning_tokens + self._undecided_tokens, 0
@@ -289,15 +289,16 @@ class AnswerReader:
         self._tail = [*self._tail, *tokens][-_MARKER_TOKENS_MAX:]
 
     def _tokens_to_end(self, tokens: Sequence[int]) -> int:
-        """The end marker is complete with one of ``tokens``: with which. A piece may have many, and the
-        marker may have begun in the one before."""
+        """Return the number of ``tokens`` up to the one that completes the end marker. A piece may have many tokens,
+        and the marker may have begun in the piece before."""
         counts = range(1, len(tokens))
         return bisect_left(counts, True, key=lambda count: self._has_end([*self._tail, *tokens[:count]])) + 1
 
 
 class AnswerPlan(msgspec.Struct, frozen=True):
-    """``grammar``: what the answer must match. ``shown_ids``: special tokens that stay in its text. ``_is_sure``: the
-    grammar writes the calls, so that none breaks off; one that bounds the reasoning alone does not."""
+    """The plan of an answer's text. ``grammar``: the grammar of the answer. ``shown_ids``: special tokens that stay in
+    its text. ``_is_sure``: the grammar writes the calls, so that none breaks off; a grammar that only bounds the
+    reasoning does not."""
 
     grammar: Grammar | None
     shown_ids: frozenset[int]
@@ -309,11 +310,11 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     _tokenizer: Tokenizer
     _channels: channels.ChannelFormat | None = None
     _header: str | None = None
-    """Of a message that the prompt has begun."""
+    """Header of a message that the prompt has begun."""
     _is_sure: bool = False
 
     def reader(self, *, eager: bool, shows_reasoning: bool = True) -> AnswerReader:
-        """``eager``: for a stream, see ``ToolCallReader``."""
+        """Return a reader of the answer. ``eager``: for a stream, see ``ToolCallReader``."""
         splitter = calls = last_calls = messages = None
         custom = frozenset(tool.name for tool in self._tools if tool.is_custom)
         if self._channels is not None:
@@ -353,8 +354,8 @@ def answer_markers() -> frozenset[str]:
 
 
 def call_format(source: str, tokenizer: Tokenizer, tool_parser: str = "auto") -> ToolFormat | None:
-    """Return how a model with the template ``source`` writes calls, if that is known. Raises ConfigError for the name
-    of a parser that there is not."""
+    """Return how a model with the template ``source`` writes calls, if that is known. Raise ConfigError for an unknown
+    parser name."""
     return tool_format(tool_parser, source, _knows(tokenizer))
 
 
@@ -363,7 +364,7 @@ def _knows(tokenizer: Tokenizer) -> HasToken:
 
 
 class TemplateText(Protocol):
-    """What a dialect must know of a chat template."""
+    """The properties of a chat template that a dialect must know."""
 
     @property
     def source(self) -> str: ...
@@ -373,7 +374,7 @@ class TemplateText(Protocol):
 
 
 class Dialect:
-    """Raises ConfigError for the name of a parser that there is not."""
+    """The dialect of one model. Raises ConfigError for an unknown parser name."""
 
     def __init__(
         self,
@@ -393,7 +394,7 @@ class Dialect:
 
     @property
     def bounds_reasoning(self) -> bool:
-        """Return whether a budget of reasoning tokens can be held: the markers of the reasoning are tokens."""
+        """Whether a budget of reasoning tokens can be held: the markers of the reasoning are tokens."""
         if self.reasoning is None:
             return False
         markers = self.channels.markers if self.channels is not None else (self.reasoning.start, self.reasoning.end)
@@ -410,10 +411,10 @@ class Dialect:
         continued: str | None = None,
         budget: int | None = None,
     ) -> AnswerPlan:
-        """For one request. ``prompt`` is its rendered text; ``continued`` the beginning of the answer that is
-        in it, if it is; ``grammar`` the structured output it asks for; ``budget`` the tokens that its reasoning may
-        have, where ``bounds_reasoning``. Raises RequestError where that cannot be combined, or not be done with this
-        model."""
+        """Return the plan of one request's answer. ``prompt`` is its rendered text; ``continued`` the beginning of the
+        answer that is in it, if it is; ``grammar`` the structured output it asks for; ``budget`` the tokens that its
+        reasoning may have, where ``bounds_reasoning``. Raise RequestError where these cannot be combined, or not be
+        done with this model."""
         calls = self._check_tools(tools, choice)
         if not self.bounds_reasoning:
             budget = None
@@ -502,11 +503,11 @@ class Dialect:
             )
 
     def _closed(self, row: ReasoningFormat, prompt: str, continued: str | None) -> bool:
-        """The prompt shows that the reasoning is over, or that it is left out."""
+        """Return whether the prompt shows that the reasoning is over, or that it is left out."""
         return continued is not None or prompt.rstrip().endswith(row.end)
 
     def _check_tools(self, tools: Sequence[Tool], choice: ToolChoice) -> ToolFormat | None:
-        """The format in which calls are expected, None when there will be none."""
+        """Return the format in which calls are expected, None when there will be none. Raise RequestError."""
         if choice.mode == "none" or not tools:
             return None
         if not self.template_takes_tools:
@@ -551,7 +552,7 @@ class Dialect:
 
 
 def _either(calls: Grammar, answer: Grammar) -> Grammar:
-    """An answer in the form of ``answer``, or calls."""
+    """Return a grammar of an answer in the form of ``answer``, or of calls."""
     inner = json.loads(answer.grammar)["grammars"]
     first = inner[0]["lark_grammar"].removeprefix(NO_FORCING)
     called = json.loads(calls.grammar)["grammars"][0]["lark_grammar"].removeprefix(NO_FORCING)

@@ -7,11 +7,10 @@
     rules        of a lark grammar         here
     items        of the parser, a token    by the compiler, as ``parser_limits`` says
 
-The compiler descends through nesting, references and rules by calling itself, so their number bounds its
-stack. The limits lie several times below what overflows a stack of 8 MiB, and far above what schemas of the
-field use.
+The compiler descends through nesting, references and rules by calling itself, so their number bounds its stack. The
+limits are a fraction of the depth that overflows a stack of 8 MiB, and far above the depth of schemas of the field.
 
-A limit is a clear sentence for the client. It is not the wall: what passes the limits is still compiled in a
+A limit gives the client a clear sentence. It is not the only guard: a grammar within the limits is still compiled in a
 process that may die (``weft.text.grammar_sandbox``).
 """
 
@@ -77,8 +76,8 @@ def check_nesting(schema: Any, field: str) -> None:
 
 
 def check_shape(grammars: Sequence[dict[str, Any]]) -> None:
-    """``grammars``: the list that a ``Grammar`` holds, parsed. Raises ValueError with the number and the
-    limit."""
+    """Raise ValueError with the number and the limit for a grammar beyond them. ``grammars``: the list that a
+    ``Grammar`` holds, parsed."""
     rules = 0
     targets: set[str] = set()
     written_references = 0
@@ -97,7 +96,7 @@ def check_shape(grammars: Sequence[dict[str, Any]]) -> None:
 
 
 def _walk_schema(schema: Any, targets: set[str]) -> None:
-    """Adds the targets of all references to ``targets``. Raises ValueError for a schema nested too deeply."""
+    """Add the targets of all references to ``targets``. Raise ValueError for a schema nested too deeply."""
     level, depth = [schema], 0
     while level:
         if depth > NESTING_MAX:

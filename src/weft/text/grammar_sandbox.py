@@ -3,10 +3,9 @@
     check(grammar)   any thread; waits for the verdict        RequestError | VettedGrammar
     compile(build)   runs ``build`` on a stack of 64 MiB, at low priority
 
-The compiler is native code that a grammar can crash, so the engine compiles only what a process of its own
-has compiled before: within the limits of time, memory and stack, with its first masks built. The second
-compilation costs the time of the first, in a thread that lets others run, and gives the engine matchers that
-need no process.
+The compiler is native code that a grammar can crash, so the engine compiles only grammars that a separate process has
+compiled before: within the limits of time, memory and stack, with its first masks built. The second compilation costs
+the time of the first, in a thread that lets others run, and gives the engine matchers that need no process.
 
 The worker starts with the first grammar and ends with the engine. One that died is replaced at the next
 grammar.
@@ -38,30 +37,30 @@ from weft.units import parse_bytes
 
 ENGINE_STACK_BYTES = 64 << 20
 _VERDICT_WITHIN_S = 120.0
-"""Far more than any grammar may take, even behind others: only a worker that hangs is that late."""
+"""Seconds until a worker counts as hung: far more than any grammar may take, even after others in the line."""
 _PRIORITY = 10
 _PREDICATES = ("has ", "is ", "takes ", "needs ", "refers ", "cannot ")
-"""How reasons of weft begin; the compiler's do not continue a sentence."""
+"""First words of weft's own reasons; the compiler's reasons do not continue a sentence."""
 Built = TypeVar("Built")
 
 
 def in_one_line(error: str) -> str:
-    """The compiler's error without its pictures of the text. A regex is quoted with what is wrong in it."""
+    """Return the compiler's error without its pictures of the text. A regex is quoted with the error in it."""
     regex = re.search(r'(invalid regex ".*?") \(in regex\).*\berror: ([^\n]+)', error, re.DOTALL)
     return f"{regex[1]}: {regex[2]}" if regex else error.split("\n", 1)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class VettedGrammar:
-    """``text`` compiled within the limits. ``size_bytes``: memory that it held then."""
+    """A grammar that compiled within the limits. ``size_bytes``: memory that it held then."""
 
     text: str
     size_bytes: int
 
 
 class GrammarSandbox:
-    """``read_tokenizer`` returns the text of the tokenizer.json. ``seconds`` of CPU and ``memory_bytes`` are
-    the limits of one grammar, ``step_s`` the seconds of a step that all may take."""
+    """The engine's side of the grammar worker. ``read_tokenizer`` returns the text of the tokenizer.json. ``seconds``
+    of CPU and ``memory_bytes`` are the limits of one grammar, ``step_s`` the seconds of a step that all may take."""
 
     def __init__(
         self,
@@ -81,7 +80,8 @@ class GrammarSandbox:
         self._worker: BoundedWorker | None = None
 
     def check(self, grammar: Grammar, vocab_size: int) -> VettedGrammar:
-        """Raises RequestError with the compiler's reason, EngineUnavailableError where the worker failed."""
+        """Compile ``grammar`` in the worker. Raise RequestError with the compiler's reason, EngineUnavailableError
+        where the worker failed."""
         verdict = self._ask(grammar.grammar, vocab_size)
         if verdict.error:
             reason = presentable(explained(in_one_line(verdict.error), grammar.grammar), otherwise="cannot be compiled")
@@ -90,15 +90,15 @@ class GrammarSandbox:
         return VettedGrammar(verdict.grammar, verdict.size_bytes)
 
     def compile(self, build: Callable[[], Built]) -> Built:
-        """What ``build`` returns or raises, on a thread with a large stack."""
+        """Return or raise the result of ``build``, called on a thread with a large stack."""
         result: Future[Built] = Future()
 
         def run() -> None:
             try:
-                if sys.platform == "linux":  # there a thread has a priority of its own
+                if sys.platform == "linux":  # on Linux a thread has a priority of its own
                     thread = threading.get_native_id()
                     present = os.getpriority(os.PRIO_PROCESS, thread)
-                    # A server under `nice` may not raise it, and must not.
+                    # A server under `nice` may not raise its priority.
                     os.setpriority(os.PRIO_PROCESS, thread, max(present, _PRIORITY))
                 result.set_result(build())
             except BaseException as error:
@@ -113,7 +113,7 @@ class GrammarSandbox:
         return result.result()
 
     def close(self) -> None:
-        """Idempotent. Checks that wait raise EngineUnavailableError."""
+        """End the worker. Idempotent. Checks that wait raise EngineUnavailableError."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None:
@@ -146,8 +146,8 @@ class GrammarSandbox:
 
 
 def grammar_sandbox(config: EngineConfig, directory: Path, eos_ids: tuple[int, ...]) -> GrammarSandbox | None:
-    """For the checkpoint in ``directory``; None where it has no tokenizer.json. Raises ConfigError for limits
-    that cannot be."""
+    """Return the sandbox for the checkpoint in ``directory``; None where it has no tokenizer.json. Raise ConfigError
+    for impossible limits."""
     if config.grammar_seconds < 1:
         raise ConfigError(
             f"limits.grammar_seconds is {config.grammar_seconds}; it must be at least 1", param="limits.grammar_seconds"

@@ -1,12 +1,12 @@
-"""What a worker of grammars does: it compiles a grammar of a stranger, in a fork (``weft.text.workers``).
+"""The worker of grammars: it compiles a grammar of a stranger, in a fork (``weft.text.workers``).
 
     Start -> tokenizer (built once) ---fork---> lark -> compile -> first masks -> Verdict
 
     root ::= "<" num ">"          start: "<" NUM ">"
     num  ::= [0-9]{1,3}    ->     NUM: /[0-9]/{1,3}
 
-The tokenizer is built once. Every job runs in a fork, which shares it and costs some milliseconds. So a
-grammar that is slow, large or deadly holds up no other grammar, and leaves nothing behind.
+The tokenizer is built once. Every job runs in a fork, which shares it and costs some milliseconds. So a grammar that is
+slow, large or deadly holds up no other grammar, and leaves nothing in the process.
 
 The first masks are built on a stack of 1 MiB, half the stack of the engine's mask threads. The grammar is
 compiled on at most 8 MiB, an eighth of the stack in the engine. Compiling is a function of the grammar, so a
@@ -33,7 +33,7 @@ from weft.text.grammar_limits import check_shape, parser_limits
 from weft.text.worker_main import Limit
 
 JOBS_MAX = 4
-"""Forks at once."""
+"""Most forks at once."""
 COMPILE_STACK_BYTES = 8 << 20
 MASK_STACK_BYTES = 1 << 20
 _WALK_TOKENS = 8
@@ -42,8 +42,8 @@ _CAMEL_CASE = re.compile(r"([a-z])([A-Z])")
 
 
 def lark_of(grammar: str) -> str:
-    """``grammar`` in lark; a text that is lark already comes back unchanged. Raises ValueError with the
-    place that cannot be read."""
+    """Return ``grammar`` in lark; a text that is lark already comes back unchanged. Raise ValueError with the place
+    that cannot be read."""
     if "::=" not in grammar or _LARK_START.search(grammar):
         return grammar
     from llguidance.gbnf_to_lark import GbnfToLarkError, GrammarParser
@@ -61,7 +61,7 @@ def lark_of(grammar: str) -> str:
 
 
 def _resolve(rules: list[Any]) -> None:
-    """Links references to their rules and gives every rule its lark name, in place. Raises ValueError."""
+    """Link references to their rules and give every rule its lark name, in place. Raise ValueError."""
     by_name = {rule.name: rule for rule in rules}
     if "root" not in by_name:
         raise ValueError("cannot be read as GBNF: it has no rule root")
@@ -109,7 +109,7 @@ def _references(rule: Any) -> Iterator[Any]:
 
 
 class Start(msgspec.Struct):
-    """``seconds`` of CPU and ``memory_bytes`` are limits of one job. ``tokenizer``: text of its
+    """The start of a worker. ``seconds`` of CPU and ``memory_bytes`` are limits of one job. ``tokenizer``: text of its
     tokenizer.json. ``step_s``: seconds of a step that grammars may take."""
 
     tokenizer: str
@@ -121,8 +121,8 @@ class Start(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct):
-    """``error`` is empty for a grammar that compiles. ``grammar`` is what to compile: the job's, in lark.
-    ``size_bytes``: memory that the compiled grammar holds."""
+    """The result of a job. ``error`` is empty for a grammar that compiles. ``grammar`` is the text to compile: the
+    job's, in lark. ``size_bytes``: memory that the compiled grammar holds."""
 
     error: str = ""
     grammar: str = ""
@@ -130,7 +130,7 @@ class Verdict(msgspec.Struct):
 
 
 class CheckGrammar:
-    """The job. The sentences of ``failed`` name the flags."""
+    """The job that compiles a grammar. The sentences of ``failed`` name the flags."""
 
     def __init__(self, start: Start) -> None:
         from llguidance import LLTokenizer
@@ -181,7 +181,7 @@ def _verdict(tokenizer: Any, grammar_json: bytes, limits: Any) -> Verdict:
 
 
 def _on_small_stack(walker: Any) -> str:
-    """Builds the first masks of ``walker`` along some answer. Returns what went wrong."""
+    """Build the first masks of ``walker`` along some answer. Return the error, if any."""
     errors: list[str] = []
 
     def walk() -> None:
@@ -221,7 +221,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _used_bytes() -> int:
-    """Memory that this process holds from malloc; its largest resident size where the C library does not
+    """Return the bytes that this process holds from malloc; its largest resident size where the C library does not
     say."""
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:

@@ -1,11 +1,11 @@
-"""What an answer must match, written down as a grammar: JSON schema, regex, choice, lark or GBNF.
+"""Grammars of answers, as text: JSON schema, regex, choice, lark or GBNF.
 
     json_grammar(schema)  regex_grammar(text)  choice_grammar(texts)  text_grammar(text)  ->  Grammar
     behind_reasoning(grammar, ...), bounded_reasoning(field, ...)                      ->  Grammar
 
-A ``Grammar`` is text: the list of grammars that llguidance reads, the first of which is the start. It is
-compiled elsewhere (``weft.text.grammar_sandbox``, ``weft.engine.grammars``), so nothing here fails for what
-a schema says, only for its type and size.
+A ``Grammar`` is text: the list of grammars that llguidance reads, the first of which is the start. It is compiled
+elsewhere (``weft.text.grammar_sandbox``, ``weft.engine.grammars``), so functions here check only the type and size of a
+schema, not its content.
 
 *Forcing is off.* Where only one text can follow, the library would allow only that text's usual tokens. It
 then takes a text that looks like a special token ("<think>" in an enum) for that token, and refuses it
@@ -13,9 +13,9 @@ afterwards. Without forcing every spelling of the text is allowed, and the model
 
 *Whitespace is bounded.* JSON allows any amount between two tokens, and a weak model will use it to the last.
 
-*Reasoning comes first.* A model that thinks before it answers is constrained behind the end of its
-reasoning: the grammar begins with free text up to the end marker. Markers that are tokens of the vocabulary
-are named by their id, as free text never contains such a token.
+*Reasoning comes first.* A model that thinks before it answers is constrained after the end of its reasoning: the
+grammar begins with free text up to the end marker. Markers that are tokens of the vocabulary are named by their id, as
+free text never contains such a token.
 """
 
 from __future__ import annotations
@@ -32,15 +32,12 @@ from weft.request import Grammar
 from weft.text.grammar_limits import check_choice_count, check_length, check_nesting
 
 WHITESPACE = r"( |\n {0,24}|\n\t{0,8})"
-"""Between two tokens of JSON: a space, or a line end and the indentation of a deeply nested value."""
+"""Regex between two tokens of JSON: a space, or a line end and the indentation of a deeply nested value."""
 FREE_TEXT = r"/(.|\n)*/"
 ANY_TOKENS = "<[*]>*"
 BUDGET_FIELD = "thinking_token_budget"
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 KINDS = ("json", "regex", "choice", "grammar")
-_OUTPUT_KINDS = (*KINDS, "json_object")
-_UNSERVED_OUTPUTS = ("structural_tag", "disable_additional_properties")
-_ANY_OBJECT = {"type": "object"}
 _BODY = "body"
 _ESCAPED = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 _LINE_ENDS = "LINE_ENDS: /\\n{0,3}/\n"
@@ -50,7 +47,8 @@ TokenOf = Callable[[str], int | None]
 
 
 def grammar_from(kind: str, value: Any, field: str, *, whitespace: str | None = WHITESPACE) -> Grammar:
-    """``kind`` is one of KINDS; ``value`` comes from a request and has any type. Raises RequestError."""
+    """Return the grammar of a request's field. ``kind`` is one of KINDS; ``value`` comes from a request and has any
+    type. Raise RequestError."""
     if kind == "json":
         return json_grammar(value, field=field, whitespace=whitespace)
     if kind == "choice":
@@ -62,54 +60,15 @@ def grammar_from(kind: str, value: Any, field: str, *, whitespace: str | None = 
     return regex_grammar(value, field=field) if kind == "regex" else text_grammar(value, field=field)
 
 
-def from_response_format(value: dict[str, Any]) -> Grammar:
-    """Of the field ``response_format``, which is not text. Raises RequestError."""
-    kind = value.get("type")
-    if kind == "json_object":
-        return json_grammar(_ANY_OBJECT, field="response_format")
-    if kind != "json_schema":
-        raise RequestError(
-            f"response_format.type is {kind!r}; it is text, json_object or json_schema", param="response_format.type"
-        )
-    inner = value.get("json_schema")
-    schema = inner.get("schema") if isinstance(inner, dict) else None
-    if schema is None:
-        raise RequestError("response_format.json_schema.schema is missing", param="response_format.json_schema.schema")
-    return json_grammar(schema, field="response_format.json_schema.schema")
-
-
-def from_structured_outputs(value: dict[str, Any]) -> Grammar:
-    """Of the field ``structured_outputs``. Raises RequestError."""
-    for name in _UNSERVED_OUTPUTS:
-        if value.get(name):
-            raise RequestError(
-                f"structured_outputs.{name} is not supported",
-                param=f"structured_outputs.{name}",
-                code="unsupported_parameter",
-            )
-    given = [kind for kind in _OUTPUT_KINDS if value.get(kind) not in (None, False)]
-    if len(given) != 1:
-        said = f"has {' and '.join(given)}" if given else "asks for nothing"
-        raise RequestError(
-            f"structured_outputs {said}; it takes one of {', '.join(_OUTPUT_KINDS)}", param="structured_outputs"
-        )
-    kind = given[0]
-    whitespace: str | None = value.get("whitespace_pattern") or WHITESPACE
-    if value.get("disable_any_whitespace"):
-        whitespace = None
-    if kind == "json_object":
-        kind, value = "json", {"json": _ANY_OBJECT}
-    return grammar_from(kind, value[kind], f"structured_outputs.{kind}", whitespace=whitespace)
-
-
 def json_grammar(schema: Any, *, field: str, whitespace: str | None = WHITESPACE) -> Grammar:
-    """``schema``: a JSON schema as an object, True or its JSON text. ``whitespace``: a regex for what may
-    stand between two tokens of JSON; None allows nothing. Raises RequestError when ``schema`` is neither."""
+    """Return a grammar of JSON. ``schema``: a JSON schema as an object, True or its JSON text. ``whitespace``: a regex
+    of the text allowed between two tokens of JSON; None allows nothing. Raise RequestError when ``schema`` is
+    neither."""
     return _grammar({"json_schema": json_schema(schema, field=field, whitespace=whitespace)}, field)
 
 
 def json_schema(schema: Any, *, field: str, whitespace: str | None = WHITESPACE) -> dict[str, Any]:
-    """``schema`` with the options that weft compiles it with; its own ``x-guidance`` goes before them."""
+    """Return ``schema`` with the options that weft compiles it with; its own ``x-guidance`` goes before them."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -128,13 +87,14 @@ def json_schema(schema: Any, *, field: str, whitespace: str | None = WHITESPACE)
 
 
 def regex_grammar(regex: str, *, field: str) -> Grammar:
-    """The whole answer matches ``regex``: the syntax of Rust's regex crate, without look-around."""
+    """Return a grammar of answers that match ``regex`` completely: the syntax of Rust's regex crate, without
+    look-around."""
     return _grammar({"lark_grammar": f"start: {slashed(regex)}"}, field)
 
 
 def choice_grammar(choices: Sequence[str], *, field: str) -> Grammar:
-    """The answer is one of ``choices``. Raises RequestError when there is none, one is empty, or they are
-    too many.
+    """Return a grammar of answers that are one of ``choices``. Raise RequestError when there is none, one is empty, or
+    they are too many.
 
     One regex: as texts of a rule, 100,000 of them took 25 seconds to compile."""
     if not choices:
@@ -147,15 +107,15 @@ def choice_grammar(choices: Sequence[str], *, field: str) -> Grammar:
 
 
 def text_grammar(grammar: str, *, field: str) -> Grammar:
-    """``grammar`` is lark (with llguidance's extensions) or GBNF, which has a "::=". Raises RequestError
-    when it is empty. The sandbox rewrites GBNF as lark (``weft.text.grammar_worker``)."""
+    """Return the grammar in ``grammar``: lark (with llguidance's extensions) or GBNF, which has a "::=". Raise
+    RequestError when it is empty. The sandbox rewrites GBNF as lark (``weft.text.grammar_worker``)."""
     if not grammar.strip():
         raise RequestError(f"{field} is empty: it needs a grammar", param=field)
     return _grammar({"gbnf" if "::=" in grammar else "lark_grammar": grammar}, field)
 
 
 def lark_grammar(rules: str, *, field: str) -> Grammar:
-    """``rules`` of our own making, whose first is ``start``."""
+    """Return a grammar of ``rules`` written by weft, whose first is ``start``."""
     return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": NO_FORCING + rules}]}), field=field)
 
 
@@ -173,7 +133,7 @@ def behind_reasoning(
 
 
 def bounded_reasoning(*, start: str, end: str, opened: bool, again: bool, token_of: TokenOf, budget: int) -> Grammar:
-    """Return the grammar of an answer whose reasoning has ``budget`` tokens at most, and which is free otherwise. Both
+    """Return the grammar of an answer whose reasoning has ``budget`` tokens at most, and whose other text is free. Both
     markers are tokens. ``again``: models reason after some content too; then they do so once."""
     # A start marker is bounded wherever it comes: models write spaces before it, and a rule for these would compete
     # with one for an answer without reasoning.
@@ -205,7 +165,7 @@ def reasoning_rule(*, start: str, end: str, opened: bool, token_of: TokenOf, bud
 
 
 def literal(text: str, token_of: TokenOf) -> str:
-    """``text`` in a lark rule: its markers by token id, the rest quoted."""
+    """Return ``text`` in a lark rule: its markers by token id, the rest quoted."""
     whole = token_of(text)
     if whole is not None:
         return f"<[{whole}]>"
@@ -227,12 +187,12 @@ def literal(text: str, token_of: TokenOf) -> str:
 
 
 def quoted(text: str) -> str:
-    """A lark string."""
+    """Return ``text`` as a lark string."""
     return json.dumps(text)
 
 
 def slashed(regex: str) -> str:
-    """A lark regex: a slash ends it, so those inside are escaped."""
+    """Return ``regex`` as a lark regex: a slash ends it, so those inside are escaped."""
     out, escaped = [], False
     for character in regex:
         if character == "/" and not escaped:
@@ -243,7 +203,7 @@ def slashed(regex: str) -> str:
 
 
 def _marker_at(text: str, at: int, token_of: TokenOf) -> str | None:
-    """The marker that begins at ``at``: from an opening bracket to the next closing one."""
+    """Return the marker that begins at ``at``: from an opening bracket to the next closing one."""
     closing = {"<": ">", "[": "]"}.get(text[at])
     end = text.find(closing, at + 1) if closing else -1
     marker = text[at : end + 1]
@@ -251,7 +211,8 @@ def _marker_at(text: str, at: int, token_of: TokenOf) -> str | None:
 
 
 def _grammar(body: dict[str, Any], field: str) -> Grammar:
-    """Raises RequestError for a grammar that is too long or nested too deeply to be written down."""
+    """Return the grammar ``body``. Raise RequestError for one that is too long or nested too deeply to be written
+    down."""
     grammars = [{"lark_grammar": f"{NO_FORCING}start: @{_BODY}"}, {"name": _BODY, **body}]
     try:
         text = msgspec.json.encode({"grammars": grammars})
@@ -259,7 +220,7 @@ def _grammar(body: dict[str, Any], field: str) -> Grammar:
         raise RequestError(f"{field} is nested too deeply", param=field, code="invalid_grammar") from None
     except UnicodeEncodeError:
         raise RequestError(
-            f"{field} has half of a surrogate pair, which is no text", param=field, code="invalid_grammar"
+            f"{field} has half of a surrogate pair, which is not text", param=field, code="invalid_grammar"
         ) from None
     check_length(text, field)
     return Grammar(grammar=text.decode(), field=field)

@@ -1,4 +1,4 @@
-"""Pictures and videos of a conversation: taken out before its template writes it, put into what it wrote.
+"""Pictures and videos of a conversation: taken out before its template is rendered, put into the rendered text.
 
     messages  {"type": "image_url", "image_url": {"url": "data:..."}}      split_pictures
               {"type": "image"}  + PicturePart                             the template sees no pixels
@@ -6,10 +6,10 @@
               ... <|image_start|><image><image>...<|image_end|> ...        with_pictures: one for each row
     tokens    ... 498  396 396 396 ...  499 ...                            placed: where the rows stand
 
-A video is a picture of another kind, with a token of its own. A dialect writes either as a ``PicturePart``,
-or leaves OpenAI's form and those that other engines have for videos. A picture stands where the template
-writes the token of its kind, in the order of the messages. A text that spells the token itself is no place of a
-picture (``weft.text.control_tokens``); where such texts are trusted, the conversation is refused.
+A video is a picture of another kind, with a token of its own. A dialect writes either as a ``PicturePart``, or leaves
+OpenAI's form and those that other engines have for videos. A picture belongs where the template writes the token of its
+kind, in the order of the messages. A text that spells the token itself is not the place of a picture
+(``weft.text.control_tokens``); where such texts are trusted, the conversation is refused.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _KIND_OF: dict[str, PictureKind] = {
     "input_video": "video",
     "video": "video",
 }
-"""The type of a part -> what it is."""
+"""Kind of picture by the type of a part."""
 
 
 class PicturePart(msgspec.Struct, frozen=True):
-    """``source``: an address, or the bytes of a file of this program; of a video also its frames, each of
-    them such a one. ``where``: the part of the request that has it, for errors. The last three are of videos
-    (``weft.images.video.Sampling``)."""
+    """A part of a message that is a picture. ``source``: an address, or the bytes of a file of this program; of a video
+    also its frames, each an address or bytes. ``where``: the part of the request that has it, for errors. The last
+    three are of videos (``weft.images.video.Sampling``)."""
 
     source: str | bytes | list[str | bytes]
     where: str
@@ -59,9 +59,9 @@ class PicturePart(msgspec.Struct, frozen=True):
 def split_pictures(
     messages: list[ChatMessage], *, reads: Collection[PictureKind]
 ) -> tuple[list[ChatMessage], list[PicturePart]]:
-    """The messages with a bare ``{"type": "image"}`` for each picture, and the pictures in their order;
-    videos alike. ``reads``: what the model does. Raises RequestError for a part without an address, and for
-    one that the model does not read."""
+    """Return the messages with a bare ``{"type": "image"}`` for each picture, and the pictures in their order; videos
+    alike. ``reads``: kinds that the model reads. Raise RequestError for a part without an address, and for one that the
+    model does not read."""
     pictures: list[PicturePart] = []
     shown = []
     for at, message in enumerate(messages):
@@ -116,9 +116,9 @@ def with_pictures(
     *,
     quoted: Collection[int] = (),
 ) -> tuple[str, list[ShownPicture], list[list[int]]]:
-    """``text`` with each token of a picture replaced by what the picture shows, and lists of ``places`` (characters)
-    moved with it. ``tokens``: by kind; ``quoted``: places at which a text spells one. Raises RequestError where the
-    template does not write as many as there are pictures of their kind."""
+    """Replace each token of a picture in ``text`` by the text of the picture's rows, and move the lists of ``places``
+    (characters) with it. ``tokens``: by kind; ``quoted``: places at which a text spells one. Raise RequestError where
+    the number of tokens in the template's text differs from the number of pictures of their kind."""
     spelled = frozenset(quoted)
     pattern = "|".join(map(re.escape, tokens.values()))
     spots = [one for one in re.finditer(pattern, text) if one.start() not in spelled]
@@ -152,7 +152,7 @@ def with_pictures(
         shifts.append(at - begin - len(token))
         out.append(after)
         at += len(after)
-    # Behind a picture places move by what it and those before it have grown; ``ends`` are in the new text.
+    # Places after a picture move by the growth of it and of those before it; ``ends`` are in the new text.
     starts = [end - shift for end, shift in zip(ends, (0, *accumulate(shifts)), strict=False)]
     grown = [0, *accumulate(shifts)]
     moved = [[place + grown[bisect_left(starts, place)] for place in one] for one in places]
@@ -160,7 +160,8 @@ def with_pictures(
 
 
 def placed(pictures: Sequence[ShownPicture], positions: Sequence[int]) -> list[PlacedPicture]:
-    """``positions``: in tokens, of the first character of each span, in order."""
+    """Return the pictures at their places in tokens. ``positions``: in tokens, of the first character of each span, in
+    order."""
     following = iter(positions)
     return [
         PlacedPicture(
@@ -200,8 +201,8 @@ def _read(part: Any, where: str, reads: Collection[PictureKind]) -> PicturePart:
 
 
 def _video(part: dict[str, Any], where: str, name: str) -> PicturePart:
-    """``{"type": "video_url", "video_url": {"url": ...}}``, or ``{"type": "video", "video": [frame, ...]}``;
-    ``fps`` and the like stand beside, or within."""
+    """Read ``{"type": "video_url", "video_url": {"url": ...}}``, or ``{"type": "video", "video": [frame, ...]}``;
+    ``fps`` and the like are keys of the part, or of the inner object."""
     field = "video" if name == "video" else "video_url"
     value = part.get(field)
     inner = value if isinstance(value, dict) else {}
@@ -217,7 +218,7 @@ def _video(part: dict[str, Any], where: str, name: str) -> PicturePart:
 
 
 def checked_sampling(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """``given``: ``fps``, ``min_frames``, ``max_frames`` of a part. Raises RequestError."""
+    """Return ``given``, checked: ``fps``, ``min_frames``, ``max_frames`` of a part. Raise RequestError."""
     for key, value in given.items():
         right = isinstance(value, int | float if key == "fps" else int) and not isinstance(value, bool)
         if value is not None and not (right and 0 < value <= 1000):

@@ -1,4 +1,4 @@
-"""Embeddings and scores: what a checkpoint says of them, prompts for them, and values out of pooled rows.
+"""Embeddings and scores: settings of a checkpoint, prompts, and values out of pooled rows.
 
     modules.json, 1_Pooling/config.json, config_sentence_transformers.json      of sentence-transformers
     config.json: sentence_transformers, classifier_from_token
@@ -10,9 +10,9 @@ A checkpoint without these files is pooled at its last token and normalised. Sco
 with a score head reads the pair as its tokenizer joins pairs. A generative reranker is asked whether the
 document answers the query, and compares its logits of "yes" and "no".
 
-Nothing is cut unless the request asks for it, and then the answer says so. What a checkpoint asks for and
-weft does not compute is a refusal, at the first request that needs it. Every fixed beginning (an instruction,
-the query of a rerank) is a boundary, so that the prefix cache keeps a state there.
+Nothing is cut unless the request asks for it, and then the answer says so. A setting of a checkpoint that weft does not
+compute is a refusal, at the first request that needs it. Every fixed beginning (an instruction, the query of a rerank)
+is a boundary, so that the prefix cache keeps a state there.
 
 Sources: sentence-transformers 5.1 (``models/Pooling.py``, ``cross_encoder/CrossEncoder.py``); the model card
 of Qwen3-Reranker.
@@ -58,9 +58,9 @@ _NO_REFUSAL = ""
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """``includes_prompt``: the mean counts the tokens of the instruction. ``prompts``: texts that go before,
-    by name; ``default_prompt``: the name of one. ``tokens_max``: that the model was trained for, 0 for any.
-    ``refusal``: why it embeds nothing here."""
+    """How a checkpoint embeds. ``includes_prompt``: the mean counts the tokens of the instruction. ``prompts``: texts
+    that go before, by name; ``default_prompt``: the name of one. ``tokens_max``: longest text that the model was
+    trained for, 0 for any. ``refusal``: why it embeds nothing here."""
 
     kind: Kind = "last"
     normalize: bool = True
@@ -70,12 +70,12 @@ class EmbeddingSettings:
     tokens_max: int = 0
     refusal: str = _NO_REFUSAL
     dense: tuple[Path, ...] = ()
-    """Directories of what projects the pooled vector, in order."""
+    """Directories of the modules that project the pooled vector, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """``truncated``: tokens that were left out, because the request allows it."""
+    """A prompt to be pooled. ``truncated``: tokens that were left out, because the request allows it."""
 
     tokens: list[int]
     pooling: Pooling
@@ -84,12 +84,12 @@ class PooledPrompt:
 
 
 def is_embedder(directory: Path) -> bool:
-    """Whether the checkpoint was saved to embed: its head, if it has one, was not trained with it."""
+    """Return whether the checkpoint was saved to embed: its head, if it has one, was not trained with it."""
     return (directory / "modules.json").is_file()
 
 
 def read_embedding_settings(directory: Path) -> EmbeddingSettings:
-    """Raises CheckpointError for a file that is no JSON of its form."""
+    """Read how the checkpoint embeds. Raise CheckpointError for a file that is not JSON of its form."""
     path = directory / "modules.json"
     if not path.is_file():
         return EmbeddingSettings()
@@ -169,7 +169,8 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 class Pooler:
-    """Of one model. ``score_labels``: rows of its score head, 0 without one. ``control``: what texts do not become."""
+    """Prompts and values of one model's embeddings and scores. ``score_labels``: rows of its score head, 0 without one.
+    ``control``: control tokens, which texts of requests never become."""
 
     def __init__(
         self,
@@ -207,9 +208,9 @@ class Pooler:
         truncate_to: int | None = None,
         param: str = "input",
     ) -> PooledPrompt:
-        """``limit``: the served context. ``prompt``: a text that goes before, ``prompt_name``: one of the
-        checkpoint's. ``truncate_to``: the end of a longer input may be left out; None: it is an error.
-        Raises RequestError, ContextLengthError."""
+        """Return the prompt of an embedding. ``limit``: the served context. ``prompt``: a text that goes before,
+        ``prompt_name``: one of the checkpoint's. ``truncate_to``: the end of a longer input may be left out; None: it
+        is an error. Raise RequestError, ContextLengthError."""
         settings = self.settings
         if settings.refusal:
             raise RequestError(
@@ -249,7 +250,7 @@ class Pooler:
         return PooledPrompt(tokens, pooling, [front] if front else [], left_out)
 
     def _written(self, *parts: tuple[str, bool]) -> tuple[str, list[int]]:
-        """Return the text of ``parts``, and where those that a request says (True) spell control tokens."""
+        """Return the text of ``parts``, and the places where parts from the request (True) spell control tokens."""
         text, quoted = "", list[int]()
         for part, is_said in parts:
             quoted += [len(text) + at for at in self._control.spelled(part)] if is_said else []
@@ -275,7 +276,7 @@ class Pooler:
         return prompts[name]
 
     def _special_tail(self, tokens: Sequence[int]) -> int:
-        """How many tokens at the end the tokenizer adds to every text: they stay when the end is left out."""
+        """Return how many tokens at the end the tokenizer adds to every text: they stay when the end is left out."""
         added = self._tokenizer.encode("")
         count = 0
         while count < min(len(added), len(tokens)) and added[-1 - count] == tokens[-1 - count]:
@@ -287,7 +288,8 @@ class Pooler:
         return self._dense[-1].width if self._dense else hidden_size
 
     def vector(self, pooled: bytes, dimensions: int | None = None) -> array[float]:
-        """float32. ``dimensions``: the first of them (Matryoshka), normalised again. Raises RequestError."""
+        """Return the embedding in ``pooled``, float32. ``dimensions``: the first of them (Matryoshka), normalised
+        again. Raise RequestError."""
         values = array("f", pooled)
         for project in self._dense:
             values = project(values)
@@ -314,8 +316,8 @@ class Pooler:
         truncate_to: int | None = None,
         param: str = "documents",
     ) -> PooledPrompt:
-        """How well ``document`` answers ``query``. ``instruction``: of a generative reranker. Raises
-        RequestError, ContextLengthError."""
+        """Return the prompt that scores how well ``document`` answers ``query``. ``instruction``: for a generative
+        reranker. Raise RequestError, ContextLengthError."""
         if self._score_refusal:
             raise RequestError(
                 f"{self._name} cannot score: {self._score_refusal}", param="model", code="unsupported_parameter"
@@ -324,8 +326,8 @@ class Pooler:
         if self._labels:
             if instruction is not None:
                 raise RequestError(
-                    "instruction is of generative rerankers; this model has a score head, and "
-                    "reads query and document alone",
+                    "instruction is for generative rerankers; this model has a score head, and reads only "
+                    "query and document",
                     param="instruction",
                 )
             places = self._control.spelled(query), self._control.spelled(document)
@@ -360,7 +362,8 @@ class Pooler:
         return PooledPrompt(tokens, pooling, [front], left_out)
 
     def score(self, pooled: bytes) -> float:
-        """Between 0 and 1, but for a score head whose checkpoint wants the logit as it is."""
+        """Return the score in ``pooled``: between 0 and 1, but for a score head whose checkpoint wants the logit as it
+        is."""
         values = array("f", pooled)
         if len(values) == 2:  # of no and yes
             return _sigmoid(values[1] - values[0])
@@ -380,7 +383,7 @@ def _has_identity(config: Mapping[str, Any]) -> bool:
 def _judging(
     config: Mapping[str, Any], directory: Path, name: str, tokenizer: Tokenizer
 ) -> tuple[tuple[int, ...], str]:
-    """The tokens of no and yes, or why there are none."""
+    """Return the tokens of no and yes, or why there are none."""
     words = config.get("classifier_from_token")
     if not (isinstance(words, list) and len(words) == 2 and all(isinstance(word, str) for word in words)):
         if "rerank" not in name.lower() and "rerank" not in directory.name.lower():

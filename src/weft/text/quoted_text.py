@@ -5,8 +5,8 @@
     twin     the same pieces, and ?<|im_start|>, ?<|im_end|>, ... as added tokens
 
 Owns the second tokenizer that this takes. It shares normalizer, pre-tokenizer and model with the first one, so it costs
-milliseconds and little memory; only its added tokens are others. Their ids are above all ids of the first tokenizer,
-and are put back. Runs of white space, and tokens that must be words (``single_word``), are added as they are.
+milliseconds and little memory; only its added tokens differ. Their ids are above all ids of the first tokenizer, and
+are put back. Runs of white space, and tokens that must be words (``single_word``), are added as they are.
 
 A vocabulary may spell a control token by its merges too: such a token is cut in two where the text spells it.
 """
@@ -29,8 +29,8 @@ _SPACES = "▁"
 
 
 class QuotedText:
-    """``backend``: of the tokenizer; ``mark``: a character that no text of it has; ``letters``: of the bytes, where the
-    pieces are made of these."""
+    """The second tokenizer of a text whose added tokens may be only spelled. ``backend``: of the tokenizer; ``mark``: a
+    character that no text of it has; ``letters``: of the bytes, where the pieces are made of these."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, finder: TokenFinder, mark: str, *, letters: Mapping[int, str] | None = None
@@ -68,7 +68,7 @@ class QuotedText:
         """Ids that the model's pieces may give."""
 
     def marked(self, text: str, quoted: Collection[int]) -> tuple[str, list[int]]:
-        """Return the text with marks, and the places in ``text`` before which they stand."""
+        """Return the text with marks, and the places in ``text`` that they precede."""
         places, at = [], 0
         for start, token in self._finder.starts(text):
             if start >= at and start not in quoted:
@@ -79,7 +79,7 @@ class QuotedText:
 
     def read(self, encoding: tokenizers.Encoding) -> tuple[list[int], list[int] | None]:
         """Return the ids of the tokenizer for those of the twin, and how many of them come before each token of
-        ``encoding``; None where these are as many."""
+        ``encoding``; None where the numbers of ids are equal."""
         ids: list[int] = encoding.ids
         if self._spellable.keys().isdisjoint(ids):
             return [self._ids.get(index, index) for index in ids], None
@@ -87,14 +87,14 @@ class QuotedText:
         counts = []
         for index, is_template in zip(ids, encoding.special_tokens_mask, strict=True):
             counts.append(len(out))
-            if index in self._spellable and not is_template:  # a token of the post-processor is one
+            if index in self._spellable and not is_template:  # a token of the post-processor
                 out += self._cut(self._spellable[index])
             else:
                 out.append(self._ids.get(index, index))
         return out, [*counts, len(out)]
 
     def _cut(self, text: str) -> list[int]:
-        """Return ids of the model's pieces of ``text``, none of which is the whole text."""
+        """Return ids of the model's pieces of ``text``, none of which is all of the text."""
         model: Any = self.twin.model
         parts = [part for part in (text[:1], text[1:]) if part]
         if self._letters:
@@ -103,8 +103,8 @@ class QuotedText:
 
 
 def moved(place: int, marks: Sequence[int]) -> int:
-    """Return where ``place`` of a text is once there is a mark before each of ``marks``. The mark of a token belongs to
-    the token."""
+    """Return the new position of ``place`` in a text once there is a mark before each of ``marks``. The mark of a token
+    belongs to the token."""
     return place + bisect_left(marks, place)
 
 
@@ -116,7 +116,7 @@ def quotable(added: Iterable[tokenizers.AddedToken]) -> TokenFinder:
 
 
 def unused_mark(text: str) -> str:
-    """Return a noncharacter that ``text`` does not have. Raises RequestError."""
+    """Return a noncharacter that ``text`` does not have. Raise RequestError."""
     mark = next((mark for mark in MARKS if mark not in text), None)
     if mark is None:
         raise RequestError("the text has noncharacters of Unicode, and spells control tokens of this model")

@@ -5,9 +5,9 @@
     </think>
     ... content ...
 
-``ReasoningSplitter`` takes the text of an answer in pieces of any size and gives back, for each, what is
-reasoning and what is content. How the text is cut into pieces changes nothing; joined, both have every
-character that came but the markers and the line ends next to them.
+``ReasoningSplitter`` takes the text of an answer in pieces of any size and divides each into reasoning and content. How
+the text is cut into pieces changes nothing; joined, both have every character that came but the markers and the line
+ends next to them.
 
 Reasoning is at the beginning of an answer or nowhere: a ``<think>`` in the middle of a content is content. Gemma 4
 may reason again after some content (``again``). Where the prompt ends with the start marker (templates that open
@@ -32,9 +32,9 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """``opened``: answers begin inside the reasoning, even if the prompt does not show it. ``signs``: texts that
-    tell the format, where these are not its markers. ``label``: a line after the start marker that is no
-    reasoning. ``again``: reasoning may also follow content. ``harmony`` and ``inkling`` are read by
+    """A format of reasoning. ``opened``: answers begin inside the reasoning, even if the prompt does not show it.
+    ``signs``: texts that tell the format, where these are not its markers. ``label``: a line after the start marker
+    that is not reasoning. ``again``: reasoning may also follow content. ``harmony`` and ``inkling`` are read by
     ``weft.text.channels``."""
 
     name: str
@@ -65,8 +65,8 @@ NAMES = tuple(row.name for row in FORMATS)
 
 
 def reasoning_format(name: str, template: str, has_token: Callable[[str], bool]) -> ReasoningFormat | None:
-    """The row called ``name``; with "auto" the one that ``template`` (its source) or the vocabulary speaks
-    for; None for "none", or where nothing does. Raises ConfigError that lists the names."""
+    """Return the row called ``name``; with "auto" the one whose signs are in ``template`` (its source) or the
+    vocabulary; None for "none", or where there are no signs. Raise ConfigError that lists the names."""
     check_reasoning_parser(name)
     if name == NONE:
         return None
@@ -91,7 +91,7 @@ def check_reasoning_parser(name: str) -> None:
 
 
 def begins_inside(row: ReasoningFormat, prompt: str, continued: str | None = None) -> bool:
-    """Whether the text that follows ``prompt`` is reasoning from its first character. ``continued``: the
+    """Return whether the text that follows ``prompt`` is reasoning from its first character. ``continued``: the
     beginning of the answer, where the prompt has one."""
     if continued is not None:
         return continued.rfind(row.start) > continued.rfind(row.end)
@@ -106,7 +106,7 @@ class Split:
 
 class _State(Enum):
     BEFORE = auto()
-    """Nothing but whitespace came: a start marker may follow."""
+    """Only whitespace came: a start marker may follow."""
     INSIDE = auto()
     BEHIND = auto()
     """After the end marker: line ends, and more end markers."""
@@ -114,7 +114,7 @@ class _State(Enum):
 
 
 class ReasoningSplitter:
-    """One per answer. ``inside``: the prompt has opened the reasoning."""
+    """The reasoning and content of one answer. ``inside``: the prompt has opened the reasoning."""
 
     def __init__(self, row: ReasoningFormat, *, inside: bool) -> None:
         self._row = row
@@ -122,13 +122,13 @@ class ReasoningSplitter:
         self._state = _State.BEFORE
         self._held = ""
         self._is_labelled = False
-        """The label was read, or is not there."""
+        """Whether the label was read, or is missing."""
         self._has_emitted = False
-        """Some reasoning was given out: line ends at its beginning are not part of it."""
+        """Whether some reasoning was given out: line ends at its beginning are not part of it."""
         self._waits = True
-        """Nothing more is known of the held text until more comes."""
+        """Whether more text must come before the held text is known."""
         self.over = False
-        """The end marker came."""
+        """Whether the end marker came."""
 
     @property
     def inside(self) -> bool:
@@ -137,7 +137,7 @@ class ReasoningSplitter:
 
     @property
     def undecided(self) -> bool:
-        """What came may be the beginning of a start marker, or of a content."""
+        """Whether the held text may be the beginning of a start marker, or of a content."""
         return self._state is _State.BEFORE and not self._opened
 
     @property
@@ -159,7 +159,7 @@ class ReasoningSplitter:
         return Split(reasoning, content)
 
     def finish(self) -> Split:
-        """The answer is over: text that was held back for a marker is plain text."""
+        """End the answer: text that was held back for a marker is plain text."""
         held, self._held = self._held, ""
         if self.inside:
             return Split(reasoning=held.rstrip("\n") if self._has_emitted else held.strip("\n"))
@@ -174,7 +174,7 @@ class ReasoningSplitter:
             self._state = _State.CONTENT
 
     def _content(self) -> str:
-        """The content up to the next reasoning."""
+        """Return the content up to the next reasoning."""
         start = self._row.start
         at = self._held.find(start) if self._row.again else -1
         safe = at if at >= 0 else len(self._held)

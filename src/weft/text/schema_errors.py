@@ -1,7 +1,7 @@
-"""What a client can do about a JSON schema that the compiler refuses: where the keyword is, and what to write instead.
+"""Advice on a JSON schema that the compiler refuses: the place of the keyword, and its replacement.
 
     'Unimplemented keys: ["not"]', schema  -->  "the keyword 'not' at #/properties/a cannot be enforced token by token:
-                                                 list what is allowed, with enum, const or anyOf"
+                                                 list the allowed values, with enum, const or anyOf"
 
 The compiler names a keyword without its place, and a schema of a client may come from a library that wrote it.
 """
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 INSTEAD = {
-    "not": "list what is allowed, with enum, const or anyOf",
+    "not": "list the allowed values, with enum, const or anyOf",
     "if": "write each case as an object of an anyOf, with a const that tells them apart",
     "then": "it belongs to if",
     "else": "it belongs to if",
     "uniqueItems": "leave it out and check the answer, or give each item a place of its own with prefixItems",
-    "contains": "say what every item is, with items, or which comes first, with prefixItems",
+    "contains": "give the schema of every item, with items, or of the first ones, with prefixItems",
     "minContains": "it belongs to contains",
     "maxContains": "it belongs to contains",
     "dependentRequired": "write each case as an object of an anyOf, with its own required",
@@ -31,7 +31,7 @@ INSTEAD = {
     "$recursiveRef": "use $ref",
     "oneOf": "its parts may match one value together: write anyOf, or give each part a const that tells them apart",
 }
-"""By keyword of JSON Schema that no grammar enforces, what to write in its place."""
+"""Replacement by keyword of JSON Schema that no grammar enforces."""
 _NAMES_OF_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _PARTS = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 _LISTS_OF_PARTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -41,8 +41,8 @@ _ONE_OF = "oneOf constraints are not supported"
 
 
 def explained(reason: str, grammar: str) -> str:
-    """Return the compiler's ``reason`` with the place and the remedy of the keyword that it is about. ``grammar``: the
-    text of a ``Grammar``."""
+    """Return the compiler's ``reason`` with the place of its keyword and a remedy. ``grammar``: the text of a
+    ``Grammar``."""
     match = _KEYWORDS.search(reason)
     keywords = _KEYWORD.findall(match[1]) if match else ["oneOf"] if _ONE_OF in reason else []
     if not keywords:

@@ -1,4 +1,4 @@
-"""Keys of the files next to config.json that nothing here knows, for the start to name.
+"""Keys of the files next to config.json that weft does not know, reported at the start.
 
 Keys that are not served are errors of the readers: ``added_tokens``, ``images.settings``. Settings that ``generate`` of
 transformers applies and weft does not are named by ``models.generation``.
@@ -20,7 +20,7 @@ from weft.files import read_json
 
 _WHOLE = (TOKENIZER_CONFIG, SPECIAL_TOKENS, PREPROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG)
 _NESTED = {"image_processor": PREPROCESSOR_CONFIG, "video_processor": VIDEO_PREPROCESSOR_CONFIG}
-"""Objects of processor_config.json that stand for files."""
+"""Objects of processor_config.json that replace files."""
 
 
 def unknown_keys(directory: Path) -> Iterator[str]:

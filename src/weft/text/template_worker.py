@@ -1,4 +1,4 @@
-"""What a worker of templates does: it renders a chat template of a stranger (``weft.text.workers``).
+"""The worker of templates: it renders a chat template of a stranger (``weft.text.workers``).
 
     start:  TemplateStart -> TemplateFacts or Refused
     job:    a conversation (marshal) -> ChatPrompt or Refused
@@ -16,11 +16,11 @@ rendering it, and the further renderings that find boundaries in the text. So a 
 trip. Characters are counted while the template writes. A conversation arrives in marshal, which is fast; its
 sender is trusted. Answers go back in msgpack, since the template is not.
 
-``cache_control`` asks that what comes before it is kept for requests that begin alike. It becomes a position,
-and the position a checkpoint that goes before all others (``schedule.snapshots``). A mark is found as a
-boundary is: the conversation is rendered again in another way behind the mark, and is the same up to there.
-So a mark in a place that the template does not write, or writes elsewhere, is where the two texts part, at
-the latest. ``ttl`` is taken and means nothing.
+``cache_control`` asks to keep the prefix before it for requests that begin alike. It becomes a position, and the
+position a checkpoint that goes before all others (``schedule.snapshots``). A mark is found as a boundary is: the
+conversation is rendered again with another text after the mark, and is the same up to there. So if the template does
+not write the place of a mark, or writes it elsewhere, the position is at the latest where the two texts part. ``ttl``
+is accepted and ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from weft.text.control_tokens import NO_CONTROL, ControlTexts, Quoting
 from weft.text.tools.formats import NONE, tool_format
 
 CACHE_CONTROLS_MAX = 8
-"""Marks in one conversation: each costs a rendering or two (law L11)."""
+"""Most marks in one conversation: each costs a rendering or two (law L11)."""
 _SAID = ("reasoning", "reasoning_content")
 _NAMED = ("name", "tool_call_id", "tool_calls")
 _OTHER_TOOL = {"type": "function", "function": {"name": MARK, "description": MARK, "parameters": {}}}
@@ -51,10 +51,10 @@ def marked_characters(
     variables: Mapping[str, Any] | None = None,
     tools: Sequence[Any] = (),
 ) -> list[int]:
-    """Characters of ``text``, which ``template`` made of ``messages`` and ``variables``, behind which the
-    client set a mark; ascending. ``tools`` as it sent them; the template reads them from ``variables``.
+    """Return characters of ``text``, which ``template`` made of ``messages`` and ``variables``, at which the client set
+    a mark; ascending. ``tools`` as it sent them; the template reads them from ``variables``.
 
-    Raises RequestError: a ``cache_control`` that is none, or more than CACHE_CONTROLS_MAX of them."""
+    Raises RequestError for an invalid ``cache_control``, or more than CACHE_CONTROLS_MAX of them."""
     marks = [*_in_tools(tools), *_in_messages(messages)]
     if len(marks) > CACHE_CONTROLS_MAX:
         raise RequestError(
@@ -73,7 +73,7 @@ def marked_characters(
 
 
 def without_marks(tools: Sequence[Any]) -> list[Any]:
-    """``tools`` as a template may show them."""
+    """Return ``tools`` as a template may show them."""
     return [
         {name: value for name, value in tool.items() if name != "cache_control"} if isinstance(tool, dict) else tool
         for tool in tools
@@ -87,7 +87,7 @@ def _in_tools(tools: Sequence[Any]) -> Iterator[tuple[int, None, None]]:
 
 
 def _in_messages(messages: Sequence[ChatMessage]) -> Iterator[tuple[int, int, int | None]]:
-    """(0, message, part or None) of each mark in ``messages``."""
+    """Yield (0, message, part or None) of each mark in ``messages``."""
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
         for part_at, part in enumerate(message.content if isinstance(message.content, list) else ()):
@@ -115,7 +115,7 @@ def _behind(
     text: str,
     variables: Mapping[str, Any] | None,
 ) -> int:
-    """Where ``messages[message]``, or its content up to ``part``, ends in ``text``."""
+    """Return where ``messages[message]``, or its content up to ``part``, ends in ``text``."""
     if part is None:
         beginning = template.beginning(messages[: message + 1], variables)
         if beginning and text.startswith(beginning):
@@ -136,7 +136,8 @@ def _with_mark(message: ChatMessage, part: int | None) -> str | list[Any]:
 
 
 class ShownPicture(msgspec.Struct, frozen=True):
-    """``spans``: (first character, characters, rows) of the image tokens of each tile."""
+    """A picture in a rendered prompt. ``spans``: (first character, characters, rows) of the image tokens of each
+    tile."""
 
     digest: bytes
     data: bytes
@@ -144,7 +145,7 @@ class ShownPicture(msgspec.Struct, frozen=True):
 
 
 class TemplateStart(msgspec.Struct):
-    """``calls``: the name of the model's format of calls."""
+    """The start of a worker. ``calls``: the name of the model's format of calls."""
 
     source: str
     special_tokens: dict[str, str]
@@ -155,17 +156,16 @@ class TemplateStart(msgspec.Struct):
 
 
 class TemplateFacts(msgspec.Struct, tag=True):
-    """What requests must know of a template: the variables that it reads, and whether it reads tools."""
+    """Facts of a template for requests: the variables that it reads, and whether it reads tools."""
 
     variables: list[str]
     reads_tools: bool
 
 
 class ChatPrompt(msgspec.Struct, tag=True):
-    """A conversation as text. ``ends``: characters after which it may differ from another conversation;
-    ``marks``: characters behind which the client set a ``cache_control``. ``pictures``: those in the text,
-    which the template does not see. ``quoted``: characters at which a text of the request spells a control token
-    (``weft.text.control_tokens``)."""
+    """A conversation as text. ``ends``: characters after which it may differ from another conversation; ``marks``:
+    characters at which the client set a ``cache_control``. ``pictures``: those in the text, which the template does not
+    see. ``quoted``: characters at which a text of the request spells a control token (``weft.text.control_tokens``)."""
 
     text: str
     ends: list[int]
@@ -174,7 +174,7 @@ class ChatPrompt(msgspec.Struct, tag=True):
     quoted: list[int] = []
 
     def last(self, text: str) -> ChatPrompt:
-        """Return the prompt of ``text``, which is its end, with the places in there. It has no pictures."""
+        """Return the prompt of ``text``, the end of this prompt's text, with the places in it. It has no pictures."""
         before = len(self.text) - len(text)
         ends, marks = ([at - before for at in places if at > before] for places in (self.ends, self.marks))
         return ChatPrompt(text, ends, marks, quoted=[at - before for at in self.quoted if at >= before])
@@ -198,7 +198,7 @@ def chat_prompt(
     variables: dict[str, Any] | None = None,
     **render: Any,
 ) -> ChatPrompt:
-    """The text, and the places in it. A text of more than ``chars_cut`` characters gets no places: it is too
+    """Return the text, and the places in it. A text of more than ``chars_cut`` characters gets no places: it is too
     long to be served. Raises RequestError."""
     messages = [_with_objects(message) for message in messages]
     quoting = template.control.quoting(variables, *map(_texts_of, messages))
@@ -217,7 +217,7 @@ def chat_prompt(
 
 
 def _with_objects(message: ChatMessage) -> ChatMessage:
-    """``message`` with the arguments of its calls as objects: JSON may spell a text in many ways."""
+    """Return ``message`` with the arguments of its calls as objects: JSON may spell a text in many ways."""
     if not message.tool_calls:
         return message
     return msgspec.structs.replace(message, tool_calls=[with_parsed_arguments(call) for call in message.tool_calls])
@@ -248,12 +248,12 @@ def _encoded(answer: Answer) -> bytes:
         return msgspec.msgpack.encode(answer)
     except UnicodeEncodeError:
         return msgspec.msgpack.encode(
-            Refused("the messages have half of a surrogate pair, which is no text", "messages")
+            Refused("the messages have half of a surrogate pair, which is not text", "messages")
         )
 
 
 def prepare(start: bytes) -> tuple[bytes, Callable[[bytes], bytes] | None]:
-    """The facts of the template, and the job that renders it."""
+    """Return the facts of the template, and the job that renders it."""
     given = msgspec.msgpack.decode(start, type=TemplateStart)
     try:
         template = ChatTemplate(

@@ -1,18 +1,17 @@
-r"""Very long texts, tokenized part by part with the ids of the whole.
+r"""Very long texts, tokenized part by part with the ids of the complete text.
 
     text   |---- part 1 ----|---- part 2 ----|---- part 3 ...     each cut between "...x" and " y..."
 
-The library tokenizes a text at once: its memory grows with the text (30 MB took 3 GB), and one list of all
-ids is built while Python stands still. Parts keep both small, and several are encoded together on all cores.
+The library tokenizes a text at once: its memory grows with the text (30 MB took 3 GB), and one list of all ids is built
+while Python's other threads wait. Parts keep both small, and several are encoded together on all cores.
 
-A cut is right if tokens on either side do not depend on the other side. In byte-level BPE merges stay inside
-a word, and a regex ends the words. No alternative of ``_ALTERNATIVES`` matches a letter and then a space: a
-space comes first, or there is no letter. So the match with the letter ends before the space. ``\s+`` matches
-any space, so the space begins the next match. No alternative looks at what stands before it. A step that
-splits pieces further keeps the cut.
+A cut is right if tokens on either side do not depend on the other side. In byte-level BPE merges stay inside a word,
+and a regex ends the words. No alternative of ``_ALTERNATIVES`` matches a letter and then a space: a space comes first,
+or there is no letter. So the match with the letter ends before the space. ``\s+`` matches any space, so the space
+begins the next match. No alternative looks at the text before it. A step that splits pieces further keeps the cut.
 
-An added token is cut out of the text before the regex sees it. None may contain a space, or take spaces
-beside itself. A text without spaces, and a tokenizer of another kind, are not cut.
+An added token is cut out of the text before the regex sees it. None may contain a space, or take adjacent spaces. A
+text without spaces, and a tokenizer of another kind, are not cut.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import tokenizers
 
 PART_CHARS = 1 << 15
 PARTS_TOGETHER = 4 * (os.cpu_count() or 1)
-"""Parts that the library gets at once."""
+"""Parts that are given to the library at once."""
 _SEARCHED_CHARS = 1 << 20
 _CUT = re.compile(r"[A-Za-z] (?=[A-Za-z])")
 _ENDINGS = "'s|'t|'re|'ve|'m|'ll|'d"
@@ -68,7 +67,8 @@ def ids_of(encoding: tokenizers.Encoding) -> list[int]:
 
 
 class TextParts:
-    """``before`` and ``behind``: the special tokens that the tokenizer adds to every text."""
+    """A tokenizer that encodes in parts. ``before`` and ``behind``: the special tokens that the tokenizer adds to every
+    text."""
 
     def __init__(self, backend: tokenizers.Tokenizer, before: list[int], behind: list[int]) -> None:
         self._backend = backend
@@ -76,13 +76,13 @@ class TextParts:
         self._behind = behind
 
     def of(self, backend: tokenizers.Tokenizer) -> TextParts:
-        """Return the same for ``backend``, which differs in its added tokens alone."""
+        """Return the same for ``backend``, which differs only in its added tokens."""
         return TextParts(backend, self._before, self._behind)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, read: Callable[[tokenizers.Encoding], list[int]] = ids_of
     ) -> list[int]:
-        """``read``: the ids of a part."""
+        """Return the ids of ``text``. ``read``: returns the ids of a part."""
         spans = list(itertools.pairwise([*cuts(text), len(text)]))
         ids = list(self._before) if add_special_tokens else []
         for first in range(0, len(spans), PARTS_TOGETHER):
@@ -93,7 +93,7 @@ class TextParts:
 
 
 def text_parts(backend: tokenizers.Tokenizer) -> TextParts | None:
-    """None for a tokenizer whose texts cannot be cut."""
+    """Return the parts of a tokenizer's texts; None for a tokenizer whose texts cannot be cut."""
     form = json.loads(backend.to_str())
     model, normalizer = form.get("model") or {}, form.get("normalizer")
     if model.get("type") != "BPE" or model.get("dropout") or model.get("continuing_subword_prefix"):
@@ -114,7 +114,7 @@ def text_parts(backend: tokenizers.Tokenizer) -> TextParts | None:
 
 
 def _cuts_words(form: dict[str, Any]) -> bool:
-    """Whether a step splits by known alternatives, and no step sees beyond a word."""
+    """Return whether a step splits by known alternatives, and no step sees beyond a word."""
     splits = byte_level = False
     for step in form.get("pretokenizers", [form]):
         kind = step.get("type")
@@ -129,14 +129,14 @@ def _cuts_words(form: dict[str, Any]) -> bool:
         elif kind == "ByteLevel":
             if step.get("add_prefix_space"):
                 return False
-            byte_level, splits = True, splits or bool(step.get("use_regex"))  # GPT-2's, which is built in
+            byte_level, splits = True, splits or bool(step.get("use_regex"))  # GPT-2's expression, which is built in
         elif kind != "Digits":
             return False
     return splits and byte_level
 
 
 def alternatives(pattern: str) -> list[str]:
-    """What stands between the bars of a regex outside of its brackets."""
+    """Return the alternatives between the bars of a regex, outside of its brackets."""
     parts, part, depth, in_class, at = [], "", 0, False, 0
     while at < len(pattern):
         char = pattern[at]

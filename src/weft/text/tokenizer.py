@@ -4,25 +4,24 @@
                            a World vocabulary (``tokenizer_file``)
     tokenizer_config.json  further tokens, and the names of the special ones, which chat templates use
 
-Owns the only use of the ``tokenizers`` library. What the rest of weft sees is this class and, in the engine,
-the two-argument ``decode`` of the ``TextDecoder`` protocol. Two things in a tokenizer.json are switched off
-at load, because they would change prompts silently: ``truncation`` and ``padding``.
+Owns the only use of the ``tokenizers`` library. The rest of weft sees only this class and, in the engine, the
+two-argument ``decode`` of the ``TextDecoder`` protocol. Two things in a tokenizer.json are switched off at load,
+because they would change prompts silently: ``truncation`` and ``padding``.
 
-*Bytes of a token.* Logprobs report each token's bytes. One token may be half a character, so its text alone
-does not determine them. The bytes follow from the decoder that the file declares: a byte-level alphabet (each
-byte drawn as one printable character), byte fallback (``<0xE2>`` pieces), or neither (then the bytes are
-those of the text).
+*Bytes of a token.* Logprobs report each token's bytes. One token may be half a character, so its text does not
+determine them. The bytes follow from the decoder that the file declares: a byte-level alphabet (each byte drawn as one
+printable character), byte fallback (``<0xE2>`` pieces), or neither (then the bytes are those of the text).
 
-*Threads.* ``encode_batch`` of the library lets other threads run, ``encode`` does not: a long text goes
-through the first, alone in its batch. Nor does loading, which takes half a second for 150,000 tokens. So a
-process that answers meanwhile hands in those that it has (``known``).
+*Threads.* ``encode_batch`` of the library lets other threads run, ``encode`` does not: a long text goes through the
+first, in a batch of one. Nor does loading, which takes half a second for 150,000 tokens. So a process that answers
+meanwhile passes its loaded tokenizers (``known``).
 
 *Quoted places.* ``quoted`` are characters of a text at which it spells an added token that it does not have
 (``weft.text.control_tokens``): the ids there are those of text.
 
-*Bad words.* Both spellings of a text, inside a word and behind a space, become banned sequences of tokens. As
-in other engines, a word that the model spells with other tokens (``c``, ``at``) passes. Law L11
-(``BAD_WORDS_MAX`` words of ``BAD_WORD_CHARS_MAX`` characters).
+*Bad words.* Both spellings of a text, inside a word and after a space, become banned sequences of tokens. As in other
+engines, a word that the model spells with other tokens (``c``, ``at``) passes. Law L11 (``BAD_WORDS_MAX`` words of
+``BAD_WORD_CHARS_MAX`` characters).
 """
 
 from __future__ import annotations
@@ -48,23 +47,23 @@ from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenize
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
-"""From here on tokenizing takes milliseconds: a server does it in a thread."""
+"""Characters from which on tokenizing takes milliseconds: a server does it in a thread."""
 _SHOWN_CHARS = 24
 _CHAR_BYTES = 44
-"""Memory of a list of ids, one for each character."""
+"""Bytes of a list of ids, per character."""
 _UNCUT_CHAR_BYTES = 160
-"""Memory of the library for a character of a part, of the parts that it has together."""
+"""Bytes of the library per character of a part, for the parts that it has together."""
 
 
 @contextmanager
 def _encodable(*texts: str) -> Iterator[None]:
-    """Raise RequestError for what cannot be tokenized: a string that is no text, such as bytes of a terminal that are
-    not UTF-8, and a text on which a regular expression of the tokenizer gives up."""
+    """Raise RequestError for text that cannot be tokenized: a string with half of a surrogate pair, such as bytes of a
+    terminal that are not UTF-8, and a text on which a regular expression of the tokenizer gives up."""
     try:
         yield
     except TypeError:
         raise RequestError(
-            "the text has half of a surrogate pair, or bytes that are not UTF-8, which is no text"
+            "the text has half of a surrogate pair, or bytes that are not UTF-8, which is not text"
         ) from None
     except BaseException as error:
         if not is_panic(error):
@@ -77,7 +76,8 @@ def _encodable(*texts: str) -> Iterator[None]:
 
 
 class Tokenizer:
-    """``special_tokens`` maps bos_token, eos_token, ... to their text, as chat templates expect."""
+    """The tokenizer of one checkpoint. ``special_tokens`` maps bos_token, eos_token, ... to their text, as chat
+    templates expect."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, *, special_tokens: dict[str, str] | None = None, decoder: Any = None
@@ -98,12 +98,12 @@ class Tokenizer:
         self._byte_fallback = "ByteFallback" in kinds
         self.joins_bytes = kinds == {"ByteLevel"}
         self.digest = b""
-        """Of the files that it was loaded from."""
+        """Digest of the files that it was loaded from."""
 
     @classmethod
     def load(cls, directory: Path, known: Iterable[Tokenizer] = ()) -> Tokenizer:
-        """One of ``known`` where it has the same files. Raises CheckpointError that names the file when it is
-        missing or cannot be read."""
+        """Load the tokenizer, or return one of ``known`` with the same files. Raise CheckpointError that names the file
+        when it is missing or cannot be read."""
         path = tokenizer_path(directory)
         if not path.is_file():
             raise CheckpointError(
@@ -131,19 +131,20 @@ class Tokenizer:
 
     @cached_property
     def _parts(self) -> TextParts | None:
-        """At the first very long text: it reads the whole tokenizer again."""
+        """The tokenizer of very long texts, made at the first one: it reads tokenizer.json again."""
         return text_parts(self._backend)
 
     def memory_of(self, text: str, *, whole: bool) -> int:
         """Return the bytes that tokenizing a long ``text`` takes, at most. ``whole``: with the offsets of its tokens,
-        which no text in parts has."""
+        which a text in parts does not have."""
         longest = len(text)
         if not whole and self._parts is not None:
             longest = max(end - at for at, end in pairwise([*cuts(text), len(text)]))
         return _CHAR_BYTES * len(text) + _UNCUT_CHAR_BYTES * min(len(text), PARTS_TOGETHER * longest)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, quoted: Collection[int] = ()) -> list[int]:
-        """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""
+        """Return the ids of ``text``. ``add_special_tokens`` applies the file's post-processor (a BOS, where the model
+        has one)."""
         with _encodable(text):
             twin = self._quoted_text(text) if quoted else None
             backend, parts = self._backend, self._parts if len(text) > PART_CHARS else None
@@ -152,7 +153,7 @@ class Tokenizer:
                 backend, parts = twin.twin, parts and parts.of(twin.twin)
             read = _ids_of if twin is None else (lambda encoding: twin.read(encoding)[0])
             if parts is None:
-                # Without the offsets of tokens, which are a quarter of the time.
+                # Offsets of tokens are left out: they are a quarter of the time.
                 [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 return read(encoding)
             return parts.encode(text, add_special_tokens=add_special_tokens, read=read)
@@ -160,7 +161,7 @@ class Tokenizer:
     def encode_with_boundaries(
         self, text: str, boundaries: Sequence[int], *, add_special_tokens: bool = True, quoted: Collection[int] = ()
     ) -> tuple[list[int], list[int]]:
-        """The ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
+        """Return the ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
         it."""
         with _encodable(text):
             twin, backend, marks = None, self._backend, list[int]()
@@ -185,8 +186,8 @@ class Tokenizer:
     def encode_pair(
         self, first: str, second: str, *, quoted: tuple[Collection[int], Collection[int]] = ((), ())
     ) -> tuple[list[int], int, int]:
-        """The ids of two texts as the post-processor joins them; how many go before those of the second one,
-        and how many come behind."""
+        """Return the ids of two texts as the post-processor joins them, the number of ids before those of the second
+        text, and the number after them."""
         with _encodable(first, second):
             twin, backend = None, self._backend
             if any(quoted):
@@ -206,7 +207,7 @@ class Tokenizer:
         return ids, start, len(ids) - end
 
     def _quoted_text(self, text: str) -> QuotedText:
-        """Raises RequestError."""
+        """Return the tokenizer of texts with quoted places. Raise RequestError."""
         mark = unused_mark(text)
         if mark not in self._quoted_texts:
             letters = {byte: letter for letter, byte in byte_of_character().items()} if self._byte_level else None
@@ -214,8 +215,8 @@ class Tokenizer:
         return self._quoted_texts[mark]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Bytes that are not UTF-8 become U+FFFD; ids above the vocabulary (padding rows of an embedding)
-        have no text."""
+        """Return the text of ``ids``. Bytes that are not UTF-8 become U+FFFD; ids above the vocabulary (padding rows of
+        an embedding) have no text."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
@@ -226,19 +227,19 @@ class Tokenizer:
         return end
 
     def added_id(self, text: str) -> int | None:
-        """The id of ``text`` where it is a token that was added to the vocabulary as a whole (a marker)."""
+        """Return the id of ``text`` if it is one added token of the vocabulary (a marker)."""
         return self._added_ids.get(text)
 
     def is_added(self, token: int) -> bool:
-        """Whether text is cut at this token before it is tokenized."""
+        """Return whether text is cut at this token before it is tokenized."""
         return token in self.added
 
     def showing(self, ids: frozenset[int]) -> Tokenizer | ShowingDecoder:
-        """A decoder that leaves the special tokens ``ids`` in the text when it skips the others."""
+        """Return a decoder that leaves the special tokens ``ids`` in the text when it skips the others."""
         return ShowingDecoder(self, self.special_ids - ids) if ids else self
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that this token adds to a text; a special token's are those of its name."""
+        """Return the bytes that this token adds to a text; a special token's are those of its name."""
         if token in self.added:
             return self.added[token].encode()
         piece = self._backend.id_to_token(token)
@@ -256,7 +257,7 @@ class Tokenizer:
         return self.decode([token], skip_special_tokens=False).encode()
 
     def token_text(self, token: int) -> str:
-        """Text of one token for display; half a character shows as U+FFFD."""
+        """Return the text of one token for display; half a character shows as U+FFFD."""
         return self.token_bytes(token).decode("utf-8", errors="replace")
 
 
@@ -266,7 +267,7 @@ def _ids_of(encoding: tokenizers.Encoding) -> list[int]:
 
 
 class ShowingDecoder:
-    """Decodes as ``Tokenizer``, but skips only ``hidden`` tokens."""
+    """A decoder like ``Tokenizer`` that skips only ``hidden`` tokens."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -280,7 +281,7 @@ class ShowingDecoder:
 
 
 def _decoder_kinds(decoder: Any) -> frozenset[str]:
-    """Names of the decoder and, for a sequence, of its parts."""
+    """Return the names of the decoder and, for a sequence, of its parts."""
     if not isinstance(decoder, dict):
         return frozenset()
     parts = [decoder, *decoder.get("decoders", [])]
@@ -292,7 +293,7 @@ BAD_WORD_CHARS_MAX = 256
 
 
 def banned_sequences(words: Sequence[Any] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Raises RequestError that names ``bad_words``."""
+    """Return the token sequences of bad words. Raise RequestError that names ``bad_words``."""
     if not words:
         return ()
     if len(words) > BAD_WORDS_MAX:

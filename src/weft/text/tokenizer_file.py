@@ -1,13 +1,13 @@
-"""The tokenizer of a checkpoint as the text of a tokenizer.json: its file, or what a World vocabulary means.
+"""The tokenizer of a checkpoint as the text of a tokenizer.json: its file, or the translation of a World vocabulary.
 
     rwkv_vocab_v20230424.txt    261 '\\n\\n' 2          id, a Python literal of text or bytes, its bytes
     a trie of the tokens        (?:a(?:b(?:c)?)?|d)    its longest match, as one regular expression
     text                        bytes as letters  ->  cut by the expression  ->  each piece is a token
 
-Releases of RWKV bring that vocabulary and Python code for it. The code's rule is short: at each place the
-longest token wins. A trie as an expression says the same to the ``tokenizers`` library, so encoding, bytes of
-tokens, offsets and grammars have no second way. Every token that ends inside of a longer one makes the rest
-optional, and a regular expression tries the rest first.
+Releases of RWKV bring that vocabulary and Python code for it. The code's rule is short: at each place the longest token
+wins. A trie as an expression gives the ``tokenizers`` library the same rule, so encoding, bytes of tokens, offsets and
+grammars have no second way. Every token that ends inside of a longer one makes the rest optional, and a regular
+expression tries the rest first.
 
 Id 0 ends a text. It is in no line of the file. Further tokens that a tokenizer_config.json adds are not
 read: the converter's ``eos_token`` "\\n\\n" would get an id of its own, and no model was trained with it.
@@ -35,16 +35,17 @@ END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"
 _LINE = re.compile(r"(\d{1,9}) (b?(?:'.*'|\".*\")) (\d{1,9})")
 Trie = dict[str, "Trie"]
 _ENDS = ""
-"""The key of a trie's node at which a token ends."""
+"""Key of a trie's node at which a token ends."""
 _NESTED = 12
-"""Letters of a token that are one group in the other. Libraries of expressions take some 64 groups; behind
+"""Letters of a token that are nested groups in the expression. Libraries of expressions take some 64 groups; beyond
 these the ends of tokens are a plain list, the longest first."""
 TOKEN_BYTES_MAX = 256
-"""The longest token of the World vocabulary has 128."""
+"""Most bytes of a token; the longest of the World vocabulary has 128."""
 
 
 def tokenizer_path(directory: Path) -> Path:
-    """tokenizer.json, also where it is missing; without one the World vocabulary, where that is there."""
+    """Return the path of tokenizer.json, also where it is missing, or of the World vocabulary, where only that is
+    there."""
     path = directory / "tokenizer.json"
     worlds = [] if path.is_file() else sorted(directory.glob(WORLD_FILES))
     return worlds[0] if worlds else path
@@ -61,13 +62,13 @@ def tokenizer_text(path: Path) -> str:
 
 
 def tokenizer_digest(path: Path) -> str:
-    """Return a digest of what ``tokenizer_text`` returns. Raises CheckpointError."""
+    """Return a digest of the text that ``tokenizer_text`` returns. Raise CheckpointError."""
     return hashlib.sha256(tokenizer_text(path).encode()).hexdigest()
 
 
 @cache
 def byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE (GPT-2): printable bytes stand for themselves, and the n-th of the
+    """Return the alphabet of byte-level BPE (GPT-2): printable bytes stand for themselves, and the n-th of the
     others for character 256 + n."""
     spans = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
     table = {chr(byte): byte for first, last in spans for byte in range(ord(first), ord(last) + 1)}
@@ -159,6 +160,6 @@ def _expression(node: Trie, depth: int = 0) -> str:
 
 
 def _ends_of(node: Trie) -> Iterator[str]:
-    """Recursion is as deep as the longest token has bytes."""
+    """Return the regex of the tokens below ``node``. Recursion is as deep as the longest token has bytes."""
     for letter, behind in node.items():
         yield from [_ENDS] if letter == _ENDS else (letter + end for end in _ends_of(behind))

@@ -33,19 +33,19 @@ import msgspec
 from weft.host import trim_heap
 
 HEAD = struct.Struct("<QQ")
-"""Of a frame: the length of its body, and its number."""
+"""Head of a frame: the length of its body, and its number."""
 _PART_BYTES = 1 << 20
 Limit = Literal["seconds", "memory", "stack"]
 _TRIM_ABOVE_BYTES = 1 << 20
-"""After a job of this size memory goes back to the system."""
+"""Size of a job, bytes, above which memory goes back to the system afterwards."""
 _WALL_FACTOR = 4
-"""A fork ends after this many times its CPU limit, however little it computes."""
+"""Factor on a fork's CPU limit: a fork ends after these seconds, however little it computes."""
 _PRIORITY = 10
 
 
 class JobFunction(msgspec.Struct, frozen=True):
-    """``name``: "module:function" of the child. ``memory_bytes``: by which a child in place, or a fork, may
-    grow; 0 is no limit. ``seconds`` of CPU and ``stack_bytes`` bound a fork."""
+    """The function of a worker, and its limits. ``name``: "module:function" of the child. ``memory_bytes``: most growth
+    of a child in place, or of a fork; 0: no limit. ``seconds`` of CPU and ``stack_bytes`` bound a fork."""
 
     name: str
     memory_bytes: int = 0
@@ -60,7 +60,7 @@ def write_frame(stream: IO[bytes], number: int, body: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes]) -> tuple[int, bytes] | None:
-    """(number, body); None at the end of the stream. On an unbuffered stream it reads nothing behind the
+    """Return (number, body); None at the end of the stream. On an unbuffered stream it reads nothing after the
     frame."""
     head = _read_all(stream, HEAD.size)
     if head is None:
@@ -85,11 +85,11 @@ class ForkedJob(Protocol):
     def __call__(self, body: bytes) -> bytes: ...
 
     def failed(self, limit: Limit) -> bytes:
-        """The answer for a job that its fork did not survive."""
+        """Return the answer for a job that its fork did not survive."""
 
 
 def limit_memory(growth_bytes: int) -> None:
-    """By how much this process may grow; 0 is no limit. It leaves no core file."""
+    """Limit the growth of this process in bytes; 0: no limit. It leaves no core file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if growth_bytes and sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -103,7 +103,7 @@ def _limit(kind: int, wanted: int) -> None:
 
 @dataclass(slots=True)
 class _Fork:
-    """One job under way. ``output`` is what its pipe gave so far."""
+    """A job that runs in a fork. ``output``: bytes that its pipe gave so far."""
 
     number: int
     pid: int
@@ -114,7 +114,7 @@ class _Fork:
 
 
 class _Forks:
-    """``jobs`` is unbuffered: the selector sees what was not read."""
+    """The forks of a worker. ``jobs`` is unbuffered, so that the selector sees unread bytes."""
 
     def __init__(self, jobs: IO[bytes], function: JobFunction, job: ForkedJob) -> None:
         self._jobs = jobs
@@ -179,7 +179,7 @@ class _Forks:
 
 
 def _limit_of(fork: _Fork, status: int) -> Limit:
-    """The limit at which ``fork`` ended."""
+    """Return the limit at which ``fork`` ended."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if fork.late or number in (signal.SIGXCPU, signal.SIGKILL):
         return "seconds"
@@ -187,7 +187,7 @@ def _limit_of(fork: _Fork, status: int) -> Limit:
 
 
 def _run_in_fork(function: JobFunction, job: ForkedJob, body: bytes, pipe: int) -> None:
-    """Never returns: the fork exits, or dies at one of its limits."""
+    """Run ``job`` in this fork. Never returns: the fork exits, or dies at one of its limits."""
     code = 1
     try:
         silent = os.open(os.devnull, os.O_RDWR)

@@ -8,8 +8,8 @@
     in place     jobs run one after another in the child: templates, large bodies
     forks=N      each job runs in a fork of the child, N at once: grammars
 
-A job has seconds, bytes and a function. A child in place has a limit of memory, and the parent kills it when
-a job is late. A fork has limits of CPU time, memory and stack of its own, and leaves nothing behind.
+A job has seconds, bytes and a function. A child in place has a limit of memory, and the parent kills it when a job is
+late. A fork has limits of CPU time, memory and stack of its own, and leaves nothing in the child.
 
 The child imports little, and has no terminal signals and no secret of the environment. It ends when its stdin
 ends, so it never outlives its parent. When it ends, every open job fails with BrokenPipeError. A ``WorkerLane``
@@ -41,22 +41,22 @@ from weft.shares import KeyShares
 from weft.text.worker_main import HEAD, JobFunction
 
 _PART_BYTES = 64 << 10
-"""All that a pipe holds. More would be memory of its own from the system, for each read."""
+"""Bytes of one read: all that a pipe holds. A larger read would take memory of its own from the system each time."""
 _PIPE_BYTES = 32 << 10
-"""A pipe takes this much at once; a larger body is written in a thread."""
+"""Bytes that are written at once; a larger body is written in a thread."""
 _PATIENCE_S = 0.001
 _TURN_S = 0.01
-"""Threads that wait for one worker read in turns."""
+"""Seconds of a turn of the threads that wait for one worker and read in turns."""
 _LINE_S = 0.005
-"""A line of jobs keeps the event loop for so long."""
+"""Most seconds that a line of jobs keeps the event loop."""
 
 
 class BoundedWorker:
-    """``start`` goes to the function. The answer to it has the number 0. Without ``start`` the child imports
-    what the function needs, and waits for ``begin``."""
+    """A child process that runs jobs within bounds. ``start`` goes to the function. The answer to it has the number 0.
+    Without ``start`` the child imports the modules that the function needs, and waits for ``begin``."""
 
     def __init__(self, function: JobFunction, start: bytes | None = None) -> None:
-        # A session of its own: signals of the terminal are for the parent alone.
+        # A session of its own: signals of the terminal go only to the parent.
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-c", "from weft.text.worker_main import main; main()"],
             stdin=subprocess.PIPE,
@@ -94,14 +94,14 @@ class BoundedWorker:
         return self._process.poll() is not None
 
     def send(self, body: bytes) -> int:
-        """The number of the job. Raises OSError if the child is gone."""
+        """Send a job, and return its number. Raise OSError if the child is gone."""
         with self._writing:
             self._numbers += 1
             self._write(self._numbers, body)
             return self._numbers
 
     def receive(self, number: int, seconds: float) -> bytes | None:
-        """The answer to the job, None if it has not come in time. Any thread. Raises BrokenPipeError when the
+        """Return the answer to the job, None if it has not come in time. Any thread. Raise BrokenPipeError when the
         child has ended."""
         deadline_s = time.monotonic() + seconds
         while True:
@@ -114,7 +114,7 @@ class BoundedWorker:
                     return answer
 
     async def receive_later(self, number: int) -> bytes:
-        """Like ``receive``, on an event loop and without a limit of time."""
+        """Return the answer as ``receive`` does, on an event loop and without a limit of time."""
         loop = asyncio.get_running_loop()
         while (answer := self.receive(number, 0.0)) is None:
             readable = asyncio.Event()
@@ -126,7 +126,7 @@ class BoundedWorker:
         return answer
 
     def end(self) -> None:
-        """Kills the child. Idempotent."""
+        """Kill the child. Idempotent."""
         self._process.kill()
         self._process.wait()
 
@@ -136,7 +136,8 @@ class BoundedWorker:
             left = left[os.write(self._input, left) :]
 
     def _read(self, seconds: float) -> bool:
-        """Takes what the child has written by then; whether it was something. Raises BrokenPipeError."""
+        """Read the bytes that the child has written until then, and return whether there were any. Raise
+        BrokenPipeError."""
         if not self._poll.poll(seconds * 1e3):
             return False
         part = os.read(self._output, _PART_BYTES)
@@ -155,7 +156,7 @@ class BoundedWorker:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """``number``: of a job that the worker has, 0 if it was not sent."""
+    """A job of a lane. ``number``: of a job that the worker has, 0 if it was not sent."""
 
     key: str
     body: bytes
@@ -164,7 +165,8 @@ class _Job:
 
 
 class JobLine:
-    """Jobs that wait, first come first served for each API key. ``next``: that of the key which used fewest seconds."""
+    """Jobs that wait, first come first served for each API key. ``next``: a job of the key that used the fewest
+    seconds."""
 
     def __init__(self) -> None:
         self._shares = KeyShares()
@@ -193,7 +195,7 @@ class JobLine:
         return job
 
     def drop(self, job: _Job) -> bool:
-        """Whether ``job`` waited; it does not any more."""
+        """Remove ``job`` from the line, and return whether it was there."""
         if job not in self._by_key.get(job.key, ()):
             return False
         self._by_key[job.key].remove(job)
@@ -210,12 +212,12 @@ class JobLine:
 
 class WorkerLane:
     """Workers of the event loop, each of which takes one job at a time, within ``seconds``. ``waiting``: jobs that wait
-    or run, ``line_max`` at most. ``workers``: so many at most, each started when it is needed. One of several is left
-    to other API keys.
+    or run, ``line_max`` at most. ``workers``: their greatest number, each started when it is needed. One of several is
+    left to other API keys.
 
-    A turn of a busy loop takes as long as tens of jobs. With one job a turn, the line grows while the worker
-    has nothing to do. So those that wait are answered in one turn, up to _LINE_S. Keys take turns, and a job whose
-    client has left does not begin."""
+    A turn of a busy loop takes the time of tens of jobs. With one job a turn, the line grows while the worker has
+    nothing to do. So waiting jobs are answered in one turn, up to _LINE_S. Keys take turns, and a job whose client has
+    left does not begin."""
 
     def __init__(
         self,
@@ -232,14 +234,14 @@ class WorkerLane:
         self._line_max = line_max
         self._workers: list[BoundedWorker | None] = [worker, *[None] * (workers - 1)]
         self._idle = list(range(workers))
-        """Places in ``_workers``."""
+        """Indices into ``_workers``."""
         self._line = JobLine()
         self._running: Counter[str] = Counter()
         self._serving: set[asyncio.Task[None]] = set()
 
     def check_line(self, key: str, what: str) -> None:
-        """Raises EngineUnavailableError where ``line_max`` jobs wait, or half as many of one API key. ``what``: how the
-        sentence calls them."""
+        """Raise EngineUnavailableError where ``line_max`` jobs wait, or half of it of one API key. ``what``: name of
+        the jobs in the sentence."""
         own, half = self._line.count(key) + self._running[key], self._line_max // 2
         for count, limit in ((self.waiting, self._line_max), *(((own, half),) if key else ())):
             if count >= limit:
@@ -247,8 +249,8 @@ class WorkerLane:
                 raise EngineUnavailableError(f"{count} {what}{whose}; the limit is {limit}. Try again later")
 
     async def ask(self, body: bytes, key: str = "") -> bytes:
-        """``key``: the API key that asks. Raises TimeoutError for a job that takes too long, OSError for one that ends
-        its process, and what ``start`` raises."""
+        """Return the answer to a job. ``key``: the API key that asks. Raise TimeoutError for a job that takes too long,
+        OSError for one that ends its process, and the errors of ``start``."""
         number, worker = 0, self._workers[0]
         if worker is not None and 0 in self._idle and not len(self._line) and len(body) < _PIPE_BYTES:
             with contextlib.suppress(OSError):  # a child that has died since is replaced below
@@ -298,7 +300,7 @@ class WorkerLane:
         task.add_done_callback(self._serving.discard)
 
     async def _serve(self, place: int, job: _Job | None) -> None:
-        """Answers ``job`` and those in the line, and returns."""
+        """Answer ``job`` and those in the line, and return."""
         began_s = time.monotonic()
         while job is not None:
             job_began_s = time.monotonic()

@@ -3,9 +3,9 @@
     engine   least seconds at the ceilings, of prompts, of reading weights, of products    --> of_engine
     server   means of what clients saw, and of the queue if the server tells               --> of_server
 
-Both are functions of figures alone. A share below SHARE_OF_CEILINGS means that something other than weights
-and products takes the time, so neither is blamed. Flags that the run already had are not proposed, nor are
-defaults of a server whose flags are unknown.
+Both are functions of only figures. A share below SHARE_OF_CEILINGS means that something other than weights and products
+takes the time, so neither is blamed. Flags that the run already had are not proposed, nor are defaults of a server
+whose flags are unknown.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 SHARE_OF_CEILINGS = 0.25
 LARGER = 1.2
-"""So much faster must products of another dtype be to be worth a flag."""
+"""Minimum speed-up of products of another dtype before its flag is suggested."""
 CLIENT_BUSY = 0.8
-"""A client that works, or waits for a core, for more of the time than this reads events late."""
+"""Share of the time that a client works, or waits for a core, above which it reads events late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class LeastSeconds:
-    """At the ceilings: products of prompts, then the decode steps' reading of weights and their products,
+    """Least seconds at the ceilings: products of prompts, then the decode steps' reading of weights and their products,
     which go on at once."""
 
     prefill: float
@@ -49,8 +49,8 @@ class LeastSeconds:
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """``byte_gain``: products of bytes are so much faster here than those of the run's dtype, 1 if unknown.
-    ``cpp_kernels`` is True where none are needed."""
+    """Figures of a run of the engine. ``byte_gain``: speed of products of bytes here over those of the run's dtype, 1
+    if unknown. ``cpp_kernels`` is True where none are needed."""
 
     seconds: float
     least: LeastSeconds
@@ -65,9 +65,8 @@ class EngineRun:
 
 @dataclass(frozen=True, slots=True)
 class ServerRun:
-    """Mean seconds of a request; ``queued`` None if the server does not tell. ``at_once``: most open
-    requests. ``here``: the server is on this machine. ``client_share`` of the time this
-    client worked or waited for a core."""
+    """Mean seconds of a request; ``queued`` None if the server does not tell. ``at_once``: most open requests.
+    ``here``: the server is on this machine. ``client_share`` of the time this client worked or waited for a core."""
 
     ttft: float
     e2el: float
@@ -84,7 +83,7 @@ def of_engine(run: EngineRun) -> Diagnosis:
     if share < SHARE_OF_CEILINGS and not run.cpp_kernels:
         limit = "kernels of torch, for the C++ kernels were not built"
     elif share < SHARE_OF_CEILINGS:
-        limit = "work beside weights and products: attention, states, sampling, the steps themselves"
+        limit = "work other than weights and products: attention, states, sampling, the steps themselves"
         faster = ["more requests at once, which share a step"]
     elif least.prefill >= least.decode:
         limit = "arithmetic, in the products of prompts"
@@ -125,7 +124,7 @@ def _less_reading(run: EngineRun) -> list[str]:
 
 
 def of_server(run: ServerRun) -> Diagnosis:
-    """The flags are of the server, but for those of the load."""
+    """Return the diagnosis of a server. The flags are the server's, but for those of the load."""
     queued = run.queued or 0.0
     prefill, decode = max(0.0, run.ttft - queued), run.e2el - run.ttft
     of_all = f"of {run.e2el * 1e3:,.0f} ms a request"

@@ -1,4 +1,4 @@
-"""A grid of measurements of one server, of any engine: what streams, prompts and second turns take.
+"""A grid of measurements of one server, of any engine: times of streams, prompts and second turns.
 
     streams N        N requests at once, each with tokens of its own      output tokens/s, first token, gaps
     prompt P         one request of P tokens after another                seconds to the first token
@@ -30,7 +30,7 @@ from weft_tools.bench.serve import LoadConfig, Served, Server, Timing, one_reque
 
 GRID_VERSION = 1
 SECOND_TURN_TOKENS = 32
-"""New tokens of a second turn."""
+"""Number of new tokens of a second turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def read_grid(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as a result of weft bench grid: {error}", param="FILE") from None
     if not isinstance(known, dict) or known.get("weft_bench_grid") != GRID_VERSION or "results" not in known:
-        raise ConfigError(f"{path} is no result of weft bench grid", param="FILE")
+        raise ConfigError(f"{path} is not a result of weft bench grid", param="FILE")
     return known
 
 
@@ -156,7 +156,7 @@ async def _streams(server: Server, served: Served, cell: Cell, seed: int, vocab_
 
 
 async def _prompts(server: Server, served: Served, cell: Cell, seed: int, vocab_size: int) -> dict[str, Any]:
-    """The first request of a length is not counted: engines compile kernels for it."""
+    """Measure prompts. The first request of a length is not counted: engines compile kernels for it."""
     requests = random_requests(
         cell.count + 1, input_len=cell.input_tokens, output_len=cell.output_tokens, vocab_size=vocab_size, seed=seed
     )

@@ -1,4 +1,4 @@
-"""Each kernel beside torch and beside the machine's own ceiling, in one run.
+"""Each kernel compared with torch and with the machine's own ceiling, in one run.
 
     ceiling     copy bandwidth, matrix rate                                 (measured)
     round 1     own  torch        every side had one uncounted call; the order rotates;
@@ -7,7 +7,7 @@
 
 ``benchmarks.kernels`` adds small ops, copies of memory and the kernels of other libraries.
 
-"Own" is Triton on a GPU and C++ on a CPU. A share above 1 on a CPU means that the data lay in a cache.
+"Own" is Triton on a GPU and C++ on a CPU. A share above 1 on a CPU means that the data was in a cache.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """``own``: the name of our side; ``choose(side)``: makes the process compute with it, or with "torch"."""
+    """The sides of a comparison. ``own``: the name of our side; ``choose(side)``: makes the process compute with it, or
+    with "torch"."""
 
     own: str
     choose: Callable[[str], None]
@@ -74,7 +75,8 @@ class Sides:
 def bench_of(
     device_name: str, dtype: str, decode_rows: tuple[int, ...], prefill_tokens: tuple[int, ...], context: int | None
 ) -> Bench:
-    """Sizes that are not given default to the device's. Raises ConfigError for a missing device."""
+    """Return the sizes of a run; those that are not given default to the device's. Raise ConfigError for a missing
+    device."""
     if device_name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device is cuda, and torch sees no CUDA device here; use --device cpu", param="--device")
     device = torch.device(device_name)
@@ -89,7 +91,7 @@ def bench_of(
 
 
 def sides_of(device: torch.device) -> Sides:
-    """Raises ConfigError where the device's own kernels are not available."""
+    """Return the sides. Raise ConfigError where the device's own kernels are not available."""
     if device.type == "cuda":
         gpu.choose("triton")
         return Sides("triton", lambda side: gpu.choose("torch" if side == "torch" else "triton"))
@@ -106,7 +108,7 @@ def run(
     rounds: int,
     cases: Cases | None = None,
 ) -> Iterator[Result]:
-    """Yields each result when it is measured. Raises ConfigError for an unknown geometry."""
+    """Yield each result when it is measured. Raise ConfigError for an unknown geometry."""
     known = {name: _architecture(name) for name in geometries}
     torch.manual_seed(0)
     with torch.inference_mode():
@@ -155,7 +157,7 @@ def measure(geometry: str, case: Case, bench: Bench, sides: Sides, ceiling: Ceil
 
 
 def facts_of(bench: Bench, sides: Sides, ceiling: Ceiling, rounds: int) -> dict[str, Any]:
-    """The circumstances of a figure."""
+    """Return the circumstances of a figure."""
     on_gpu = bench.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(bench.device) if on_gpu else cpu_name_and_flags()[0],
@@ -180,8 +182,8 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """``call`` runs the op once. ``bytes_moved`` and ``flops``: the least that the op's definition reads,
-    writes and computes. ``rivals``: other libraries' kernels on the same numbers."""
+    """A call to time. ``call`` runs the op once. ``bytes_moved`` and ``flops``: the least that the op's definition
+    reads, writes and computes. ``rivals``: other libraries' kernels on the same numbers."""
 
     name: str
     call: Call
@@ -192,8 +194,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``decode_rows``: sequences with one token each; ``prefill_tokens`` of one sequence; ``context``: tokens
-    of a decode's sequence, its own included."""
+    """Sizes of a run. ``decode_rows``: sequences with one token each; ``prefill_tokens`` of one sequence; ``context``:
+    tokens of a decode's sequence, its own included."""
 
     device: torch.device
     dtype: torch.dtype
@@ -204,25 +206,25 @@ class Bench:
     """Other libraries' kernels for (bench, mixer, rows, tokens, tokens before, *tensors)."""
 
     def __post_init__(self) -> None:
-        scratch.home = self.device  # torch's side takes its buffers there
+        scratch.home = self.device  # torch's side takes its buffers on this device
 
     def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Normal numbers of spread 0.5."""
+        """Return normal numbers of spread 0.5."""
         return (torch.randn(*shape, device=self.device) * 0.5).to(dtype or self.dtype)
 
     def uniform(self, *shape: int) -> torch.Tensor:
-        """float32 in [0, 1)."""
+        """Return float32 in [0, 1)."""
         return torch.rand(*shape, device=self.device)
 
     def sizes(self) -> list[tuple[str, int, int, int]]:
-        """(name, rows, tokens of each, tokens before them), decodes first."""
+        """Return (name, rows, tokens of each, tokens before them), decodes first."""
         return [
             *((f"decode {rows} x 1 at {self.context}", rows, 1, self.context - 1) for rows in self.decode_rows),
             *((f"prefill 1 x {tokens}", 1, tokens, 0) for tokens in self.prefill_tokens),
         ]
 
     def runs(self, rows: int, tokens: int, before: int) -> Runs:
-        """``rows`` sequences with ``tokens`` new tokens each after ``before``, in pages of random order."""
+        """Return ``rows`` sequences with ``tokens`` new tokens each after ``before``, in pages of random order."""
         width = pages_for(before + tokens)
         pages = torch.randperm(rows * width).to(torch.int32).view(rows, width)
         return Runs(
@@ -243,7 +245,7 @@ Cases = Callable[[Architecture, Bench, tuple[str, ...]], Iterator[Case]]
 
 
 def size_of(*tensors: torch.Tensor) -> int:
-    """Bytes of all of them."""
+    """Return the bytes of all tensors."""
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
@@ -251,8 +253,7 @@ F32 = torch.float32
 
 
 def cases_of(architecture: Architecture, bench: Bench, groups: tuple[str, ...]) -> Iterator[Case]:
-    """Yields one case at a time, because all at once would not fit in memory. ``groups``: a subset of
-    GROUPS."""
+    """Yield one case at a time, because all at once would not fit in memory. ``groups``: a subset of GROUPS."""
     mixers = dict.fromkeys(part for mixer in architecture.mixers for part in parts_of(mixer))
     for mixer in mixers:
         if isinstance(mixer, Attention) and "attention" in groups and not mixer.ring:
@@ -371,7 +372,7 @@ def _convolution(of: object, bench: Bench) -> Iterator[Case]:
 
 
 def _experts(of: Experts, hidden: int, bench: Bench) -> Iterator[Case]:
-    """Routed at random, which activates more experts than text does."""
+    """Yield cases of experts, routed at random, which activates more experts than text does."""
     rows = (2 if of.gated else 1) * of.width
     gate_up, down = bench.noise(of.count, rows, hidden), bench.noise(of.count, hidden, of.width)
     for name, sequences, tokens, _ in bench.sizes():
@@ -389,6 +390,6 @@ def _experts(of: Experts, hidden: int, bench: Bench) -> Iterator[Case]:
 
 
 def pages_of(bench: Bench, runs: Runs, kv_heads: int, dim: int) -> Iterator[torch.Tensor]:
-    """K and V for every page of ``runs``, in the layout of the device."""
+    """Yield K and V for every page of ``runs``, in the layout of the device."""
     for shape in (layout.k_block_shape, layout.v_block_shape):
         yield bench.noise(runs.page_table_RP.numel(), *shape(kv_heads, dim, bench.dtype, page_layout(bench.device)))

@@ -1,4 +1,4 @@
-"""What this machine could do at best, beside the figures of a whole model.
+"""The machine's ceilings, compared with the figures of a complete model.
 
     memory read     a sum over a tensor far larger than any cache: bytes read per second
     arithmetic      square products by dtype: two operations per multiply-and-add, per second
@@ -41,7 +41,7 @@ _TRIES = 7
 
 @dataclass(frozen=True, slots=True)
 class MachineCeilings:
-    """Bytes and operations per second; ``flops_per_s`` by dtype."""
+    """Ceilings in bytes and operations per second; ``flops_per_s`` by dtype."""
 
     read_bytes_per_s: float
     flops_per_s: dict[str, float]
@@ -51,7 +51,7 @@ class MachineCeilings:
         return self.flops_per_s.get(dtype, self.flops_per_s["bfloat16"])
 
     def rows(self) -> dict[str, float]:
-        """For a table of figures."""
+        """Return the rows of a table of figures."""
         return {
             "ceiling: memory read (GB/s)": self.read_bytes_per_s / 1e9,
             **{f"ceiling: {dtype} products (TFLOP/s)": rate / 1e12 for dtype, rate in self.flops_per_s.items()},
@@ -68,7 +68,8 @@ class ModelDemand:
     dtype: str
 
     def least(self, machine: MachineCeilings, *, prompt_tokens: int, steps: int, rows: float) -> LeastSeconds:
-        """For prompts of ``prompt_tokens`` in all, then ``steps`` decode steps of ``rows`` sequences."""
+        """Return the least seconds for prompts of ``prompt_tokens`` in all, then ``steps`` decode steps of ``rows``
+        sequences."""
         token_s = 2 * self.params / machine.rate(self.dtype)
         return LeastSeconds(
             prompt_tokens * token_s, steps * self.weight_bytes / machine.read_bytes_per_s, steps * rows * token_s
@@ -76,7 +77,7 @@ class ModelDemand:
 
 
 def measure_machine(device: torch.device) -> MachineCeilings:
-    """Takes some seconds. Products in bytes only where torch has them."""
+    """Measure the ceilings, in some seconds. Products in bytes only where torch has them."""
     numbers = torch.ones(READ_BYTES[device.type] // 4, dtype=torch.float32, device=device)
     read_s = _best_s(numbers.sum, device)
     del numbers
@@ -109,7 +110,7 @@ def demand_of(config: EngineConfig, info: ModelInfo) -> ModelDemand:
 
 
 def share_rows(machine: MachineCeilings, least_s: float, seconds: float) -> dict[str, Any]:
-    """The ceilings and the share of them that ``seconds`` reached, for a table of figures."""
+    """Return the ceilings and the share of them that ``seconds`` reached, for a table of figures."""
     return {
         **machine.rows(),
         "least seconds at the ceilings": least_s,
@@ -138,18 +139,18 @@ def _best_s(call: Callable[[], object], device: torch.device) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Bytes and floating-point operations per second."""
+    """Ceiling of one kernel: bytes and floating-point operations per second."""
 
     copy_bytes_per_s: float
     matrix_flops_per_s: float
 
     def least_s(self, bytes_moved: int, flops: int) -> float:
-        """The least time of this transfer and this arithmetic, each at its ceiling and both at once."""
+        """Return the least time of this transfer and this arithmetic, each at its ceiling and both at once."""
         return max(bytes_moved / self.copy_bytes_per_s, flops / self.matrix_flops_per_s)
 
 
 def measure_ceiling(device: torch.device, dtype: torch.dtype) -> Ceiling:
-    """Takes a second or two."""
+    """Measure the ceiling, in a second or two."""
     source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_s = _best_s(lambda: target.copy_(source), device)
@@ -160,7 +161,7 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> Ceiling:
 
 
 def seconds_of(call: Callable[[], object], times: int, device: torch.device | None = None) -> float:
-    """Mean seconds of ``times`` consecutive calls; on a GPU by the device's clock, launches included."""
+    """Return the mean seconds of ``times`` consecutive calls; on a GPU by the device's clock, launches included."""
     if device is not None and device.type == "cuda":
         began, ended = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

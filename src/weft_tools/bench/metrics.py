@@ -41,14 +41,14 @@ class Times:
 
 
 def times_of(timing: Timing) -> Times:
-    """The metrics of a timing that has chunks and no error."""
+    """Return the metrics of a timing that has chunks and no error."""
     ttft, e2el = timing.first_token_s, timing.chunks[-1][0] - timing.sent
     later = timing.output_tokens - 1
     return Times(ttft, (e2el - ttft) / later if later > 0 else None, tuple(timing.gaps_s), e2el)
 
 
 def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
-    """["ttft:500", "tpot:50"] -> milliseconds by metric. Raises ConfigError."""
+    """Parse ["ttft:500", "tpot:50"] as milliseconds by metric. Raise ConfigError."""
     promises: dict[str, float] = {}
     for pair in (part for text in pairs for part in text.split()):
         name, _, value = pair.partition(":")
@@ -67,7 +67,7 @@ def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """ "ttft,itl" -> names of METRICS. Raises ConfigError."""
+    """Parse "ttft,itl" as names of METRICS. Raise ConfigError."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in names:
         if name not in METRICS:
@@ -78,7 +78,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_percentiles(text: str) -> tuple[float, ...]:
-    """ "50,99.9" -> numbers of 0 to 100. Raises ConfigError."""
+    """Parse "50,99.9" as numbers of 0 to 100. Raise ConfigError."""
     percentiles = []
     for part in text.split(","):
         try:
@@ -95,7 +95,7 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
 
 
 def keeps(times: Times, promises: Mapping[str, float]) -> bool:
-    """Whether each objective, in milliseconds, is met. An answer without a TPOT meets an objective for it."""
+    """Return whether each objective, in milliseconds, is met. An answer without a TPOT meets an objective for it."""
     return all((getattr(times, name) or 0.0) * 1e3 <= limit for name, limit in promises.items())
 
 
@@ -107,7 +107,7 @@ def figures(
     percentiles: Sequence[float] = (99.0,),
     promises: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Results by the standard keys. ``seconds``: from the first sending to the last end, above 0."""
+    """Return results by the standard keys. ``seconds``: from the first sending to the last end, above 0."""
     done = [timing for timing in timings if timing.error is None and timing.chunks]
     times = [times_of(timing) for timing in done]
     read, generated = (sum(timing.prompt_tokens for timing in done), sum(timing.output_tokens for timing in done))
@@ -146,7 +146,7 @@ def _values(times: Times, name: str) -> tuple[float, ...]:
 
 
 def _spread(values: list[float], name: str, percentiles: Sequence[float]) -> dict[str, float | None]:
-    """Mean, median, standard deviation and percentiles; None without values."""
+    """Return mean, median, standard deviation and percentiles; None without values."""
     spread: dict[str, float | None] = dict.fromkeys(f"{kind}_{name}_ms" for kind in ("mean", "median", "std"))
     spread |= {f"p{percentile:g}_{name}_ms": None for percentile in percentiles}
     if values:
@@ -160,7 +160,7 @@ def _spread(values: list[float], name: str, percentiles: Sequence[float]) -> dic
 
 
 def busiest_second(timings: Sequence[Timing]) -> int:
-    """Most tokens that arrived in one second, seconds counted from the first sending."""
+    """Return the most tokens that arrived in one second, seconds counted from the first sending."""
     if not timings:
         return 0
     began = min(timing.sent for timing in timings)
@@ -173,8 +173,8 @@ def busiest_second(timings: Sequence[Timing]) -> int:
 
 
 def most_at_once(timings: Sequence[Timing]) -> int:
-    """Most requests that were open at the same moment. A request that ends as another begins does not overlap
-    it."""
+    """Return the most requests that were open at the same moment. A request that ends as another begins does not
+    overlap it."""
     moves = sorted(
         [(timing.sent, 1) for timing in timings]
         + [(max(timing.ended, timing.chunks[-1][0]), -1) for timing in timings if timing.chunks]

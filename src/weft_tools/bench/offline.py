@@ -1,4 +1,4 @@
-"""The engine alone, in this process: no HTTP, no other process, tokens in and out.
+"""The engine without a server, in this process: no HTTP, no other process, tokens in and out.
 
     latency      a batch again and again     seconds of each, from the first prompt to the last token
     throughput   many prompts at once        requests and tokens per second
@@ -28,7 +28,7 @@ def exactly(tokens: int, n: int = 1) -> SamplingParams:
 
 
 def check_lengths(engine: Engine, requests: Sequence[SampleRequest]) -> None:
-    """Raises ConfigError where a request is longer than the engine's context."""
+    """Raise ConfigError where a request is longer than the engine's context."""
     limit = engine.info.sizes.max_model_len
     longest = max(_tokens(engine, request) + request.output_tokens for request in requests)
     if longest > limit:
@@ -57,7 +57,7 @@ def latency(
     on_done: Callable[[float], None],
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Results by the standard keys, in seconds. Each iteration has new prompts, so that no cache helps."""
+    """Return results by the standard keys, in seconds. Each iteration has new prompts, so that no cache helps."""
     dice = random.Random(seed)
     vocab_size = engine.info.vocab_size
     low = min(ORDINARY_ID_MIN, vocab_size // 2)
@@ -76,8 +76,8 @@ def latency(
 
 
 def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1, warmups: int = 0) -> dict[str, Any]:
-    """Results by the standard keys; token counts include prompts and answers unless the key says
-    otherwise."""
+    """Return results by the standard keys; token counts include prompts and answers unless the key says the
+    opposite."""
     check_lengths(engine, requests)
     sampling = [exactly(request.output_tokens, n) for request in requests]
     prompts = [request.prompt for request in requests]

@@ -21,13 +21,13 @@ from typing import Any
 from weft.errors import ConfigError
 
 ORDINARY_ID_MIN = 300
-"""Ids below are special tokens and bytes in most vocabularies."""
+"""Least id of drawn tokens: ids below are special tokens and bytes in most vocabularies."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """``prompt``: token ids, or text. ``answer``: a text with the wanted number of output tokens, if they are
-    not counted yet; ``output_tokens`` is then 0."""
+    """A request of a load. ``prompt``: token ids, or text. ``answer``: a text with the wanted number of output tokens,
+    if they are not counted yet; ``output_tokens`` is then 0."""
 
     prompt: list[int] | str
     output_tokens: int
@@ -44,8 +44,8 @@ def random_requests(
     vocab_size: int,
     seed: int,
 ) -> list[SampleRequest]:
-    """Prompts of ``prefix_len`` shared tokens and ``input_len`` of their own. A ``range_ratio`` of r, below
-    1, draws both lengths from (1 - r) to (1 + r) times the given ones, at least 1."""
+    """Return prompts of ``prefix_len`` shared tokens and ``input_len`` of their own. A ``range_ratio`` of r, below 1,
+    draws both lengths from (1 - r) to (1 + r) times the given ones, at least 1."""
     dice = random.Random(seed)
     shared = _tokens(dice, prefix_len, vocab_size)
 
@@ -60,7 +60,7 @@ def random_requests(
 def prefix_repetition_requests(
     count: int, *, prefix_len: int, suffix_len: int, prefixes: int, output_len: int, vocab_size: int, seed: int
 ) -> list[SampleRequest]:
-    """Each of ``prefixes`` serves the same number of requests, or one more, in random order."""
+    """Return requests in random order; each of ``prefixes`` prefixes serves the same number of them, or one more."""
     dice = random.Random(seed)
     shared = [_tokens(dice, prefix_len, vocab_size) for _ in range(prefixes)]
     requests = [
@@ -71,8 +71,8 @@ def prefix_repetition_requests(
 
 
 def file_requests(kind: str, path: Path, count: int, *, output_len: int | None, seed: int) -> list[SampleRequest]:
-    """At most ``count`` requests from ``path`` ("sharegpt" or "custom"), shuffled by the seed. ``output_len``
-    None: the length in the file, or of its answer. Raises ConfigError naming file and line."""
+    """Return at most ``count`` requests from ``path`` ("sharegpt" or "custom"), shuffled by the seed. ``output_len``
+    None: the length in the file, or of its answer. Raise ConfigError naming file and line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -143,7 +143,8 @@ def _tokens(dice: random.Random, count: int, vocab_size: int) -> list[int]:
 
 
 def warm_up_of(request: SampleRequest, number: int) -> SampleRequest:
-    """A request as long as ``request`` that caches no prefix of it; a text prompt is returned unchanged."""
+    """Return a request of the length of ``request`` that caches no prefix of it; a text prompt is returned
+    unchanged."""
     if isinstance(request.prompt, str):
         return request
     backwards, at = request.prompt[::-1], number % len(request.prompt)

@@ -19,7 +19,7 @@ from weft_tools.bench.diagnosis import Diagnosis
 
 
 def facts() -> dict[str, Any]:
-    """Facts about this machine and this moment."""
+    """Return facts about this machine and this moment."""
     return {
         "date": datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
         "weft": weft_version(),
@@ -31,7 +31,7 @@ def facts() -> dict[str, Any]:
 
 
 def check_writable(path: Path | None, flag: str) -> None:
-    """Checked before hours of measuring. Raises ConfigError."""
+    """Raise ConfigError where the file cannot be written, before hours of measuring."""
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise ConfigError(f"{flag} {path}: there is no folder {path.parent} that can be written", param=flag)
 
@@ -41,7 +41,7 @@ def write(path: Path, results: Mapping[str, Any]) -> None:
 
 
 def conclude(diagnosis: Diagnosis) -> None:
-    """The last lines of a measurement."""
+    """Print the last lines of a measurement."""
     for name, words in diagnosis.rows().items():
         click.echo(click.style(f"{name}:".ljust(13), bold=True) + words)
 

@@ -29,13 +29,13 @@ from weft.errors import ConfigError, EngineUnavailableError, UserError
 from weft_tools.bench.prompts import SampleRequest, warm_up_of
 
 VOCAB_SIZE_UNKNOWN = 1024
-"""Every real vocabulary has the ids below it."""
+"""Vocabulary size where the server names none: every real vocabulary has the ids below it."""
 _CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """``request_rate`` per second, infinity for all at once; ``max_concurrency`` None for no limit;
+    """Settings of a load. ``request_rate`` per second, infinity for all at once; ``max_concurrency`` None for no limit;
     ``extra_body`` overrides each request's own fields."""
 
     request_rate: float = math.inf
@@ -85,7 +85,7 @@ class Server:
             raise ConfigError(f"--base-url is {base_url!r}: {error}", param="--base-url") from None
 
     async def served(self, model: str | None) -> Served:
-        """The model of that name, or the first. Raises ConfigError if no server answers or it has no such
+        """Return the model of that name, or the first. Raise ConfigError if no server answers or it has no such
         model."""
         answer = await self._get("/v1/models")
         cards = answer.get("data") if isinstance(answer, dict) else None
@@ -101,7 +101,7 @@ class Server:
         return Served(name, int(card.get("max_model_len") or 0), int(card.get("vocab_size") or 0))
 
     async def queue_seconds(self) -> tuple[float, float]:
-        """(seconds that requests waited, requests), summed since the server's start; zeros if it has no such
+        """Return (seconds that requests waited, requests), summed since the server's start; zeros if it has no such
         metric. Every engine that took over vLLM's names has ``..:request_queue_time_seconds``."""
         try:
             lines = (await self.http.get("/metrics")).text.splitlines()
@@ -118,11 +118,12 @@ class Server:
         return seconds, count
 
     async def count_tokens(self, text: str) -> int:
-        """Tokens of ``text`` by the server's tokenizer. Raises ConfigError if it has no /tokenize."""
+        """Return the number of tokens of ``text`` by the server's tokenizer. Raise ConfigError if it has no
+        /tokenize."""
         return int((await self._post("/tokenize", {"prompt": text}))["count"])
 
     async def text_of(self, tokens: list[int]) -> str:
-        """Text of ``tokens`` by the server's tokenizer. Raises ConfigError if it has no /detokenize."""
+        """Return the text of ``tokens`` by the server's tokenizer. Raise ConfigError if it has no /detokenize."""
         return str((await self._post("/detokenize", {"tokens": tokens}))["prompt"])
 
     async def _get(self, path: str) -> Any:
@@ -153,7 +154,7 @@ class Server:
 
 
 def check_lengths(requests: Sequence[SampleRequest], served: Served) -> None:
-    """Raises ConfigError if a prompt of tokens and its answer exceed the server's context."""
+    """Raise ConfigError if a prompt of tokens and its answer exceed the server's context."""
     longest = max(
         (request for request in requests if isinstance(request.prompt, list)),
         default=None,
@@ -180,7 +181,7 @@ async def run_load(
     *,
     on_done: Callable[[Timing], None] = lambda timing: None,
 ) -> tuple[list[Timing], float]:
-    """Timings in the order of ``requests``, and the seconds from the first sending to the last end.
+    """Return the timings in the order of ``requests``, and the seconds from the first sending to the last end.
 
     Raises UserError or EngineUnavailableError with the server's message if the first request fails.
     """
@@ -220,7 +221,7 @@ async def run_load(
 
 
 def _words(text: str) -> str:
-    """The message of an OpenAI error object, with its status; else the text unchanged."""
+    """Return the message of an OpenAI error object, with its status; else the text unchanged."""
     before, brace, _ = text.partition("{")
     try:
         message = json.loads(text[len(before) :])["error"]["message"] if brace else text
@@ -230,7 +231,7 @@ def _words(text: str) -> str:
 
 
 def arrival_times(count: int, rate: float, burstiness: float = 1.0, *, seed: int = 0) -> list[float]:
-    """Seconds after the start at which each of ``count`` requests arrives, the first at 0. ``rate`` per
+    """Return the seconds after the start at which each of ``count`` requests arrives, the first at 0. ``rate`` per
     second, infinity for all at once; both above 0."""
     assert rate > 0 < burstiness
     if math.isinf(rate):
@@ -245,8 +246,8 @@ def arrival_times(count: int, rate: float, burstiness: float = 1.0, *, seed: int
 
 @dataclass(slots=True)
 class Timing:
-    """``chunks``: (when, tokens in the chunk). ``ended``: 0 if not recorded. ``prompt_tokens``,
-    ``completion_tokens`` and the two counts of drafts: the server's, 0 if it reports none."""
+    """The times of one request. ``chunks``: (when, tokens in the chunk). ``ended``: 0 if not recorded.
+    ``prompt_tokens``, ``completion_tokens`` and the two counts of drafts: the server's, 0 if it reports none."""
 
     sent: float
     chunks: list[tuple[float, int]] = field(default_factory=list)

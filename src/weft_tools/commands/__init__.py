@@ -8,4 +8,4 @@ VERBS: dict[str, tuple[str, str]] = {
     "quantize": ("weft_tools.commands.quantize", "Write a checkpoint in int8 or int4, as compressed-tensors does."),
     "simulate": ("weft_tools.commands.simulate", "Replay a trace of traffic: hit rates by policy and by memory."),
 }
-"""Name -> (module, sentence of the help), as in ``weft.cli.main``."""
+"""Module and sentence of the help by name, as in ``weft.cli.main``."""

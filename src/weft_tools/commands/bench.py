@@ -11,7 +11,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "grid": ("weft_tools.commands.bench_grid", "Streams, prompts and second turns of any server, as one table."),
     "latency": ("weft_tools.commands.bench_offline", "Seconds for one batch, without a server."),
     "throughput": ("weft_tools.commands.bench_offline", "Requests and tokens per second for many prompts, no server."),
-    "kernels": ("weft_tools.commands.bench_kernels", "Each kernel beside torch and the machine's ceiling."),
+    "kernels": ("weft_tools.commands.bench_kernels", "Each kernel compared with torch and the machine's ceiling."),
 }
 
 

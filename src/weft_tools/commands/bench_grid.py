@@ -29,7 +29,7 @@ COLUMNS = {
     "prompt_tokens_s": ("prompt tokens/s", 1.0),
     "cached_tokens": ("cached tokens", 1.0),
 }
-"""Figure of a cell: its title, and the factor of what is shown."""
+"""Figures of a cell: title, and the factor of the shown number."""
 LOWER_IS_BETTER = frozenset({"first_token_s", "first_token_p99_s"})
 
 
@@ -80,7 +80,7 @@ def numbers(text: str, flag: str) -> list[int]:
             type=Count(1, COUNT_MAX),
             default=3,
             show_default=True,
-            help="Of prompts and second turns; the median counts.",
+            help="Repetitions of prompts and second turns; the median counts.",
         ),
         click.Option(
             ["--limit-s"],

@@ -29,7 +29,7 @@ _PARAMS: list[click.Parameter] = [
     click.Option(["--geometry", "geometries"], multiple=True, default=GEOMETRIES, show_default=True,
                  help="Model of `weft plan`'s table whose layers are measured; may be given several times."),
     click.Option(["--dtype"], type=click.Choice(["bfloat16", "float32"]), default="bfloat16",
-                 show_default=True, help="Of weights, KV and activations; states are float32."),
+                 show_default=True, help="Dtype of weights, KV and activations; states are float32."),
     click.Option(["--batch-size", "decode_rows"], type=Count(1, STEP_TOKENS_MAX), multiple=True,
                  help="Sequences of a decode; may be given several times. Default: 1, 32; on a GPU 1, 16, "
                       "64, 256."),
@@ -61,7 +61,7 @@ def _kernels(
     cases: Cases | None = None,
     rivals: Callable[..., dict[str, Any]] | None = None,
 ) -> int:
-    """Time each kernel on real layer shapes: own kernels beside torch, and beside what the machine can do.
+    """Time each kernel on real layer shapes: own kernels compared with torch, and with the machine's ceiling.
 
     "of ceiling" is a least time divided by the kernel's time. The least time is that of the call's bytes and
     arithmetic at the copy bandwidth and matrix rate measured in this run.
@@ -103,7 +103,7 @@ def _kernels(
 
 
 class GroupChoice(click.Choice[str]):
-    """A choice that knows where the other groups are."""
+    """A choice that knows the place of the other groups."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value in MOVED_GROUPS and value not in self.choices:
@@ -114,7 +114,8 @@ class GroupChoice(click.Choice[str]):
 def kernels_command(
     groups: tuple[str, ...], cases: Cases | None = None, rivals: Callable[..., dict[str, Any]] | None = None
 ) -> click.Command:
-    """``groups``: what ``--only`` takes; ``cases`` and ``rivals``: as in ``weft_tools.bench.kernels``."""
+    """Return the command. ``groups``: values of ``--only``; ``cases`` and ``rivals``: as in
+    ``weft_tools.bench.kernels``."""
     only = click.Option(
         ["--only", "groups"],
         type=GroupChoice(groups),

@@ -138,7 +138,7 @@ def latency(
             type=Count(0, COUNT_MAX),
             default=0,
             show_default=True,
-            help="Of the prompts, how many are run before the clock; what they cached is dropped.",
+            help="Prompts that are run before the clock starts; their cached prefixes are dropped.",
         ),
         _OUTPUT,
     ],
@@ -194,7 +194,7 @@ def throughput(n: int, num_warmups: int, output_json: Path | None, **values: Any
 def _beside_ceilings(
     config: EngineConfig, engine: Engine, seconds: float, *, prompt_tokens: int, steps: int, rows: float
 ) -> tuple[dict[str, Any], Diagnosis]:
-    """The machine's ceilings and the share of them that ``seconds`` reached; what follows from it."""
+    """Return the machine's ceilings and the share of them that ``seconds`` reached, with a diagnosis."""
     from weft.tensor import native
     from weft.tensor.device import choose_device
     from weft_tools.bench.machine import demand_of, measure_machine, share_rows

@@ -41,7 +41,7 @@ _REQUESTS = Count(1, COUNT_MAX)
 
 DATASET_FLAGS: list[click.Parameter] = [
     click.Option(["--dataset-name"], type=click.Choice(DATASETS), default="random", show_default=True,
-                 help="random tokens; prefix_repetition: random behind shared prefixes; sharegpt: a JSON "
+                 help="random tokens; prefix_repetition: random after shared prefixes; sharegpt: a JSON "
                       'file; custom: JSON lines with "prompt".'),
     click.Option(["--dataset-path"], type=click.Path(path_type=Path), help="File of sharegpt and custom."),
     click.Option(["--num-prompts"], type=_REQUESTS, default=100, show_default=True,
@@ -57,20 +57,20 @@ DATASET_FLAGS: list[click.Parameter] = [
     click.Option(["--prefix-repetition-prefix-len"], type=_TOKENS, default=256, show_default=True,
                  help="Tokens of a shared prefix."),
     click.Option(["--prefix-repetition-suffix-len"], type=_TOKENS, default=256, show_default=True,
-                 help="Tokens behind it."),
+                 help="Tokens after the prefix."),
     click.Option(["--prefix-repetition-num-prefixes"], type=_REQUESTS, default=10, show_default=True,
                  help="Different prefixes."),
     click.Option(["--prefix-repetition-output-len"], type=_TOKENS, default=128, show_default=True,
                  help="Tokens to make."),
     click.Option(["--sharegpt-output-len"], type=_TOKENS,
-                 help="Tokens to make; default: as many as the file's answer has."),
+                 help="Tokens to generate; default: the length of the file's answer."),
     click.Option(["--custom-output-len"], type=_TOKENS,
                  help='Tokens to make; default: the line\'s "output_tokens".'),
 ]  # fmt: skip
 
 
 def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
-    """Return the requests that DATASET_FLAGS describe. Raises ConfigError."""
+    """Return the requests that DATASET_FLAGS describe. Raise ConfigError."""
     kind, count, seed = values["dataset_name"], values["num_prompts"], values["seed"]
     if kind == "random":
         return random_requests(
@@ -150,7 +150,7 @@ def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
             ["--ignore-eos/--no-ignore-eos"],
             default=True,
             show_default=True,
-            help="Make exactly as many tokens as asked for.",
+            help="Generate exactly the requested number of tokens.",
         ),
         click.Option(["--extra-body"], help="JSON object that goes over the fields of each request."),
         click.Option(
@@ -171,10 +171,14 @@ def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
         click.Option(
             ["--vocab-size"],
             type=Count(2, VOCABULARY_MAX),
-            help=f"Random tokens are below; default: what the server says, else {VOCAB_SIZE_UNKNOWN}.",
+            help=f"Random tokens are below; default: the server's, else {VOCAB_SIZE_UNKNOWN}.",
         ),
         click.Option(
-            ["--seed"], type=Count(-(2**63), 2**64 - 1), default=0, show_default=True, help="Of prompts and arrivals."
+            ["--seed"],
+            type=Count(-(2**63), 2**64 - 1),
+            default=0,
+            show_default=True,
+            help="Seed of prompts and arrivals.",
         ),
         click.Option(["--save-result"], is_flag=True, help="Write the result as JSON."),
         click.Option(["--save-detailed"], is_flag=True, help="With lengths, times and errors of each request."),
@@ -236,7 +240,7 @@ def serve(**values: Any) -> int:
 
 
 def _load(values: Mapping[str, Any]) -> LoadConfig:
-    """Raises ConfigError."""
+    """Return the settings of the load. Raise ConfigError."""
     extra: Any = {}
     if values["extra_body"] is not None:
         try:
@@ -268,8 +272,8 @@ def _metadata(pairs: tuple[str, ...]) -> dict[str, str]:
 async def _measure(
     values: Mapping[str, Any], load: LoadConfig
 ) -> tuple[Served, list[SampleRequest], list[Timing], float, float | None, float]:
-    """The last two: mean seconds of a request in the server's queue, if it tells; the share of the
-    time in which this client was busy."""
+    """Run the load. The last two results: mean seconds of a request in the server's queue, if it tells; the share of
+    the time in which this client was busy."""
     server = Server(
         values["base_url"],
         backend=values["backend"],
@@ -295,7 +299,7 @@ async def _measure(
 
 
 def _busy_s() -> float:
-    """Seconds that this thread ran or, where the system tells, waited for a core."""
+    """Return the seconds that this thread ran or, where the system tells, waited for a core."""
     try:
         ran, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
     except OSError:
@@ -306,7 +310,7 @@ def _busy_s() -> float:
 def _diagnosis(
     base_url: str, timings: list[Timing], at_once: int, queued: float | None, client_share: float
 ) -> Diagnosis | None:
-    """None where no request was answered."""
+    """Return the diagnosis; None where no request was answered."""
     times = [times_of(timing) for timing in timings if timing.error is None and timing.chunks]
     if not times:
         return None
@@ -366,7 +370,7 @@ def _show(results: Mapping[str, Any], names: tuple[str, ...], percentiles: tuple
 
 
 def _details(timings: list[Timing]) -> dict[str, Any]:
-    """Per request, in the order of sending; None where it did not come so far."""
+    """Return figures per request, in the order of sending; None where a request did not come so far."""
     began = min(timing.sent for timing in timings)
     return {
         "input_lens": [timing.prompt_tokens for timing in timings],

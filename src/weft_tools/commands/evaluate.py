@@ -132,7 +132,7 @@ def _run(name: str, scorer: Callable[..., Awaitable[Report]], values: dict[str, 
 def _score(
     name: str, scorer: Callable[..., Awaitable[Report]], url: str, model_name: str | None, task: dict[str, Any]
 ) -> Report:
-    """Run the scorer with a progress bar; what goes wrong on the way becomes one sentence."""
+    """Run the scorer with a progress bar; an error on the way becomes one sentence."""
     from weft.cli.remote import RemoteModel
 
     model = RemoteModel(url, model=model_name, api_key=task["api_key"])

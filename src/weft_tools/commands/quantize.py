@@ -35,7 +35,7 @@ _LAYER = re.compile(r".*?\.\d+(?=\.)")
             ["--form"],
             type=click.Choice(_FORMS),
             required=True,
-            help="int8 and int4: weights alone, scales for 128 and 32 columns; w8a8: int8 by rows, for "
+            help="int8 and int4: only weights, scales for 128 and 32 columns; w8a8: int8 by rows, for "
             "inputs in int8; q4_k: a GGUF file.",
         ),
         click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
@@ -58,7 +58,7 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
         errors = write_quantized(directory, out, next(one for one in FORMATS if one == form))
     elif embedding.refusal or embedding.dense:
         raise CheckpointError(
-            f"{directory}: a GGUF file says pooling alone, of the first token, the last one or the mean; "
+            f"{directory}: a GGUF file can only name a pooling, of the first token, the last one or the mean; "
             f"{embedding.refusal or 'its modules.json has Dense'}",
             param="SOURCE",
         )
@@ -71,12 +71,12 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
 
 
 def error_lines(errors: Sequence[MatrixError]) -> list[str]:
-    """A line for each layer: the error of all its matrices, and the matrix with the largest one."""
+    """Return a line for each layer: the error of all its matrices, and the matrix with the largest one."""
     by_layer: dict[str, list[MatrixError]] = {}
     for one in errors:
         above = _LAYER.match(one.name)
         by_layer.setdefault(above[0] if above else one.name, []).append(one)
-    lines = ["errors, as a part of what is rounded: a layer's, and the largest of its matrices"]
+    lines = ["errors, relative to the rounded weights: a layer's, and the largest of its matrices"]
     for layer, own in by_layer.items():
         size = sum(one.stored_bytes for one in own)
         whole = math.sqrt(sum(one.stored_bytes * one.error**2 for one in own) / size)

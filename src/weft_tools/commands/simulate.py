@@ -1,4 +1,4 @@
-"""``weft simulate TRACE``: what the cache would find on this traffic, without a device.
+"""``weft simulate TRACE``: the hits of the cache on this traffic, without a device.
 
     TRACE        a file (Mooncake's form, or a recording of `weft serve --record`), or `sample`
     --model      a directory, a public model by name, or a hub name: its geometry; a recording has its own
@@ -25,13 +25,14 @@ from weft.config import STEP_TOKENS_MAX as STEP_TOKENS_BOUND
 from weft.errors import ConfigError
 from weft.handoff import REPLICAS_MAX
 from weft.planning.roofline import DEVICES
-from weft.router.blind import DEFAULT_ROUTER, ROUTERS
+from weft.router.choice import DEFAULT_ROUTER
 from weft.speculation.drafter import parse_sources
 from weft.units import TOKENS_MAX, parse_byte_rate
 from weft_tools.commands.simulate_setup import DEFAULT_DEVICE, DEFAULT_MEMORY, Setup, setup_of, several
 from weft_tools.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
 from weft_tools.sim.fleet_replay import RESTART_S
 from weft_tools.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
+from weft_tools.sim.routers import ROUTERS
 
 if TYPE_CHECKING:
     from weft_tools.sim.recording import Recording
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from weft_tools.sim.traffic import Traffic
 
 LINK = "25GB/s"
-"""A network of 200 Gbit/s."""
+"""Default rate of the link: a network of 200 Gbit/s."""
 
 
 @click.command(
@@ -106,22 +107,22 @@ LINK = "25GB/s"
             type=QUANTIZE,
             default="none",
             show_default=True,
-            help="What matrices are stored in; none: as config.json says.",
+            help="Format of matrices; none: as config.json says.",
         ),
         click.Option(
             ["--kv-dtype"],
             type=KV_DTYPE_CHOICE,
             default="auto",
             show_default=True,
-            help="What KV is kept in; auto takes the model's dtype.",
+            help="Dtype of KV; auto takes the model's dtype.",
         ),
-        click.Option(["--limit"], type=Count(1, 1_000_000_000), help="Only the first so many requests."),
+        click.Option(["--limit"], type=Count(1, 1_000_000_000), help="Only the first COUNT requests."),
         click.Option(
             ["--rate"],
             type=Number(0, 1_000_000, above=True),
             default=1.0,
             show_default=True,
-            help="Requests arrive so many times as fast.",
+            help="Factor on the rate of arrivals.",
         ),
         click.Option(
             ["--linked/--not-linked"],
@@ -152,12 +153,12 @@ LINK = "25GB/s"
             ["--oracle/--no-oracle"],
             default=True,
             show_default=True,
-            help="Also what eviction could reach with the future known.",
+            help="Also the hits of eviction with the future known.",
         ),
         click.Option(
             ["--replicas"],
             type=Count(1, REPLICAS_MAX),
-            help="Replay through so many replicas, once for each --router; --memory is for each.",
+            help="Replay through this number of replicas, once for each --router; --memory is for each.",
         ),
         click.Option(
             ["--router"],
@@ -167,8 +168,8 @@ LINK = "25GB/s"
         ),
         click.Option(
             ["--roles"],
-            help="Prefill apart from decode, as `weft serve --roles`, such as 2p2d; beside "
-            "the same replicas without roles.",
+            help="Prefill apart from decode, as `weft serve --roles`, such as 2p2d; compared with the same "
+            "replicas without roles.",
         ),
         click.Option(
             ["--link"],
@@ -190,7 +191,8 @@ LINK = "25GB/s"
             ["--speculate"],
             default="off",
             show_default=True,
-            help="Also what speculation would accept on a recording's answers: auto, off, or a list of sources.",
+            help="Also the drafts that speculation would accept on a recording's answers: auto, off, or a "
+            "list of sources.",
         ),
         click.Option(["--json", "as_json"], is_flag=True, help="Print every figure as JSON."),
         click.Option(
@@ -215,7 +217,7 @@ def command(
     replicas: int | None,
     **more: Any,
 ) -> int:
-    """Replay a trace through weft's own cache and scheduler, with a cost model in place of the device.
+    """Replay a trace through weft's own cache and scheduler, with a cost model instead of the device.
 
     TRACE is a file of JSON lines (Mooncake's form, or a recording of `weft serve --record`), or `sample`.
     """
@@ -337,6 +339,6 @@ def _data(trace: str, setup: Setup, study: Study, recording: Recording | None) -
 
 @contextmanager
 def _progress(runs: int) -> Iterator[OnStudyProgress]:
-    """A bar over the requests of all runs."""
+    """Show a bar over the requests of all runs."""
     with progress_bar("requests") as show:
         yield lambda words, run, ended, requests: show(run * requests + ended, runs * requests, words)

@@ -4,7 +4,7 @@
     --kill 2@600s                    the engine of replica 2 dies after 600 s, and restarts
     --roles 2p2d --link 25GB/s       prefill apart from decode, beside the same replicas without roles
 
-Everything is computed by ``weft_tools.sim.fleet_replay``; here are the flags, and what is shown.
+Everything is computed by ``weft_tools.sim.fleet_replay``; here are the flags and the screen.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rich.console import Console
 from weft.cli.main import print_table, table_of
 from weft.errors import ConfigError
 from weft.handoff import Role, parse_roles, partner_missing
-from weft.router.blind import ROUTERS
 from weft_tools.sim.arms import Arm
 from weft_tools.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
 from weft_tools.sim.replay import OnProgress, replay, sizes_for
 from weft_tools.sim.report import Report
+from weft_tools.sim.routers import check_router
 from weft_tools.sim.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _KILL = re.compile(r"(\d{1,4})@(\d{1,7}(?:\.\d+)?)s?")
 
 
 def parse_kills(text: str | None, replicas: int, roles: str | None = None) -> list[Kill]:
-    """``2@600s,0@900``: replica and seconds. ``roles``: those that were asked for. Raises ConfigError."""
+    """Parse ``2@600s,0@900``: replica and seconds. ``roles``: those that were asked for. Raise ConfigError."""
     kills = []
     for item in (text or "").split(",") if text is not None else ():
         matched = _KILL.fullmatch(item.strip())
@@ -52,11 +52,10 @@ def parse_kills(text: str | None, replicas: int, roles: str | None = None) -> li
 
 
 def parse_routers(text: str) -> list[str]:
-    """Raises ConfigError."""
+    """Parse the names of routers. Raise ConfigError."""
     names = list(dict.fromkeys(item.strip() for item in text.split(",")))
     for name in names:
-        if name not in ROUTERS:
-            raise ConfigError(f"--router {name!r} is no router: there are {', '.join(ROUTERS)}", param="--router")
+        check_router(name)
     return names
 
 
@@ -64,7 +63,7 @@ SPLITTING = ("seconds", "split")
 
 
 def roles_of(text: str | None, replicas: int | None, routers: Sequence[str]) -> list[Role]:
-    """Empty without --roles. Raises ConfigError."""
+    """Return the roles; empty without --roles. Raise ConfigError."""
     if text is None:
         return []
     roles = parse_roles(text)
@@ -81,8 +80,8 @@ def roles_of(text: str | None, replicas: int | None, routers: Sequence[str]) -> 
 
 
 class FleetStudy:
-    """For each memory size, a report of each router; and of one engine with the memory of all replicas, or
-    with ``roles`` of the same replicas without them."""
+    """Reports for each memory size: one of each router; and of one engine with the memory of all replicas, or with
+    ``roles`` of the same replicas without them."""
 
     def __init__(
         self,

@@ -25,9 +25,9 @@ DEFAULT_DEVICE = "H100"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served.
-    ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size. ``stores``:
-    those of --store, None without. ``page_bytes``, ``state_bytes``: of all ``ranks``."""
+    """The setup of a study. ``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request
+    served. ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size. ``stores``: those
+    of --store, None without. ``page_bytes``, ``state_bytes``: of all ``ranks``."""
 
     model: str
     sizes: list[int]
@@ -57,7 +57,7 @@ class Setup:
 
 
 def setup_of(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
-    """Geometry and costs. Raises ConfigError where neither the flags nor the recording say what they are."""
+    """Return geometry and costs. Raise ConfigError where neither the flags nor the recording have them."""
     if more["model"] is None:
         return _as_recorded(memory, recording, more)
     from weft.memory.frames.plan import plan_arena
@@ -171,7 +171,7 @@ def _packing_words(stores: list[StoreModel | None]) -> list[str]:
 def _stores(
     more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: int = 1, packing: PackingModel | None = None
 ) -> list[StoreModel | None]:
-    """The stores of --store, for pages and states of all ranks together. ``packing``: None for none."""
+    """Return the stores of --store, for pages and states of all ranks together. ``packing``: None for none."""
     from weft_tools.sim.store_tier import NO_PACKING, StoreModel, parse_disk
 
     rate = parse_byte_rate(more["store_write"], flag="--store-write")
@@ -183,7 +183,7 @@ def _stores(
 
 
 def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -> CostModel | None:
-    """The cost of the steps of --fit, or of the trace where no device is named; None: a roofline it is."""
+    """Return the cost of the steps of --fit, or of the trace where no device is named; None: a roofline it is."""
     from weft.costs.fit import STEPS_MIN, fit_steps
     from weft_tools.sim.recording import read_trace
 

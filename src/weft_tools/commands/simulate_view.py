@@ -1,4 +1,4 @@
-"""The screen of ``weft simulate``: a row for each policy and memory size, what was lost and why.
+"""The screen of ``weft simulate``: a row for each policy and memory size, with hits and losses by reason.
 
 Every number is one of the study's; nothing is computed here but shares. It must read well at 80 columns.
 """
@@ -80,7 +80,7 @@ def _size(size: Sized) -> str:
 
 
 def _results(study: Study) -> Table:
-    """With stores, the columns of a store stand in for those of running sequences."""
+    """Return the table of results. With stores, the columns of a store replace those of running sequences."""
     stores = any(report.store is not None for size in study.sizes for report in size.reports)
     table = table_of(["memory", "policy", *(["store"] if stores else [])], _STORE_TITLES if stores else _TITLES)
     cells, pad = (_store_cells, ("",)) if stores else (_cells, ())
@@ -124,7 +124,7 @@ def _cells(report: Report) -> list[str]:
 
 
 def _lost(study: Study) -> Table:
-    """Shares of all prompt tokens."""
+    """Return the lost tokens, as shares of all prompt tokens."""
     reports = [report for size in study.sizes for report in size.reports]
     stores = any(report.store is not None for report in reports)
     reasons = [
@@ -156,7 +156,7 @@ def _notes(study: Study, recording: Recording | None) -> list[str]:
     notes = []
     refused = max(report.refused for size in study.sizes for report in size.reports)
     if refused:
-        notes.append(f"{refused:,} requests are longer than what is served, and were left out.")
+        notes.append(f"{refused:,} requests are longer than the served context, and were left out.")
     if recording is not None:
         cached, prompts = sum(recording.cached_tokens), study.prompt_tokens
         notes.append(f"When it was recorded, the engine found {cached / max(1, prompts):.1%} in its cache.")
@@ -170,7 +170,7 @@ _MARKERS = "oD^vPX"
 
 
 def check_plot(path: Path) -> None:
-    """Raises ConfigError where the file cannot be drawn: its kind, its folder, or no matplotlib."""
+    """Raise ConfigError where the file cannot be drawn: its kind, its folder, or no matplotlib."""
     if path.suffix.lower() not in PLOT_SUFFIXES:
         raise ConfigError(f"--plot {path}: the file's name must end in {', '.join(PLOT_SUFFIXES)}", param="--plot")
     folder = path.expanduser().absolute().parent

@@ -1,7 +1,7 @@
 """The JSON task: facts in the conversation, and answers that are JSON objects over these facts.
 
-The conversations that `train/` learns from and that `weft eval json` asks. A scored question names a person.
-The answer is an object: a schema gives its keys, and its values stand in the facts.
+The conversations that `train/` learns from and that `weft eval json` asks. A scored question names a person. The answer
+is an object: a schema gives its keys, and its values are in the facts.
 
     user       Bemo: age 34, city Tarlik              facts as lines, as sentences, or as a table
                Oshan: age 51, city Fuza
@@ -9,9 +9,9 @@ The answer is an object: a schema gives its keys, and its values stand in the fa
     user       Tell me about Oshan.
     assistant  {"name": "Oshan", "city": "Fuza"}
 
-A model does not see the schema of `response_format`: the grammar holds the answer to it. So many questions
-name no keys, and a reply marks what only the schema decides as `free`: the opening brace, and the keys.
-Training gives these characters little weight, and scoring leaves them to the grammar.
+A model does not see the schema of `response_format`: the grammar holds the answer to it. So many questions name no
+keys, and a reply marks characters that only the schema decides as `free`: the opening brace, and the keys. Training
+gives these characters little weight, and scoring leaves them to the grammar.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class JsonReply:
 
 
 class _Writer:
-    """JSON text as it grows, and which characters of it are free."""
+    """A writer of JSON text that notes which characters of it are free."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -89,7 +89,7 @@ class _Writer:
 
 
 def schema_of(value: Any) -> dict[str, Any]:
-    """A schema that `value` fits; every property is required, and no other is allowed."""
+    """Return a schema that `value` fits; every property is required, and no other is allowed."""
     if isinstance(value, dict):
         return {
             "type": "object",
@@ -104,14 +104,14 @@ def schema_of(value: Any) -> dict[str, Any]:
 
 
 def write_json(value: Any, *, keys_known: bool, opening_known: bool, values_known: bool = True) -> JsonReply:
-    """`value` as JSON text, with what the conversation does not decide marked as free."""
+    """Return `value` as JSON text, with characters that the conversation does not decide marked as free."""
     writer = _Writer()
 
     def write(part: Any) -> None:
         if isinstance(part, dict):
             writer.add("{", free=not writer.text and not opening_known)
             for index, (key, inner) in enumerate(part.items()):
-                # Without keys in the question, nothing tells whether another one follows.
+                # Without keys in the question, its text does not tell whether another one follows.
                 writer.add(", " if index else "", free=not keys_known)
                 writer.add(f'"{key}": ', free=not keys_known)
                 write(inner)
@@ -159,7 +159,7 @@ def _columns(rng: random.Random, split: Split) -> list[str]:
 
 
 def _sentence(rng: random.Random, record: Record) -> str:
-    """The record as a person would write it."""
+    """Return the record as a person would write it."""
     parts = []
     for key, value in record.items():
         if key == "name":
@@ -187,7 +187,7 @@ def _facts_text(rng: random.Random, records: Sequence[Record], form: str) -> str
 
 
 def _asked(rng: random.Random, record: Record) -> Record:
-    """The part of a record that is asked for, name first."""
+    """Return the part of a record that is asked for, name first."""
     keys = [key for key in record if key != "name"]
     chosen = rng.sample(keys, rng.randint(1, len(keys))) if rng.random() < 0.4 else keys
     name = {} if rng.random() < 0.1 else {"name": record["name"]}
@@ -195,7 +195,7 @@ def _asked(rng: random.Random, record: Record) -> Record:
 
 
 def _question(rng: random.Random, record: Record, asked: Record, *, alone: bool) -> tuple[str, bool, bool]:
-    """The text, whether it names the keys, and whether it asks for JSON."""
+    """Return the text, whether it names the keys, and whether it asks for JSON."""
     in_json, keys_known = rng.random() < 0.35, rng.random() < 0.35
     key = next(key for key in asked if key != "name")
     if alone:
@@ -212,7 +212,7 @@ def _question(rng: random.Random, record: Record, asked: Record, *, alone: bool)
 def _record_turn(rng: random.Random, record: Record, before: str = "") -> EpisodeTurn:
     asked = _asked(rng, record)
     question, keys_known, in_json = _question(rng, record, asked, alone=bool(before) and rng.random() < 0.7)
-    if in_json and not keys_known and rng.random() < 0.7:  # "as JSON" alone means all of it
+    if in_json and not keys_known and rng.random() < 0.7:  # "as JSON" without keys means all of the record
         asked, keys_known = record, True
     reply = write_json(asked, keys_known=keys_known, opening_known=in_json)
     text = f"{before}\n\n{question}".strip() if before else question
@@ -220,7 +220,7 @@ def _record_turn(rng: random.Random, record: Record, before: str = "") -> Episod
 
 
 def _all_turn(rng: random.Random, records: Sequence[Record]) -> EpisodeTurn:
-    """Every record, or every name, of a short list."""
+    """Return every record, or every name, of a short list."""
     if rng.random() < 0.5:
         value: Record = {"names": [record["name"] for record in records]}
         text = rng.choice(("List the names as JSON.", "All names as JSON.", "Give me the names in JSON."))
@@ -256,7 +256,7 @@ def make_facts_episode(
     split: Split = "held_out",
     form: str | None = None,
 ) -> Episode:
-    """One conversation of at most about `length_tokens`: facts, then questions until the length is full."""
+    """Return one conversation of at most about `length_tokens`: facts, then questions until the length is full."""
     form = form or rng.choice(FORMS)
     most = max(1, min(24, length_tokens // 60))
     records = _make_records(rng, split, rng.randint(1, most), form)
@@ -289,7 +289,7 @@ def make_facts_episode(
 
 
 def _first_question(rng: random.Random, records: Sequence[Record], text: str) -> tuple[Any, ...]:
-    """A question in the message of the facts."""
+    """Return a question in the message of the facts."""
     turn = _record_turn(rng, rng.choice(records))
     return f"{text}\n\n{turn.user}", turn.reply, turn.kind, turn.free, turn.schema
 
@@ -303,6 +303,6 @@ def make_facts_episodes(
     split: Split = "held_out",
     form: str | None = None,
 ) -> list[Episode]:
-    """`count` conversations that depend on nothing but the arguments."""
+    """Return `count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"facts {split} {seed} {length_tokens} {form}")
     return [make_facts_episode(rng, length_tokens, count_tokens, split=split, form=form) for _ in range(count)]

@@ -10,8 +10,8 @@ every scored form of question was also trained. The names of the two sides never
     user       question            \\
     assistant  name: number        / until the length is full, or the questions are used up
 
-The answer repeats the name ("Bemo: 4821"), so name and number stand side by side as they do in the list. A
-small model learns this lookup far sooner than an answer of the number alone (train/README.md).
+The answer repeats the name ("Bemo: 4821"), so name and number are adjacent as they are in the list. A small model
+learns this lookup far sooner than an answer with only the number (train/README.md).
 
 Why a memory bug shows: the answer is four to six random digits that occur once, far back. Nothing in the
 weights and nothing near the question helps. Wrong KV, a page of another request or a lost page is a wrong
@@ -34,11 +34,11 @@ TurnKind = Literal["recall", "absent", "told", "call", "answer", "no_tool", "jso
 CountTokens = Callable[[str], int]
 
 SCORED: tuple[TurnKind, ...] = ("recall", "call", "answer", "no_tool", "json")
-TURN_OVERHEAD_TOKENS = 10  # ChatML around one user message and one reply
+TURN_OVERHEAD_TOKENS = 10  # tokens of ChatML around one user message and one reply
 PAIRS_MAX = 80
-QUESTION_TOKENS = 30  # an average question with its answer, to plan with
+QUESTION_TOKENS = 30  # tokens of an average question with its answer, to plan with
 LINE_TOKENS = 13
-SHORT_TOKENS = 256  # up to here filler is rare where questions fill the length: there is no room for both
+SHORT_TOKENS = 256  # tokens up to which filler is rare where questions fill the length: there is no room for both
 
 NOTED = "Noted."
 
@@ -105,7 +105,7 @@ class EpisodeTurn:
     schema: dict[str, Any] | None = None
 
     def cost(self, count_tokens: CountTokens) -> int:
-        """Tokens that it takes."""
+        """Return the number of tokens that it takes."""
         return count_tokens(self.user) + count_tokens(self.reply) + TURN_OVERHEAD_TOKENS
 
 
@@ -113,7 +113,7 @@ class EpisodeTurn:
 class Episode:
     """A conversation whose prompt at its last question is close to `length_tokens` long.
 
-    `names` is what the list holds.
+    `names` are those of the list.
     """
 
     system: str | None
@@ -123,7 +123,7 @@ class Episode:
     tools: tuple[dict[str, Any], ...] = ()
 
     def messages_before(self, turn_index: int, replies: list[str] | None = None) -> list[dict[str, str]]:
-        """The chat messages that end with the user message of `turn_index`.
+        """Return the chat messages that end with the user message of `turn_index`.
 
         `replies` are the model's own earlier answers; without them the right ones are used.
         """
@@ -137,12 +137,12 @@ class Episode:
 
 
 def answer_for(name: str, number: str) -> str:
-    """The one right answer to a question about `name`."""
+    """Return the one right answer to a question about `name`."""
     return f"{name}: {number}"
 
 
 def is_right(answer: str, expected: str) -> bool:
-    """Exact match; only white space around the answer is forgiven."""
+    """Return whether the answer matches exactly; only white space around it is forgiven."""
     return answer.strip() == expected
 
 
@@ -163,7 +163,7 @@ class _Draft:
         self.room_tokens -= self.turns[-1].cost(self.count_tokens)
 
     def sentences(self, tokens: int) -> list[str]:
-        """Filler of about `tokens` tokens."""
+        """Return filler of about `tokens` tokens."""
         written: list[str] = []
         while tokens > 0:
             sentence = filler_sentence(self.rng)
@@ -177,7 +177,7 @@ class _Draft:
 
 
 def _list_text(draft: _Draft, intro: str, pairs: list[tuple[str, str]], filler: list[str]) -> str:
-    """The list as one message; `filler` goes between the lines, or after them."""
+    """Return the list as one message; `filler` goes between the lines, or after them."""
     rng = draft.rng
     lines = [draft.line.format(name=name, number=number, noun=draft.noun) for name, number in pairs]
     if filler and rng.random() < 0.5:
@@ -204,7 +204,7 @@ def _make_pairs(draft: _Draft, count: int) -> list[tuple[str, str]]:
 
 
 def _pairs_count(rng: random.Random, list_room_tokens: int, *, prefer_long: bool) -> int:
-    """Log-uniform, so that short lists in long texts are as common as long lists.
+    """Return a log-uniform number of pairs, so that short lists in long texts are as common as long lists.
 
     `prefer_long` leans towards long ones, which teach more: a short list can be guessed.
     """
@@ -214,7 +214,7 @@ def _pairs_count(rng: random.Random, list_room_tokens: int, *, prefer_long: bool
 
 
 def _write_list(draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int, *, may_ask: bool) -> int:
-    """Tells the list in one turn or two; returns the filler tokens left for later turns.
+    """Write the list in one turn or two; return the filler tokens left for later turns.
 
     With `may_ask` the first question sometimes comes in the same message as the list.
     """
@@ -239,7 +239,7 @@ def _write_list(draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int,
 def _write_questions(
     draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int, questions: int | None, absent_rate: float
 ) -> None:
-    """Asks until the room or the questions are used up, with the left-over filler told on the way."""
+    """Write questions until the room or the questions are used up, with the left-over filler told on the way."""
     rng = draft.rng
     names = dict(pairs)
     last = ""
@@ -256,7 +256,7 @@ def _write_questions(
             name = make_name(rng, draft.split, names)
             user, reply = draft.question(name), f"{name} is not in the list."
         else:
-            # Drawn anew each time: asked in turn, the last ones could be told by elimination.
+            # Drawn again each time: asked in turn, the last ones could be told by elimination.
             name, number = rng.choice([pair for pair in pairs if pair[0] != last])
             last = name
             user, reply = draft.question(name), answer_for(name, number)
@@ -276,7 +276,7 @@ def make_episode(
     questions: int | None = None,
     absent_rate: float = 0.0,
 ) -> Episode:
-    """One conversation. With `questions` the filler fills the length, without it the questions do."""
+    """Return one conversation. With `questions` the filler fills the length, without it the questions do."""
     system = rng.choice(SYSTEMS) if rng.random() < 0.3 else None
     room = length_tokens - (count_tokens(system) + 5 if system else 0)
     draft = _Draft(rng, split, count_tokens, room, rng.choice(NOUNS), rng.choice(LINES), [])
@@ -308,6 +308,6 @@ def make_episodes(
     split: Split = "held_out",
     questions: int | None = 8,
 ) -> list[Episode]:
-    """`count` conversations that depend on nothing but the arguments."""
+    """Return `count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"recall {split} {seed} {length_tokens}")
     return [make_episode(rng, length_tokens, count_tokens, split=split, questions=questions) for _ in range(count)]

@@ -9,9 +9,9 @@ In recall a wrong answer stays in the context, as it would for a user. The promp
 the prompt of the earlier one, so the score covers prefix hits, carried states and reused pages. Lengths are
 fitted to the counts of the server's `/tokenize`. For a server without it they are estimated from characters.
 
-In the other tasks each scored turn is asked after the right earlier turns, because a wrong call would make
-the result behind it nonsense. Controls are the same questions with tools, or facts, of another conversation.
-A score means something only where theirs is near zero.
+In the other tasks each scored turn is asked after the right earlier turns, because a wrong call would make the
+following result nonsense. Controls are the same questions with tools, or facts, of another conversation. A score means
+something only where theirs is near zero.
 
 Decoding is greedy, so a score measures the server and not luck. A bounded number of requests runs at once.
 """
@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class RecallRow:
-    """The result at one length; `tokens_prompt_median` is what the server counted, not what was asked for."""
+    """The result at one length; `tokens_prompt_median` is the server's count, not the requested length."""
 
     length: int
     asked: int
@@ -95,7 +95,7 @@ class _Asker:
     turns_at_once: asyncio.Semaphore
 
     async def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer to ``body``, decoded greedily."""
+        """Return the server's answer to ``body``, decoded greedily."""
         named = {} if self.model is None else {"model": self.model}
         response = await self.client.post("/v1/chat/completions", json={**body, "temperature": 0, **named})
         response.raise_for_status()
@@ -103,13 +103,13 @@ class _Asker:
         return answer
 
     async def reply(self, messages: list[dict[str, str]]) -> tuple[str, int]:
-        """The model's answer, and how long the server says the prompt was."""
+        """Return the model's answer, and how long the server says the prompt was."""
         answer = await self.answer({"messages": messages, "max_tokens": ANSWER_TOKENS_MAX})
         tokens = (answer.get("usage") or {}).get("prompt_tokens") or 0
         return answer["choices"][0]["message"].get("content") or "", tokens
 
     async def hold(self, episode: Episode, heard: Callable[[bool, int], None]) -> None:
-        """One conversation from its first turn to its last; `heard` gets every scored answer."""
+        """Hold one conversation from its first turn to its last; `heard` gets every scored answer."""
         replies: list[str] = []
         async with self.turns_at_once:
             for index, turn in enumerate(episode.turns):
@@ -133,7 +133,7 @@ def _connected(base_url: str, api_key: str | None, transport: httpx.AsyncBaseTra
 
 
 async def _prompt_tokens(asker: _Asker, episode: Episode) -> int | None:
-    """How long the prompt of the last question is on this server; None where it cannot be asked."""
+    """Return how long the prompt of the last question is on this server; None where it cannot be asked."""
     messages = episode.messages_before(len(episode.turns) - 1)
     body = {"messages": messages} | ({"model": asker.model} if asker.model else {})
     response = await asker.client.post("/tokenize", json=body)
@@ -143,7 +143,7 @@ async def _prompt_tokens(asker: _Asker, episode: Episode) -> int | None:
 
 
 async def _fitted_episodes(asker: _Asker, seed: int, length: int, questions: int) -> list[Episode]:
-    """Enough conversations for `questions` answers, whose last prompts are about `length` tokens long.
+    """Return conversations for `questions` answers, whose last prompts are about `length` tokens long.
 
     Names cost far more tokens per character than filler, and the mix changes with the length. So the rate
     is fitted for each length: draft, let the server count a few of the prompts, correct, draft again.
@@ -185,9 +185,9 @@ async def score_recall(
     on_progress: Progress | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> RecallReport:
-    """Asks at least `questions_per_length` questions per length; `on_progress` gets (answered, planned).
+    """Ask at least `questions_per_length` questions per length; `on_progress` gets (answered, planned).
 
-    `base_url` may end with /v1 or not. `transport` lets a test answer in the place of a server.
+    `base_url` may end with /v1 or not. `transport` lets a test answer instead of a server.
     """
     async with _connected(base_url, api_key, transport) as client:
         asker = _Asker(client, model, asyncio.Semaphore(concurrency))
@@ -233,7 +233,7 @@ class SkillQuestion:
         return self.episode.turns[self.turn_index]
 
     def body(self) -> dict[str, Any]:
-        """The request for this turn."""
+        """Return the request for this turn."""
         body: dict[str, Any] = {
             "messages": chat_messages(self.episode, self.turn_index),
             "max_tokens": SKILL_TOKENS_MAX,
@@ -246,7 +246,7 @@ class SkillQuestion:
         return body
 
     def is_right(self, message: dict[str, Any]) -> bool:
-        """Whether the answer has the right calls, the right value, or exactly the right text."""
+        """Return whether the answer has the right calls, the right value, or exactly the right text."""
         content = (message.get("content") or "").strip()
         if self.turn.kind == "json":
             return bool(_parsed(content) == json.loads(self.turn.reply))
@@ -312,7 +312,7 @@ def _tools_case(episode: Episode, turn: EpisodeTurn) -> str:
 
 
 def make_questions(skill: Skill, seed: int, length: int, count: int) -> list[SkillQuestion]:
-    """At least `count` questions, of whole conversations."""
+    """Return at least `count` questions, of complete conversations."""
     return list(_enough(_questions(skill, seed, length, count), count))
 
 
@@ -345,7 +345,7 @@ def _enough(conversations: Iterator[list[SkillQuestion]], count: int) -> Iterato
 
 
 def control_questions(skill: Skill, questions: Sequence[SkillQuestion]) -> list[SkillQuestion]:
-    """The same questions with the tools, or with the facts, of the next conversation."""
+    """Return the same questions with the tools, or with the facts, of the next conversation."""
     episodes = list({id(question.episode): question.episode for question in questions}.values())
     following = {id(episode): episodes[index - 1] for index, episode in enumerate(episodes)}
     controls = []
@@ -377,7 +377,7 @@ async def score_skill(
     on_progress: Progress | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> SkillReport:
-    """Asks every question, at most `concurrency` at once; `on_progress` gets (answered, planned)."""
+    """Ask every question, at most `concurrency` at once; `on_progress` gets (answered, planned)."""
     questions = [
         question for length in lengths for question in make_questions(skill, seed, length, questions_per_length)
     ]

@@ -14,9 +14,9 @@ A call and a result are texts in the form of the embedded model's chat template,
 A tool takes one line instead of its JSON schema: such a model has few tokens to spend. `tests/train` compares
 the texts with the template's own.
 
-What is scored: the call (name and arguments, as JSON values), the answer from the result (exact match), and
-the answer to a request that no tool fits. With the tools of another conversation no call can be right: the
-control of `weft eval tools`.
+Scored are the call (name and arguments, as JSON values), the answer from the result (exact match), and the answer to a
+request that no tool fits. With the tools of another conversation no call can be right: the control of `weft eval
+tools`.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 
 
 def written_call(name: str, arguments: dict[str, Any]) -> str:
-    """One call in the form of the chat template."""
+    """Return one call in the form of the chat template."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"{CALL_OPEN}\n{call}\n{CALL_CLOSE}"
 
 
 def written_results(results: Sequence[str]) -> str:
-    """The user turn that the chat template makes of tool messages."""
+    """Return the user turn that the chat template makes of tool messages."""
     return "\n".join(f"{RESULT_OPEN}\n{result}\n{RESULT_CLOSE}" for result in results)
 
 
 def read_calls(text: str) -> list[dict[str, Any]]:
-    """The calls of a written answer."""
+    """Return the calls of a written answer."""
     parts = [part.split(CALL_CLOSE)[0] for part in text.split(CALL_OPEN)[1:]]
     return [json.loads(part) for part in parts]
 
 
 def tool_line(tool: dict[str, Any]) -> str:
-    """A tool in the system prompt, as the chat template writes it."""
+    """Return a tool in the system prompt, as the chat template writes it."""
     function = tool["function"]
     parameters = function.get("parameters") or {}
     required = parameters.get("required") or ()
@@ -76,13 +76,13 @@ def tool_line(tool: dict[str, Any]) -> str:
 
 
 def system_text(system: str | None, tools: Sequence[dict[str, Any]]) -> str:
-    """The system prompt of a conversation with tools."""
+    """Return the system prompt of a conversation with tools."""
     head = f"{system}\n\n" if system else ""
     return head + "\n".join(["<tools>", *(tool_line(tool) for tool in tools), "</tools>"])
 
 
 def chat_messages(episode: recall.Episode, turn_index: int) -> list[dict[str, Any]]:
-    """The messages of the API that end with what the user, or a tool, says in turn `turn_index`."""
+    """Return the messages of the API that end with the text of the user, or of a tool, in turn `turn_index`."""
     messages: list[dict[str, Any]] = []
     if episode.system:
         messages.append({"role": "system", "content": episode.system})
@@ -211,7 +211,7 @@ class ToolParameter:
 
 @dataclass(frozen=True)
 class CallableTool:
-    """A tool and the words in which a user asks for it. `listed`: its second argument stands in a list."""
+    """A tool and the words in which a user asks for it. `listed`: its second argument is in a list."""
 
     name: str
     verb: str
@@ -237,7 +237,7 @@ def _lower_word(rng: random.Random, split: Split) -> str:
 
 
 def _value(rng: random.Random, split: Split, parameter: ToolParameter) -> tuple[Any, str]:
-    """A value, and how a user writes it."""
+    """Return a value, and how a user writes it."""
     schema = parameter.schema
     if "enum" in schema:
         value = rng.choice(schema["enum"])
@@ -301,7 +301,7 @@ def _make_parameters(rng: random.Random, split: Split) -> tuple[ToolParameter, .
 
 
 def make_function(rng: random.Random, split: Split, *, listed: str = "", noun: str = "") -> CallableTool:
-    """A tool of this side. With `listed` it takes a name and what a list has for that name."""
+    """Return a tool of this side. With `listed` it takes a name and the list's value for that name."""
     while True:
         verb, chosen = rng.choice(list(LEADS)), noun or _make_noun(rng, split)
         name = _function_name(rng, verb, chosen)
@@ -326,7 +326,7 @@ def make_function(rng: random.Random, split: Split, *, listed: str = "", noun: s
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """What a user asks: the text, the calls it takes, and how the answer names each subject."""
+    """A user's request: the text, the calls it takes, and how the answer names each subject."""
 
     text: str
     calls: tuple[str, ...]
@@ -344,7 +344,7 @@ def _with_cue(rng: random.Random, parameter: ToolParameter, written: str) -> str
 
 
 def make_request(rng: random.Random, split: Split, function: CallableTool, listed: dict[str, str]) -> ToolRequest:
-    """A request for `function`. `listed`: the numbers of a list, of which one is an argument."""
+    """Return a request for `function`. `listed`: the numbers of a list, of which one is an argument."""
     first, rest = function.parameters[0], function.parameters[1:]
     lead = rng.choice(LEADS[function.verb]).format(noun=function.noun)
     if rng.random() < 0.06:
@@ -387,7 +387,7 @@ def make_request(rng: random.Random, split: Split, function: CallableTool, liste
 
 
 def _result(rng: random.Random, split: Split, noun: str, subject: str) -> tuple[str, str]:
-    """What a tool returns, and the answer it gives."""
+    """Return the result of a tool, and the answer it gives."""
     chance = rng.random()
     if chance < 0.2:
         return rng.choice(("ok", "done", "true", '{"ok": true}', "success")), DONE
@@ -419,7 +419,7 @@ class _Draft:
     turns: list[recall.EpisodeTurn]
 
     def add(self, *turns: recall.EpisodeTurn) -> bool:
-        """Whether there was room; the first turns are always taken."""
+        """Add turns, and return whether there was room; the first turns are always taken."""
         cost = sum(turn.cost(self.count_tokens) for turn in turns)
         if self.turns and cost > self.room_tokens:
             return False
@@ -480,7 +480,7 @@ def make_tools_episode(
     split: Split = "held_out",
     talk: Callable[[random.Random], recall.EpisodeTurn] | None = None,
 ) -> recall.Episode:
-    """One conversation with tools, as long as `length_tokens` allows. `talk` makes other turns."""
+    """Return one conversation with tools, up to the length that `length_tokens` allows. `talk` makes other turns."""
     column = rng.choice(LISTED) if rng.random() < 0.25 else ""
     functions = _make_functions(rng, split, column)
     tools = tuple(function.as_tool() for function in functions)
@@ -508,6 +508,6 @@ def make_tools_episode(
 def make_tools_episodes(
     seed: int, length_tokens: int, count: int, count_tokens: recall.CountTokens, *, split: Split = "held_out"
 ) -> list[recall.Episode]:
-    """`count` conversations that depend on nothing but the arguments."""
+    """Return `count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"tools {split} {seed} {length_tokens}")
     return [make_tools_episode(rng, length_tokens, count_tokens, split=split) for _ in range(count)]

@@ -32,7 +32,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def split_of(word: str) -> Split:
-    """The side a word belongs to; upper and lower case are the same word."""
+    """Return the side a word belongs to; upper and lower case are the same word."""
     held_out = zlib.crc32(word.lower().encode()) % HELD_OUT_ONE_IN == 0
     return "held_out" if held_out else "training"
 
@@ -46,7 +46,7 @@ def _any_word(rng: random.Random) -> str:
 
 
 def make_word(rng: random.Random, split: Split) -> str:
-    """One made-up capitalised word of the given side."""
+    """Return one made-up capitalised word of the given side."""
     while True:
         word = _any_word(rng)
         if split_of(word) == split:
@@ -54,7 +54,7 @@ def make_word(rng: random.Random, split: Split) -> str:
 
 
 def make_name(rng: random.Random, split: Split, excluded: Container[str] = ()) -> str:
-    """A name of one or two words that is not in `excluded`."""
+    """Return a name of one or two words that is not in `excluded`."""
     while True:
         name = make_word(rng, split)
         if rng.random() < 0.3:
@@ -64,7 +64,7 @@ def make_name(rng: random.Random, split: Split, excluded: Container[str] = ()) -
 
 
 def make_number(rng: random.Random, excluded: Container[str] = ()) -> str:
-    """Four to six digits, the first one not zero, not in `excluded`."""
+    """Return four to six digits, the first one not zero, not in `excluded`."""
     while True:
         digits = rng.randint(4, 6)
         number = str(rng.randrange(10 ** (digits - 1), 10**digits))
@@ -99,7 +99,7 @@ FEELINGS = ["glad", "proud", "calm", "surprised", "hungry", "sleepy", "cheerful"
 
 
 def filler_sentence(rng: random.Random) -> str:
-    """One sentence about nothing in particular, without digits and without made-up names."""
+    """Return one sentence about nothing in particular, without digits and without made-up names."""
     form = rng.randrange(6)
     if form == 0:
         return f"{rng.choice(WEATHERS)} {rng.choice(TIMES)}."

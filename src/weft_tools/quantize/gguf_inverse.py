@@ -26,7 +26,8 @@ Shape = tuple[int, ...]
 
 
 def apart(name: str, shape: Shape, config: Mapping[str, Any]) -> Iterator[tuple[str, Shape, Take]]:
-    """(our name, shape, what takes it out of the stored tensor) of each matrix of the stored tensor."""
+    """Yield (our name, shape, the function that takes it out of the stored tensor) of each matrix of the stored
+    tensor."""
     kind = config["model_type"]
     place, _, last = name.rpartition(".experts.")
     if kind == "gpt_oss" and place:
@@ -96,7 +97,7 @@ def _at(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def scaled(config: Mapping[str, Any], name: str) -> Take:
-    """Falcon-H1's multipliers of the matrix ``name``; of others nothing."""
+    """Return Falcon-H1's multipliers of the matrix ``name``; of others nothing."""
     if config["model_type"] != "falcon_h1" or name.endswith(("bias", "norm.weight")):
         return _same
     read = config.get
@@ -120,14 +121,15 @@ def scaled(config: Mapping[str, Any], name: str) -> Take:
 
 
 def without_multipliers(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``config`` as it is when the multipliers of Falcon-H1 are in the weights."""
+    """Return ``config`` as it is when the multipliers of Falcon-H1 are in the weights."""
     if config["model_type"] != "falcon_h1":
         return config
     return {name: value for name, value in config.items() if not name.endswith(("multiplier", "multipliers"))}
 
 
 def _of_rows(config: Mapping[str, Any]) -> torch.Tensor:
-    """Of each row of Mamba's first projection: z, x, B, C and the steps have multipliers of their own."""
+    """Return multipliers of each row of Mamba's first projection: z, x, B, C and the steps have multipliers of their
+    own."""
     inner = config.get("mamba_d_ssm") or config["mamba_n_heads"] * config["mamba_d_head"]
     group = config["mamba_n_groups"] * config["mamba_d_state"]
     counts = torch.tensor([inner, inner, group, group, config["mamba_n_heads"]])
@@ -144,7 +146,7 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 
 def rope_divisors(config: Mapping[str, Any]) -> list[float] | None:
-    """What divides the frequencies of positions that are scaled as in Llama 3.1; None for others."""
+    """Return the divisors of the frequencies of positions that are scaled as in Llama 3.1; None for others."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type") != "llama3":
         return None

@@ -5,8 +5,8 @@
     tokenizer.json   vocab, merges, added_tokens         tokenizer.ggml.tokens, merges, token_type
                      the expression that cuts text       tokenizer.ggml.pre, by the table of ``vocabulary``
 
-A key that config.json leaves out has the default that a reader of the file assumes, so it is left out here
-too. What is written is read back at once (``writing``): the architecture must come out as it went in.
+A key that config.json leaves out has the default that a reader of the file assumes, so it is left out here too. The
+written header is read back at once (``writing``): the architecture must come out as it went in.
 
 Source: llama.cpp's ``conversion`` package, for names and types of keys.
 """
@@ -45,7 +45,7 @@ ARCHITECTURE_OF = {
     "llama": "llama",
     "gpt_oss": "gpt-oss",
 }
-"""``model_type`` -> ``general.architecture``, before experts and kinds of layers are looked at."""
+"""``general.architecture`` by ``model_type``, before experts and kinds of layers are looked at."""
 _INTEGERS = {
     "embedding_length": "hidden_size",
     "attention.head_count": "num_attention_heads",
@@ -80,12 +80,12 @@ _YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "attn_fac
 _SIGMOID = 2
 _NORM_EPS = 1e-5
 _LONGEST = 1 << 20
-"""Context of models that have no positions."""
+"""Context of models that have no positions, tokens."""
 _TYPES = {"normal": 1, "control": 3, "user defined": 4, "unused": 5}
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """``general.architecture``. Raises CheckpointError for a family that GGUF files are not written of."""
+    """Return ``general.architecture``. Raise CheckpointError for a family that GGUF files are not written of."""
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURE_OF:
         raise CheckpointError(
@@ -101,7 +101,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def kinds_of(config: Mapping[str, Any]) -> list[bool]:
-    """For each layer, whether it is attention."""
+    """Return for each layer whether it is attention."""
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if kinds:
         return ["attention" in kind and "linear" not in kind for kind in kinds]
@@ -113,7 +113,7 @@ def kinds_of(config: Mapping[str, Any]) -> list[bool]:
 
 
 def add_numbers(writer: GGUFWriter, config: Mapping[str, Any], feed_forward: int) -> None:
-    """The hyper-parameters. ``feed_forward``: the width of a dense layer, as its tensors have it."""
+    """Add the hyper-parameters. ``feed_forward``: the width of a dense layer, as its tensors have it."""
     kinds, read = kinds_of(config), config.get
     rope = read("rope_parameters") or read("rope_scaling") or {}
     integers: dict[str, Any] = {
@@ -171,7 +171,7 @@ def _kv_heads(config: Mapping[str, Any], kinds: list[bool]) -> int | list[int]:
 
 
 def _recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the ``ssm.*`` keys of a family have no name of their own for."""
+    """Return the numbers for which the ``ssm.*`` keys of a family have no name of their own."""
     read = config.get
     if "linear_num_value_heads" in config:
         heads = config["linear_num_value_heads"]
@@ -234,9 +234,9 @@ def _flags(config: Mapping[str, Any], arch: str, kinds: list[bool]) -> dict[str,
 
 
 def add_vocabulary(writer: GGUFWriter, directory: Path, size: int) -> None:
-    """Of the tokenizer in ``directory``, padded to ``size`` tokens: ids, types, merges, template.
+    """Add ids, types, merges and template of the tokenizer in ``directory``, padded to ``size`` tokens.
 
-    Raises CheckpointError for a tokenizer that is no byte-level BPE, or whose cuts have no name."""
+    Raises CheckpointError for a tokenizer that is not a byte-level BPE, or whose cuts have no name."""
     from gguf import SpecialVocab
 
     path = directory / "tokenizer.json"
@@ -273,7 +273,7 @@ def add_vocabulary(writer: GGUFWriter, directory: Path, size: int) -> None:
 
 
 def _pre_tokenizer(content: Mapping[str, Any], arch: str, path: Path) -> str:
-    """The name under which llama.cpp knows how this tokenizer cuts text."""
+    """Return the name under which llama.cpp knows how this tokenizer cuts text."""
     cuts = pieces_of(content)
     names = [name for name, pre in PRE_TOKENIZERS.items() if (pre.expression, pre.whole, pre.nfc) == cuts]
     if not names:

@@ -4,9 +4,8 @@
             d, dmin float16; sc, m six bits; codes of four
     Q8_0    gguf's own packer
 
-A group's scale and minimum are those of least squares, for the best of several ranges that its codes may
-span; then they are rounded to six bits of the block's largest, and the codes are chosen again. Nothing is
-calibrated: each column counts alike.
+A group's scale and minimum come from least squares over several candidate ranges of its codes; then they are rounded to
+six bits of the block's largest, and the codes are chosen again. Nothing is calibrated: each column counts alike.
 
 Source: the block structures of ggml (``ggml-common.h``).
 """
@@ -28,7 +27,8 @@ _TOGETHER = 512
 
 
 def q4_k(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``rows`` float32 [R, columns], whole blocks -> (blocks uint8 [R, bytes], their values [R, columns])."""
+    """Return (blocks uint8 [R, bytes], their values [R, columns]) of ``rows``, float32 [R, columns], complete
+    blocks."""
     groups = rows.reshape(-1, _GROUPS, LINE)
     parts = [_q4_k(groups[at : at + _TOGETHER]) for at in range(0, len(groups), _TOGETHER)]
     blocks, values = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -36,7 +36,7 @@ def q4_k(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _q4_k(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of blocks [N, 8, 32]."""
+    """Return blocks and values of groups [N, 8, 32]."""
     scales, minimums = _ranges(groups)
     d = (scales.amax(1, keepdim=True) / _MOST).half()
     d_min = (minimums.amax(1, keepdim=True) / _MOST).half()
@@ -58,7 +58,7 @@ def _q4_k(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def q8_0(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``rows`` float32 [R, columns], whole lines of 32 -> (blocks uint8 [R, bytes], their values)."""
+    """Return (blocks uint8 [R, bytes], their values) of ``rows``, float32 [R, columns], complete lines of 32."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize, quantize
 
@@ -67,7 +67,7 @@ def q8_0(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and minimums, both at least 0, of groups [N, 8, 32]: float32 [N, 8]."""
+    """Return scales and minimums, both at least 0, of groups [N, 8, 32]: float32 [N, 8]."""
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
     best = torch.full_like(low, torch.inf)
     scales, minimums = torch.zeros_like(low), torch.zeros_like(low)
@@ -88,7 +88,7 @@ def _ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             + LINE * minimum * minimum
             - 2 * (scale * both + scale * minimum * count - minimum * total)
         )
-        # All alike and below zero: no code, the minimum alone.
+        # All alike and below zero: no code, only the minimum.
         flat = alone & (total < 0) & (squares - total * total / LINE < error)
         error = torch.where(flat, squares - total * total / LINE, error)
         scale, minimum = torch.where(flat, 0.0, scale), torch.where(flat, -total / LINE, minimum)
@@ -108,7 +108,7 @@ def _sixth(numbers: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
 
 
 def _twelve_bytes(scales: torch.Tensor, minimums: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, 8] twice -> [N, 12]: of the last four, the upper two bits lie above the first four."""
+    """Return uint8 [N, 8] twice -> [N, 12]: for the last four, the upper two bits are above those of the first four."""
     return torch.cat(
         (
             scales[:, :4] | scales[:, 4:] >> 4 << 6,
@@ -120,5 +120,5 @@ def _twelve_bytes(scales: torch.Tensor, minimums: torch.Tensor) -> torch.Tensor:
 
 
 def _nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, 8, 32] -> [N, 128]: a line in the low halves of 32 bytes, the next in their high halves."""
+    """Return uint8 [N, 8, 32] -> [N, 128]: a line in the low halves of 32 bytes, the next in their high halves."""
     return (codes[:, 0::2] | codes[:, 1::2] << 4).flatten(1)

@@ -8,13 +8,13 @@
     convolutions, routers, norms and other vectors      F32
     rows of beta and decay, steps of Mamba-1            as stored
 
-Which of our tensors a tensor of the file is, and what was done to its values, says the reader's own
-``FileLayout``; here each ``Undo`` is done again. A list of names for writing would be a second truth. The
-header that was written is read back before a weight is: its architecture must be that of config.json.
+The reader's own ``FileLayout`` says which of our tensors a tensor of the file is, and how its values were changed; here
+each ``Undo`` is done again. A list of names for writing would be a second truth. The written header is read back before
+a weight is: its architecture must be that of config.json.
 
-The file grows as OUT.partial/model.gguf, and ``done.json`` beside it says how many tensors of it are on disk.
-A run that was broken off cuts the file there and goes on. OUT takes its name when every byte is written.
-Rows are packed a few MB at a time, out of the mapped files.
+The file grows as OUT.partial/model.gguf, and ``done.json`` in the same folder says how many tensors of it are on disk.
+A run that was broken off cuts the file there and goes on. OUT takes its name when every byte is written. Rows are
+packed a few MB at a time, out of the mapped files.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ _DENSE = tuple(
 _DIVISORS = "rope_freqs.weight"
 _IN_32_BITS = ("conv1d", "shortconv.conv.", "gate_inp", "exp_probs_b")
 _NOT_IN_FILES = ("family", "dtype", "mtp", "vision")
-"""Of an architecture. Qwen3-Next is read as Qwen3.5, a file has no dtype of its own, and heads and towers are
-left out."""
+"""Fields of an architecture that files lack: Qwen3-Next is read as Qwen3.5, a file has no dtype of its own, and heads
+and towers are left out."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -78,8 +78,8 @@ Take = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A tensor under our name. ``parts``: of each of its matrices (experts), or of all of it, the stored
-    tensor and what takes the piece out of it; both in ``shape`` or, of a stack, in ``shape[1:]``."""
+    """A tensor under our name. ``parts``: of each of its matrices (experts), or of all of it, the stored tensor and the
+    function that takes the piece out of it; both in ``shape`` or, of a stack, in ``shape[1:]``."""
 
     shape: tuple[int, ...]
     parts: list[tuple[StoredTensor | None, Take]]
@@ -115,11 +115,11 @@ def write_gguf(
     *,
     pooling: Literal["first", "last", "mean"] | None = None,
 ) -> list[MatrixError]:
-    """Writes ``source`` to the new file ``out``. Returns the tensors that were rounded. ``pooling``: of an
-    embedder; of a checkpoint without a head it is "last" where nothing is said.
+    """Write ``source`` to the new file ``out``. Returns the tensors that were rounded. ``pooling``: of an embedder; of
+    a checkpoint without a head it is "last" where nothing is said.
 
-    Raises CheckpointError where ``out`` is there or is no .gguf. Likewise where the source is quantised, is
-    not served, or is of a family without an architecture of GGUF."""
+    Raises CheckpointError where ``out`` is there or is not a .gguf. Likewise where the source is quantised, is not
+    served, or is of a family without an architecture of GGUF."""
     from gguf import PoolingType
 
     if out.suffix != ".gguf":
@@ -191,7 +191,7 @@ def _write_tensors(
 
 
 def _rows(entry: _Entry, squares: list[float]) -> Iterator[torch.Tensor]:
-    """``entry`` as the file has it, some rows at a time. ``squares``: of errors and of values, added to."""
+    """Yield ``entry`` as the file has it, some rows at a time. ``squares``: of errors and of values, added to."""
     pack = _PACKERS.get(entry.kind)
     for matrix in _matrices(entry):
         by_row = matrix.reshape(-1, matrix.shape[-1]) if matrix.ndim else matrix.view(1, 1)
@@ -209,7 +209,8 @@ def _rows(entry: _Entry, squares: list[float]) -> Iterator[torch.Tensor]:
 
 
 def _matrices(entry: _Entry) -> Iterator[torch.Tensor]:
-    """Of a stack one after the other; else all of the entry. A file is mapped while its tensor is read."""
+    """Yield the matrices of a stack one after the other; else all of the entry. A file is mapped while its tensor is
+    read."""
     if len(entry.pieces) == 1:
         piece, undo = entry.pieces[0]
         for stored, take in piece.parts:
@@ -229,7 +230,7 @@ def _matrices(entry: _Entry) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def _mapped(stored: StoredTensor | None) -> Iterator[torch.Tensor]:
-    """The values of a stored tensor where they lie."""
+    """Return the values of a stored tensor in the mapped file."""
     if stored is None:
         yield torch.empty(0)
         return
@@ -245,7 +246,7 @@ def _mapped(stored: StoredTensor | None) -> Iterator[torch.Tensor]:
 
 
 def _redone(x: torch.Tensor, undo: Undo) -> torch.Tensor:
-    """What the reader's ``undo`` makes ``x`` of again."""
+    """Return the tensor of which the reader's ``undo`` makes ``x`` again."""
     if undo.values == "log":
         x = -torch.exp(x.float())
     elif undo.values == "minus_one":
@@ -256,7 +257,7 @@ def _redone(x: torch.Tensor, undo: Undo) -> torch.Tensor:
 
 
 class _Anything(dict[str, FileTensor]):
-    """Every tensor that a reader may ask for: its names do not depend on which there are."""
+    """A table of every tensor that a reader may ask for: its names do not depend on which there are."""
 
     def __init__(self, table: _Piece) -> None:
         super().__init__()
@@ -272,7 +273,7 @@ class _Anything(dict[str, FileTensor]):
 def _entries(
     checkpoint: CheckpointFiles, config: Mapping[str, Any], keys: GGUFWriter, pieces: Mapping[str, _Piece]
 ) -> list[_Entry]:
-    """The tensors of the file, in its order."""
+    """Return the tensors of the file, in its order."""
     arch, numbers = keys.arch, {name: _as_read(value.value) for name, value in keys.kv_data[0].items()}
     table = next(piece for name, piece in pieces.items() if name.endswith(_TABLES))
     read = ARCHITECTURES[arch]
@@ -318,7 +319,7 @@ def _undo(layout: FileLayout, key: str, ours: str) -> Undo:
 
 
 def _names(layout: FileLayout, arch: str, pieces: Mapping[str, _Piece]) -> dict[str, list[str]]:
-    """Name in the file -> our names of what is in it; the first name where there are several."""
+    """Return our names of the contents by name in the file; the first name where there are several."""
     # A file has the rows of beta and decay in one tensor or in two, by its architecture.
     other = ("ssm_alpha", "ssm_beta") if arch == "qwen3next" else ("ssm_ba",)
     layers = sorted({int(layer[1]) for name in pieces for layer in _LAYER.finditer(name)})
@@ -362,8 +363,8 @@ def _kind(theirs: str, shape: tuple[int, ...], pieces: list[tuple[_Piece, Undo]]
 
 
 def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str, _Piece]:
-    """By our names, as a view of the file would have them. Heads for multi-token prediction and towers are
-    left out."""
+    """Return pieces by our names, as a view of the file would have them. Heads for multi-token prediction and towers
+    are left out."""
     asked, tied = matrices_of(checkpoint), architecture_in(checkpoint).tied_embeddings
     matrices = asked.matrices | asked.stacks.keys()
     out: dict[str, _Piece] = {}
@@ -395,7 +396,7 @@ def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str,
 
 
 def _keys(arch: str, config: Mapping[str, Any], pieces: Mapping[str, _Piece]) -> GGUFWriter:
-    """A writer that has the hyper-parameters, and no file yet."""
+    """Return a writer that has the hyper-parameters, and no file yet."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(None, arch)
@@ -450,7 +451,7 @@ def _apart_from_joins(names: Names) -> dict[str, Any]:
 
 
 def _check(path: Path, checkpoint: CheckpointFiles) -> None:
-    """The architecture that a reader makes of the header is that of config.json."""
+    """Check that the architecture that a reader makes of the header is that of config.json."""
     wanted = architecture_in(replace(checkpoint, config=without_multipliers(checkpoint.config)))
     as_read = read_architecture(read_layout(read_header(path)).config)
     for field in fields(wanted):

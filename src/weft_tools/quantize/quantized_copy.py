@@ -13,9 +13,9 @@ Matrices are those that the model's code multiplies by. Rows of beta and decay, 
 embeddings and the head stay as they are. A tensor of all experts is cut into each expert's matrices. Their
 names are those of checkpoints that quantising tools write (experts.3.gate_proj.weight_packed).
 
-One matrix is in memory at a time. OUT appears whole or not at all, and a complete file of OUT.partial is not
-written again. Scales are rounded to the dtype of the model before the codes are chosen, so every engine reads
-the same values.
+One matrix is in memory at a time. OUT appears completely or not at all, and a complete file of OUT.partial is not
+written again. Scales are rounded to the dtype of the model before the codes are chosen, so every engine reads the same
+values.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from weft.tensor.weights.quantized import GROUPS, ZERO_POINT, floats_of, rounded
 CopyForm = Literal["int8", "int4", "w8a8"]
 FORMATS: dict[CopyForm, str] = {"int8": "pack-quantized", "int4": "pack-quantized", "w8a8": "int-quantized"}
 _LEFT = ("in_proj_a", "in_proj_b", "in_proj_ba", "b_proj", "a_proj", "x_proj", "dt_proj")
-"""Matrices that steer decay: docs/quantization.md has what rounding them costs."""
+"""Matrices that steer decay: docs/quantization.md has the cost of rounding them."""
 _NAMES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -74,15 +74,15 @@ class Stack:
     order: Order | None
 
     def matrices_of(self, expert: torch.Tensor) -> Sequence[torch.Tensor]:
-        """``expert``: [rows, columns] as it is stored -> its matrices."""
+        """Return the matrices of ``expert``: [rows, columns] as it is stored."""
         rows = (expert.T if self.transposed else expert).unsqueeze(0)
         return (rows if self.order is None else self.order(rows))[0].chunk(len(self.parts))
 
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """A tensor of ``OUT``'s source, or a matrix of one. ``layout``: names, dtypes and shapes that it becomes;
-    None for what is copied."""
+    """A tensor of ``OUT``'s source, or a matrix of one. ``layout``: names, dtypes and shapes that it becomes; None for
+    a tensor that is copied."""
 
     name: str
     dtype: str
@@ -93,7 +93,7 @@ class _Copied:
 
 @dataclass(frozen=True, slots=True)
 class MatrixError:
-    """``error``: the root of (sum of squared differences / sum of squares)."""
+    """The rounding error of a matrix. ``error``: the root of (sum of squared differences / sum of squares)."""
 
     name: str
     error: float
@@ -104,7 +104,7 @@ class MatrixError:
 def write_quantized(
     source: Path, out: Path, form: CopyForm, on_matrix: Callable[[MatrixError], None] = lambda one: None
 ) -> list[MatrixError]:
-    """Writes ``source`` in ``form`` to the new directory ``out``. Returns the matrices that were rounded.
+    """Write ``source`` in ``form`` to the new directory ``out``. Returns the matrices that were rounded.
 
     Raises CheckpointError where ``out`` is there, or the source is quantised already, cannot be served or has
     no matrix that ``form`` can round."""
@@ -157,7 +157,8 @@ _STATE = "weft-quantize.json"
 
 
 def opened(source: Path, out: Path) -> CheckpointFiles:
-    """The checkpoint ``source``, which is not quantised; ``out`` is not there."""
+    """Return the checkpoint ``source``, which is not quantised. Raise CheckpointError for one that is, and where
+    ``out`` is there."""
     if out.exists():
         raise CheckpointError(f"{out}: it is there already; name another one", param="OUT")
     checkpoint = CheckpointFiles.open(source)
@@ -171,7 +172,7 @@ def opened(source: Path, out: Path) -> CheckpointFiles:
 
 
 def begin_partial(partial: Path, checkpoint: CheckpointFiles, form: str) -> None:
-    """Deletes what an earlier run wrote of another source or form."""
+    """Delete files that an earlier run wrote of another source or form."""
     sizes = {
         one.file.name: [one.file.stat().st_size, one.file.stat().st_mtime_ns] for one in checkpoint.tensors.values()
     }
@@ -183,7 +184,7 @@ def begin_partial(partial: Path, checkpoint: CheckpointFiles, form: str) -> None
 
 
 def _folders(source: Path) -> list[str]:
-    """Of a model of sentence-transformers: those of its modules, which are one name each."""
+    """Return the folders of a model of sentence-transformers: those of its modules, which are one name each."""
     path = source / "modules.json"
     modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     paths = [str(one.get("path", "")) for one in modules]
@@ -192,8 +193,8 @@ def _folders(source: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the model's code multiplies by: names of ``matrices``, and ``stacks`` of experts by their names.
-    ``dtype``: of scales."""
+    """The factors of the model's products: names of ``matrices``, and ``stacks`` of experts by their names. ``dtype``:
+    of scales."""
 
     matrices: set[str]
     stacks: dict[str, Stack]
@@ -201,7 +202,7 @@ class Asked:
 
 
 class _Recorder(TensorCheck):
-    """Notes the names of what is multiplied with, as the model's code asks for it."""
+    """A recorder of the names of factors, as the model's code asks for them."""
 
     def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype) -> None:
         super().__init__(checkpoint, dtype)
@@ -273,7 +274,8 @@ def _settings(form: CopyForm, ignored: list[str]) -> dict[str, Any]:
 
 
 def _copied(stored: StoredTensor, asked: Asked, form: CopyForm) -> list[_Copied]:
-    """What of ``stored`` is copied or rounded by itself: the matrices of each expert, or all of it."""
+    """Return the parts of ``stored`` that are copied or rounded by themselves: the matrices of each expert, or all of
+    it."""
     stack = asked.stacks.get(stored.name)
     if stack is None:
         layout = _layout(stored.name, stored.shape, form, asked.dtype)
@@ -297,7 +299,7 @@ def _copied(stored: StoredTensor, asked: Asked, form: CopyForm) -> list[_Copied]
 
 
 def _layout(name: str, shape: tuple[int, ...], form: CopyForm, dtype: torch.dtype) -> Layout | None:
-    """None for a matrix whose columns are no whole groups."""
+    """Return the layout of a matrix; None for one whose columns are not complete groups."""
     if len(shape) != 2:
         return None
     rows, columns = shape
@@ -314,7 +316,7 @@ def _layout(name: str, shape: tuple[int, ...], form: CopyForm, dtype: torch.dtyp
 
 
 def _rounded(weight: torch.Tensor, form: CopyForm, dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """(tensors in the order of ``_layout``, the values that they mean)."""
+    """Return (tensors in the order of ``_layout``, the values that they mean)."""
     rows, columns = weight.shape
     wide = weight.float()
     if form == "w8a8":
@@ -382,7 +384,7 @@ def _header(copies: Iterable[_Copied]) -> bytes:
 
 
 def _values(stored: StoredTensor, stack: Stack | None, files: MappedFiles) -> Iterator[torch.Tensor]:
-    """All of the tensor, or the matrices of its experts, an expert at a time."""
+    """Yield all of the tensor, or the matrices of its experts, an expert at a time."""
     experts = 1 if stack is None else stored.shape[0]
     own = stored.stored_bytes // max(experts, 1)
     for expert in range(experts):

@@ -1,4 +1,4 @@
-"""The cache policies that can be compared, by name: where states are kept, and what leaves first.
+"""The cache policies that can be compared, by name: where states are kept, and the order of evictions.
 
     arm         states are kept                                     leaves first
     value       as ``--snapshots auto``                           what saves the fewest seconds per byte
@@ -30,7 +30,7 @@ from weft.spec import CompressedKvName
 
 Clock = Callable[[], float]
 MakeMemory = Callable[[ArenaPlan, CostModel, Clock], Memory]
-"""Geometry, what computing costs, and the time: whatever a policy needs to know."""
+"""A factory of the memory. Its arguments are all that a policy needs: geometry, the cost of computing, and the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ _LONG = 1 << 16
 
 
 def prefill_cost(cost: CostModel) -> PrefillCost:
-    """The linear and the quadratic term of ``cost``, from two lengths."""
+    """Return the linear and the quadratic term of ``cost``, from two lengths."""
     half, whole = cost.prefill_s(0, _LONG), cost.prefill_s(0, 2 * _LONG)
     quadratic = max(0.0, whole - 2 * half) / (2 * _LONG**2)
     return PrefillCost(half / _LONG - quadratic * _LONG, quadratic)
@@ -54,12 +54,12 @@ _COMPRESSED: dict[str, CompressedKvName] = {"+compressed": "int8", "+compressed4
 
 
 def _exact(make: MakeMemory) -> MakeMemory:
-    """A memory that compresses nothing, whatever the geometry allows."""
+    """Return a memory that compresses nothing, whatever the geometry allows."""
     return lambda plan, cost, clock: make(replace(plan, compressed_pages=0, compressed_kv_bytes=0), cost, clock)
 
 
 def _compression(make: MakeMemory, dtype: CompressedKvName) -> MakeMemory:
-    """A memory that compresses what the geometry allows, KV in ``dtype``."""
+    """Return a memory that compresses all that the geometry allows, KV in ``dtype``."""
 
     def compressed(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
         compresses = plan.compressed_kv_bytes and plan.kv_fields
@@ -69,7 +69,7 @@ def _compression(make: MakeMemory, dtype: CompressedKvName) -> MakeMemory:
 
 
 def _ranked_by(policy: str) -> MakeMemory:
-    """A memory whose snapshots go as ``policy`` says, compressed first where ``plan`` allows that."""
+    """Return a memory whose snapshots go as ``policy`` says, compressed first where ``plan`` allows that."""
 
     def make(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
         return Memory(plan, cache=True, policy=make_policy(policy, plan, prefill_cost(cost), clock))
@@ -99,7 +99,7 @@ DEFAULT_ARM = "value"
 
 
 def find_arm(name: str) -> Arm:
-    """The arm called ``name``. Raises ConfigError that lists them."""
+    """Return the arm called ``name``. Raise ConfigError that lists them."""
     exact_name, plus, suffix = name.partition("+")
     exact_name = ALIASES.get(exact_name, exact_name)
     arm = ARMS.get(exact_name)

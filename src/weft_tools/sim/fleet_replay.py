@@ -5,17 +5,17 @@
                         |              ...
                         '-- reports of snapshots, first tokens, ends
 
-The router is the code of ``weft serve``. Each player steps until its clock reaches the next arrival. The
-router hears of a step when it has ended, and not before: news of all players wait in one queue by time. A
-request is placed at its arrival, with what the router knows then.
+The router is the code of ``weft serve``. Each player steps until its clock reaches the next arrival. The router hears
+of a step when it has ended, and not before: news of all players wait in one queue by time. A request is placed at its
+arrival, with the router's knowledge of that moment.
 
 **Deaths.** ``Kill(replica, at_s)`` ends an engine. Its requests go to others with the tokens that they have,
 and their prefill starts again, as in ``weft.fleet``. A new engine with an empty cache joins ``restart_s``
 later. While no replica serves, requests are held.
 
-**Roles.** A prompt that the router splits is computed on one player, whose chunks wait for its link
-(``handoffs``). Once the last one has arrived, the request goes on at another player. Players with roles are
-stepped in the order of their clocks, so that none is ahead of what arrives.
+**Roles.** A prompt that the router splits is computed on one player, whose chunks wait for its link (``handoffs``).
+Once the last one has arrived, the request goes on at another player. Players with roles are stepped in the order of
+their clocks, so that none is ahead of arriving records.
 
 The *load* of a replica is the tokens that it computed: cached ones cost it nothing. Times count from the
 arrival of a request to its first token, through deaths.
@@ -36,7 +36,6 @@ from weft.costs.fit import StepMeter
 from weft.costs.step import CostModel, Work
 from weft.handoff import Role
 from weft.memory.frames.plan import ArenaPlan
-from weft.router.blind import make_router
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, Router
 from weft.schedule.plan import StepPlan
 from weft.schedule.snapshots import on_grid
@@ -47,6 +46,7 @@ from weft_tools.sim.arms import Arm, find_arm
 from weft_tools.sim.handoffs import LinkModel, VirtualLink
 from weft_tools.sim.replay import OnProgress, Played, PlayedTimes, Player, VirtualClock, sizes_for
 from weft_tools.sim.report import Percentiles, Timeline
+from weft_tools.sim.routers import make_router
 from weft_tools.sim.traffic import Traffic
 
 
@@ -62,10 +62,10 @@ class PlayedReplica:
 
 @dataclass(frozen=True, slots=True)
 class FleetReplayReport:
-    """``predicted_tokens``: cached tokens that the router expected, 0 for a router that expects nothing;
-    ``admitted_tokens``: those that engines had for the same requests. ``resumes``: requests that went to
-    another engine after a death. ``gaps``: seconds between two tokens of an answer. ``splits``: requests
-    whose answer went on at another replica than that of their prompt; ``sent_bytes``: their records."""
+    """The result of a replay. ``predicted_tokens``: cached tokens that the router expected, 0 for a router that expects
+    nothing; ``admitted_tokens``: those that engines had for the same requests. ``resumes``: requests that went to
+    another engine after a death. ``gaps``: seconds between two tokens of an answer. ``splits``: requests whose answer
+    went on at another replica than that of their prompt; ``sent_bytes``: their records."""
 
     router: str
     replicas: tuple[PlayedReplica, ...]
@@ -98,7 +98,7 @@ class FleetReplayReport:
 
     @property
     def digest(self) -> str:
-        """Equal for equal runs."""
+        """Digest that is equal for equal runs."""
         return self.timeline.digest()
 
     def to_json(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ _PROGRESS_EVERY = 16
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The engine of ``replica`` ends at ``at_s``."""
+    """The end of the engine of ``replica`` at ``at_s``."""
 
     replica: int
     at_s: float
@@ -134,8 +134,8 @@ class _News:
 
 @dataclass(slots=True)
 class _Order:
-    """A prompt that is computed here for ``decode``, which has ``start`` tokens of it. ``sent``: where the
-    last parcel ends, which is there at ``arrives_s``."""
+    """A prompt that is computed here for ``decode``, which has ``start`` tokens of it. ``sent``: where the last parcel
+    ends, which arrives at ``arrives_s``."""
 
     decode: int
     start: int
@@ -144,9 +144,9 @@ class _Order:
 
 
 _AGAIN_S = 0.02
-"""A sender asks a full receiver again so soon."""
+"""Seconds after which a sender asks a full receiver again."""
 _ORDER_S = 1e-3
-"""Players whose clocks are closer than this may step in any order."""
+"""Seconds between the clocks of players below which these may step in any order."""
 
 
 class _ReplicaPlayer(Player):
@@ -166,7 +166,7 @@ class _ReplicaPlayer(Player):
         )
         self.number = number
         self.orders: dict[int, _Order] = {}
-        """Requests whose prompt alone is computed here."""
+        """Requests of which only the prompt is computed here."""
         self._wire = None if fleet.link is None else VirtualLink(fleet.link)
         self.meter = StepMeter()
         self.seqs: dict[int, Played] = {}
@@ -187,7 +187,7 @@ class _ReplicaPlayer(Player):
         return 0 if self._wire is None else self._wire.sent_bytes
 
     def take(self, index: int, answered: int, route: Route, now_s: float) -> None:
-        """Request ``index`` arrives, with ``answered`` tokens of its answer."""
+        """Take request ``index``, which arrives with ``answered`` tokens of its answer."""
         if not self.scheduler.has_work:
             self.clock.advance_to(now_s)
         one, boundaries = self._traffic.requests[index], route.boundaries
@@ -206,7 +206,8 @@ class _ReplicaPlayer(Player):
         self.scheduler.submit(seq)
 
     def next_news(self, at_s: float, until_s: float = _NEVER) -> tuple[float, _News] | None:
-        """One step (or a jump up to ``until_s``), if the player has work and its clock is before ``at_s``."""
+        """Run one step (or a jump up to ``until_s``), if the player has work and its clock is before ``at_s``, and
+        return its time and news."""
         if not self.scheduler.has_work or self.clock() >= at_s:
             return None
         self._next_s = min(at_s, until_s)
@@ -247,7 +248,7 @@ class _ReplicaPlayer(Player):
         return super()._settle(plan)
 
     def _send(self, seq: Played, computed: int) -> None:
-        """Whole chunks, or all that is left of a prompt. The device copies them to its host first."""
+        """Send complete chunks, or the rest of a prompt. The device copies them to its host first."""
         order, link = self.orders[seq.index], self.link
         assert link is not None
         assert self._wire is not None
@@ -279,7 +280,7 @@ class _Place:
     known_tokens: int = 0
 
     def add(self, player: _ReplicaPlayer) -> None:
-        """The engine of ``player`` has ended."""
+        """Add the totals of ``player``, whose engine has ended."""
         self.computed_tokens += player.counts.computed_tokens
         self.busy_s += player.counts.busy_s
         self.sent_bytes += player.sent_bytes
@@ -396,7 +397,7 @@ class _FleetReplay:
             on_progress(len(requests), len(requests))
 
     def _advance(self, at_s: float) -> None:
-        """To ``at_s``, through deaths and joins."""
+        """Advance to ``at_s``, through deaths and joins."""
         events = self._events
         while events.next_s() <= at_s and events.next_s() < _NEVER:
             event_s = events.next_s()
@@ -408,7 +409,7 @@ class _FleetReplay:
         self._play(at_s)
 
     def _play(self, at_s: float) -> None:
-        """Players step up to ``at_s``, and the router hears of what ended by then, in the order of time."""
+        """Step players up to ``at_s``, and tell the router of steps that ended by then, in the order of time."""
         if self._is_split:
             self._play_in_order(at_s)
         else:
@@ -420,7 +421,7 @@ class _FleetReplay:
             self._clock.advance_to(at_s)
 
     def _play_in_order(self, at_s: float) -> None:
-        """The player whose clock is the earliest steps, up to what comes next elsewhere."""
+        """Step the player whose clock is the earliest, up to the next event elsewhere."""
         while True:
             due = sorted(
                 (player.clock(), player.number) for player in self._players.values() if player.scheduler.has_work
@@ -489,7 +490,7 @@ class _FleetReplay:
         self._players[choice.replica].take(held.index, held.answered, choice, self._clock())
 
     def _move(self, player: _ReplicaPlayer, index: int) -> None:
-        """A request goes on where its records are, as in ``weft.fleet.placement``."""
+        """Move a request to the replica of its records, as in ``weft.fleet.placement``."""
         order, one, held = player.orders[index], self.traffic.requests[index], _Held(index, 1)
         tokens = self.traffic.tokens(index)[: one.prompt_tokens + 1]
         then, now_s = self._players.get(order.decode), self._clock()
@@ -548,7 +549,7 @@ class _FleetReplay:
             self.router.reported(player.number, report)
 
     def _kill(self, kill: Kill) -> None:
-        """A step that was in progress is lost: its tokens do not count."""
+        """End an engine. A step that was in progress is lost: its tokens do not count."""
         player = self._players.pop(kill.replica, None)
         if player is None:
             return  # it restarts at this moment

@@ -4,8 +4,8 @@
     ``VirtualLink``   one parcel after the other, at the rate of the link
     decode player     the last one is there --> ``VirtualInbox`` --> ``StoreTier``: match, fetch, load
 
-The receiving side is the engine's own: the inbox with its limit, the restore, its buffers and the steps that
-load it. Of the sending side only the times are modelled, chunk by chunk as ``store.peer_store`` sends.
+The receiving side is the engine's own: the inbox with its limit, the restore, its buffers and the steps that load it.
+On the sending side only the times are modelled, chunk by chunk as ``store.peer_store`` sends.
 
 Left out: checksums (10 GB/s on one core), records of an engine that died in the middle, the fallback.
 """
@@ -42,8 +42,8 @@ _GUESS_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """``bytes_s`` from one engine to others. ``page_bytes``, ``state_bytes``: of all ``ranks`` together.
-    ``chunk_tokens``: what is sent at once."""
+    """A link with ``bytes_s`` from one engine to others. ``page_bytes``, ``state_bytes``: of all ``ranks`` together.
+    ``chunk_tokens``: tokens sent at once."""
 
     bytes_s: float
     page_bytes: int
@@ -64,11 +64,11 @@ class LinkModel:
         )
 
     def copy_s(self, nbytes: int) -> float:
-        """Between devices and their host."""
+        """Return the seconds of a copy between devices and their host."""
         return nbytes / (LINK_BYTES_S * self.ranks)
 
     def tier_for(self, memory: Memory, cost: CostModel, clock: Callable[[], float]) -> tuple[StoreTier, VirtualInbox]:
-        """The tier of an engine that gets records, and where they arrive."""
+        """Return the tier of an engine that gets records, and the inbox where they arrive."""
         buffers, scratch_B = scratch_buffers(memory, self.page_bytes, self.state_bytes, self.ranks)
         inbox = VirtualInbox(self, scratch_B, clock)
         prices = RestorePrices(cost.prefill_s(0, _GUESS_TOKENS) / _GUESS_TOKENS)
@@ -84,7 +84,7 @@ class VirtualLink:
         self._free_s = 0.0
 
     def send(self, start: int, end: int, now_s: float) -> float:
-        """When the KV of [``start``, ``end``) and a state have arrived."""
+        """Return when the KV of [``start``, ``end``) and a state have arrived."""
         model = self._model
         nbytes = ceil_div(end - start, PAGE_TOKENS) * model.page_bytes + model.state_bytes
         self.sent_bytes += nbytes
@@ -93,7 +93,7 @@ class VirtualLink:
 
 
 class VirtualInbox(NoStore):
-    """A ``Store`` that has what arrived. ``scratch_B`` stands for all bytes."""
+    """A ``Store`` of arrived records. ``scratch_B`` represents all bytes."""
 
     def __init__(self, model: LinkModel, scratch_B: Uint8s, clock: Callable[[], float]) -> None:
         self._model, self._scratch_B, self._clock = model, scratch_B, clock
@@ -110,8 +110,8 @@ class VirtualInbox(NoStore):
         return self._events[0][0] if self._events else inf
 
     def arrive(self, name: str, salt: str, tokens: PrefixTokens, start: int) -> bool:
-        """The KV of ``tokens`` from ``start`` on, and the state behind them. A model without states has
-        whole pages alone. False while there is no room."""
+        """Accept the KV of ``tokens`` from ``start`` on, and the state after them. A model without states has only
+        complete pages. Return False while there is no room."""
         model, position = self._model, len(tokens)
         if not model.state_bytes:
             position -= position % PAGE_TOKENS

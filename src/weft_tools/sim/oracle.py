@@ -1,5 +1,4 @@
-"""Upper references for policies: what a cache without end finds, and what one could reach with the future
-known.
+"""Upper references for policies: the hits of a cache without end, and those that one could reach with the future known.
 
     root of a salt
       └─ [0..512)                     an edge is a run of tokens, named by (request, start, end)
@@ -14,16 +13,16 @@ known.
 All sequences of a trace are one ``Forest`` of shared prefixes, to the token. It only grows and holds no
 tokens: an edge names the request whose tokens it has.
 
-The oracle knows every request in advance, and when each began and ended (from a replay with the same memory).
-Each possible use is a *hold*: a request, a position of its prompt at which an earlier one left its state, and
-the time between. Holds are chosen greedily, the most seconds saved per byte-second first. A hold needs room
-at each of its moments, beside the memory of the running requests. KV that two holds share is paid once. A
-hold that goes further than one taken before for the same request pays and earns the difference.
+The oracle knows every request in advance, and when each began and ended (from a replay with the same memory). Each
+possible use is a *hold*: a request, a position of its prompt at which an earlier one left its state, and the time
+between. Holds are chosen greedily, the most seconds saved per byte-second first. A hold needs room at each of its
+moments, in addition to the memory of the running requests. KV that two holds share is paid once. A hold that goes
+further than one taken before for the same request pays and earns the difference.
 
-Placement is that of ``--snapshots auto`` with every fork seen: ``wanted_positions`` of the real scheduler,
-given the length of the prompt's known prefix. With ``foresight`` the last grid point that any later request
-will share is added. What is left out flatters it: frames, whole pages, steps in which memory is given
-up. A search through all choices on tiny instances is the test of the greed.
+Placement is that of ``--snapshots auto`` with every fork seen: ``wanted_positions`` of the real scheduler, given the
+length of the prompt's known prefix. With ``foresight`` the last grid point that any later request will share is added.
+The parts left out flatter it: frames, complete pages, steps in which memory is given up. A search through all choices
+on tiny instances is the test of the greed.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ _SEQUENCES_AT_HAND = 64
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """The tokens [start, end) of sequence ``owner``, behind those of ``parent``."""
+    """The tokens [start, end) of sequence ``owner``, after those of ``parent``."""
 
     owner: int
     start: int
     end: int
     parent: Place | None = field(repr=False)
     children: dict[int, Place] = field(default_factory=dict, repr=False)
-    """By first token."""
+    """Children by first token."""
 
 
 class Forest:
-    """Grows one sequence at a time; ``common`` says how far each was there before."""
+    """The prefixes of a trace. It grows one sequence at a time; ``common`` says how far each was there before."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
@@ -66,8 +65,8 @@ class Forest:
         self._last: dict[int, Place] = {}
 
     def add(self, index: int, length: int) -> tuple[int, Place]:
-        """The first ``length`` tokens of request ``index``. Returns how many of them an earlier one had, and
-        the place at their end."""
+        """Add the first ``length`` tokens of request ``index``. Returns how many of them an earlier one had, and the
+        place at their end."""
         tokens = self._tokens(index)[:length]
         root = self._roots.get(self._traffic.requests[index].salt)
         if root is None:
@@ -89,7 +88,7 @@ class Forest:
         return length, place
 
     def place_at(self, index: int, position: int) -> Place:
-        """The place of request ``index``, which was added, that ends at ``position``; an edge is cut if need
+        """Return the place of request ``index``, which was added, that ends at ``position``; an edge is cut if need
         be."""
         place = self._last[index]
         assert 0 < position <= place.end
@@ -99,7 +98,7 @@ class Forest:
         return place if place.end == position else self._split(place, position)
 
     def path(self, index: int) -> list[Place]:
-        """Places of request ``index``, from its first tokens to its last."""
+        """Return the places of request ``index``, from its first tokens to its last."""
         places = []
         place: Place | None = self._last[index]
         while place is not None and place.end:
@@ -108,7 +107,7 @@ class Forest:
         return places[::-1]
 
     def _same(self, tokens: Int32s, child: Place) -> int:
-        """The position up to which ``tokens`` go along the edge of ``child``."""
+        """Return the position up to which ``tokens`` go along the edge of ``child``."""
         end = min(child.end, tokens.size)
         differ = np.flatnonzero(tokens[child.start : end] != self._tokens(child.owner)[child.start : end])
         return child.start + int(differ[0]) if differ.size else end
@@ -126,14 +125,14 @@ class Forest:
 
 
 def computed_tokens(traffic: Traffic, index: int) -> int:
-    """How far request ``index`` is in memory when it ends: its last token is chosen and never computed."""
+    """Return how far request ``index`` is in memory when it ends: its last token is chosen and never computed."""
     one = traffic.requests[index]
     return one.prompt_tokens + max(0, one.output_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class InfiniteCache:
-    """Tokens of all prompts, and how many of them a cache without end finds: what no cache can exceed.
+    """Tokens of all prompts, and how many of them a cache without end finds: a bound that no cache can exceed.
 
         of each prompt     the longest prefix that any request which arrived before it had, prompt and answer,
                            and one token less than the prompt, as its last logits choose the first token
@@ -141,8 +140,8 @@ class InfiniteCache:
         states             that, down to a multiple of the engine's grid, or the end of an earlier request if
                            that lies further on: where a recurrent state can stand
 
-    Arrivals count and not ends: a request may take up what another has not computed yet, so that nothing that
-    waits well, or computes twins once, can be better."""
+    Arrivals count and not ends: a request may take up a prefix that another has not computed yet, so that no policy
+    that waits well, or computes twins once, can be better."""
 
     prompt_tokens: int
     at_pages: int
@@ -158,7 +157,7 @@ class InfiniteCache:
 
 
 def infinite_cache(traffic: Traffic, grid_tokens: int = CHUNK_TOKENS) -> InfiniteCache:
-    """``grid_tokens``: an engine keeps states at multiples of it."""
+    """Return the bound. ``grid_tokens``: an engine keeps states at multiples of it."""
     forest = Forest(traffic)
     ends: set[Place] = set()
     at_pages = at_states = 0
@@ -172,7 +171,7 @@ def infinite_cache(traffic: Traffic, grid_tokens: int = CHUNK_TOKENS) -> Infinit
 
 
 def _deepest(ends: set[Place], place: Place | None, common: int) -> int:
-    """The end of an earlier request on the way to ``place``, not behind ``common``."""
+    """Return the end of an earlier request on the way to ``place``, not after ``common``."""
     while place is not None:
         if place.end <= common and place in ends:
             return place.end
@@ -186,7 +185,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class OracleMemory:
-    """Bytes: of all memory, of a token's KV, of a state (0: the model resumes at any token). States stand at
+    """Bytes: of all memory, of a token's KV, of a state (0: the model resumes at any token). States are kept at
     multiples of ``grid_tokens``."""
 
     memory_bytes: float
@@ -206,7 +205,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """``cached_tokens`` by request, of those that ran."""
+    """The oracle's result. ``cached_tokens`` by request, of those that ran."""
 
     prompt_tokens: int
     cached_tokens: tuple[int, ...]
@@ -219,7 +218,7 @@ class Hindsight:
 
 @dataclass(eq=False, slots=True)
 class Source:
-    """A state that ``request`` leaves at a place, there from time index ``at`` on."""
+    """A state that ``request`` leaves at a place, kept there from time index ``at`` on."""
 
     request: int
     at: int
@@ -227,7 +226,7 @@ class Source:
 
 @dataclass(eq=False, slots=True)
 class Hold:
-    """``request`` could begin at ``place``, whose states come from ``sources``, the latest last."""
+    """A possible use: ``request`` could begin at ``place``, whose states come from ``sources``, the latest last."""
 
     request: int
     place: Place
@@ -249,8 +248,8 @@ class Instance:
 def oracle(
     traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, cost: CostModel, *, foresight: bool = True
 ) -> Hindsight:
-    """``spans`` by request, None for one that did not run. ``foresight``: states are also kept where a later
-    request will part; else only where ``auto`` keeps them."""
+    """Return the oracle's hits. ``spans`` by request, None for one that did not run. ``foresight``: states are also
+    kept where a later request will part; else only where ``auto`` keeps them."""
     instance = possible_holds(traffic, spans, memory, foresight=foresight)
     ledger = HoldLedger(instance, memory)
     cached = greedy(instance, ledger, cost)
@@ -262,7 +261,7 @@ def oracle(
     )
 
 
-# ---------------------------------------------------------------------- what could be held
+# ---------------------------------------------------------------------- possible holds
 
 
 def possible_holds(
@@ -305,8 +304,8 @@ def possible_holds(
 def _placement(
     traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, forest: Forest
 ) -> tuple[list[list[int]], set[Place]]:
-    """Positions at which each request leaves states by ``auto``, and the places where any parts from what
-    was there before it. ``forest`` gets every request, and a place at each of these."""
+    """Return positions at which each request leaves states by ``auto``, and the places where any parts from earlier
+    prefixes. ``forest`` gets every request, and a place at each of these."""
     first = insurance_tokens(int(memory.state_bytes), int(PAGE_TOKENS * memory.kv_token_bytes))
     saved: list[list[int]] = []
     forks: list[int] = []
@@ -333,11 +332,11 @@ def _placement(
     return saved, {forest.place_at(index, fork) for index, fork in enumerate(forks) if fork}
 
 
-# ---------------------------------------------------------------------- what is held
+# ---------------------------------------------------------------------- chosen holds
 
 
 class HoldLedger:
-    """Bytes in use at every moment, and what is held when. Moment i is [times[i], times[i + 1])."""
+    """Bytes in use at every moment, and the holds of each. Moment i is [times[i], times[i + 1])."""
 
     def __init__(self, instance: Instance, memory: OracleMemory) -> None:
         self._memory = memory
@@ -352,7 +351,7 @@ class HoldLedger:
                 self._cover(self._kv, place, begin, end, self._kv_bytes(place))
 
     def needs(self, hold: Hold, begin: int, end: int) -> Floats:
-        """Bytes more at each of the moments [begin, end) if ``hold`` is taken."""
+        """Return the further bytes at each of the moments [begin, end) if ``hold`` is taken."""
         more = self._missing(self._states, hold.place, begin, end) * self._memory.state_bytes
         place: Place | None = hold.place
         while place is not None and place.end:
@@ -386,11 +385,11 @@ class HoldLedger:
 
 
 class Choices:
-    """Where each request begins so far, and which of them must compute through a place for others: a request
-    that begins behind a place leaves no state there.
+    """Where each request begins so far, and which of them must compute through a place for others: a request that
+    begins after a place leaves no state there.
 
-    At first (``binding`` False) only requests that could never begin behind the place count as sources. So no
-    chosen hold stands in the way of another."""
+    At first (``binding`` False) only requests that could never begin after the place count as sources. So no chosen
+    hold is in the way of another."""
 
     def __init__(self, instance: Instance) -> None:
         count = len(instance.begins)
@@ -402,7 +401,7 @@ class Choices:
             self._possible[hold.request] = max(self._possible[hold.request], hold.place.end)
 
     def source(self, hold: Hold) -> Source | None:
-        """The latest that serves; None: the hold must not be taken, or brings nothing."""
+        """Return the latest that serves; None: the hold must not be taken, or brings nothing."""
         if not self.cached[hold.request] < hold.place.end <= self._most[hold.request]:
             return None
         begins = self.cached if self.binding else self._possible
@@ -414,8 +413,8 @@ class Choices:
 
 
 def greedy(instance: Instance, ledger: HoldLedger, cost: CostModel) -> list[int]:
-    """Cached tokens by request. Holds that block no other hold come first. Then come those of states that a
-    request leaves again because it gives up beginning behind them."""
+    """Return cached tokens by request. Holds that block no other hold come first. Then come those of states that a
+    request leaves again because it gives up beginning after them."""
     choices = Choices(instance)
     _take_best(instance, ledger, cost, choices)
     choices.binding = True
@@ -424,8 +423,8 @@ def greedy(instance: Instance, ledger: HoldLedger, cost: CostModel) -> list[int]
 
 
 def _take_best(instance: Instance, ledger: HoldLedger, cost: CostModel, choices: Choices) -> None:
-    """Holds by seconds saved per byte-second, the best first; each is looked at again when its turn comes, as
-    what was taken meanwhile may have made it dearer, cheaper or useless."""
+    """Take holds by seconds saved per byte-second, the best first; each is looked at again when its turn comes, as
+    holds taken meanwhile may have made it dearer, cheaper or useless."""
 
     def worth(hold: Hold) -> tuple[float, Source | None, Floats]:
         source = choices.source(hold)

@@ -6,10 +6,10 @@
 
 The first line says which form a file has.
 
-Equal beginnings have equal blocks, so a replay's pages match where the engine's did. One thing lies between
-blocks: a request ends inside one, its state is kept there, and the next turn goes on from that very token.
-The *front* of a block has it: hashes token by token, up to where an earlier request ended there. A replay of
-speculation needs ``tokens``: hashes show nothing that repeats inside a text.
+Equal beginnings have equal blocks, so a replay's pages match where the engine's did. One kind of boundary is inside of
+blocks: a request ends inside one, its state is kept there, and the next turn goes on from that very token. The *front*
+of a block has it: hashes token by token, up to where an earlier request ended there. A replay of speculation needs
+``tokens``: hashes show nothing that repeats inside a text.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Recording:
 def read_recording(
     lines: Iterable[Mapping[str, Any]], *, name: str = "the recording", limit: int | None = None
 ) -> Recording:
-    """``lines`` in the order of the file; the first ``limit`` requests by arrival. Raises ConfigError that
-    names what is wrong."""
+    """Parse ``lines`` in the order of the file; the first ``limit`` requests by arrival. Raise ConfigError that names
+    the error."""
     rows = iter(lines)
     header = next(rows, None)
     form = None if header is None else (header.get("weft_recording"), header.get("block_tokens"))
     if header is None or form != (VERSION, BLOCK_TOKENS):
         raise ConfigError(
-            f"{name} is no recording of version {VERSION} with blocks of {BLOCK_TOKENS} tokens", param="TRACE"
+            f"{name} is not a recording of version {VERSION} with blocks of {BLOCK_TOKENS} tokens", param="TRACE"
         )
     sequences: list[Mapping[str, Any]] = []
     steps: list[tuple[Work, float]] = []
@@ -94,7 +94,7 @@ def read_recording(
 
 
 def _checked(row: Mapping[str, Any]) -> None:
-    """Raises KeyError, TypeError or ValueError."""
+    """Check a row. Raise KeyError, TypeError or ValueError."""
     length = int(row["input_length"]) + int(row["output_length"])
     float(row["at_s"])
     blocks = base64.b64decode(row["blocks"], validate=True)
@@ -121,7 +121,7 @@ def _arena(header: Mapping[str, Any], name: str) -> ArenaPlan:
 
 
 def resized(arena: ArenaPlan, memory_bytes: int) -> ArenaPlan:
-    """The same pages and states in another memory."""
+    """Return the same pages and states in another memory."""
     pages, slots = choose_frame(arena.page_bytes, arena.slot_bytes, memory_bytes)
     frame_bytes = pages * arena.page_bytes or slots * arena.slot_bytes
     return replace(
@@ -135,8 +135,7 @@ def resized(arena: ArenaPlan, memory_bytes: int) -> ArenaPlan:
 
 
 class _Reader:
-    """Numbers for hashes: a block each, and one for each token of a front, which then stands for that
-    token."""
+    """Numbers for hashes: a block each, and one for each token of a front, which then represents that token."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -181,12 +180,12 @@ class _Reader:
 
 MOONCAKE_BLOCK_TOKENS = 512
 _BLOCKS_SHARED_MIN = 2
-"""A continued conversation shares as many full blocks at least: one is the service's own beginning."""
+"""Least full blocks that a continued conversation shares: one is the service's own beginning."""
 
 
 def mooncake_traffic(rows: Iterable[Mapping[str, Any]], *, linked: bool = True, name: str = "the trace") -> Traffic:
-    """Requests by their arrival, of rows as the Mooncake project published them (FAST '25), in blocks of 512
-    tokens. Raises ConfigError that names the line of a row that is not of the form.
+    """Return requests by their arrival, of rows as the Mooncake project published them (FAST '25), in blocks of 512
+    tokens. Raise ConfigError that names the line of a row that is not of the form.
 
         {"timestamp": ms, "input_length": n, "output_length": m, "hash_ids": [one per block of the prompt]}
 
@@ -236,8 +235,8 @@ def _checked_row(row: Mapping[str, Any], where: str) -> _Row:
 
 
 class _Links:
-    """``next_turn``: request -> the one that goes on with it. ``_tails``: block -> (block it begins with,
-    tokens of that)."""
+    """Links between requests. ``next_turn``: request -> the one that goes on with it. ``_tails``: block -> (block it
+    begins with, tokens of that)."""
 
     def __init__(self, rows: Sequence[_Row], blocks: Sequence[tuple[int, ...]]) -> None:
         self._rows = rows
@@ -270,7 +269,7 @@ class _Links:
                 return
 
     def fronts(self) -> dict[int, Int32s]:
-        """Tokens by block. A block that begins with another's front does so to the token."""
+        """Return tokens by block. A block that begins with another's front does so to the token."""
         fronts: dict[int, Int32s] = {}
 
         def tokens_of(block: int) -> Int32s:
@@ -289,15 +288,16 @@ SAMPLE = "sample"
 
 
 def sample_path() -> Path:
-    """The first requests of the conversation trace that the Mooncake project published (Apache-2.0)."""
+    """Return the path of the first requests of the conversation trace that the Mooncake project published
+    (Apache-2.0)."""
     return Path(__file__).parent / "sample" / "mooncake_conversation.jsonl"
 
 
 def read_trace(
     name: str, *, limit: int | None = None, linked: bool = True, rate: float = 1.0
 ) -> tuple[Traffic, Recording | None]:
-    """``name``: a file, or "sample". The first ``limit`` requests by arrival, ``rate`` times as fast. Raises
-    ConfigError that names the file, and the line where one is wrong."""
+    """Read a trace. ``name``: a file, or "sample". The first ``limit`` requests by arrival, ``rate`` times as fast.
+    Raise ConfigError that names the file, and the line where one is wrong."""
     path = sample_path() if name == SAMPLE and not Path(name).exists() else Path(name).expanduser()
     rows = list(_rows(path, name))
     if not rows:

@@ -1,4 +1,4 @@
-"""A trace through the real memory, tree and scheduler, on a virtual clock: what ``weft simulate`` runs.
+"""A trace through the real memory, tree and scheduler, on a virtual clock, for ``weft simulate``.
 
     arrivals due --> scheduler.submit        as an engine takes its messages, between two steps
     scheduler.plan --> commit                the same code as in the engine, to the last line
@@ -44,7 +44,7 @@ from weft_tools.sim.traffic import Traffic
 
 
 class VirtualClock:
-    """Called, it tells the time in seconds, as the engine's ``clock``."""
+    """A clock that is moved by hand; called, it returns the seconds, as the engine's ``clock``."""
 
     __slots__ = ("_now_s",)
 
@@ -67,7 +67,7 @@ STEP_TOKENS_MAX = 8192
 _REPORT_EVERY = 16
 """Requests that end between two calls of ``on_progress``."""
 _LOOK_EVERY = 16
-"""Steps between two looks at what memory is used for."""
+"""Steps between two looks at the uses of memory."""
 
 _SAMPLED = SamplingParams()
 _PROMPT_ONLY = SamplingParams(max_tokens=0)
@@ -76,11 +76,11 @@ _WITH_PROMPT_LOGPROBS = SamplingParams(prompt_logprobs=0)
 _NO_CHANGE = Reservation(version=0, frames=(), pages=(), slots=(), opened=(), extended=(), closed=())
 
 OnProgress = Callable[[int, int], None]
-"""Requests that ended, requests in all."""
+"""A function that gets requests that ended, and requests in all."""
 
 
 class Played(Sequence):
-    """A sequence whose answer is known: ``answered`` of its ``target`` tokens so far. ``boundaries``: besides
+    """A sequence whose answer is known: ``answered`` of its ``target`` tokens so far. ``boundaries``: in addition to
     those of the trace."""
 
     __slots__ = ("all_tokens", "answered", "index", "target")
@@ -118,7 +118,7 @@ class Played(Sequence):
 
 @dataclass(slots=True)
 class PlayedTimes:
-    """By request; see ``Timeline``. ``last``: of its last token so far; ``gaps``: between tokens."""
+    """Times by request; see ``Timeline``. ``last``: of its last token so far; ``gaps``: between tokens."""
 
     cached: list[int]
     began: list[float]
@@ -150,7 +150,7 @@ def sizes_for(
     length_max: int | None = None,
     grid_tokens: int = CHUNK_TOKENS,
 ) -> Sizes:
-    """Sizes that let every request of ``traffic`` in that fits the arena alone and is no longer than
+    """Return sizes that let in every request of ``traffic`` that fits the arena by itself and is no longer than
     ``length_max``."""
     frames = plan.frame_count - (plan.slots_per_frame > 0)
     holds = frames * plan.pages_per_frame * PAGE_TOKENS if plan.pages_per_frame else traffic.length_max
@@ -258,7 +258,7 @@ class Player:
         return self._report()
 
     def _store_due_s(self) -> float:
-        """When the store next changes anything."""
+        """Return when the store next changes anything."""
         source = self._disk or self.inbox
         if self.tier is None or source is None:
             return inf
@@ -330,7 +330,7 @@ class Player:
                 self.counts.saved_s += self._cost.prefill_s(0, cached)
 
     def _settle(self, plan: StepPlan) -> bool:
-        """Tokens arrive; returns whether a sequence ended."""
+        """Settle the tokens of a step; return whether a sequence ended."""
         live, before = self._live, self.counts.ended
         times, now_s = self._times, self.clock()
         for seq_id in plan.seqs[: plan.decode_count]:
@@ -398,7 +398,7 @@ class Player:
             counts.computed_tokens += steps * len(seqs)
 
     def _due_s(self) -> float:
-        """When the world outside next changes anything."""
+        """Return when the world outside next changes anything."""
         requests = self._traffic.requests
         arrival = requests[self._next].at_s if self._next < len(requests) else inf
         return min([arrival, self._store_due_s(), *self._cancels.values()])
@@ -435,7 +435,7 @@ class Player:
 
 
 def _still(plan: StepPlan, running: int) -> bool:
-    """Whether the next plan is this one, one position on, as long as no page, end or arrival comes
+    """Return whether the next plan is this one, one position on, as long as no page, end or arrival comes
     between."""
     if plan.decode_count != running or plan.run_count != running or not running:
         return False

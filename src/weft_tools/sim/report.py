@@ -30,7 +30,7 @@ SHARES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Seconds; 0 where there is nothing to count."""
+    """Percentiles in seconds; 0 where there is nothing to count."""
 
     p50: float
     p90: float
@@ -53,7 +53,7 @@ class Gaps:
         self._counts[ceil(log(max(seconds, self._LEAST_S) / self._LEAST_S, self._WIDTH))] += count
 
     def percentiles(self) -> Percentiles:
-        """To 2 %."""
+        """Return the percentiles, to 2 %."""
         if not self._counts:
             return Percentiles(0, 0, 0)
         bins = np.asarray(sorted(self._counts))
@@ -64,8 +64,8 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """By request, in order of arrival: tokens found at the first admission, seconds from the start of the
-    trace at which it began, made its first token and ended; NaN where it did not."""
+    """Values by request, in order of arrival: tokens found at the first admission, seconds from the start of the trace
+    at which it began, made its first token and ended; NaN where it did not."""
 
     cached_tokens: Ints
     began_s: Floats
@@ -73,14 +73,15 @@ class Timeline:
     ended_s: Floats
 
     def digest(self, numbers: bytes = b"") -> str:
-        """Equal for equal runs: a hash of ``numbers`` and of every request's cached tokens and times."""
+        """Return a digest that is equal for equal runs: a hash of ``numbers`` and of every request's cached tokens and
+        times."""
         hashed = blake2b(numbers, digest_size=16)
         for column in (self.cached_tokens, self.began_s, self.first_s, self.ended_s):
             hashed.update(np.ascontiguousarray(column).tobytes())
         return hashed.hexdigest()
 
     def served(self, traffic: Traffic) -> dict[str, Any]:
-        """The fields of a report that follow from the times of its requests."""
+        """Return the fields of a report that follow from the times of its requests."""
         ran, first = ~np.isnan(self.began_s), ~np.isnan(self.first_s)
         prompts = np.asarray([one.prompt_tokens for one in traffic.requests], dtype=np.int64)
         outputs = np.asarray([one.output_tokens for one in traffic.requests], dtype=np.int64)
@@ -112,10 +113,10 @@ class MeanBytes:
     open: float = 0.0
     free: float = 0.0
     seconds: float = 0.0
-    """That these are means of."""
+    """Seconds that these are means of."""
 
     def add(self, now: MeanBytes) -> None:
-        """``now`` held for ``now.seconds``."""
+        """Add ``now``, which held for ``now.seconds``."""
         self.seconds += now.seconds
         if self.seconds > 0:
             share = now.seconds / self.seconds
@@ -125,7 +126,7 @@ class MeanBytes:
 
 
 def bytes_by_use(usage: MemoryUsage, plan: ArenaPlan, pages_ahead: int, seconds: float) -> MeanBytes:
-    """``pages_ahead``: leased and not begun."""
+    """Return the bytes by use. ``pages_ahead``: leased and not begun."""
     page, slot = plan.page_bytes, plan.slot_stride_bytes
     ahead = pages_ahead * page
     return MeanBytes(
@@ -186,7 +187,7 @@ class Report:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the timeline, with the rate and the hash."""
+        """Return everything but the timeline, with the rate and the hash."""
         numbers = {**self._numbers(), "mean_bytes": asdict(self.mean_bytes)}
         if self.store is not None:
             numbers["net_saved_s"] = self.net_saved_s
@@ -210,12 +211,12 @@ class Report:
 
 
 def _without_store(counts: dict[str, int]) -> dict[str, int]:
-    """The counters of a cache without a store: its hash is that of a build that knows no store."""
+    """Return the counters of a cache without a store: its hash is that of a build that knows no store."""
     return {name: count for name, count in counts.items() if name not in STORE_COUNTS or count}
 
 
 def _without_names(value: Any) -> Any:
-    """``value`` with dicts as lists of their values, in order."""
+    """Return ``value`` with dicts as lists of their values, in order."""
     if isinstance(value, dict):
         return [_without_names(one) for one in value.values()]
     return [_without_names(one) for one in value] if isinstance(value, list | tuple) else value

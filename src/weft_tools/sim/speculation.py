@@ -1,16 +1,16 @@
-"""What speculation would accept on recorded traffic, and the decode steps that it would save.
+"""The drafts that speculation would accept on recorded traffic, and the decode steps that it would save.
 
     recording with tokens       every source that needs nothing but text: tree, suffix
     recording without tokens    tree alone, on block numbers in place of tokens
 
-A hash covers a block and all tokens before it. So it shows how far two requests are equal from their first
-token on, which is what the tree needs. It shows nothing that repeats inside a text, or between two texts that
-begin differently. A recording never has predictions or grammars, so these sources are left out.
+A hash covers a block and all tokens before it. So it shows how far two requests are equal from their first token on, as
+the tree needs. It shows nothing that repeats inside a text, or between two texts that begin differently. A recording
+never has predictions or grammars, so these sources are left out.
 
-Requests are replayed in the order of arrival, one at a time, with a cache that forgets nothing: later texts
-find earlier answers of their salt, as on a server with little load. The verification is exact, as drafts
-change no token: those that equal the known answer are accepted. Seconds are an estimate. A step costs what
-the cost model says for one decode and its drafts, at the mean context of the traffic.
+Requests are replayed in the order of arrival, one at a time, with a cache that forgets nothing: later texts find
+earlier answers of their salt, as on a server with little load. The verification is exact, as drafts change no token:
+those that equal the known answer are accepted. Seconds are an estimate. A step costs the cost model's seconds for one
+decode and its drafts, at the mean context of the traffic.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class KnownText:
 
 @dataclass(slots=True)
 class ReplayedSpeculation:
-    """``seconds`` and ``plain_seconds``: decode steps with and without drafts, in the unit of the costs."""
+    """The result of a replay. ``seconds`` and ``plain_seconds``: decode steps with and without drafts, in the unit of
+    the costs."""
 
     tokens: int = 0
     steps: int = 0
@@ -66,8 +67,8 @@ class ReplayedSpeculation:
 def replay(
     drafter: Drafter, texts: Iterable[KnownText], costs: RowCosts, tree: PrefixTree | None = None
 ) -> ReplayedSpeculation:
-    """``costs``: of the machine that is imagined. The drafter's own table is another object. ``tree``: an
-    unpaged tree that the drafter reads."""
+    """Replay answers with drafts. ``costs``: of the machine that is imagined. The drafter's own table is another
+    object. ``tree``: an unpaged tree that the drafter reads."""
     total = ReplayedSpeculation()
     for key, text in enumerate(texts):
         answer = list(text.answer)
@@ -129,8 +130,9 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationReport:
-    """``requests``: answers of two tokens or more, with a text. ``speedup``: decode steps' tokens per second
-    over those without speculation. ``left_out``: sources that the recording cannot replay, and why."""
+    """The report of a replay. ``requests``: answers of two tokens or more, with a text. ``speedup``: decode steps'
+    tokens per second over those without speculation. ``left_out``: sources that the recording cannot replay, and
+    why."""
 
     requests: int
     tokens: int
@@ -150,7 +152,7 @@ class SpeculationReport:
 def replay_speculation(
     traffic: Traffic, recording: Recording, sources: Sequence[SourceName], cost: CostModel
 ) -> SpeculationReport:
-    """``traffic``: that of ``recording``."""
+    """Replay the sources. ``traffic``: that of ``recording``."""
     has_tokens = bool(recording.texts) and all(text is not None for text in recording.texts)
     left_out = {"prediction": "a recording has no predictions", "grammar": "a recording has no grammars"}
     if not has_tokens:
@@ -184,7 +186,7 @@ def _texts(traffic: Traffic, recording: Recording, *, has_tokens: bool) -> Itera
 
 
 def step_costs(cost: CostModel, traffic: Traffic) -> dict[int, float]:
-    """Seconds of a step by the rows of one sequence: a decode, and drafts at the positions behind it."""
+    """Return the seconds of a step by the rows of one sequence: a decode, and drafts at the next positions."""
     lengths = [request.prompt_tokens + request.output_tokens // 2 for request in traffic.requests]
     context = sum(lengths) // max(1, len(lengths))
     assert max(_ROWS) == DRAFTS_MAX + 1

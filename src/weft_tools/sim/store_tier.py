@@ -9,11 +9,11 @@
     time     |-- read --|-- read --|       |-- read --|
     writes                         |-- w --|          |-- w --|-- w --|
 
-A read that begins stops the write that is under way, as ``WriteThread`` stops between two pieces of a record.
-So reads and writes together never move more than the disk does. A read's latency is no work of the disk.
+A read that begins stops the write that is under way, as ``WriteThread`` stops between two pieces of a record. So reads
+and writes together never move more than the disk does. A read's latency does not occupy the disk.
 
-Left out, and with what effect: volumes (no space is lost to fragments), syncs and the ledger (small beside
-payloads), checksums (10 GB/s on one core), failures.
+Left out, with the effect: volumes (no space is lost to fragments), syncs and the ledger (small compared with payloads),
+checksums (10 GB/s on one core), failures.
 
 Laws: L8, L11 (bytes that wait to be written are bounded as in ``WriteThread``).
 """
@@ -59,8 +59,8 @@ from weft.units import parse_bytes
 
 @dataclass(frozen=True, slots=True)
 class DiskModel:
-    """Bytes it holds, bytes it moves in a second, seconds until the first byte, and the most bytes a second
-    that writes may take."""
+    """Bytes it holds, bytes it moves in a second, seconds until the first byte, and the most bytes a second that writes
+    may take."""
 
     capacity_bytes: int
     bytes_s: float
@@ -83,7 +83,7 @@ NO_PACKING = PackingModel()
 
 
 class VirtualDisk:
-    """``now_s`` of every call never goes back."""
+    """A disk in virtual time. ``now_s`` of every call never goes back."""
 
     def __init__(self, model: DiskModel) -> None:
         self.model = model
@@ -93,7 +93,7 @@ class VirtualDisk:
         self._written: list[Ticket] = []
 
     def read(self, nbytes: int, now_s: float) -> float:
-        """The time at which a read of ``nbytes`` that begins now has arrived."""
+        """Return the time at which a read of ``nbytes`` that begins now has arrived."""
         self._advance(now_s)
         self._reads_end_s = max(self._reads_end_s, now_s) + nbytes / self.model.bytes_s
         return self._reads_end_s + self.model.latency_s
@@ -103,14 +103,14 @@ class VirtualDisk:
         self._writes.append((ticket, float(nbytes)))
 
     def written(self, now_s: float) -> list[Ticket]:
-        """Writes that have ended since the last call."""
+        """Return the writes that have ended since the last call."""
         self._advance(now_s)
         tickets, self._written = self._written, []
         return tickets
 
     @property
     def next_written_s(self) -> float:
-        """When the next write ends if no read begins; infinity without one."""
+        """Return when the next write ends if no read begins; infinity without one."""
         if self._written:
             return self._now_s
         if not self._writes:
@@ -139,8 +139,8 @@ NAMESPACE = b"simulated".ljust(16, b"\0")
 
 
 class VirtualStore:
-    """``clock`` returns seconds. ``queue_bytes``: puts that wait; more are refused. ``exact``: rounded bytes
-    do not match. ``packing``: of exact records."""
+    """A store without bytes. ``clock`` returns seconds. ``queue_bytes``: puts that wait; more are refused. ``exact``:
+    rounded bytes do not match. ``packing``: of exact records."""
 
     def __init__(
         self,
@@ -304,10 +304,10 @@ class VirtualStore:
         )
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is nothing to end."""
 
     def _packed(self, request: PutRequest) -> PutRequest:
-        """``request`` with the sizes of packed records."""
+        """Return ``request`` with the sizes of packed records."""
 
         def part(payload: memoryview, share: float, form: int) -> memoryview:
             return payload if form else payload[: ceil(len(payload) * share)]
@@ -316,13 +316,13 @@ class VirtualStore:
         return replace(request, pieces=pieces, state=part(request.state, self._packing.state, request.state_form))
 
     def _begin_writes(self) -> None:
-        """Puts that are packed by now go to the disk."""
+        """Begin to write puts that are packed by now."""
         while self._packing_puts and self._packing_puts[0][0] <= self._clock():
             _, ticket = self._packing_puts.popleft()
             self._disk.write(ticket, self._writes[ticket][0], self._clock())
 
     def _has_room(self, blocks: int, base: KvChain) -> bool:
-        """Whether ``blocks`` more fit, perhaps after eviction, which spares ``base``."""
+        """Return whether ``blocks`` more fit, perhaps after eviction, which spares ``base``."""
         capacity = self._disk.model.capacity_bytes // BLOCK_BYTES
         short = self._used_blocks + blocks - capacity
         if short > 0:
@@ -346,7 +346,7 @@ class VirtualStore:
 
 
 def _salt_key(salt: str | None) -> bytes:
-    """A simulated store is private to its process: the salt names itself."""
+    """Return the key of a salt: a simulated store is private to its process, so it is the salt itself."""
     return (salt or "").encode()[:16].ljust(16, b"\0")
 
 
@@ -355,21 +355,22 @@ def _root(salt: str | None) -> int:
 
 
 LINK_BYTES_S = 25e9
-"""A PCIe 4 link with 16 lanes."""
+"""Bytes a second of a PCIe 4 link with 16 lanes."""
 _GUESS_TOKENS = 1024
 PACKED_SHARES = {"bfloat16": 0.69, "float32": 0.86}
-"""Packed bytes over bytes in memory, by dtype. ``benchmarks/store_packing`` measured them on KV and on states
-of delta nets, trained and random; these are the worst. Records in other dtypes count as they are."""
+"""Packed bytes over bytes in memory, by dtype. ``benchmarks/store_packing`` measured them on KV and on states of delta
+nets, trained and random; these are the worst. Records in other dtypes count as they are."""
 PACK_BYTES_S, UNPACK_BYTES_S = 0.3e9, 0.6e9
 """Bytes a second of one thread, by the same measurement."""
 PACK_THREADS = 16
-"""Those of a host of 64 cores (``packed_store``)."""
+"""Packing threads of a host of 64 cores (``packed_store``)."""
 NO_STORE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreModel:
-    """``page_bytes``, ``state_bytes``: of all ``ranks`` together. ``name``: as --store named it."""
+    """A store to simulate. ``page_bytes``, ``state_bytes``: of all ``ranks`` together. ``name``: as --store named
+    it."""
 
     name: str
     disk: DiskModel
@@ -381,8 +382,8 @@ class StoreModel:
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """``fetch_s``: seconds that fetches took, from request to arrival. ``late``: fetches past their deadline.
-    ``stored_bytes``: at the end."""
+    """Figures of a store. ``fetch_s``: seconds that fetches took, from request to arrival. ``late``: fetches past their
+    deadline. ``stored_bytes``: at the end."""
 
     name: str
     restores: int
@@ -399,7 +400,7 @@ class StoreReport:
 
 
 def packing_of(kv_dtype: str, state_dtype: str) -> PackingModel:
-    """Packing beside a GPU, for records in these dtypes."""
+    """Return the packing of a host with a GPU, for records in these dtypes."""
     return PackingModel(
         PACKED_SHARES.get(kv_dtype, 1.0),
         PACKED_SHARES.get(state_dtype, 1.0),
@@ -409,13 +410,13 @@ def packing_of(kv_dtype: str, state_dtype: str) -> PackingModel:
 
 
 def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
-    """``1TB@3GB/s`` or ``1TB@3GB/s@100us``; None for ``none``. Raises ConfigError that names the flag."""
+    """Parse ``1TB@3GB/s`` or ``1TB@3GB/s@100us``; None for ``none``. Raise ConfigError that names the flag."""
     if text == NO_STORE:
         return None
     size, at, rate = text.partition("@")
     if not at:
         raise ConfigError(
-            f"--store {text!r} is no store: write its size and its rate, and its latency if "
+            f"--store {text!r} is not a store: write its size and its rate, and its latency if "
             f"that is not {STORE_LATENCY_S * 1e3:.0f} ms, for example 1TB@3GB/s or 1TB@3GB/s@100us",
             param="--store",
         )
@@ -427,7 +428,8 @@ def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
 
 
 def scratch_buffers(memory: Memory, page_bytes: int, state_bytes: int, ranks: int) -> tuple[TransferBuffers, Uint8s]:
-    """Over bytes that nothing reads or writes. ``page_bytes``, ``state_bytes``: of all ``ranks`` together."""
+    """Return buffers over bytes that nothing reads or writes. ``page_bytes``, ``state_bytes``: of all ``ranks``
+    together."""
     scratch_B = np.empty(buffer_limit(memory.plan.arena_bytes * ranks), np.uint8)
     return TransferBuffers(
         page_bytes, state_bytes, limit_bytes=len(scratch_B), allocate=lambda size_bytes: scratch_B[:size_bytes]
@@ -437,7 +439,7 @@ def scratch_buffers(memory: Memory, page_bytes: int, state_bytes: int, ranks: in
 def tier_for(
     model: StoreModel, memory: Memory, cost: CostModel, clock: Callable[[], float]
 ) -> tuple[StoreTier, VirtualStore]:
-    """The tier of ``memory``, and the store under it."""
+    """Return the tier of ``memory``, and the store under it."""
     buffers, scratch_B = scratch_buffers(memory, model.page_bytes, model.state_bytes, model.ranks)
     exact = not (memory.plan.compressed_pages or memory.plan.compressed_kv_bytes)
     store = VirtualStore(model.disk, clock, queue_bytes=len(scratch_B), exact=exact, packing=model.packing)

@@ -77,7 +77,7 @@ def run_study(
     grid_tokens: int = CHUNK_TOKENS,
     on_progress: OnStudyProgress | None = None,
 ) -> Study:
-    """Every arm of ``arms`` over each of ``stores`` on every arena of ``plans``; requests longer than
+    """Replay every arm of ``arms`` over each of ``stores`` on every arena of ``plans``; requests longer than
     ``length_max`` are refused. ``asked_bytes``: the memory that each was made for, whole frames or not."""
     sized = []
     run = 0
@@ -112,7 +112,7 @@ def run_study(
 def hindsight(
     traffic: Traffic, plan: ArenaPlan, cost: CostModel, report: Report, grid_tokens: int = CHUNK_TOKENS
 ) -> Hindsight:
-    """The oracle's hits for the requests that ran in ``report``, in the memory of ``plan``, with states on
+    """Return the oracle's hits for the requests that ran in ``report``, in the memory of ``plan``, with states on
     multiples of ``grid_tokens``."""
     times = report.timeline
     spans: list[Span | None] = []

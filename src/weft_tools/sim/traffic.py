@@ -8,9 +8,9 @@ of the integers, and an unshared block gets a stretch of its own.
     fronts        {9: [...]}               the first tokens of a block that are another's, to the token
     tokens(i)     prompt and answer of request i, int32, made when asked for
 
-Made lazily: 53 million prompt tokens would be 213 MB, and a replay holds what its cache holds. A front is
-how a conversation goes on in the middle of a block: the next turn's block begins with what the last one ended
-with, and goes its own way behind.
+Made lazily: 53 million prompt tokens would be 213 MB, and a replay holds only the tokens in its cache. A front is how a
+conversation goes on in the middle of a block: the next turn's block begins with the tokens that end the last one, and
+then differs.
 
 Tokens are not drawn at random: numbers that are different by construction need no luck.
 """
@@ -32,10 +32,10 @@ _TOKENS_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class TrafficRequest:
-    """One sequence. ``at_s``: arrival, seconds from the start of the trace. ``output_tokens``: how many it
-    made. ``blocks``: numbers of the blocks of the prompt, or of prompt and answer where ``whole``.
-    ``next_turn``: the request whose prompt goes on with this one's answer. ``cancelled_at_s``: a client that
-    went away before the first token did so then."""
+    """One sequence. ``at_s``: arrival, seconds from the start of the trace. ``output_tokens``: how many it made.
+    ``blocks``: numbers of the blocks of the prompt, or of prompt and answer where ``whole``. ``next_turn``: the request
+    whose prompt goes on with this one's answer. ``cancelled_at_s``: a client that went away before the first token did
+    so then."""
 
     at_s: float
     prompt_tokens: int
@@ -52,8 +52,8 @@ class TrafficRequest:
 
 
 class Traffic:
-    """``requests`` in order of arrival. ``fronts``: by block number, tokens that begin it instead of its own.
-    ``block_count``: numbers that are taken, where those are more than the blocks of ``requests``.
+    """Requests to replay. ``requests`` in order of arrival. ``fronts``: by block number, tokens that begin it instead
+    of its own. ``block_count``: numbers that are taken, where those are more than the blocks of ``requests``.
 
     Raises ConfigError when there are more different tokens than an int32 can tell apart."""
 
@@ -98,11 +98,11 @@ class Traffic:
         return max((one.prompt_tokens + one.output_tokens for one in self.requests), default=0)
 
     def prompt(self, index: int) -> Int32s:
-        """int32 [prompt_tokens]."""
+        """Return int32 [prompt_tokens]."""
         return self._blocks(index)[: self.requests[index].prompt_tokens]
 
     def tokens(self, index: int) -> Int32s:
-        """Prompt and answer, int32 [prompt_tokens + output_tokens]."""
+        """Return prompt and answer, int32 [prompt_tokens + output_tokens]."""
         one = self.requests[index]
         length = one.prompt_tokens + one.output_tokens
         if one.whole:
@@ -125,7 +125,7 @@ class Traffic:
         return tokens.reshape(-1)
 
     def faster(self, rate: float) -> Traffic:
-        """The same requests, arriving ``rate`` times as fast."""
+        """Return the same requests, arriving ``rate`` times as fast."""
         requests = [
             replace(
                 one,

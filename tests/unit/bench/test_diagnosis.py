@@ -50,7 +50,7 @@ PRODUCTS = LeastSeconds(1.0, 2.0, 5.0)
             "arithmetic, in the products of decode",
             "a faster device, or a smaller model",
         ),
-        (LeastSeconds(0.1, 0.5, 0.1), {"rows": 1}, "work beside weights and products", "more requests at once"),
+        (LeastSeconds(0.1, 0.5, 0.1), {"rows": 1}, "work other than weights and products", "more requests at once"),
         (LeastSeconds(0.1, 0.5, 0.1), {"rows": 1, "cpp_kernels": False}, "kernels of torch", "a C++ compiler"),
     ],
 )

@@ -119,6 +119,29 @@ DENSE_RELEASES: dict[str, Config] = {
             "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
             "original_max_position_embeddings": 8192, "rope_type": "llama3", "type": "llama3"},
         rope_theta=12_000_000),
+    "hyperclovax": release(  # HyperCLOVAX-SEED-Think-14B
+        "hyperclovax", (110_592, 6144, 14_336, 38, 48, 8, 131_072), attention_bias=False,
+        attention_multiplier=0.0078125, embedding_multiplier=10.0, head_dim=128, logits_scaling=0.125, mlp_bias=False,
+        residual_multiplier=1.0, rms_norm_eps=1e-05, rope_scaling=None, rope_theta=100_000_000, use_post_norm=True),
+    "jais2": release(  # transformers' defaults
+        "jais2", (150_272, 3328, 26_624, 32, 26, 26, 8192), attention_bias=True, head_dim=128, hidden_act="relu2",
+        layer_norm_eps=1e-05, mlp_bias=True, rope_theta=10_000.0),
+    "solar_open": release(  # Solar-Open-100B
+        "solar_open", (196_608, 4096, 10_240, 48, 64, 8, 131_072), attention_bias=False, first_k_dense_replace=0,
+        head_dim=128, moe_intermediate_size=1280, n_group=1, n_routed_experts=128, n_shared_experts=1,
+        norm_topk_prob=True, num_experts_per_tok=8, rms_norm_eps=1e-05, rope_theta=1_000_000, routed_scaling_factor=1.0,
+        topk_group=1),
+    "exaone_moe": release(  # transformers' defaults, with a window in three of four layers
+        "exaone_moe", (102_400, 4096, 16_384, 32, 32, 32, 2048), layer_types=[
+            "full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(32)],
+        mlp_layer_types=["dense"] + ["sparse"] * 31, moe_intermediate_size=1024, n_group=1, norm_topk_prob=True,
+        num_experts=64, num_experts_per_tok=8, num_shared_experts=1, rms_norm_eps=1e-05, rope_theta=10_000.0,
+        routed_scaling_factor=2.5, sliding_window=4096, topk_group=1),
+    "flint": release(  # transformers' defaults
+        "flint", (150_144, 2048, 6144, 49, 32, 4, 262_144), head_dim=128, layer_types=[
+            "full_attention" if layer < 2 or layer % 4 == 1 else "sliding_attention" for layer in range(49)],
+        mlp_only_layers=[0, 1], moe_intermediate_size=512, norm_topk_prob=True, num_experts=256, num_experts_per_tok=6,
+        rms_norm_eps=1e-06, rope_theta=10_000.0, shared_expert_intermediate_size=1024, sliding_window=513),
     "mixtral": release(  # Mixtral-8x7B-Instruct-v0.1
         "mixtral", (32_000, 4096, 14_336, 32, 32, 8, 32_768), num_experts_per_tok=2, num_local_experts=8,
         rms_norm_eps=1e-05, rope_theta=1_000_000.0, sliding_window=None),
@@ -203,7 +226,14 @@ DENSE_RELEASES: dict[str, Config] = {
 
 def _few(config: Config, layers: int = 4) -> Config:
     """As many layers as show each kind."""
-    lists = ("layer_types", "layer_rope_theta", "moe_topk", "moe_intermediate_size", "num_shared_expert")
+    lists = (
+        "layer_types",
+        "mlp_layer_types",
+        "layer_rope_theta",
+        "moe_topk",
+        "moe_intermediate_size",
+        "num_shared_expert",
+    )
     listed = {key: config[key][:layers] for key in lists if isinstance(config.get(key), list)}
     experts = {key: 16 for key in ("n_routed_experts", "num_local_experts") if config.get(key, 0) > 16}
     return {"num_hidden_layers": layers} | listed | experts

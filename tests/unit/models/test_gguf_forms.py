@@ -94,7 +94,7 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, monkeypatch: pyt
     content = bytearray(file.read_bytes())
     content[tensor.begin : tensor.begin + 2] = np.float16(np.nan).tobytes()
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"feed_forward.w3.weight has scales that are no finite"):
+    with pytest.raises(CheckpointError, match=r"feed_forward.w3.weight has scales that are not finite"):
         load_model(resolve_model(file), "float32")
 
 

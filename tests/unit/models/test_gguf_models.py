@@ -46,7 +46,13 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True},
     "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}, "glm5_next": {
         "text_config": CHECKPOINTS["glm5_next"][1]["text_config"] | {"index_topk": 12}},
-    "qwen4_exp": {"ple_layer_ids": [3], "indexer_budget": 16}
+    "qwen4_exp": {"ple_layer_ids": [3], "indexer_budget": 16}, "qwen2": {}, "phi3": {}, "gemma": {
+        "tie_word_embeddings": True}, "gemma2": {
+        "query_pre_attn_scalar": 32, "layer_types": None, "tie_word_embeddings": True}, "glm4": {}, "olmo2": {},
+    "olmoe": {}, "cohere": {"tie_word_embeddings": True}, "cohere2": {"layer_types": None}, "exaone4": {
+        "layer_types": None}, "starcoder2": {"sliding_window": None}, "stablelm": {}, "nemotron": {}, "seed_oss": {},
+    "arcee": {}, "ernie4_5": {}, "hunyuan": {}, "mixtral": {"sliding_window": None}, "qwen2_moe": {
+        "mlp_only_layers": [], "use_sliding_window": False},
 }  # fmt: skip
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
@@ -57,7 +63,8 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("kimi_linear", "turned"), ("ling", "log"), ("ling", "turned"), ("gemma3", "plus_one"),
              ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs"),
              ("rwkv7", "mixes"), ("glm5_next", "turned"), ("qwen4_exp", "plus_one"),
-             ("qwen4_exp", "tiled")]  # fmt: skip
+             ("qwen4_exp", "tiled"), ("gemma2", "plus_one"), ("nemotron", "plus_one"),
+             ("mixtral", "interleaved")]  # fmt: skip
 
 
 @functools.cache
@@ -151,7 +158,7 @@ def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, 
         ("glm5_next", "attention.indexer.types", [True, False] * 2, "an index of their own"),
         ("glm5_next", "attention.indexer.kpool", None, "attention.indexer.kpool is missing"),
         ("qwen4_exp", "attention.compress_ratios", [0, 4, 0, 2], "one ratio for all attention layers"),
-        ("qwen4_exp", "ple.head_offsets", [0] * 8, "tables with rows, one behind the other"),
+        ("qwen4_exp", "ple.head_offsets", [0] * 8, "tables with rows, one after the other"),
         ("qwen4_exp", "ple.layers", [0, 2], "tables in front of one delta layer"),
         ("qwen4_exp", "ple.layers", [1], "tables in front of one delta layer"),
     ],

@@ -228,7 +228,7 @@ def test_only_directories_that_a_pull_made_are_removed(hub: Hub) -> None:
     with pytest.raises(CheckpointError, match="there is no model"):
         remove("maker/tiny")
     for name in ("../maker--tiny", "maker/..", "/etc", "a/b/c", "maker--tiny", "maker/tiny:../x", ""):
-        with pytest.raises(CheckpointError, match="is no name of a model"):
+        with pytest.raises(CheckpointError, match="is not a valid model name"):
             remove(name)
     assert (model.path / WEIGHTS).is_file()
 

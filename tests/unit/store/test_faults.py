@@ -359,7 +359,7 @@ def test_a_damaged_volume_header_is_no_volume(disk: MemoryDisk) -> None:
     disk.files[VOLUME].content[17] ^= 1
     hits, store = _hits(disk)
     assert hits == [0, 0, 0]
-    assert "is no volume" in store.stats().notes[0]
+    assert "is not a volume" in store.stats().notes[0]
 
 
 def test_a_clock_that_jumps_changes_nothing(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def test_an_order_ends_once_nothing_was_to_be_sent_for_a_while_after_its_prompt(
     assert (name, why[:19]) == ("waits", "nothing to send for")
 
 
-@pytest.mark.parametrize(("length", "why"), [(80, "what it computed is not cached any more"), (79, ""), (64, "")])
+@pytest.mark.parametrize(("length", "why"), [(80, "its prefix is not cached any more"), (79, ""), (64, "")])
 def test_an_order_of_which_nothing_more_is_cached_ends_with_the_reason(length: int, why: str) -> None:
     """Its receiver has 64 tokens. Of 79, whole pages reach no further; of 80, a page was lost."""
     store = peers()

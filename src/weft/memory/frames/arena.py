@@ -13,22 +13,20 @@
               COMPRESSED_KV - id         the prefix tree: a node, for a page of its compressed KV
               COMPRESSED_STATE - id      the prefix tree: a node, for a page of its compressed state
 
-**Frames** change hands between pages and slots. A free frame is in exactly one of three stacks, a claimed one
-is a key of exactly one pool (law L1). The stack of a free frame says what its bytes are, so law L6 needs no
-flag: a frame of another kind, or one never used, is zeroed before first use. A frame just released is the
-next one taken.
+**Frames** change hands between pages and slots. A free frame is in exactly one of three stacks, a claimed one is a key
+of exactly one pool (law L1). The stack of a free frame tells the kind of its bytes, so law L6 needs no flag: a frame of
+another kind, or one never used, is zeroed before first use. A frame just released is the next one taken.
 
-**Items** of one size are packed into frames: item i is in frame i // per_frame, and nothing stores that. They
-come from the fullest partly used frame, so that the emptiest ones drain and become free for either kind. One
-place decides the order: ``Walk``, which only reads. ``pop`` takes exactly the items it is given and asserts
-that they lie on top, so there is no predictor to agree with (law L2). per_frame = 0 is a kind that the model
-lacks.
+**Items** of one size are packed into frames: item i is in frame i // per_frame, and nothing stores that. They come from
+the fullest partly used frame, so that the emptiest ones drain and become free for either kind. One place decides the
+order: ``Walk``, which only reads. ``pop`` takes exactly the items it is given and asserts that they are on top, so
+there is no predictor to agree with (law L2). per_frame = 0 is a kind that the model lacks.
 
-**Owners** are one number beside each item, written when it changes hands and at no other time. So the owner
-of a page that moves is known without a scan. ``indexes`` says which page of its sequence a page is, from the
-front. Sharing is no count: a lease that reads the tree's pages holds the node where they end (law L7). A
-claim on a slot is the pair (slot, epoch). The epoch goes up whenever the slot is given back, so a claim that
-outlived its owner is caught at its use (law L5).
+**Owners** are one number for each item, written when it changes hands and at no other time. So the owner of a page that
+moves is known without a scan. ``indexes`` has the number of each page in its sequence, from the front. Sharing is not a
+count: a lease that reads the tree's pages holds the node where they end (law L7). A claim on a slot is the pair (slot,
+epoch). The epoch goes up whenever the slot is given back, so a claim that outlived its owner is caught at its use (law
+L5).
 """
 
 from __future__ import annotations
@@ -65,11 +63,11 @@ class Arena:
         assert frame == claim.frame, f"planned frame {claim.frame} but frame {frame} is next"
 
     def release(self, frame: FrameId, kind: FrameKind) -> None:
-        """``frame`` is empty, and its bytes are of ``kind``."""
+        """Release ``frame``, which is empty and whose bytes are of ``kind``."""
         self.free[kind].append(frame)
 
     def forget(self) -> None:
-        """The bytes of the arena are new: no frame was ever used."""
+        """Mark every frame as never used: the bytes of the arena are new."""
         assert self.free_count == self.frame_count, "a frame is in use while the arena is replaced"
         self.free = _never_used(self.frame_count)
 
@@ -91,13 +89,13 @@ class FrameWalk:
         self.claims: list[FrameClaim] = []
 
     def fork(self) -> FrameWalk:
-        """A walk that continues from here and leaves this one alone; it has no claims yet."""
+        """Return a walk that continues from here and does not change this one; it has no claims yet."""
         fork = FrameWalk.__new__(FrameWalk)
         fork._free, fork._depth, fork.left, fork.claims = self._free, dict(self._depth), self.left, []
         return fork
 
     def claim(self, kind: FrameKind) -> FrameId:
-        """The next free frame for ``kind``; the caller has checked that ``left`` is not 0."""
+        """Return the next free frame for ``kind``; the caller has checked that ``left`` is not 0."""
         for held in _PREFERENCE[kind]:
             stack, depth = self._free[held], self._depth[held]
             if depth < len(stack):
@@ -113,7 +111,8 @@ Item = TypeVar("Item", bound=int)
 
 
 class Packing(Generic[Item]):
-    """``held_count`` items are held, ``free_count`` are free inside claimed frames."""
+    """Items of one size, packed into frames. ``held_count`` items are held, ``free_count`` are free inside claimed
+    frames."""
 
     __slots__ = ("by_used", "free_count", "held_count", "kind", "occupied", "per_frame", "stacks")
 
@@ -127,18 +126,18 @@ class Packing(Generic[Item]):
         self.free_count = 0
 
     def items_of(self, frame: FrameId) -> list[Item]:
-        """All items of ``frame`` as a stack: the lowest on top."""
+        """Return all items of ``frame`` as a stack: the lowest on top."""
         first = frame * self.per_frame
         return cast("list[Item]", list(range(first + self.per_frame - 1, first - 1, -1)))
 
     def add(self, frame: FrameId) -> None:
-        """An empty frame joins; the commit that calls this takes items of it right after."""
+        """Add an empty frame; the commit that calls this takes items of it right after."""
         self.stacks[frame] = self.items_of(frame)
         self.free_count += self.per_frame
         self._enter(frame, 0)
 
     def pop(self, items: Sequence[Item]) -> None:
-        """Take ``items``, which lie on top of their frames' stacks in this order."""
+        """Take ``items``, which are on top of their frames' stacks in this order."""
         for frame, group in groupby(items, key=self._frame_of):
             popped = list(group)
             stack = self.stacks[frame]
@@ -151,7 +150,7 @@ class Packing(Generic[Item]):
             self.free_count -= count
 
     def push(self, items: Sequence[Item]) -> list[FrameId]:
-        """Take ``items`` back; returns the frames that are empty now and have left this packing."""
+        """Take ``items`` back; return the frames that are empty now and have left this packing."""
         emptied = []
         for frame, group in groupby(items, key=self._frame_of):
             freed = list(group)
@@ -178,7 +177,7 @@ class Packing(Generic[Item]):
             left ^= 1 << used
 
     def emptiest_first(self) -> Iterator[FrameId]:
-        """The partly used frames, in the opposite order."""
+        """Yield the partly used frames, in the opposite order."""
         left = self.occupied
         while left:
             used = (left & -left).bit_length() - 1
@@ -225,7 +224,7 @@ class Walk(Generic[Item]):
         return self.left + self._frames.left * self._packing.per_frame
 
     def take(self, count: int) -> list[Item]:
-        """The next ``count`` items; the caller has checked ``room``."""
+        """Return the next ``count`` items; the caller has checked ``room``."""
         if count == 1 and self._depth < len(self._stack):  # a decode that crosses into its next page
             self._depth += 1
             self.left -= 1
@@ -246,7 +245,7 @@ class Walk(Generic[Item]):
         return items
 
     def ahead(self) -> Iterator[Item]:
-        """The ``left`` items that ``take`` would give next without claiming a frame."""
+        """Yield the ``left`` items that ``take`` would give next without claiming a frame."""
         passed = len(self.items)
         claimed = (
             self._packing.items_of(claim.frame) for claim in self._frames.claims if claim.kind is self._packing.kind
@@ -277,37 +276,37 @@ def of_lease(seq: SeqId) -> int:
 
 
 def of_tree(tree_id: int) -> int:
-    """``tree_id``: the id of an edge (pages) or of a node (slots)."""
+    """Return the owner number of the tree. ``tree_id``: the id of an edge (pages) or of a node (slots)."""
     return -1 - tree_id
 
 
 def of_compressed_state(node: int) -> int:
-    """``node``: the id of the node with the compressed state."""
+    """Return the owner number of pages of the compressed state of ``node``."""
     return COMPRESSED_STATE - node
 
 
 def of_compressed_kv(node: int) -> int:
-    """``node``: the id of the node with the compressed KV."""
+    """Return the owner number of pages of the compressed KV of ``node``."""
     return COMPRESSED_KV - node
 
 
 def kv_node_of(owner: int) -> int | None:
-    """The node of a page of compressed KV; None for other pages."""
+    """Return the node of a page of compressed KV; None for other pages."""
     return COMPRESSED_KV - owner if COMPRESSED_STATE < owner <= COMPRESSED_KV else None
 
 
 def state_node_of(owner: int) -> int | None:
-    """The node of a page of a compressed state; None for other pages."""
+    """Return the node of a page of a compressed state; None for other pages."""
     return COMPRESSED_STATE - owner if owner <= COMPRESSED_STATE else None
 
 
 def is_compressed(owner: int) -> bool:
-    """Whether a page holds compressed data."""
+    """Return whether a page holds compressed data."""
     return owner <= COMPRESSED_KV
 
 
 def lease_of(owner: int) -> SeqId | None:
-    """The sequence of ``owner``; None for the tree."""
+    """Return the sequence of ``owner``; None for the tree."""
     assert owner != FREE
     return SeqId(owner - 1) if owner > 0 else None
 
@@ -326,19 +325,19 @@ class Pages:
         self.indexes = [0] * (pages_per_frame * frame_count)
 
     def take(self, pages: Sequence[PageId]) -> None:
-        """Free pages leave the pool; ``give`` sets their owner."""
+        """Take free pages from the pool; ``give`` sets their owner."""
         self.packing.pop(pages)
         for page in pages:
             assert self.owners[page] == FREE, f"page {page} is held and was planned as free"
 
     def give(self, pages: Sequence[PageId], owner: int, first_index: int) -> None:
-        """``owner`` gets ``pages`` as its pages number ``first_index``, ``first_index + 1``, ..."""
+        """Give ``pages`` to ``owner`` as its pages number ``first_index``, ``first_index + 1``, ..."""
         for index, page in enumerate(pages, start=first_index):
             self.owners[page] = owner
             self.indexes[page] = index
 
     def drop(self, pages: Sequence[PageId]) -> list[FrameId]:
-        """``pages`` become free. Returns emptied frames."""
+        """Free ``pages``. Return emptied frames."""
         for page in pages:
             assert self.owners[page] != FREE, f"page {page} is free and was given back"
             self.owners[page] = FREE
@@ -354,7 +353,7 @@ class Slots:
         self.epochs = [0] * (slots_per_frame * frame_count)
 
     def take(self, slots: Sequence[SlotId]) -> None:
-        """Free slots leave the pool; ``give`` sets their owner."""
+        """Take free slots from the pool; ``give`` sets their owner."""
         self.packing.pop(slots)
         for slot in slots:
             assert self.owners[slot] == FREE, f"slot {slot} is held and was planned as free"
@@ -370,7 +369,7 @@ class Slots:
         return self.packing.push([slot])
 
     def check(self, slot: SlotId, epoch: int) -> None:
-        """Asserts that the claim (slot, epoch) is alive (law L5)."""
+        """Assert that the claim (slot, epoch) is alive (law L5)."""
         assert self.owners[slot] != FREE, f"stale claim on slot {slot}: it is free"
         assert self.epochs[slot] == epoch, (
             f"stale claim on slot {slot}: of epoch {epoch}, and the slot is at {self.epochs[slot]}"

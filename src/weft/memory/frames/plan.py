@@ -10,11 +10,11 @@ bytes of a state slot: the states of all recurrent layers of one sequence. As n 
 P and slot j at j x S' in every frame. Each kind is one plain strided view of the whole arena. A model without
 attention has P = 0 and frames of one slot, one without recurrent layers S = 0 and frames of one page.
 
-A *compressed* state is a snapshot in 8 bits and lies in KV pages: as many as its bytes take, anywhere. So
-does compressed KV, in 8 bits or 4 (decision 0013). Neither is a third kind of frame.
+A *compressed* state is a snapshot in 8 bits and is stored in KV pages: in the number that its bytes need, anywhere. So
+is compressed KV, in 8 bits or 4 (decision 0013). Neither is a third kind of frame.
 
-``fit_sizes`` shrinks what does not fit: the context to what one sequence alone can hold, the rows to the
-sequences that can hold a slot and a page each. A note names the flag and both numbers, and the ``--memory``
+``fit_sizes`` shrinks sizes that do not fit: the context to the length that one sequence can hold if no other runs, the
+rows to the sequences that can hold a slot and a page each. A note names the flag and both numbers, and the ``--memory``
 that would hold the value.
 
 Everything here is integers: no torch, no I/O. Why a slot is never split over frames is in decision 0002.
@@ -40,10 +40,10 @@ from weft.spec import (
 from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, align_up, ceil_div, format_bytes, pages_for
 
 FRAMES_WANTED = 50
-"""An arena of fewer frames than this is coarse: padding is then traded against frame size."""
+"""Number of frames below which an arena is coarse: padding is then traded against frame size."""
 
 COMPRESSED_KV_ALIGN = 64
-"""Records of compressed KV begin at multiples of it."""
+"""Alignment of records of compressed KV, bytes."""
 COMPRESSED_SCALE_BYTES = 4
 """Bytes of scales for each row of compressed numbers: a float32 or two bfloat16."""
 
@@ -62,8 +62,8 @@ class StateField:
 @dataclass(frozen=True, slots=True)
 class KvField:
     """One attention layer inside a page: a K block and a V block, each kv_heads x head_dim x 16 items.
-    ``v_offset_bytes`` None: a layer without a V block (latent attention). ``scale_offset_bytes``: the scales
-    of the layer's tokens, kv_heads x 16 for each block; None in dtypes without scales."""
+    ``v_offset_bytes`` None: a layer without a V block (latent attention). ``scale_offset_bytes``: the scales of the
+    layer's tokens, kv_heads x 16 for each block; None in dtypes without scales."""
 
     layer: int
     k_offset_bytes: int
@@ -121,7 +121,7 @@ class ArenaPlan:
     compressed_kv_fields: tuple[CompressedKvField, ...] = ()
     compressed_kv_dtype: CompressedKvName = "int8"
     kv_layout: KvLayoutName = "vnni"
-    """Order of the numbers inside a page. It changes no size."""
+    """Order of the numbers inside a page; it changes no size."""
 
     @property
     def compressed_bytes(self) -> int:
@@ -144,16 +144,16 @@ class ArenaPlan:
         return PAGE_TOKENS
 
     def pages_for(self, tokens: int) -> int:
-        """Pages of ``tokens`` tokens of one sequence: none in a model without attention."""
+        """Return the pages of ``tokens`` tokens of one sequence: none in a model without attention."""
         return pages_for(tokens) if self.pages_per_frame else 0
 
     @property
     def frames_min(self) -> int:
-        """The least frames that run anything: one for each kind of the model."""
+        """Least number of frames that runs anything: one for each kind of the model."""
         return (self.pages_per_frame > 0) + (self.slots_per_frame > 0)
 
     def frames_for(self, sequences: int, tokens_each: int) -> int:
-        """Frames that hold ``sequences`` sequences of ``tokens_each`` tokens in every case."""
+        """Return the frames that hold ``sequences`` sequences of ``tokens_each`` tokens in every case."""
         slots = ceil_div(sequences, self.slots_per_frame) if self.slots_per_frame else 0
         pages = sequences * self.pages_for(tokens_each)
         return slots + (ceil_div(pages, self.pages_per_frame) if pages else 0)
@@ -184,7 +184,8 @@ def _lay_slot(spec: ModelSpec) -> tuple[tuple[StateField, ...], int]:
 
 
 def _lay_compressed(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tuple[tuple[CompressedField, ...], int]:
-    """Accumulators as codes and scales; states in the model's own dtype (windows) unchanged."""
+    """Return the fields of a compressed state: accumulators as codes and scales; states in the model's own dtype
+    (windows) unchanged."""
     parts = [part for layer in spec.recurrent_layers for part in spec.layers[layer].state]
     fields, offset = [], 0
     for field, part in zip(state_fields, parts, strict=True):
@@ -199,7 +200,8 @@ def _lay_compressed(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tu
 def _lay_compressed_kv(
     kv_fields: tuple[KvField, ...], dtype: CompressedKvName
 ) -> tuple[tuple[CompressedKvField, ...], int]:
-    """All codes, then all scales; the next record begins at a multiple of COMPRESSED_KV_ALIGN."""
+    """Return the fields of compressed KV: all codes, then all scales; the next record begins at a multiple of
+    COMPRESSED_KV_ALIGN."""
     codes = [_numbers(field) // (1 if dtype == "int8" else 2) for field in kv_fields]
     fields, at, scales_at = [], 0, sum(codes)
     for field, size in zip(kv_fields, codes, strict=True):
@@ -217,7 +219,7 @@ def _numbers(field: KvField) -> int:
 
 
 def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[int, int]:
-    """(pages per frame n, slots per frame m) for P = ``page_bytes`` and S = ``slot_bytes``. Both are
+    """Return (pages per frame n, slots per frame m) for P = ``page_bytes`` and S = ``slot_bytes``. Both are
     multiples of 256, and 0 for a kind that the model does not have.
 
     Candidates: m = 1, 2, ... each with its smallest n, until one pads less than 1 %. That ends at m = P / 256
@@ -262,11 +264,10 @@ def plan_arena(
     compress_kv: CompressedKvName = "int8",
     kv_layout: KvLayoutName = "vnni",
 ) -> ArenaPlan:
-    """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``compress``:
-    snapshots may be compressed, if that saves a quarter of their bytes and the model has pages. KV may too,
-    in ``compress_kv``, if the model has snapshots and its KV has more than 8 bits. ``kv_layout``: what the
-    device's kernels read.
-    Never fails: too little memory gives too few frames, and ``fit_sizes`` reports that."""
+    """Return the arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``compress``:
+    snapshots may be compressed, if that saves a quarter of their bytes and the model has pages. KV may too, in
+    ``compress_kv``, if the model has snapshots and its KV has more than 8 bits. ``kv_layout``: the layout that the
+    device's kernels read. Never fails: too little memory gives too few frames, and ``fit_sizes`` reports that."""
     kv_dtype = kv_dtype or spec.dtype
     kv_fields, page_bytes = _lay_page(spec, kv_dtype)
     state_fields, slot_bytes = _lay_slot(spec)
@@ -294,7 +295,7 @@ def plan_arena(
 
 
 def with_compression(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
-    """``arena`` of ``spec`` with a layout for compressed states, whatever that saves; unchanged if the model
+    """Return ``arena`` of ``spec`` with a layout for compressed states, however much that saves; unchanged if the model
     has no pages or no states."""
     if not arena.pages_per_frame or not arena.slots_per_frame:
         return arena
@@ -303,8 +304,8 @@ def with_compression(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
 
 
 def with_compressed_kv(arena: ArenaPlan, dtype: CompressedKvName = "int8") -> ArenaPlan:
-    """``arena`` with a layout for pages compressed in ``dtype``; unchanged if the model has no states, or KV
-    of 8 bits."""
+    """Return ``arena`` with a layout for pages compressed in ``dtype``; unchanged if the model has no states, or KV of
+    8 bits."""
     if not arena.pages_per_frame or not arena.slots_per_frame or ITEM_BYTES[arena.kv_dtype] == 1:
         return arena
     fields, record_bytes = _lay_compressed_kv(arena.kv_fields, dtype)
@@ -312,7 +313,7 @@ def with_compressed_kv(arena: ArenaPlan, dtype: CompressedKvName = "int8") -> Ar
 
 
 def memory_for(spec: ModelSpec, kv_dtype: CacheDTypeName, sequences: int, tokens_each: int) -> tuple[int, str]:
-    """Bytes that hold ``sequences`` sequences of ``tokens_each`` tokens, and the ``--memory`` that asks for
+    """Return the bytes that hold ``sequences`` sequences of ``tokens_each`` tokens, and the ``--memory`` that asks for
     them.
 
     More memory may choose another frame, and typing rounds up. So the answer is tried, and grown until its
@@ -329,7 +330,7 @@ def memory_for(spec: ModelSpec, kv_dtype: CacheDTypeName, sequences: int, tokens
 
 
 def _typed(count: int) -> tuple[int, str]:
-    """``count`` rounded up by less than 1 % to a short text, and that text."""
+    """Return ``count`` rounded up by less than 1 % to a short text, and that text."""
     for suffix, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count > 100 * scale:
             return ceil_div(count, scale) * scale, f"--memory {ceil_div(count, scale)}{suffix}"
@@ -340,13 +341,13 @@ DEFAULT_MEMORY_SHARE = 0.4
 """Share of the free RAM that the arena takes without ``--memory``."""
 
 WORKSPACE_SHARE = 0.1
-"""Share of the memory beside the weights that no arena takes: the tensors of a step live there."""
+"""Share of the memory without weights that no arena takes: it holds the tensors of a step."""
 
 
 def default_memory_bytes(
     available_ram: int, spec: ModelSpec, config: EngineConfig, kv_dtype: CacheDTypeName | None = None
 ) -> int:
-    """The default of ``--memory``: 40 % of ``available_ram``, at most the bytes that ``max_num_seqs``
+    """Return the default of ``--memory``: 40 % of ``available_ram``, at most the bytes that ``max_num_seqs``
     sequences of full length use."""
     share = int(available_ram * DEFAULT_MEMORY_SHARE)
     length = min(config.max_model_len or spec.max_positions, spec.max_positions)
@@ -354,12 +355,12 @@ def default_memory_bytes(
 
 
 def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
-    """The sizes of ``config`` for this model and arena. Values that do not fit are shrunk, and ``notes`` says
+    """Return the sizes of ``config`` for this model and arena. Values that do not fit are shrunk, and ``notes`` says
     so.
 
-    ``max_model_len``: one sequence alone fits, with one frame for its slot and the rest for its pages.
-    ``rows_max``: sequences that can hold a slot and a page each. They leave the step's budget room for one
-    chunk of prefill beside all decodes, so decodes never starve a prompt.
+    ``max_model_len``: one sequence fits by itself, with one frame for its slot and the rest for its pages.
+    ``rows_max``: sequences that can hold a slot and a page each. They leave the step's budget room for one chunk of
+    prefill in addition to all decodes, so decodes never starve a prompt.
 
     Raises ConfigError for a field that its declaration excludes. Raises ConfigError if ``--memory`` cannot
     hold one frame of each kind; that error names the exact flag that would do.
@@ -377,8 +378,8 @@ def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
     rows_max, step_tokens_max = _fit_rows(config, arena, notes)
     if not spec.causal and max_model_len > step_tokens_max:
         notes.append(
-            f"--max-model-len {max_model_len} shrunk to {step_tokens_max}: the model is not causal, so a step computes "
-            f"a prompt whole, and --max-num-batched-tokens is {step_tokens_max}."
+            f"--max-model-len {max_model_len} shrunk to {step_tokens_max}: the model is not causal, so one "
+            f"step computes all of a prompt, and --max-num-batched-tokens is {step_tokens_max}."
         )
         max_model_len = step_tokens_max
     return Sizes(
@@ -438,7 +439,7 @@ def _fit_rows(config: EngineConfig, arena: ArenaPlan, notes: list[str]) -> tuple
 
 
 def _sequences_held(arena: ArenaPlan) -> int | None:
-    """The most sequences of one page each: max over k slot frames of min(k m, (N - k) n). None: unbounded."""
+    """Return the most sequences of one page each: max over k slot frames of min(k m, (N - k) n). None: unbounded."""
     n, m, frames = arena.pages_per_frame, arena.slots_per_frame, arena.frame_count
     if not m:
         return frames * n if n else None

@@ -10,8 +10,8 @@ Only ``state.apply`` calls the methods that write. Pages and slots that an opera
 as ``Freed``: this file allocates and frees nothing. Data that no request can ever use goes at once: a tail
 without its snapshot, and in a model without attention every node that leads to no snapshot.
 
-A model without states resumes anywhere: a hit is as far as whole pages match. A model with states resumes at
-snapshots only (law L8), and what matches beyond them is counted as lost, by reason.
+A model without states resumes anywhere: a hit is as far as complete pages match. A model with states resumes at
+snapshots only (law L8), and tokens that match beyond them are counted as lost, by reason.
 
 Laws: L1 (audited from leases and nodes), L7 (pages of the tree are full, or copied before use), L8, L10.
 """
@@ -32,6 +32,7 @@ from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.compressed_kv import CompressedKv
 from weft.memory.prefix.edge import COMPRESSED, PAGE_KEY_BYTES, TOKEN_BYTES, Node
 from weft.memory.prefix.eviction import CompressedStates, Recency
+from weft.memory.prefix.pins import Pins
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.tree import Owners, PrefixTree, note_change
 from weft.memory.reservation import Lease, Opening, Publication
@@ -41,7 +42,7 @@ from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]
 SALTS_MAX = 64
-"""Salts, the oldest first, in which a match looks for tokens lost to a salt (law L11)."""
+"""Most salts, the oldest first, in which a match looks for tokens lost to a salt (law L11)."""
 
 
 @dataclass(slots=True)
@@ -53,8 +54,8 @@ class Freed:
 
 
 class PrefixCache:
-    """``enabled`` False: it caches nothing, and every lookup misses. Owners of pages and slots are entered
-    into ``page_owners`` and ``slot_owners``."""
+    """The prefix cache. ``enabled`` False: it caches nothing, and every lookup misses. Owners of pages and slots are
+    entered into ``page_owners`` and ``slot_owners``."""
 
     __slots__ = (
         "compressed_kv",
@@ -63,6 +64,7 @@ class PrefixCache:
         "enabled",
         "new_snapshots",
         "order",
+        "pins",
         "plan",
         "policy",
         "stateful",
@@ -70,7 +72,14 @@ class PrefixCache:
     )
 
     def __init__(
-        self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners, policy: Policy | None = None
+        self,
+        plan: ArenaPlan,
+        *,
+        enabled: bool,
+        page_owners: Owners,
+        slot_owners: Owners,
+        policy: Policy | None = None,
+        pins_bytes: int = 0,
     ) -> None:
         self.plan = plan
         self.policy = policy or Policy()
@@ -78,6 +87,7 @@ class PrefixCache:
         self.stateful = plan.slots_per_frame > 0
         self.tree = PrefixTree(paged=plan.pages_per_frame > 0, page_owners=page_owners, slot_owners=slot_owners)
         self.order = Recency()
+        self.pins = Pins(self.tree, plan, pins_bytes)
         self.compressed_states = CompressedStates()
         self.compressed_kv = CompressedKv(plan)
         self.counts = CacheCounts()
@@ -98,7 +108,7 @@ class PrefixCache:
         return self.tree.page_count - kv.record_count + kv.page_count + self.compressed_states.page_count
 
     def evictable_except(self, nodes: Iterable[NodeId]) -> tuple[int, int]:
-        """``evictable`` if the snapshots of ``nodes`` stay, with the KV that they need."""
+        """Return ``evictable`` if the snapshots of ``nodes`` stay, with the KV that they need."""
         pages, slots = self.evictable
         counted: set[NodeId] = set()
         for node_id in nodes:
@@ -119,7 +129,8 @@ class PrefixCache:
         return pages * self.plan.page_bytes + slots * self.plan.slot_stride_bytes
 
     def match(self, tokens: Int32s, salt: str, version: int) -> Match:
-        """Reads only. At least the last token is left to compute, because its logits choose the next one."""
+        """Return the cached prefix of ``tokens``. Reads only. At least the last token is left to compute, because its
+        logits choose the next one."""
         deepest = None
         if self.enabled and len(tokens) > 1:
             deepest = self.tree.find(salt, tokens[:-1].tobytes())
@@ -152,13 +163,13 @@ class PrefixCache:
         )
 
     def node(self, lease: Lease) -> Node | None:
-        """The node that ``lease`` holds."""
+        """Return the node that ``lease`` holds."""
         return self.tree.by_id[lease.held] if lease.held != NO_NODE else None
 
     # ------------------------------------------------------------------ writing, by a commit
 
     def opened(self, lease: Lease, opening: Opening) -> None:
-        """``lease`` opens on a match: hold the nodes that it reads."""
+        """Hold the nodes that ``lease``, which opens on a match, reads."""
         match, counts = opening.match, self.counts
         if opening.loads:
             self._opened_to_load(lease, match)
@@ -184,14 +195,15 @@ class PrefixCache:
         counts.hits_inexact += lease.inexact
 
     def _opened_to_load(self, lease: Lease, match: Match) -> None:
-        """No request has used the cache: counts and orders stay. The policy learns where the path begins."""
+        """Note an opening for a load. No request has used the cache: counts and orders stay. The policy learns where
+        the path begins."""
         anchor = self.tree.by_id[match.anchor] if match.anchor != NO_NODE else None
         self.policy.opened(lease.seq, replace(match, recall=NOTHING_RECALLED), anchor)
         if lease.shared_tokens and anchor is not None:
             self._hold(lease, self.tree.node_ending(anchor, lease.shared_tokens))
 
     def restore(self, restore: RestoreKv) -> Freed:
-        """Compressed KV is restored; the caller enters the owners of its pages."""
+        """Restore compressed KV; the caller enters the owners of its pages."""
         node = self.tree.by_id[restore.node]
         compressed = self.compressed_kv.leave(node)
         node.edge.set_pages(node.start, restore.pages)
@@ -200,8 +212,8 @@ class PrefixCache:
         return Freed([page for page in compressed if page not in restored])
 
     def publish(self, lease: Lease, publication: Publication) -> Freed:
-        """The tree adopts the pages that it lacks. Where it has the tokens, the lease adopts the tree's pages
-        and its own are freed. Duplicate snapshots are freed too."""
+        """Add the pages of a lease that the tree lacks. Where the tree has the tokens, the lease adopts the tree's
+        pages and its own are freed. Duplicate snapshots are freed too."""
         tree, plan = self.tree, self.plan
         base = self.node(lease) or tree.root(lease.salt)
         done = (base.end - publication.start) // PAGE_TOKENS
@@ -224,15 +236,15 @@ class PrefixCache:
         for save in publication.saves:
             self._save(lease, node, save, tokens[whole * PAGE_KEY_BYTES :], freed, inexact=inexact)
         if not self.stateful and node.end:
+            self.pins.came(node)
             _note_new(self, lease, node)
         self.counts.published += 1
         return freed
 
     def _adopt(self, lease: Lease, base: Node, end: Node, cached_end: int) -> list[PageId]:
-        """From ``base`` to ``end`` the tree and the lease have the same pages now. Nodes that were
-        compressed, or inexact without readers, adopt the pages of the lease and are as exact as the lease.
-        Other nodes up to ``cached_end`` give their pages to the lease, which is as exact as they are. Returns
-        the pages that the tree gives up."""
+        """Give the tree and the lease the same pages from ``base`` to ``end``. Nodes that were compressed, or inexact
+        without readers, adopt the pages of the lease and are as exact as the lease. Other nodes up to ``cached_end``
+        give their pages to the lease, which is as exact as they are. Returns the pages that the tree gives up."""
         freed: list[PageId] = []
         exactly, node = not lease.inexact, end
         while node is not base:
@@ -252,8 +264,8 @@ class PrefixCache:
         return freed
 
     def _save(self, lease: Lease, path: Node, save: Snapshot, rest: bytes, freed: Freed, *, inexact: bool) -> None:
-        """The claim of ``save`` goes from the lease to the node that ends at its position. ``inexact``: the
-        state was computed from inexact data."""
+        """Move the claim of ``save`` from the lease to the node that ends at its position. ``inexact``: the state was
+        computed from inexact data."""
         ended = save.slot == lease.slot
         if ended:
             lease.slot = NO_SLOT
@@ -276,6 +288,7 @@ class PrefixCache:
             node.state_inexact = inexact
             self.order.refresh(node, newest=True)
             self.policy.saved(lease.seq, node, rest, ended=ended)
+            self.pins.came(node)
             _note_new(self, lease, node)
             return
         self.order.touch(node)
@@ -283,7 +296,7 @@ class PrefixCache:
         freed.slots.append((save.slot, save.epoch))
 
     def release(self, lease: Lease) -> Freed:
-        """``lease`` ends; it reads nothing from now on."""
+        """Release the pages of ``lease``, which ends and reads nothing from now on."""
         freed = Freed()
         node = self.node(lease)
         if node is not None:
@@ -308,9 +321,11 @@ class PrefixCache:
                 freed.slots.append(self.tree.take_slot(node))
             self.counts.evicted_states += 1
             self.counts.evicted_tails += node.is_tail
+            self.pins.went(node)
             self._refile(node, freed, newest=False)
         elif eviction.pages_left:
             freed.pages += self.tree.trim(node, eviction.pages_left)
+            self.pins.went(node)
         else:
             self._remove(node, freed)
         self.counts.evicted_pages += len(freed.pages)
@@ -318,7 +333,7 @@ class PrefixCache:
         return freed
 
     def compress_state(self, node_id: NodeId, pages: Sequence[PageId]) -> Freed:
-        """The snapshot of node ``node_id`` goes from its slot to ``pages``."""
+        """Move the snapshot of node ``node_id`` from its slot to ``pages``."""
         node = self.tree.by_id[node_id]
         self.compressed_states.enter(node, pages)
         node.state_inexact = True
@@ -328,7 +343,7 @@ class PrefixCache:
         return freed
 
     def compress_kv(self, compress: CompressKv) -> Freed:
-        """The KV of a node goes into the first of its own pages; the caller enters their owners."""
+        """Compress the KV of a node into the first of its own pages; the caller enters their owners."""
         self.counts.compressed_pages += len(compress.pages)
         return Freed(self.compressed_kv.enter(self.tree.by_id[compress.node], compress.compressed_count))
 
@@ -348,7 +363,7 @@ class PrefixCache:
             self.tree.release(before)
 
     def _refile(self, node: Node, freed: Freed, *, newest: bool) -> None:
-        """``node`` lost a lease, a child or its snapshot: remove it, or update its classes."""
+        """Remove ``node``, which lost a lease, a child or its snapshot, or update its classes."""
         useless = node.bare and node.parent is not None and (node.is_tail or not self.tree.paged)
         if useless:
             self._remove(node, freed)
@@ -363,13 +378,14 @@ class PrefixCache:
         freed.pages += pages if compressed is None else compressed
         self.order.forget(node)
         self.compressed_kv.forget(node)
+        self.pins.went(node)
         if parent.parent is not None:
             self._refile(parent, freed, newest=False)
             self.policy.child_removed(parent)
 
 
 def _note_new(cache: PrefixCache, lease: Lease, node: Node) -> None:
-    """``lease`` added the snapshot of ``node``."""
+    """Note that ``lease`` added the snapshot of ``node``."""
     if lease.loads:
         cache.counts.loaded += 1
         cache.counts.loaded_tokens += node.end - lease.cached_tokens
@@ -378,8 +394,8 @@ def _note_new(cache: PrefixCache, lease: Lease, node: Node) -> None:
 
 
 def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: Match) -> Match:
-    """``match`` of ``tokens``, with the loss to the salt: tokens that another salt has, beyond those
-    lost for other reasons.
+    """Return ``match`` of ``tokens``, with the loss to the salt: tokens that another salt has, beyond those lost for
+    other reasons.
 
     Each tenant computes the same tokens once (law L10), and the operator needs to know the cost of that. A
     tenant must not: for a prompt that a tenant composed, the number says whether another one sent it. So it

@@ -10,17 +10,17 @@
 KV that no sequence reads need not keep its last bits. A page becomes a *record* of
 ``ArenaPlan.compressed_kv_bytes``: codes and their scales, without gaps, in KV pages.
 
-**In place.** Record r lies in compressed page r or an earlier one. So a node is compressed into its own first
-pages, the first record first. It is restored the last record first, each into a page that no earlier record
-needs. Compression therefore takes no memory, and works when none is free.
+**In place.** Record r is in compressed page r or an earlier one. So a node is compressed into its own first pages, the
+first record first. It is restored the last record first, each into a page that no earlier record needs. Compression
+therefore takes no memory, and works when none is free.
 
-**What.** Nodes that no lease holds; KV under a hold is always exact. An opening restores the path to its
-snapshot: one copy, for every later reader. A sequence that publishes over a compressed node gives the tree
-its own exact pages instead. A fork inside compressed pages does this to their front and cuts it off.
-**When** is decided in ``eviction``: after bare KV and before anything is lost, and no more than is missing.
+**Scope.** Nodes that no lease holds; KV under a hold is always exact. An opening restores the path to its snapshot: one
+copy, for every later reader. A sequence that publishes over a compressed node gives the tree its own exact pages
+instead. A fork inside compressed pages does this to their front and cuts it off. **When** is decided in ``eviction``:
+after bare KV and before anything is lost, and no more than is missing.
 
-*Record ids* count down from below PAD and are never reused. Code that mistakes one for a page is caught (law
-L4), and a transaction that puts pages in place of some finds them by id.
+*Record ids* count down from below PAD and are never reused. Code that mistakes one for a page is caught (law L4), and a
+transaction that replaces some by pages finds them by id.
 
 Laws: L1 (a compressed page belongs to its node; audited), L2 (a transaction changes nothing here), L7
 (compressed KV has no readers), L11 (KV_COMPRESS_BYTES_PER_STEP, but always one node).
@@ -40,7 +40,7 @@ from weft.memory.values import NodeId
 from weft.units import PAD, PageId, ceil_div
 
 KV_COMPRESS_BYTES_PER_STEP = 1 << 30
-"""Some 0.5 ms on a device that reads 3 TB a second."""
+"""Most bytes of KV compressed by a step, some 0.5 ms on a device that reads 3 TB a second."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,12 +56,12 @@ class CompressedPages:
 
     @property
     def missing(self) -> int:
-        """Pages besides its own that a restore takes; one to spare after a cut in the middle of a page."""
+        """The pages besides its own that a restore takes; one to spare after a cut in the middle of a page."""
         return max(0, self.count - len(self.pages) + (self.skip_bytes > 0))
 
     def restore_into(self, pages: Sequence[PageId], form: KvForm) -> tuple[PageId, ...]:
-        """A page for each record, of its own and ``pages``, in an order that works from the last record to
-        the first: no restore overwrites an earlier record. All of ``pages`` are used."""
+        """Return a page for each record, of its own and ``pages``, in an order that works from the last record to the
+        first: no restore overwrites an earlier record. All of ``pages`` are used."""
         targets, free, left = [], deque(pages), list(self.pages)
         for record in reversed(range(self.count)):
             needed = ceil_div(self.skip_bytes + record * form.record_bytes, form.page_bytes) if record else 0
@@ -71,7 +71,7 @@ class CompressedPages:
         return tuple(reversed(targets))
 
     def move(self, index: int, page: PageId) -> None:
-        """Its page number ``index`` moved to ``page``."""
+        """Replace its page number ``index`` by ``page``, to which it moved."""
         self.pages[index - self.cut] = page
 
 
@@ -87,9 +87,9 @@ class CompressedKv:
         self.idle: OrderedDict[NodeId, Node] = OrderedDict()
         """Nodes without readers, tails excepted, the longest unread first; some are too short to compress."""
         self.page_count = 0
-        """Compressed pages."""
+        """Number of compressed pages."""
         self.record_count = 0
-        """Pages of KV in them."""
+        """Number of pages of KV in them."""
         self._last_id = PAD
 
     # ------------------------------------------------------------------ reading
@@ -99,35 +99,35 @@ class CompressedKv:
         return KvForm(self.page_bytes, self.record_bytes)
 
     def pages_of(self, node: Node) -> int:
-        """Pages that the KV of ``node`` occupies."""
+        """Return the number of pages that the KV of ``node`` occupies."""
         compressed = self.by_node.get(node.id)
         return node.page_count if compressed is None else len(compressed.pages)
 
     def compressed_node(self, node: Node) -> Node | None:
-        """The node whose compressed pages have the KV of ``node``: itself, or the one below if ``node`` was
+        """Return the node whose compressed pages have the KV of ``node``: itself, or the one below if ``node`` was
         just cut off its front. None: the KV is not compressed."""
         if not node.edge.pages or node.edge.pages_between(node.start, node.start + 1)[0] > PAD:
             return None
         return node if node.id in self.by_node else node.edge.node_at(node.end)
 
     def compressed_count(self, pages: int) -> int:
-        """Compressed pages for the KV of ``pages`` pages."""
+        """Return the number of compressed pages for the KV of ``pages`` pages."""
         return ceil_div(pages * self.record_bytes, self.page_bytes)
 
     def gain(self, node: Node) -> int:
-        """Pages that compressing ``node`` frees; 0 if that is less than a quarter of them."""
+        """Return the number of pages that compressing ``node`` frees; 0 if that is less than a quarter of them."""
         pages = node.page_count
         gain = pages - self.compressed_count(pages)
         return gain if 4 * gain >= pages and node.id not in self.by_node and not node.holds else 0
 
     def compressions(self, nodes: Iterable[Node]) -> tuple[CompressKv, ...]:
-        """The work of compressing ``nodes``."""
+        """Return the work of compressing ``nodes``."""
         return tuple(
             CompressKv(node.id, tuple(node.pages), self.compressed_count(node.page_count), self.form) for node in nodes
         )
 
     def restore_pages(self, node: Node | None) -> int:
-        """Pages that restoring the path to ``node`` takes. Nothing above a node with readers is
+        """Return the number of pages that restoring the path to ``node`` takes. Nothing above a node with readers is
         compressed."""
         pages, at = 0, node
         while self.by_node and at is not None and not at.holds:
@@ -137,7 +137,7 @@ class CompressedKv:
         return pages
 
     def compressed_on_path(self, node: Node | None) -> Iterator[tuple[Node, CompressedPages]]:
-        """The compressed nodes on the path to ``node``, from below."""
+        """Yield the compressed nodes on the path to ``node``, from below."""
         at = node
         while self.by_node and at is not None and not at.holds:
             compressed = self.by_node.get(at.id)
@@ -148,7 +148,7 @@ class CompressedKv:
     # ------------------------------------------------------------------ writing, by a commit
 
     def stop_reading(self, node: Node) -> None:
-        """A lease no longer reads ``node`` and the nodes above it. Those with other readers still have
+        """Note that a lease no longer reads ``node`` and the nodes above it. Those with other readers still have
         holds."""
         at: Node | None = node
         while self.record_bytes and at is not None and at.parent is not None and not at.holds:
@@ -157,18 +157,18 @@ class CompressedKv:
             at = at.parent
 
     def start_reading(self, node: Node) -> None:
-        """A lease is about to hold ``node``."""
+        """Note that a lease is about to hold ``node``."""
         at: Node | None = node
         while self.record_bytes and at is not None and not at.holds:
             self.idle.pop(at.id, None)
             at = at.parent
 
     def forget(self, node: Node) -> None:
-        """``node`` was removed."""
+        """Forget ``node``, which was removed."""
         self.idle.pop(node.id, None)
 
     def enter(self, node: Node, compressed_count: int) -> list[PageId]:
-        """``node`` is compressed into its first ``compressed_count`` pages. Returns the others."""
+        """Enter ``node``, compressed into its first ``compressed_count`` pages. Return the others."""
         assert not node.holds, f"node {node.id} is read and was compressed"
         assert node.id not in self.by_node, f"node {node.id} is compressed"
         pages = node.pages
@@ -184,15 +184,15 @@ class CompressedKv:
         return pages[compressed_count:]
 
     def leave(self, node: Node) -> list[PageId]:
-        """``node`` is no longer compressed. Returns its compressed pages."""
+        """Forget the compression of ``node``. Return its compressed pages."""
         compressed = self.by_node.pop(node.id)
         self.page_count -= len(compressed.pages)
         self.record_count -= compressed.count
         return compressed.pages
 
     def cut_front(self, node: Node, count: int) -> list[PageId]:
-        """The first ``count`` records of ``node`` are restored elsewhere. Returns the compressed pages that
-        hold nothing else."""
+        """Cut off the first ``count`` records of ``node``, which are restored elsewhere. Returns the compressed pages
+        that hold nothing else."""
         compressed = self.by_node[node.id]
         assert count <= compressed.count, f"{count} of {compressed.count} records are cut off"
         if count == compressed.count:
@@ -209,7 +209,7 @@ class CompressedKv:
 
 
 class KvGain(NamedTuple):
-    """Compressing ``node`` frees ``pages`` pages."""
+    """A compression of ``node`` that frees ``pages`` pages."""
 
     node: NodeId
     pages: int
@@ -228,7 +228,7 @@ class KvCompression:
         self._candidates = iter(compressed_kv.idle.values() if compressed_kv is not None and enabled else ())
 
     def compress_next(self, *spared: Container[NodeId]) -> KvGain | None:
-        """The next node to compress that is in none of ``spared``. None: no node is left, or this step has
+        """Return the next node to compress that is in none of ``spared``. None: no node is left, or this step has
         done enough."""
         kv = self._kv
         for node in self._candidates if kv is not None and self._bytes_left > 0 else ():
@@ -242,7 +242,7 @@ class KvCompression:
         return None
 
     def pages_of(self, node: Node) -> int:
-        """Pages that the KV of ``node`` occupies."""
+        """Return the number of pages that the KV of ``node`` occupies."""
         return node.page_count if self._kv is None else self._kv.pages_of(node)
 
     def is_compressed(self, node: Node) -> bool:
@@ -250,11 +250,11 @@ class KvCompression:
 
 
 class Restoring:
-    """The pages that one transaction puts in place of record ids, by id.
+    """The pages by which one transaction replaces record ids, by id.
 
-    An opening restores what it needs, once for all openings of the transaction. A publication over compressed
-    KV gives its own pages (sharing.py). So does a publication over inexact KV without readers: what a
-    sequence has computed exactly stays exact."""
+    An opening restores the KV that it needs, once for all openings of the transaction. A publication over compressed KV
+    gives its own pages (sharing.py). So does a publication over inexact KV without readers: exactly computed KV of a
+    sequence stays exact."""
 
     __slots__ = ("_kv", "_opened_on", "pages", "restored")
 
@@ -265,8 +265,8 @@ class Restoring:
         self.restored: list[RestoreKv] = []
 
     def missing(self, node: Node) -> int | None:
-        """Pages that restoring the path to ``node`` takes. None: impossible in this transaction, because it
-        publishes over the front of compressed pages on the path and cuts them."""
+        """Return the number of pages that restoring the path to ``node`` takes. None: impossible in this transaction,
+        because it publishes over the front of compressed pages on the path and cuts them."""
         pages = 0
         for _, compressed in self._kv.compressed_on_path(node):
             if compressed.first_id not in self.pages:
@@ -289,18 +289,18 @@ class Restoring:
             self.restored.append(RestoreKv(at.id, tuple(compressed.pages), compressed.skip_bytes, pages, self._kv.form))
 
     def replace_inexact(self, node: Node, pages: list[PageId], own: list[PageId]) -> None:
-        """An exact sequence publishes over ``node`` and has ``own`` for its ``pages``."""
+        """Replace the ``pages`` of ``node`` by ``own`` pages of an exact sequence that publishes over it."""
         if node.kv_inexact and not node.holds and node.id not in self._opened_on:
             for page, mine in zip(pages, own, strict=True):
                 self.pages.setdefault(page, mine)
 
     def resolve_over(self, pages: list[PageId], own: list[PageId]) -> list[PageId]:
-        """``pages`` with a page in place of each record id: that of ``own`` if it has none yet."""
+        """Return ``pages`` with a page instead of each record id: that of ``own`` if it has none yet."""
         return [
             self.pages.get(page, page) if page > PAD else self.pages.setdefault(page, mine)
             for page, mine in zip(pages, own, strict=True)
         ]
 
     def resolve(self, pages: list[PageId]) -> list[PageId]:
-        """``pages`` with a page in place of each record id; this transaction has one for each."""
+        """Return ``pages`` with a page instead of each record id; this transaction has one for each."""
         return [self.pages.get(page, page) if page > PAD else self.pages[page] for page in pages]

@@ -1,4 +1,4 @@
-"""Edges and nodes of the prefix tree, and lookups: how far tokens match, and which snapshot lies deepest.
+"""Edges and nodes of the prefix tree, and lookups: how far tokens match, and the deepest snapshot.
 
     edge   tokens  [ t0 ........................................ ]    int32 bytes, one piece
            pages   [ p0 p1 p2 p3 p4 p5 p6 p7 ]
@@ -8,11 +8,10 @@
                       ^ anchor     |
     prompt  a a a a b b b b c c x x                KV matches two tokens into c; it resumes at the anchor
 
-A *node* is a span [start, end) of an edge and what lies at its end: children, a snapshot, readers. A
-snapshot in the middle of a node cuts it in two. A long prompt with a snapshot every 64 tokens is cut a
-thousand times, so nodes only mark positions: a cut copies nothing, and the pages of a path down an edge are
-one slice. A walk compares the bytes of an edge, not its nodes: 100,000 cached tokens are matched in about 40
-microseconds.
+A *node* is a span [start, end) of an edge, with children, a snapshot and readers at its end. A snapshot in the middle
+of a node cuts it in two. A long prompt with a snapshot every 64 tokens is cut a thousand times, so nodes only mark
+positions: a cut copies nothing, and the pages of a path down an edge are one slice. A walk compares the bytes of an
+edge, not its nodes: 100,000 cached tokens are matched in about 40 microseconds.
 
 A page records its edge as its owner. Cuts do not change that owner, so finding the node of a page is a
 bisection and never a scan (compaction needs it). An edge loses nodes only at its end, because only leaves are
@@ -38,12 +37,12 @@ EdgeId = NewType("EdgeId", int)
 
 NO_EDGE = EdgeId(PAD)
 COMPRESSED = SlotId(PAD - 1)
-"""In place of a slot: the snapshot is compressed (eviction.py)."""
+"""Value of ``slot`` for a snapshot that is compressed (eviction.py)."""
 TOKEN_BYTES = 4
 PAGE_KEY_BYTES = PAGE_TOKENS * TOKEN_BYTES
 _WINDOW_BYTES = 64 * PAGE_KEY_BYTES
 _GHOSTS_MAX = 8
-"""Evicted children that a node remembers (law L11)."""
+"""Most evicted children that a node remembers (law L11)."""
 
 _end_of = attrgetter("end")
 _start_of = attrgetter("start")
@@ -51,8 +50,8 @@ _start_of = attrgetter("start")
 
 @dataclass(eq=False, slots=True)
 class Edge:
-    """``start``: the token position where it begins, a multiple of a page. ``pages`` is empty in a model
-    without attention. Compressed KV has record ids in place of pages (compressed_kv.py)."""
+    """A run of tokens with their pages. ``start``: the token position where it begins, a multiple of a page. ``pages``
+    is empty in a model without attention. Compressed KV has record ids instead of pages (compressed_kv.py)."""
 
     id: EdgeId
     start: int
@@ -64,13 +63,13 @@ class Edge:
         return self.tokens[(start - self.start) * TOKEN_BYTES : (end - self.start) * TOKEN_BYTES]
 
     def pages_between(self, start: int, end: int) -> list[PageId]:
-        """Pages of the tokens [start, end); the last one may be partly filled."""
+        """Return the pages of the tokens [start, end); the last one may be partly filled."""
         if not self.pages:
             return []
         return self.pages[(start - self.start) // PAGE_TOKENS : -((self.start - end) // PAGE_TOKENS)]
 
     def set_pages(self, start: int, pages: Sequence[PageId]) -> None:
-        """From now on ``pages`` hold the tokens from ``start`` on, a multiple of a page."""
+        """Replace the pages of the tokens from ``start`` on, a multiple of a page."""
         first = (start - self.start) // PAGE_TOKENS
         assert first + len(pages) <= len(self.pages)
         self.pages[first : first + len(pages)] = pages
@@ -79,12 +78,12 @@ class Edge:
         return bisect_left(self.nodes, node.start, key=_start_of)
 
     def node_at(self, position: int) -> Node:
-        """The node whose span has the token at ``position``."""
+        """Return the node whose span has the token at ``position``."""
         return self.nodes[bisect_right(self.nodes, position, key=_end_of)]
 
     def matches_until(self, position: int, data: bytes, at: int) -> int:
-        """The position up to which the edge, from ``position`` on, has the tokens of ``data`` from byte
-        ``at`` on; whole pages only."""
+        """Return the position up to which the edge, from ``position`` on, has the tokens of ``data`` from byte ``at``
+        on; only complete pages count."""
         offset = (position - self.start) * TOKEN_BYTES
         length = min((self.nodes[-1].end - position) * TOKEN_BYTES, len(data) - at)
         length -= length % PAGE_KEY_BYTES
@@ -111,7 +110,7 @@ class Edge:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """The span [start, end) of an edge, and what lies at its end. ``parent`` is None for a root."""
+    """The span [start, end) of an edge, with the data at its end. ``parent`` is None for a root."""
 
     id: NodeId
     parent: Node | None = field(repr=False)
@@ -120,22 +119,23 @@ class Node:
     end: int
     children: dict[bytes, Node] = field(default_factory=dict, repr=False)
     tail_count: int = 0
-    """Children that are tails."""
+    """Number of children that are tails."""
     slot: SlotId = NO_SLOT
-    """Snapshot at ``end``: PAD without one, COMPRESSED if it lies in pages."""
+    """Snapshot at ``end``: PAD without one, COMPRESSED if it is in pages."""
     epoch: int = 0
     holds: int = 0
-    """Leases that read this node's pages."""
+    """Number of leases that read this node's pages."""
     state_lost: bool = False
-    """A snapshot at ``end``, or of a tail below, was evicted: a miss here is an evicted state."""
+    """Whether a snapshot at ``end``, or of a tail below, was evicted: a miss here is an evicted state."""
     ghosts: dict[bytes, int] = field(default_factory=dict, repr=False)
     """Tokens evicted below this node, by the key of their first page."""
     hits: int = 0
-    """Leases that opened at its end."""
+    """Number of leases that opened at its end."""
     used_at: int = 0
     """Version of memory's state at its creation or its last opening."""
     kv_inexact: bool = False
-    """Its KV was compressed once, or computed from compressed data. ``state_inexact``: its snapshot was."""
+    """Whether its KV was compressed once, or computed from compressed data; ``state_inexact``: the same of its
+    snapshot."""
     state_inexact: bool = False
 
     @property
@@ -163,25 +163,25 @@ class Node:
 
     @property
     def bare(self) -> bool:
-        """No lease reads its KV and no snapshot needs it."""
+        """Whether no lease reads its KV and no snapshot needs it."""
         return not self.children and self.slot == PAD and not self.holds
 
     def lose_state(self) -> None:
-        """The snapshot is evicted."""
+        """Note that the snapshot is evicted."""
         self.slot = NO_SLOT
         lost_at = self.parent if self.is_tail else self
         assert lost_at is not None
         lost_at.state_lost = True
 
     def remember_evicted(self, tokens: bytes, below: int) -> None:
-        """``tokens`` that began at its end were evicted, and ``below`` tokens that followed them."""
+        """Note that ``tokens`` that began at its end were evicted, and ``below`` tokens that followed them."""
         while len(self.ghosts) >= _GHOSTS_MAX:
             del self.ghosts[next(iter(self.ghosts))]
         self.ghosts[tokens[:PAGE_KEY_BYTES]] = len(tokens) // TOKEN_BYTES + below
 
 
 def common_pages(left: bytes, right: bytes) -> int:
-    """How many whole pages of tokens are equal at the front of both."""
+    """Return how many complete pages of tokens are equal at the front of both."""
     length = min(len(left), len(right)) // PAGE_KEY_BYTES * PAGE_KEY_BYTES
     differ = np.frombuffer(left, np.int32, length // TOKEN_BYTES) != np.frombuffer(
         right, np.int32, length // TOKEN_BYTES
@@ -192,12 +192,12 @@ def common_pages(left: bytes, right: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """Where a lookup ended.
+    """The result of a lookup.
 
-    ``node``: the deepest node that matches whole; ``partly``: its child that matches further in part.
-    ``kv_tokens``: how far the KV matches, that part included. ``anchor``: the deepest node on the path with a
-    snapshot. ``state_lost_at``: the deepest position beyond the anchor where a snapshot was evicted, 0
-    without one. ``kv_lost_tokens``: tokens beyond ``kv_tokens`` that were evicted; an upper bound."""
+    ``node``: the deepest node that matches completely; ``partly``: its child that matches further in part.
+    ``kv_tokens``: how far the KV matches, that part included. ``anchor``: the deepest node on the path with a snapshot.
+    ``state_lost_at``: the deepest position beyond the anchor where a snapshot was evicted, 0 without one.
+    ``kv_lost_tokens``: tokens beyond ``kv_tokens`` that were evicted; an upper bound."""
 
     node: Node
     partly: Node | None
@@ -209,8 +209,8 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class TreePath:
-    """A walk below a node, whole pages only. ``passed``: the nodes that match whole, in order. ``partly``:
-    the child in which the walk ended, None at a node. ``end``: the position."""
+    """A walk below a node, in complete pages. ``passed``: the nodes that match completely, in order. ``partly``: the
+    child in which the walk ended, None at a node. ``end``: the position."""
 
     passed: tuple[Node, ...]
     partly: Node | None
@@ -218,7 +218,7 @@ class TreePath:
 
 
 def find(root: Node, data: bytes) -> PrefixMatch:
-    """The deepest match of the tokens ``data`` (int32 bytes) below ``root``."""
+    """Return the deepest match of the tokens ``data`` (int32 bytes) below ``root``."""
     path = walk(root, data)
     node = deepest = path.passed[-1] if path.passed else root
     anchor, lost = None, 0
@@ -239,7 +239,7 @@ def find(root: Node, data: bytes) -> PrefixMatch:
 
 
 def _tail_along(node: Node, data: bytes) -> Node | None:
-    """The longest tail below ``node`` whose tokens ``data`` has."""
+    """Return the longest tail below ``node`` whose tokens ``data`` has."""
     if not node.tail_count:
         return None
     first = node.end * TOKEN_BYTES
@@ -271,7 +271,7 @@ def walk(node: Node, data: bytes, first: int = 0) -> TreePath:
 
 
 def path_pages(node: Node, first: int, end: int) -> list[PageId]:
-    """Pages of the tokens [first, end) on the path to ``node``, whose span reaches ``end``; both are
+    """Return the pages of the tokens [first, end) on the path to ``node``, whose span reaches ``end``; both are
     multiples of a page. Empty in a model without attention."""
     pieces: list[list[PageId]] = []
     at: Node | None = node

@@ -1,4 +1,4 @@
-"""What leaves the prefix cache first: how much is short, two orders, and a choice that is a pure function of
+"""Order of evictions from the prefix cache: how much is short, two orders, and a choice that is a pure function of
 them.
 
     Room      what a transaction can hand out now:  holes in frames of a kind, and frames free for either kind
@@ -11,20 +11,19 @@ them.
 
     demand --choose--> [trim a bare leaf] ... [compress] ... [evict a snapshot, then its bare KV] ...
 
-If the demand is met and the room is not, free space is scattered, and items move (relief.py). If the demand
-is not met, cached data is evicted: exactly as much as it takes, wherever it lies. So bytes of the wrong kind
-are never evicted for nothing, and eviction knows no frames.
+If the demand is met and the room is not, free space is scattered, and items move (relief.py). If the demand is not met,
+cached data is evicted until it is, wherever the data is. So bytes of the wrong kind are never evicted for nothing, and
+eviction knows no frames.
 
-Bare KV goes first, whatever is short: in a model with states nothing resumes from it. A leaf is cut from its
-end. A lease holds KV, never a snapshot: it copied the state when it opened. So any snapshot can go at any
-moment. A sequence that runs alone can have the whole arena except the KV that it reads itself (law L3).
+Bare KV goes first, whatever is short: in a model with states nothing resumes from it. A leaf is cut from its end. A
+lease holds KV, never a snapshot: it copied the state when it opened. So any snapshot can go at any moment. A sequence
+that runs without others can have all of the arena except the KV that it reads itself (law L3).
 
-**Compressed states.** A snapshot that no sequence computes on does not need its last bits. Its int8 codes,
-with a scale for each row, take about a quarter of its bytes and lie in k KV pages, anywhere, in order. It
-saves the same seconds for fewer bytes, so compression comes between the two classes, the least recently used
-state first. It takes pages before it gives a slot back, and must reduce the demand in frames, or it is not
-done; so a shortage ends. A compressed state stays so until its eviction: a sequence that resumes there gets
-an exact copy in its own slot.
+**Compressed states.** A snapshot that no sequence computes on does not need its last bits. Its int8 codes, with a scale
+for each row, take about a quarter of its bytes and are stored in k KV pages, anywhere, in order. It saves the same
+seconds for fewer bytes, so compression comes between the two classes, the least recently used state first. It takes
+pages before it gives a slot back, and must reduce the demand in frames, or it is not done; so a shortage ends. A
+compressed state stays so until its eviction: a sequence that resumes there gets an exact copy in its own slot.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen snapshot)
 in an overlay, and stops at ``EVICTIONS_PER_STEP`` (law L11).
@@ -45,19 +44,19 @@ from weft.units import PAD, PageId, ceil_div
 
 SLOTS_AHEAD_MAX = 24
 SLOTS_AHEAD_SHARE = 64
-"""One slot in 64 is kept free ahead of need."""
+"""Inverse share of the slots that are kept free ahead of need."""
 
 
 def slots_ahead(slot_count: int) -> int:
-    """Slots to keep free of ``slot_count``. A snapshot without a free slot is skipped; a step may want
+    """Return the slots to keep free of ``slot_count``. A snapshot without a free slot is skipped; a step may want
     several."""
     return min(SLOTS_AHEAD_MAX, ceil_div(slot_count, SLOTS_AHEAD_SHARE))
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Holes in frames in use, free frames, and items per frame. A kind with 0 per frame does not exist in the
-    model and is never short."""
+    """Room of a transaction: holes in frames in use, free frames, and items per frame. A kind with 0 per frame does not
+    exist in the model and is never short."""
 
     pages: int
     slots: int
@@ -66,7 +65,7 @@ class Room:
     slots_per_frame: int
 
     def short(self, pages: int, slots: int) -> tuple[int, int]:
-        """How many of ``pages`` and ``slots`` cannot be given, if the slots are given first."""
+        """Return how many of ``pages`` and ``slots`` cannot be given, if the slots are given first."""
         frames = self.frames
         slots_short = pages_short = 0
         if self.slots_per_frame:
@@ -79,7 +78,7 @@ class Room:
         return pages_short, slots_short
 
     def frames_to_empty(self, pages: int, slots: int) -> tuple[int, int]:
-        """Frames of pages and frames of slots to empty by moves, so that ``pages`` and ``slots`` can be
+        """Return the frames of pages and frames of slots to empty by moves, so that ``pages`` and ``slots`` can be
         given; limited by the holes to spare."""
         if not self.pages_per_frame or not self.slots_per_frame:
             return 0, 0
@@ -91,7 +90,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """``pages`` and ``slots`` are held or wanted and have to fit into ``frames``."""
+    """A demand on ``frames``: ``pages`` and ``slots`` are held or wanted and have to fit into them."""
 
     frames: int
     pages_per_frame: int
@@ -100,11 +99,11 @@ class Demand:
     slots: int
 
     def met(self, pages_freed: int = 0, slots_freed: int = 0) -> bool:
-        """Whether they fit once ``pages_freed`` and ``slots_freed`` are free."""
+        """Return whether they fit once ``pages_freed`` and ``slots_freed`` are free."""
         return self.frames_needed(pages_freed, slots_freed) <= self.frames
 
     def frames_needed(self, pages_freed: int, slots_freed: int) -> int:
-        """Frames that they need once ``pages_freed`` and ``slots_freed`` are free. Negative arguments are
+        """Return the frames that they need once ``pages_freed`` and ``slots_freed`` are free. Negative arguments are
         extra demand."""
         frames = self._frames_of_slots(slots_freed)
         if self.pages_per_frame:
@@ -112,12 +111,12 @@ class Demand:
         return frames
 
     def pages_missing(self, pages_freed: int, slots_freed: int) -> int:
-        """Pages that have to go besides, if no more slots do."""
+        """Return the further pages that have to go, if no more slots do."""
         room = (self.frames - self._frames_of_slots(slots_freed)) * self.pages_per_frame
         return max(0, self.pages - pages_freed - room)
 
     def slots_to_a_frame(self, slots_freed: int) -> int:
-        """Slots that have to go besides until the slots need one frame less."""
+        """Return the further slots that have to go until the slots need one frame less."""
         per_frame = self.slots_per_frame
         return max(1, self.slots - slots_freed) % per_frame or per_frame if per_frame else 1
 
@@ -126,10 +125,11 @@ class Demand:
 
 
 UNMEETABLE = Demand(frames=-(2**60), pages_per_frame=1, slots_per_frame=1, pages=0, slots=0)
-"""No eviction meets it."""
+"""Demand that no eviction meets."""
 
 COMPRESS_BYTES_PER_STEP = 256 << 20
-"""Bytes of slots, some 0.1 ms on a device that reads 3 TB a second. One state of any size is compressed."""
+"""Most bytes of slots that a step compresses, some 0.1 ms on a device that reads 3 TB a second. One state of any size
+is compressed."""
 
 
 class CompressedStates:
@@ -157,7 +157,7 @@ class CompressedStates:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRoom:
-    """A transaction may compress ``at_once`` states, into ``pages_each`` pages each."""
+    """Room for compression: a transaction may compress ``at_once`` states, into ``pages_each`` pages each."""
 
     pages_each: int
     at_once: int
@@ -165,8 +165,8 @@ class CompressionRoom:
     def choose(
         self, candidates: Iterable[Node], spared: Container[NodeId], demand: Demand, pages: int, slots: int
     ) -> list[Node]:
-        """The first of ``candidates``, as many as meet ``demand`` when ``pages`` and ``slots`` are free
-        besides. If no number does, the number that leaves the least demand; none if none reduces it."""
+        """Return the first of ``candidates``: the number that meets ``demand`` when ``pages`` and ``slots`` are free as
+        well. If no number does, the number that leaves the least demand; none if none reduces it."""
         nodes = list(islice((node for node in candidates if node.id not in spared), max(0, self.at_once)))
         least, best = demand.frames_needed(pages, slots), 0
         for count in range(1, len(nodes) + 1):
@@ -179,7 +179,7 @@ class CompressionRoom:
 
 
 def pages_beyond(walk: Walk[PageId], frames: FrameWalk, count: int) -> tuple[list[PageId], list[FrameClaim]]:
-    """The ``count`` pages that ``walk`` would give next, and the frames of ``frames`` that it would claim for
+    """Return the ``count`` pages that ``walk`` would give next, and the frames of ``frames`` that it would claim for
     them; takes neither. The caller has checked ``walk.room``."""
     pages = list(islice(walk.ahead(), count))
     beyond = frames.fork()
@@ -190,14 +190,14 @@ def pages_beyond(walk: Walk[PageId], frames: FrameWalk, count: int) -> tuple[lis
 
 
 EVICTIONS_PER_STEP = 64
-"""Nodes that one reservation may cut or remove, or whose snapshot it may evict."""
+"""Most nodes that one reservation may cut or remove, or whose snapshot it may evict."""
 NO_COMPRESSION = CompressionRoom(0, 0)
 NO_KV_COMPRESSION = KvCompression(None)
 
 
 class Recency:
-    """The two classes, oldest first; every change is O(1). Only a commit changes them. ``in_slots``: the
-    snapshots that are not compressed."""
+    """The two classes, oldest first; every change is O(1). Only a commit changes them. ``in_slots``: the snapshots that
+    are not compressed."""
 
     __slots__ = ("bare", "in_slots", "states")
 
@@ -224,13 +224,13 @@ class Recency:
             self.bare.move_to_end(node.id, last=newest)
 
     def touch(self, node: Node) -> None:
-        """The snapshot of ``node`` was used."""
+        """Note a use of the snapshot of ``node``."""
         self.states.move_to_end(node.id)
         if node.id in self.in_slots:
             self.in_slots.move_to_end(node.id)
 
     def forget(self, node: Node) -> None:
-        """``node`` was removed."""
+        """Forget ``node``, which was removed."""
         for nodes in (self.bare, self.states, self.in_slots):
             nodes.pop(node.id, None)
 
@@ -248,7 +248,7 @@ class _Overlay:
         self._stateless.add(node.id)
 
     def remove(self, node: Node) -> Node:
-        """``node`` is removed; returns its parent."""
+        """Remove ``node``; return its parent."""
         assert node.parent is not None
         self._removed_children[node.parent.id] = self._removed_children.get(node.parent.id, 0) + 1
         return node.parent
@@ -257,7 +257,7 @@ class _Overlay:
         return (node.slot == PAD or node.id in self._stateless) and self.leaf(node)
 
     def leaf(self, node: Node) -> bool:
-        """Only its own snapshot needs the KV of ``node``."""
+        """Return whether only its own snapshot needs the KV of ``node``."""
         return (
             node.parent is not None and not node.holds and len(node.children) == self._removed_children.get(node.id, 0)
         )
@@ -274,10 +274,10 @@ def choose(
     compression: CompressionRoom = NO_COMPRESSION,
     kv_compression: KvCompression = NO_KV_COMPRESSION,
 ) -> list[Eviction]:
-    """Evictions that meet ``demand``, in the order in which to carry them out; fewer if ``limit`` ends them.
-    Snapshots go in the order ``ranked``, and those it leaves out by recency. Nodes in ``spared`` stay.
-    Those of ``last`` go after all others, the first of them at the very end. In a model without attention,
-    nodes go with their snapshots."""
+    """Return evictions that meet ``demand``, in the order in which to carry them out; fewer if ``limit`` ends them.
+    Snapshots go in the order ``ranked``, and those it leaves out by recency. Nodes in ``spared`` stay. Those of
+    ``last`` go after all others, the first of them at the very end. In a model without attention, nodes go with their
+    snapshots."""
     chosen: list[Eviction] = []
     overlay = _Overlay()
     newly_bare: list[Node] = []
@@ -289,7 +289,7 @@ def choose(
     pages = slots = 0
 
     def add_if_bare(node: Node) -> None:
-        # What this choice compresses stays until the next transaction: the step writes its pages.
+        # Nodes that this choice compresses stay until the next transaction: the step writes their pages.
         stays = node.id in spared or node.id in late or node.id in kv_compression.chosen
         if node.page_count and overlay.bare(node) and not stays:
             newly_bare.append(node)
@@ -361,7 +361,7 @@ class _States:
 
 
 def _in_turn(ranked: Iterable[Node], states: OrderedDict[NodeId, Node], *left_out: Container[NodeId]) -> Iterator[Node]:
-    """Every snapshot once, the ranked ones first. A ranked node without a snapshot is skipped."""
+    """Yield every snapshot once, the ranked ones first. A ranked node without a snapshot is skipped."""
     seen: set[NodeId] = set()
     for node in ranked:
         if node.id not in seen and states.get(node.id) is node:

@@ -75,7 +75,7 @@ class TreeWatch:
         return changed
 
     def stop(self) -> None:
-        """The tree notes no further changes for it."""
+        """Stop the tree's notes of changes for this follower."""
         self.tree.watches[:] = [changed for changed in self.tree.watches if changed is not self._changed]
 
     def digest_at(self, node: Node) -> int:

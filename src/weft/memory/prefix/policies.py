@@ -15,7 +15,7 @@ from weft.units import SeqId
 
 
 class Marconi(Policy):
-    """Recency and FLOP per byte, as published for hybrid models, for comparison.
+    """A policy by recency and FLOP per byte, as published for hybrid models, for comparison.
 
         score = recency + efficiency                each over its largest among the candidates
         efficiency = seconds to compute from the snapshot above / (state + KV that only it needs)
@@ -79,13 +79,13 @@ ALIASES = {"worth": "value"}
 
 
 def check_policy(name: str) -> None:
-    """Raises ConfigError with the list of names if ``name`` is not one of them."""
+    """Raise ConfigError with the list of names if ``name`` is not one of them."""
     if ALIASES.get(name, name) not in POLICIES:
         raise ConfigError(f"{_FLAG} is {name!r}; it must be one of {', '.join(POLICIES)}", param=_FLAG)
 
 
 def make_policy(name: str, plan: ArenaPlan, cost: PrefillCost, clock: Clock) -> Policy:
-    """The policy called ``name`` for a memory of geometry ``plan``. A model without recurrent layers has no
+    """Return the policy called ``name`` for a memory of geometry ``plan``. A model without recurrent layers has no
     snapshots, so its KV goes by recency under every name. States and KV that may be compressed count with
     their compressed bytes, because compression comes before eviction."""
     check_policy(name)

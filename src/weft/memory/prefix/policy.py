@@ -1,4 +1,4 @@
-"""What leaves the prefix cache first, as a replaceable part: the events and questions of a policy, and what a
+"""The order of evictions as a replaceable part: the events and questions of a policy, and the pages that only one
 snapshot holds.
 
     events of a commit     opened  published  saved  duplicated  evicted  child_removed  closed
@@ -10,14 +10,13 @@ snapshot holds.
     root --[ 0..512 )--+--[ 512..2048 )  state A     A alone holds its own node: 96 pages; [0..512) is B's too
                        '--[ 512..1024 )--[ 1024..4096 )  state B
 
-A policy ranks and does nothing else. ``eviction.choose`` knows which bytes are short, what goes with a
-snapshot, what must stay, and how much is enough. So a faulty policy chooses worse and never wrong (laws L1,
-L8, L9). The pure half has no clock. One is passed in, and only commits read it, so two identical plans get
-identical answers.
+A policy ranks and does nothing else. ``eviction.choose`` knows which bytes are short, which data goes with a snapshot,
+which must stay, and how much is enough. So a faulty policy chooses worse and never wrong (laws L1, L8, L9). The pure
+half has no clock. One is passed in, and only commits read it, so two identical plans get identical answers.
 
-Two states that share all of their KV hold none of it *alone*: evicting either frees only the state. So the
-one that is cheaper to compute again goes first, and then the other holds all of that KV. These readings look
-at STEPS_MAX nodes at most (law L11): bytes far above a snapshot carry no weight.
+If two states share all of their KV, neither holds any that the other does not need: evicting either frees only the
+state. So the one that is cheaper to compute again goes first, and then the other holds all of that KV. These readings
+look at STEPS_MAX nodes at most (law L11): bytes far above a snapshot carry no weight.
 """
 
 from __future__ import annotations
@@ -30,31 +29,30 @@ from weft.memory.values import NOTHING_RECALLED, Match, NodeId, Recall
 from weft.units import PAD, PAGE_TOKENS, SeqId
 
 Clock = Callable[[], float]
-"""Seconds; never decreases."""
+"""A clock in seconds that never decreases."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """Seconds to compute a prompt of n tokens: ``linear`` n + ``quadratic`` n^2. Only the ratio matters to a
+    """Cost of computing a prompt of n tokens, seconds: ``linear`` n + ``quadratic`` n^2. Only the ratio matters to a
     policy."""
 
     linear: float = 1.0
     quadratic: float = 0.0
 
     def between(self, start: int, end: int) -> float:
-        """Seconds to compute the positions [start, end)."""
+        """Return the seconds to compute the positions [start, end)."""
         return (end - start) * (self.linear + self.quadratic * (end + start))
 
 
 def geometric_cost(*, hidden_size: int, attention_layers: int, parameters: float) -> PrefillCost:
-    """The cost from sizes alone, in units of the arithmetic of one token. A token takes 2 FLOP per parameter.
-    A pair of tokens takes 4 FLOP per channel and attention layer, with ``hidden_size`` channels; half of all
-    pairs count."""
+    """Return the cost by sizes, in units of the arithmetic of one token. A token takes 2 FLOP per parameter. A pair of
+    tokens takes 4 FLOP per channel and attention layer, with ``hidden_size`` channels; half of all pairs count."""
     return PrefillCost(1.0, hidden_size * attention_layers / max(1.0, parameters))
 
 
 class Policy:
-    """Least recently used, with no memory of its own. Others override what they know better."""
+    """A policy by least recent use, without a memory of its own. Others override the methods where they know more."""
 
     name = "lru"
 
@@ -63,41 +61,41 @@ class Policy:
         return NOTHING_RECALLED
 
     def costs(self, cost: PrefillCost) -> None:
-        """The cost of computing changed; the units did not."""
+        """Take a new cost of computing; the units are the same."""
 
     def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
-        """``seq`` opened at the snapshot ``anchor``, or at its first token."""
+        """Note that ``seq`` opened at the snapshot ``anchor``, or at its first token."""
 
     def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
-        """``seq`` computed ``tokens`` (int32 bytes) from position ``start`` on, and they entered the tree."""
+        """Note that ``seq`` computed ``tokens`` (int32 bytes) from position ``start`` on, and they entered the tree."""
 
     def saved(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
-        """``seq`` added a snapshot at the end of ``node``. ``rest``: its tokens past the whole pages.
+        """Note that ``seq`` added a snapshot at the end of ``node``. ``rest``: its tokens past the complete pages.
         ``ended``: the snapshot is the running slot of a sequence that closes."""
 
     def duplicated(self, node: Node) -> None:
-        """A second snapshot for the end of ``node`` was dropped as a duplicate."""
+        """Note that a second snapshot for the end of ``node`` was dropped as a duplicate."""
 
     def evicted(self, node: Node) -> None:
-        """The snapshot of ``node`` is evicted, right after this returns."""
+        """Note that the snapshot of ``node`` is evicted, right after this returns."""
 
     def closed(self, seq: SeqId, node: Node | None) -> None:
-        """``seq`` closed; it read the pages up to ``node``."""
+        """Note that ``seq`` closed; it read the pages up to ``node``."""
 
     def child_removed(self, node: Node) -> None:
-        """A child of ``node`` was removed: its snapshot above, or the only one below, now holds more
-        alone."""
+        """Note that a child of ``node`` was removed: more KV now belongs only to its snapshot above, or to the only one
+        below."""
 
     def committed(self) -> None:
-        """The commit is done; bounded upkeep goes here."""
+        """Do bounded upkeep, as the commit is done."""
 
     def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
-        """The snapshots ``states``, given in order of use, in the order of their eviction. It may name too
+        """Return the snapshots ``states``, given in order of use, in the order of their eviction. It may name too
         few. Reads only; may be called often."""
         return iter(states.values())
 
     def uses_of(self, node: Node) -> float | None:
-        """Uses expected of the snapshot of ``node`` from now on; None in a policy that does not know."""
+        """Return the expected uses of the snapshot of ``node`` from now on; None in a policy that does not know."""
         return None
 
 
@@ -105,7 +103,7 @@ STEPS_MAX = 64
 
 
 def snapshot_above(node: Node) -> Node | None:
-    """The nearest snapshot on the path above ``node``; a tail along its tokens counts. None: no snapshot
+    """Return the nearest snapshot on the path above ``node``; a tail along its tokens counts. None: no snapshot
     is near."""
     child = node
     for _ in range(STEPS_MAX):
@@ -126,7 +124,7 @@ def snapshot_at_or_above(node: Node) -> Node | None:
 
 
 def only_snapshot_below(node: Node) -> Node | None:
-    """The nearest snapshot below ``node``, if a single path leads down to it."""
+    """Return the nearest snapshot below ``node``, if a single path leads down to it."""
     at = node
     for _ in range(STEPS_MAX):
         if len(at.children) != 1:
@@ -138,7 +136,7 @@ def only_snapshot_below(node: Node) -> Node | None:
 
 
 def pages_alone(node: Node) -> int:
-    """Pages that no request could use without the snapshot of ``node``."""
+    """Return the number of pages that no request could use without the snapshot of ``node``."""
     if node.children or node.holds:
         return 0
     pages, at = node.page_count, node.parent
@@ -151,7 +149,7 @@ def pages_alone(node: Node) -> int:
 
 
 def _tail_towards(node: Node, child: Node) -> Node | None:
-    """The longest tail of ``node`` along the tokens of its child ``child``."""
+    """Return the longest tail of ``node`` along the tokens of its child ``child``."""
     key = child.key
     for length in range(min(len(key), PAGE_TOKENS * TOKEN_BYTES) - TOKEN_BYTES, 0, -TOKEN_BYTES):
         tail = node.children.get(key[:length])

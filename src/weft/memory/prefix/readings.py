@@ -1,13 +1,13 @@
-"""What others see of the prefix cache: a snapshot for a store, its shape for an operator.
+"""The prefix cache for its observers: a snapshot for a store, its shape for an operator.
 
     contents   root --[ pages 3 9 4 )--[ compressed 7 2 )o slot 5       tokens [0, position)
                                                                     rows   3 9 4 exact | 7 2 in 8 bits
                                                                     state  slot 5
     shape      salts, depths, lengths, and the places at which requests part or resume
 
-Readings of the tree alone. **Contents**: pages and slot are those of memory's state at this version. A caller
-names them in the plan of the same version, and looks again for the next one. Codes of compressed KV lie side
-by side in its compressed pages, from ``skip_bytes`` of the first on.
+Readings that use only the tree. **Contents**: pages and slot are those of memory's state at this version. A caller
+names them in the plan of the same version, and looks again for the next one. Codes of compressed KV are consecutive in
+its compressed pages, from ``skip_bytes`` of the first on.
 
 **Shape**: salts by number, the biggest first, as a salt is a tenant's secret. ``digest`` is a hash of
 the tokens of a prefix, ``head`` the tokens with which the place begins to differ from its siblings. Both stay
@@ -48,10 +48,10 @@ class KvPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotContents:
-    """``tokens``: int32 [position]. ``pages``: those of all ``parts``, the KV of [``start``, position), and
-    then those of a compressed state. ``slot``: NO_SLOT in a model without recurrent layers, COMPRESSED for a
-    compressed state. ``exact``: no part of it was ever compressed. ``above``: the position of the next
-    snapshot above, 0 without one. ``hits``: sequences that resumed at it."""
+    """A snapshot's contents. ``tokens``: int32 [position]. ``pages``: those of all ``parts``, the KV of [``start``,
+    position), and then those of a compressed state. ``slot``: NO_SLOT in a model without recurrent layers, COMPRESSED
+    for a compressed state. ``exact``: no part of it was ever compressed. ``above``: the position of the next snapshot
+    above, 0 without one. ``hits``: sequences that resumed at it."""
 
     node: NodeId
     salt: str
@@ -74,12 +74,12 @@ class SnapshotContents:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Return the parts that must not change while pages are copied over several steps."""
+        """The parts that must not change while pages are copied over several steps."""
         return self.position, self.parts, self.slot == COMPRESSED
 
 
 def snapshot_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> SnapshotContents | None:
-    """The snapshot of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
+    """Return the snapshot of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
     None if the node or its snapshot is gone."""
     node = cache.tree.by_id.get(name)
     if node is None or node.parent is None or (cache.stateful and node.slot == PAD):
@@ -122,7 +122,7 @@ def _parts(cache: PrefixCache, node: Node, start: int) -> tuple[list[KvPart], li
 
 
 def _part(cache: PrefixCache, node: Node, start: int) -> tuple[KvPart, list[PageId]]:
-    """The KV of one node from ``start`` on."""
+    """Return the KV of one node from ``start`` on."""
     compressed = cache.compressed_kv.by_node.get(node.id)
     if compressed is None:
         pages = node.pages[(start - node.start) // PAGE_TOKENS :]
@@ -159,7 +159,7 @@ HEAD_TOKENS = 24
 
 
 def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> CacheShape:
-    """``seconds_since``: how long ago a version of memory's state was."""
+    """Return the shape of the cache. ``seconds_since``: how long ago a version of memory's state was."""
     plan = cache.plan
     by_root: dict[NodeId, tuple[bool, ShapeSum]] = {}
     root_of: dict[NodeId, NodeId] = {}
@@ -244,7 +244,7 @@ class _Use:
 
 
 def _prefixes(walked: list[Node], uses: dict[NodeId, _Use]) -> list[tuple[Node, _Use]]:
-    """Nodes that requests began at or part behind: those that saved most, then the longest; the latest use
+    """Return the nodes that requests began at or part after: those that saved most, then the longest; the latest use
     comes first."""
     for node in reversed(walked):  # children come after their parents
         if node.parent is not None:
@@ -268,7 +268,7 @@ def _digest(node: Node) -> str:
 
 
 def _head(node: Node) -> list[int]:
-    """From the branch above the place: a node without siblings goes on with its parent's text."""
+    """Return the tokens from the branch above the place: a node without siblings goes on with its parent's text."""
     while node.parent is not None and node.parent.parent is not None and len(node.parent.children) == 1:
         node = node.parent
     end = min(node.end, node.start + HEAD_TOKENS)

@@ -1,4 +1,4 @@
-"""What the publications of one transaction will do, worked out before the commit, without a change.
+"""The effects of one transaction's publications, worked out before the commit, without a change.
 
 Two sequences with the same tokens may publish in one step, before either is in the tree. Each path that a
 transaction will add is remembered by the place where it leaves the tree. So the second sequence sees the
@@ -29,7 +29,7 @@ from weft.units import PAGE_TOKENS, PageId
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """Tokens (int32 bytes, whole pages) that will follow a place in the tree, and their pages."""
+    """A path of tokens (int32 bytes, complete pages) that will follow a place in the tree, and their pages."""
 
     tokens: bytes
     pages: list[PageId]
@@ -52,7 +52,7 @@ class Sharing:
         """Pages that sequences free because they adopt the tree's."""
 
     def add(self, lease: Lease, tokens: bytes, saves: tuple[Snapshot, ...], *, patch: bool) -> None:
-        """``tokens`` are those of ``lease`` after its shared ones. ``patch``: the sequence continues."""
+        """Add the ``tokens`` of ``lease`` after its shared ones. ``patch``: the sequence continues."""
         start = lease.shared_tokens
         whole = tokens[: len(tokens) // PAGE_KEY_BYTES * PAGE_KEY_BYTES]
         pages, cached_end = self._resolve(lease, start, whole)
@@ -67,7 +67,7 @@ class Sharing:
             ]
 
     def _resolve(self, lease: Lease, start: int, whole: bytes) -> tuple[list[PageId], int]:
-        """Pages of ``whole`` once it is in the tree, and the position up to which it is cached before."""
+        """Return the pages of ``whole`` once it is in the tree, and the position up to which it is cached before."""
         tree, paged = self._tree, self._tree.paged
         base = tree.by_id[lease.held] if lease.held != NO_NODE else tree.roots.get(lease.salt)
         pages: list[PageId] = []
@@ -103,7 +103,7 @@ class Sharing:
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[range]:
-    """Ascending ``numbers`` as ranges of consecutive ones."""
+    """Yield ascending ``numbers`` as ranges of consecutive ones."""
     first = last = None
     for number in numbers:
         if first is None or last is None or number != last + 1:

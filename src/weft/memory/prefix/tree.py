@@ -1,7 +1,7 @@
-"""The prefix tree: which tokens have KV pages, and where along them a snapshot lies.
+"""The prefix tree: which tokens have KV pages, and which positions along them have a snapshot.
 
-This file owns the shape only: nodes, edges, which node has which pages and which snapshot. It allocates and
-frees nothing. An operation returns what it takes out, and ``cache`` gives that back.
+This file owns the shape only: nodes, edges, which node has which pages and which snapshot. It allocates and frees
+nothing. An operation returns the pages and slots that it takes out, and ``cache`` gives them back.
 
     root of "tenant-a"
       └─ [0..512)  pages 3 9 4 ...                   a node is a run of whole pages
@@ -9,14 +9,13 @@ frees nothing. An operation returns what it takes out, and ``cache`` gives that 
            │     └─ [1088..1093)  snapshot @1093   a tail: less than a page, always with a snapshot
            └─ [512..768) ...   snapshot @768
 
-Nodes are cut at page boundaries only, so each page lies in one node. Children are keyed by the bytes of their
-first page of tokens: equality is by tokens, never by a hash alone (law L10). A *tail* has no children, owns
-its partly filled page, and is keyed by all of its tokens. That key is shorter than all others, so it collides
-with none. A reader copies the page of a tail before it extends it (law L7).
+Nodes are cut at page boundaries only, so each page belongs to one node. Children are keyed by the bytes of their first
+page of tokens: equality is by tokens, never only by a hash (law L10). A *tail* has no children, owns its partly filled
+page, and is keyed by all of its tokens. That key is shorter than all others, so it collides with none. A reader copies
+the page of a tail before it extends it (law L7).
 
-A lease *holds* the node at whose end its shared pages end. ``holds`` counts the leases at or below a node. So
-the tree knows what is read without a scan, and each page has exactly one owner: the pool, a lease, or an edge
-(law L1).
+A lease *holds* the node at whose end its shared pages end. ``holds`` counts the leases at or below a node. So the tree
+knows which pages are read without a scan, and each page has exactly one owner: the pool, a lease, or an edge (law L1).
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from weft.memory.values import NO_SLOT, NodeId
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Owners = list[int] | dict[int, int]
-"""By page or slot; see ``frames.arena``."""
+"""Owner numbers by page or slot; see ``frames.arena``."""
 
 
 class PrefixTree:
-    """Nodes by salt. ``paged`` False: a model without attention, its edges have no pages. The tree
-    enters what it adopts into ``page_owners`` and ``slot_owners``."""
+    """Nodes by salt. ``paged`` False: a model without attention, its edges have no pages. The tree enters the pages and
+    slots that it adopts into ``page_owners`` and ``slot_owners``."""
 
     __slots__ = (
         "_salts",
@@ -69,7 +68,7 @@ class PrefixTree:
         """Pages of nodes with holds; they cannot be evicted."""
         self.slot_count = 0
         self.change_count = 0
-        """Changes that a lookup may see: while it stands still, every prompt resumes where it did."""
+        """Changes that a lookup may see: while the count is the same, every prompt resumes where it did."""
         self.watches: list[set[NodeId]] = []
         """Each gets the nodes that come, go, are cut, or whose snapshot does; a follower empties its own
         (followers.py)."""
@@ -77,12 +76,12 @@ class PrefixTree:
     # ------------------------------------------------------------------ reading
 
     def find(self, salt: str, data: bytes) -> PrefixMatch | None:
-        """The deepest match of the tokens ``data`` (int32 bytes); None for an unknown salt."""
+        """Return the deepest match of the tokens ``data`` (int32 bytes); None for an unknown salt."""
         root = self.roots.get(salt)
         return None if root is None else find(root, data)
 
     def path_ids(self, name: NodeId) -> set[NodeId]:
-        """The node ``name`` and all nodes above it; empty for NO_NODE."""
+        """Return the node ``name`` and all nodes above it; empty for NO_NODE."""
         ids: set[NodeId] = set()
         at = self.by_id.get(name)
         while at is not None:
@@ -91,12 +90,12 @@ class PrefixTree:
         return ids
 
     def node_of_page(self, owner: int, index: int) -> Node:
-        """The node with page number ``index`` of its path; ``owner`` is the owner number of that page."""
+        """Return the node with page number ``index`` of its path; ``owner`` is the owner number of that page."""
         edge = self.edges[EdgeId(tree_id_of(owner))]
         return edge.node_at(index * PAGE_TOKENS)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, parents before children, roots included; for the audit and the shape."""
+        """Yield every node, parents before children, roots included; for the audit and the shape."""
         stack = list(self.roots.values())
         while stack:
             node = stack.pop()
@@ -127,7 +126,7 @@ class PrefixTree:
         return node, path.end
 
     def add_tail(self, node: Node, data: bytes, pages: list[PageId]) -> Node | None:
-        """A new tail below ``node`` that adopts ``pages`` (one, or none without attention); None for a
+        """Add a tail below ``node`` that adopts ``pages`` (one, or none without attention), and return it; None for a
         duplicate."""
         assert 0 < len(data) < PAGE_KEY_BYTES
         if data in node.children:
@@ -153,7 +152,7 @@ class PrefixTree:
         return upper
 
     def node_ending(self, node: Node, position: int) -> Node:
-        """The node on the path to ``node`` that ends at ``position``; cuts a node if none ends there."""
+        """Return the node on the path to ``node`` that ends at ``position``; cuts a node if none ends there."""
         while node.start >= position and node.parent is not None:
             edge = node.edge
             above = edge.nodes[0].parent
@@ -162,7 +161,7 @@ class PrefixTree:
         return node if node.end == position else self.split(node, position)
 
     def hold(self, node: Node) -> None:
-        """A lease reads the pages up to the end of ``node``."""
+        """Hold the pages up to the end of ``node`` for a lease."""
         at: Node | None = node
         while at is not None:
             if not at.holds:
@@ -189,17 +188,19 @@ class PrefixTree:
         note_change(self, node)
 
     def replace_page(self, owner: int, index: int, page: PageId) -> None:
-        """Page number ``index`` of its path moved to ``page``; ``owner`` is its owner number, an edge."""
+        """Replace page number ``index`` of its path by ``page``, to which it moved; ``owner`` is its owner number, an
+        edge."""
         edge = self.edges[EdgeId(tree_id_of(owner))]
         edge.pages[index - edge.start // PAGE_TOKENS] = page
 
     def replace_slot(self, owner: int, slot: SlotId, epoch: int) -> None:
-        """A snapshot moved to ``slot``; ``owner`` is its owner number, a node."""
+        """Set the slot of a snapshot that moved to ``slot``; ``owner`` is its owner number, a node."""
         node = self.by_id[NodeId(tree_id_of(owner))]
         node.slot, node.epoch = slot, epoch
 
     def take_slot(self, node: Node, to: SlotId = NO_SLOT) -> tuple[SlotId, int]:
-        """The snapshot of ``node`` leaves its slot: ``to`` is COMPRESSED, or NO_SLOT for an eviction."""
+        """Take the snapshot of ``node`` out of its slot: ``to`` is COMPRESSED, or NO_SLOT for an eviction. Return the
+        slot and its epoch."""
         assert node.slot >= 0, f"node {node.id} has no snapshot in a slot"
         claim = node.slot, node.epoch
         self.slot_count -= 1
@@ -249,7 +250,7 @@ class PrefixTree:
         return pages
 
     def _add(self, parent: Node, tokens: bytes, pages: list[PageId]) -> Node:
-        """A new leaf on an edge of its own; the tree owns its pages from now on."""
+        """Add a leaf on an edge of its own, and return it; the tree owns its pages from now on."""
         edge = Edge(EdgeId(self.next_id), parent.end, tokens, pages)
         node = self._new(parent, edge, parent.end, parent.end + len(tokens) // TOKEN_BYTES)
         edge.nodes.append(node)
@@ -272,14 +273,14 @@ class PrefixTree:
 
 
 def note_change(tree: PrefixTree, node: Node) -> None:
-    """``node`` came, goes, is cut, or its snapshot did."""
+    """Note that ``node`` came, goes, is cut, or its snapshot changed."""
     tree.change_count += 1
     for changed in tree.watches:
         changed.add(node.id)
 
 
 def salt_of(tree: PrefixTree, node: Node) -> str:
-    """The salt of a node of ``tree``."""
+    """Return the salt of a node of ``tree``."""
     while node.parent is not None:
         node = node.edge.nodes[0].parent or node.parent
     return tree._salts[node.id]

@@ -1,20 +1,19 @@
-"""What adapters add to the products of a model: y = W x + scale B A x, for the rows of a step that ask for
-it.
+"""Additions of adapters to the products of a model: y = W x + scale B A x, for the rows of a step that ask for it.
 
     rows of a step        r0  r1  r2  r3  r4            a: rows 0, 3       b: row 2       base: rows 1, 4
-    product               y = x W                       all rows at once, in whatever form W is
+    product               y = x W                       all rows at once, in any form of W
     group a               y[0, 3] += (x[0, 3] A_a) B_a
     group b               y[2]    += (x[2] A_b) B_b     rows 1 and 4 keep their bits: nothing touches them
 
-The base weights stay as they are (12 bits, int8, int4, GGUF): no copy of a matrix is merged. A and B are
-tiles of the same kernels as W, in which a row's bits do not depend on the rows beside it. So a row of an
-adapter has the bits that it has alone, whichever adapters are in the batch. All groups of a product are one
-call (csrc/adapters.hpp), which the fused decoder makes itself.
+The base weights stay as they are (12 bits, int8, int4, GGUF): no copy of a matrix is merged. A and B are tiles of the
+same kernels as W, in which a row's bits do not depend on other rows. So a row of an adapter has the same bits in any
+batch, whichever adapters are in it. All groups of a product are one call (csrc/adapters.hpp), which the fused decoder
+makes itself.
 
-A product may be one matrix of several stored ones (q, k and v). It has one A below the other, and a B for
-each range of rows. A change may also scale the product (DoRA), shift it (biases), or stand in its place (a
-matrix that was trained whole). Which rows are whose is set once a step (``ActiveAdapters.step``). A product
-finds its rows by the number of rows that it gets (``tensor.adapter_rows``).
+A product may be one matrix of several stored ones (q, k and v). Its A's are stacked, and each range of rows has a B. A
+change may also scale the product (DoRA), shift it (biases), or replace it (a matrix that was trained as a whole). The
+adapter of each row is set once a step (``ActiveAdapters.step``). A product finds its rows by the number of rows that
+it gets (``tensor.adapter_rows``).
 
 Rejected: rows as an argument of each product (sixty calls that hand it on, for one model in a hundred);
 merged copies of the weights (one model's bytes for each adapter); a factor as wide as all parts of a product,
@@ -44,7 +43,7 @@ LOW_WIDTH = 512
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """[rows, columns], in tiles where the kernels serve; ``columns`` padded to an even number then."""
+    """One factor [rows, columns], in tiles if the kernels serve; ``columns`` is padded to an even number then."""
 
     weight: torch.Tensor | TiledWeight
 
@@ -58,7 +57,7 @@ class Factor:
         return held.numel() * held.itemsize
 
     def plain(self) -> torch.Tensor:
-        """[rows, columns]."""
+        """Return the factor as [rows, columns]."""
         return self.weight.dense() if isinstance(self.weight, TiledWeight) else self.weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,9 +68,9 @@ class Factor:
 
 @dataclass(slots=True)
 class Part:
-    """Of rows [first, last) of a product. ``up``: B times the scale, of columns [begin, end) of the A's of
-    the product. ``whole``: stands in the place of the product. ``gain`` and ``shift`` [rows]: y gain + shift,
-    of the product without B."""
+    """Change of rows [first, last) of a product. ``up``: B times the scale, of columns [begin, end) of the A's of the
+    product. ``whole``: replaces the product. ``gain`` and ``shift`` [rows]: y gain + shift, of the product without B.
+    """
 
     first: int
     last: int
@@ -88,7 +87,7 @@ class Part:
         return factors + sum(one.numel() * one.itemsize for one in (self.gain, self.shift) if one is not None)
 
     def native(self) -> tuple[Any, ...] | None:
-        """As the C++ kernels take it; None where they do not."""
+        """Return the part as the C++ kernels take it; None if they do not."""
         if self.whole is not None or not (self.up is None or isinstance(self.up.weight, TiledWeight)):
             return None
         assert all(one is None or one.is_contiguous() for one in (self.gain, self.shift))
@@ -105,7 +104,7 @@ class Part:
 
 @dataclass(slots=True)
 class ProductChange:
-    """Of one adapter on one product. ``down``: the A's of its parts, one below the other."""
+    """Change of one product by one adapter. ``down``: the A's of its parts, stacked."""
 
     down: Factor | None
     parts: tuple[Part, ...]
@@ -117,7 +116,7 @@ class ProductChange:
         return down_bytes + sum(part.held_bytes for part in self.parts)
 
     def native(self) -> tuple[Any, ...] | None:
-        """The factors as the C++ kernels take them; None where torch multiplies."""
+        """Return the factors as the C++ kernels take them; None if torch multiplies."""
         tiled = self.down is None or isinstance(self.down.weight, TiledWeight)
         parts = [part.native() for part in self.parts]
         if not tiled or None in parts or self.dtype not in native.DTYPES or not native.in_use():
@@ -126,7 +125,7 @@ class ProductChange:
         return down, parts
 
     def line(self) -> tuple[int, ...] | None:
-        """The factors as a line of the Triton kernels' table; None where torch multiplies."""
+        """Return the factors as a line of the Triton kernels' table; None if torch multiplies."""
         from weft.tensor.kernels import adapters as kernels
 
         down = None if self.down is None else self.down.weight
@@ -151,9 +150,8 @@ class ProductChange:
         return (*line, *[0] * (kernels.FIELDS - len(line)))
 
     def add(self, x: torch.Tensor, y: torch.Tensor, rows: slice | torch.Tensor) -> None:
-        """Into ``rows`` of ``y`` [T, out], of ``x`` [T, in]."""
-        # A step of one adapter alone, as of one stream, slices nothing: each slice costs as much as a
-        # product.
+        """Add the change for ``x`` [T, in] to ``rows`` of ``y`` [T, out]."""
+        # A step of only one adapter, as of one stream, slices nothing: each slice costs as much time as a product.
         if isinstance(rows, slice) and rows.stop - rows.start == len(x):
             self._add_all(x, y)
             return
@@ -192,27 +190,28 @@ class ProductChange:
                 into += part.up(low if single else low[:, part.begin : part.end])
 
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
-        """Routers are float32 in models of bfloat16."""
+        """Return ``x`` in the factors' dtype: routers are float32 in models of bfloat16."""
         return x if x.dtype == self.dtype else x.to(self.dtype)
 
 
 @dataclass(slots=True)
 class AdaptedProduct:
-    """The changes of one product by adapter, beside the product itself. ``active``: of the model, once an
-    adapter changes this product."""
+    """Changes of one product by adapter, in addition to the product itself. ``active``: of the model, once an adapter
+    changes this product.
+    """
 
     active: ActiveAdapters | None = None
     changes: dict[str, ProductChange] = field(default_factory=dict)
     _plain: set[str] = field(default_factory=set, repr=False)
-    """Those of ``changes`` that torch computes."""
+    """Digests in ``changes`` that torch computes."""
     _native: Any = field(default=None, repr=False)
     _table: torch.Tensor | None = field(default=None, repr=False)
     """int64 [LINES, FIELDS], for the Triton kernels."""
     _dtype: torch.dtype | None = None
-    """Of the factors: a router of another dtype is multiplied by torch."""
+    """Dtype of the factors: a router of another dtype is multiplied by torch."""
 
     def native(self) -> Any:
-        """The C++ object of this product, the same for its whole life. Fused blocks hold it."""
+        """Return the C++ object of this product, the same for its entire life. Fused blocks hold it."""
         if self._native is None:
             self._native = native.extension().AdaptedProduct()
         return self._native
@@ -220,7 +219,7 @@ class AdaptedProduct:
     def install(
         self, digest: str, change: ProductChange, active: ActiveAdapters, line: torch.Tensor | None = None
     ) -> None:
-        """``line``: that of ``change``, where it is on the device already."""
+        """Install ``change``. ``line``: the line of ``change``, if it is on the device already."""
         self.active, self.changes[digest], self._dtype = active, change, change.dtype
         if self._table is None:
             factors = change.native()
@@ -237,7 +236,7 @@ class AdaptedProduct:
             active.unfused.add(digest)
 
     def open(self, active: ActiveAdapters, dtype: torch.dtype, device: torch.device) -> None:
-        """A table for the Triton kernels, in memory that graphs may read at every replay."""
+        """Make a table for the Triton kernels, in memory that graphs may read at every replay."""
         if self._table is None:
             from weft.tensor.kernels import adapters as kernels
 
@@ -253,20 +252,20 @@ class AdaptedProduct:
                 self._table[self.active.lines[digest]] = 0
 
     def added(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """``y`` with what the adapters of this step add to it, in place. [..., in] and [..., out]."""
+        """Return ``y`` with the additions of this step's adapters, in place. [..., in] and [..., out]."""
         if self.active is None or self.active.step is None:
             return y
         whose = self.active.of(x.shape[0])
         plain = self._plain if self._by_kernels(x, y, whose) else self.changes
         for group in whose.groups:
-            # An adapter may go while a step is launched whose row of it has already ended.
+            # An adapter may leave while a step is launched whose row of it has already ended.
             change = self.changes.get(group.digest) if group.digest in plain else None
             if change is not None:
                 change.add(x, y, group.rows)
         return y
 
     def _by_kernels(self, x: torch.Tensor, y: torch.Tensor, whose: RowGroups) -> bool:
-        """Whether kernels have added what they can."""
+        """Return whether kernels have added the changes that they support."""
         if x.ndim != 2 or not x.dtype == y.dtype == self._dtype:
             return False
         if self._table is not None and whose.device is not None and gpu.fits(x, y, self._table):
@@ -285,7 +284,7 @@ class AdaptedProduct:
 
 @dataclass(slots=True)
 class TableChange:
-    """Of an embedding. ``low`` [vocab, r] with ``up`` [D, r], or a ``whole`` table [vocab, D]."""
+    """Change of an embedding. ``low`` [vocab, r] with ``up`` [D, r], or a ``whole`` table [vocab, D]."""
 
     low: torch.Tensor | None = None
     up: Factor | None = None
@@ -303,7 +302,7 @@ class AdaptedTable:
     changes: dict[str, TableChange] = field(default_factory=dict)
 
     def added(self, tokens_T: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
-        """Embedded tokens [T, D], changed where an adapter has another embedding."""
+        """Return embedded tokens [T, D], changed for adapters with another embedding."""
         for group in self.active.groups(x_TD.shape[0]):
             change = self.changes.get(group.digest)
             if change is None:
@@ -319,7 +318,7 @@ class AdaptedTable:
 
 @dataclass(slots=True)
 class ExpertsChange:
-    """Of the experts of one layer: [into, down] by expert. None: that expert keeps its product."""
+    """Change of the experts of one layer: [into, down] by expert. None: that expert keeps its product."""
 
     into: dict[int, ProductChange]
     down: dict[int, ProductChange]
@@ -337,8 +336,9 @@ class ExpertsChange:
 
 @dataclass(slots=True)
 class LatentChange:
-    """Of the matrix that makes keys and values of latents. ``low`` [r, latent]; ``keys`` [heads, own, r] and
-    ``values`` [heads, r, value]: B of each head. ``gain_HO`` and ``gain_HV``: of its rows without B."""
+    """Change of the matrix that makes keys and values of latents. ``low`` [r, latent]; ``keys`` [heads, own, r] and
+    ``values`` [heads, r, value]: B of each head. ``gain_HO`` and ``gain_HV``: of its rows without B.
+    """
 
     low: torch.Tensor
     keys: torch.Tensor
@@ -352,17 +352,17 @@ class LatentChange:
         return sum(one.numel() * one.itemsize for one in held if one is not None)
 
     def asked(self, own_THO: torch.Tensor) -> torch.Tensor:
-        """What it adds to queries in latents, [T, heads, latent]."""
+        """Return the addition to queries in latents, [T, heads, latent]."""
         return ((own_THO.transpose(0, 1) @ self.keys) @ self.low).transpose(0, 1)
 
     def given(self, o_THC: torch.Tensor) -> torch.Tensor:
-        """What it adds to outputs of latents, [T, heads, value]."""
+        """Return the addition to outputs of latents, [T, heads, value]."""
         return ((o_THC.transpose(0, 1) @ self.low.T) @ self.values).transpose(0, 1)
 
 
 @dataclass(slots=True)
 class AdaptedBlock(Generic[Change]):
-    """The changes of what a block computes by itself, by adapter."""
+    """Changes, by adapter, of matrices that a block multiplies itself."""
 
     active: ActiveAdapters
     changes: dict[str, Change] = field(default_factory=dict)

@@ -41,9 +41,10 @@ __all__ = ["AttentionBlock", "CosSin", "separate_gate"]
 
 @dataclass(slots=True)
 class AttentionBlock:
-    """``qkv``: rows q [heads * D], gate [heads * D] when ``shape.gated``, k, v [kv_heads * D each], head
-    gates [heads] when ``shape.head_gated``; no v or no k and v where the shape says so. Norms are over D, or
-    over all heads when ``shape.norm_whole``."""
+    """One attention layer. ``qkv``: rows q [heads * D], gate [heads * D] when ``shape.gated``, k, v [kv_heads * D
+    each], head gates [heads] when ``shape.head_gated``; no v or no k and v if the shape says so. Norms are over D, or
+    over all heads when ``shape.norm_whole``.
+    """
 
     shape: Attention
     qkv: Projection
@@ -55,7 +56,7 @@ class AttentionBlock:
     v_norm: torch.Tensor | None = None
     """Ones [D], if ``shape.values_normed``."""
     index: IndexBlock | None = None
-    """If ``shape.index`` has tensors."""
+    """Index of chosen blocks, if ``shape.index`` has tensors."""
 
     core: AttentionCore = field(init=False)
     fused: FusedBlock | None = field(init=False, repr=False)
@@ -88,13 +89,13 @@ class AttentionBlock:
         return self.out(inputs.asked_of(o_TC))
 
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> None:
-        """What the tokens keep, and no output."""
+        """Write the keys and values of the tokens, without an output."""
         if self.index is not None and cache.index is not None:
             self.index.write(x_TD, inputs, cache.index)
         write_projected(self.qkv(x_TD), self.core, inputs, cache, cos_sin)
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
-        """As a part of a stack; ``x_TD`` is what would come in."""
+        """Return the block as a part of a stack; ``x_TD`` is its input."""
         return None if self.fused is None else staged(self.fused, x_TD, self.core, cache)
 
 
@@ -106,7 +107,7 @@ def chosen(
     cache: LayerCache,
     cos_sin: CosSin | None,
 ) -> Seen | None:
-    """What each token sees by ``index``; None for all before it."""
+    """Return the tokens that each token sees by ``index``; None for all before it."""
     if index is None:
         return None
     assert cache.index is not None, "an index without pages"
@@ -114,14 +115,15 @@ def chosen(
 
 
 def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
-    """A gated query projection is stored head by head as [query | gate]; this returns all query rows, then
-    all gate rows. ``weight``: [heads * 2 * head_dim, ...] -> the same shape."""
+    """Return all query rows, then all gate rows, of a gated query projection that is stored head by head as [query |
+    gate]. ``weight``: [heads * 2 * head_dim, ...] -> the same shape.
+    """
     split = weight.reshape(heads, 2, head_dim, *weight.shape[1:])
     return split.transpose(0, 1).reshape(weight.shape)
 
 
 def neighbours_apart(rows: torch.Tensor, *, head_dim: int, turned: int) -> torch.Tensor:
-    """[heads x head_dim, ...]: in each head, of the first ``turned`` rows those of even number first."""
+    """Return ``rows`` [heads x head_dim, ...]: among the first ``turned`` of each head those of even number first."""
     rows_HD = rows.view(-1, head_dim, *rows.shape[1:])
     return torch.cat((rows_HD[:, :turned:2], rows_HD[:, 1:turned:2], rows_HD[:, turned:]), dim=1).flatten(0, 1)
 

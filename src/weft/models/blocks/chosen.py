@@ -1,4 +1,4 @@
-"""The index of an attention layer that sees chosen blocks: what tokens keep, and the queries that score it.
+"""The index of an attention layer that sees chosen blocks: the rows that tokens keep, and the queries that score them.
 
     means     x_TD --project--> [ queries | key ]         queries: norm, rotary
                                              +--> pages; a block's key: mean, norm, rotary of its first
@@ -29,7 +29,9 @@ from weft.tensor.ops.elementwise import rotary
 
 @dataclass(slots=True)
 class MeanIndex:
-    """``project``: rows queries [queries * key_dim], key [key_dim]. ``rotary``: of the attention."""
+    """Index by means of keys. ``project``: rows queries [queries * key_dim], key [key_dim]. ``rotary``: of the
+    attention.
+    """
 
     shape: Index
     project: Linear
@@ -45,7 +47,7 @@ class MeanIndex:
         cache: LayerCache,
         cos_sin: CosSin | None,
     ) -> Seen | None:
-        """None where every token sees all that is before it."""
+        """Return the chosen tokens, None if every token sees all that is before it."""
         shape = self.shape
         q_TC = self.write(x_TD, inputs, cache)
         if sees_all(inputs.runs, shape):
@@ -57,7 +59,7 @@ class MeanIndex:
         return choose_blocks(q_THD, weights_TH, cache, inputs.runs, shape)
 
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
-        """What the tokens keep. Returns their queries."""
+        """Write the rows that the tokens keep. Return the queries of the tokens."""
         shape = self.shape
         q_TC, row_TW = torch.split(self.project(x_TD), [shape.queries * shape.key_dim, shape.key_dim], dim=-1)
         write_index(row_TW, self._block_keys, cache, inputs.positions_T, inputs.runs, shape)
@@ -71,9 +73,10 @@ class MeanIndex:
 
 @dataclass(slots=True)
 class LearnedIndex:
-    """``project``: rows key [key_dim], weight [key_dim], query weights [queries]; ``query``: [queries *
-    key_dim, rank]. ``norm``, ``norm_bias``: a layer norm of keys; ``places_KD``: what is added to weights, by
-    the place in a block."""
+    """Index with learned weights. ``project``: rows key [key_dim], weight [key_dim], query weights [queries];
+    ``query``: [queries * key_dim, rank]. ``norm``, ``norm_bias``: a layer norm of keys; ``places_KD``: added to
+    weights, by the place in a block.
+    """
 
     shape: Index
     project: Linear
@@ -90,7 +93,9 @@ class LearnedIndex:
         cache: LayerCache,
         cos_sin: CosSin | None,
     ) -> Seen | None:
-        """None where every token sees all that is before it. ``bottleneck_TR``: of the queries, normed."""
+        """Return the chosen tokens, None if every token sees all that is before it. ``bottleneck_TR``: of the queries,
+        normed.
+        """
         shape, dim = self.shape, self.shape.key_dim
         assert bottleneck_TR is not None, "an index that reads a bottleneck"
         weights_TH = self.write(x_TD, inputs, cache)
@@ -101,7 +106,7 @@ class LearnedIndex:
         return choose_blocks(q_THD, weights_TH, cache, inputs.runs, shape)
 
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
-        """What the tokens keep. Returns the weights of their queries."""
+        """Write the rows that the tokens keep. Return the weights of their queries."""
         shape, dim = self.shape, self.shape.key_dim
         key_TD, weight_TD, weights_TH = torch.split(self.project(x_TD), [dim, dim, shape.queries], dim=-1)
         key_TD = F.layer_norm(key_TD, (dim,), self.norm, self.norm_bias, 1e-6)

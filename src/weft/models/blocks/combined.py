@@ -1,4 +1,4 @@
-"""Attention and Mamba in one layer: beside each other, or with a transformer block that layers share.
+"""Attention and Mamba in one layer: in parallel, or with a transformer block that layers share.
 
     y = attention(x * attention_in) * attention_out + mamba(x * mamba_in) * mamba_out          (Falcon-H1)
 
@@ -67,8 +67,9 @@ def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Adapted:
-    """A shared projection and what a use adds to it: low-rank products up(down(x)), one for each part of the
-    projection's rows, in their order."""
+    """A shared projection plus the additions of one use: low-rank products up(down(x)), one for each part of the
+    projection's rows, in their order.
+    """
 
     shared: Linear
     adapters: tuple[tuple[Linear, Linear], ...]
@@ -98,7 +99,7 @@ class SharedUse:
     ) -> torch.Tensor:
         seen = self.norm(torch.cat((x_TD, embedded_TD), dim=-1))
         attended = self.attention(seen, inputs, cache, cos_sin)
-        # No residual inside: the result is added to what the layer's Mamba mixer sees, and to nothing else.
+        # No residual inside: the result is only added to the input of the layer's Mamba mixer.
         return self.out(self.feed_forward(self.feed_norm(attended)))
 
 
@@ -112,7 +113,7 @@ EMBEDDED = "embedded"
 
 @dataclass(slots=True)
 class BesideBlock(ResidualBlock):
-    """A mixer whose input has what a ``use`` of a shared block gives added."""
+    """A mixer whose input has the output of a ``use`` of a shared block added."""
 
     use: SharedUse = field(kw_only=True)
 
@@ -123,7 +124,7 @@ class BesideBlock(ResidualBlock):
 
 
 def keep_embedded(stream: ResidualStream, step: LayerStep) -> None:
-    """Hand what is embedded on to shared blocks."""
+    """Hand the embedded tokens on to shared blocks."""
     stream.rows[EMBEDDED] = stream.summed()
 
 
@@ -146,13 +147,13 @@ class _Block:
         self.into, self.down = feed.linear("into"), feed.linear("down")
 
     def use(self, shape: SharedBlock, layer: str, name: str) -> SharedUse:
-        """Of the layer named ``layer``, which calls the block ``name``."""
+        """Return the use by the layer named ``layer``, in which the block is called ``name``."""
         reader, source = self.reader, self.reader.source
         adapters = shape.use_table(reader.hidden) if shape.adapter_rank else {}
         own = reader.table(adapters, self.name)
 
         def adapter(role: str) -> tuple[Linear, Linear]:
-            """Two matrices, whose product is added to the shared one's."""
+            """Return two matrices whose product is added to the shared one."""
             return own.linear(f"{role}.0"), own.linear(f"{role}.1")
 
         # Transformers has a module for each use, over the same weights: LoRA adapters are of one use.
@@ -171,7 +172,7 @@ class _Block:
         return SharedUse(self.norm, source.summed(attention), self.feed_norm, source.summed(feed), out)
 
     def _note_adapters(self, own: TableReader, use: int, name: str) -> None:
-        """Each layer has the adapters of all uses, and computes with its own."""
+        """Note the adapters of all uses, which each layer has, although it computes only with its own."""
         targets = self.reader.source.targets
         uses = sum(isinstance(mixer, SharedBlock) for mixer in self.reader.architecture.mixers)
         for [tensor] in own.table.values():
@@ -193,16 +194,17 @@ def zamba2_layers(read: BlockReader) -> ReadLayer:
 
 
 def _layers(read: BlockReader, block: str) -> ReadLayer:
-    """Mamba in every layer; some have a use of a shared transformer block beside (``SharedUse``). ``block``:
-    what that is called.
+    """Read Mamba in every layer; some layers also have a use of a shared transformer block (``SharedUse``). ``block``:
+    name of that block.
 
         layers.N.mamba, layers.N.input_layernorm                           a Mamba layer
-        layers.N.mamba_decoder.{mamba, input_layernorm}, layers.N.linear   one with a shared block beside
+        layers.N.mamba_decoder.{mamba, input_layernorm}, layers.N.linear   a layer that also has a shared block
         layers.N.shared_transformer                                        the block: in the first layer that
                                                                            uses it, with all uses' adapters
 
-    A checkpoint may hold the block again in each layer that uses it; such a copy is compared with the first
-    block (see ``stored_values``) and not read."""
+    A checkpoint may hold the block again in each layer that uses it; such a copy is compared with the first block (see
+    ``stored_values``) and not read.
+    """
     blocks: dict[int, _Block] = {}
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
@@ -227,6 +229,6 @@ def _layers(read: BlockReader, block: str) -> ReadLayer:
 def read_parallel(
     read: BlockReader, shape: Parallel, name: str, *, attention: str = "self_attn", mamba: str = "mamba"
 ) -> ParallelBlock:
-    """Return both branches. ``attention`` and ``mamba``: what they are called in the layer ``name``."""
+    """Return both branches. ``attention`` and ``mamba``: their names in the layer ``name``."""
     attended = read.block(shape.attention, f"{name}.{attention}")
     return ParallelBlock(shape, attended, read.block(shape.mamba, f"{name}.{mamba}"))

@@ -37,8 +37,9 @@ from weft.tensor.ops.recurrent_layers import GATED_DELTA, GatedDeltaWeights
 
 
 def ungroup_qkvz(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
-    """Qwen3-Next stores its projection by key head, each group [q | k | its v heads | their z]; this returns
-    all q, all k, all v, all z. ``weight``: [2 key_width + 2 value_width, ...] -> the same shape."""
+    """Return all q, all k, all v, all z of Qwen3-Next's projection, which is stored by key head, each group [q | k |
+    its v heads | their z]. ``weight``: [2 key_width + 2 value_width, ...] -> the same shape.
+    """
     value = shape.v_heads // shape.k_heads * shape.v_dim
     grouped = weight.reshape(shape.k_heads, 2 * shape.k_dim + 2 * value, *weight.shape[1:])
     return torch.cat(
@@ -47,16 +48,17 @@ def ungroup_qkvz(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
 
 
 def ungroup_ba(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
-    """As ``ungroup_qkvz`` for the rows of beta and decay: [2 v_heads, ...], all b and then all a."""
+    """Return the rows of beta and decay in order, as ``ungroup_qkvz``: [2 v_heads, ...], all b and then all a."""
     grouped = weight.reshape(shape.k_heads, 2, shape.v_heads // shape.k_heads, *weight.shape[1:])
     return grouped.transpose(0, 1).reshape(weight.shape)
 
 
 @dataclass(slots=True)
 class KimiDeltaBlock:
-    """``conv``: [3 width, kernel]; ``decay``: -exp(A_log), float32 [heads]; ``dt_bias``: float32 [width];
-    ``forget`` and ``gate``: from their bottleneck to the width, None for wide gates, which are rows of
-    ``project``; ``norm``: [head_dim], shared by the heads."""
+    """Kimi delta attention. ``conv``: [3 width, kernel]; ``decay``: -exp(A_log), float32 [heads]; ``dt_bias``: float32
+    [width]; ``forget`` and ``gate``: from their bottleneck to the width, None for wide gates, which are rows of
+    ``project``; ``norm``: [head_dim], shared by the heads.
+    """
 
     shape: KimiDelta
     project: Projection
@@ -101,8 +103,9 @@ class KimiDeltaBlock:
 def read_gated_delta(
     read: BlockReader, shape: GatedDelta, name: str, *, eps: float | None = None, **names: Any
 ) -> RecurrentBlock:
-    """``eps``: of the gated norm, where it is another one. ``names``: as ``tensors.gated_delta`` takes
-    them. Rows that are grouped by key head are put in the order of the others."""
+    """Read a gated delta net. ``eps``: of the gated norm, if it differs. ``names``: as ``tensors.gated_delta`` takes
+    them. Rows that are grouped by key head are put in the order of the others.
+    """
     if read.source.has(f"{name}.gate_proj.weight"):  # GigaChat's, in GGUF files
         names = {"names": "fused", "gate": "gate_proj"}
     table = read.table(shape.table(read.hidden, **names), name)
@@ -134,8 +137,9 @@ def read_gated_delta(
 
 
 def _note_other_rows(read: BlockReader, shape: GatedDelta, name: str, project: Linear, stored: str) -> None:
-    """An adapter may know the projection as Qwen3.5 or as Qwen3-Next stores it, whatever this file
-    does."""
+    """Note the rows for adapters, which may name the projection as Qwen3.5 or as Qwen3-Next stores it, independent of
+    this file.
+    """
     orders: dict[str, Order] = {
         "in_proj_qkvz.weight": lambda rows: ungroup_qkvz(rows, shape),
         "in_proj_ba.weight": lambda rows: ungroup_ba(rows, shape),

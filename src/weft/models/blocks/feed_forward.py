@@ -45,7 +45,7 @@ from weft.units import PAD
 
 @dataclass(slots=True)
 class SwiGlu:
-    """down(silu(gate(x)) * up(x)); ``gate_up`` has the gate's rows first."""
+    """SwiGLU: down(silu(gate(x)) * up(x)); ``gate_up`` has the gate's rows first."""
 
     gate_up: Linear
     down: Linear
@@ -58,13 +58,13 @@ class SwiGlu:
         return self.down(silu_mul(self.gate_up(x_TD)))
 
     def staged(self, x_TD: torch.Tensor) -> FusedLayer | None:
-        """As a part of a stack; ``x_TD`` is what would come in."""
+        """Return the block as a part of a stack; ``x_TD`` is its input."""
         return None if self.fused is None else staged(self.fused, x_TD)
 
 
 @dataclass(slots=True)
 class DenseBlock:
-    """``into``: rows gate, up when ``shape.gated``, else up alone."""
+    """A dense feed-forward. ``into``: rows gate, up when ``shape.gated``, else only up."""
 
     shape: Dense
     into: Projection
@@ -94,9 +94,10 @@ class DenseBlock:
 
 @dataclass(slots=True)
 class ExpertsBlock:
-    """``router``: [experts, D]; ``gate_up``: [experts, 2 width, D], [experts, width, D] without gates;
-    ``down``: [experts, D, width]; ``choice_bias``: float32 [experts]. With ``latent_in`` and ``latent_out``
-    the D of the experts is the latent width."""
+    """A mixture of experts. ``router``: [experts, D]; ``gate_up``: [experts, 2 width, D], [experts, width, D] without
+    gates; ``down``: [experts, D, width]; ``choice_bias``: float32 [experts]. With ``latent_in`` and ``latent_out`` the
+    D of the experts is the latent width.
+    """
 
     shape: Experts
     router: Linear
@@ -109,9 +110,9 @@ class ExpertsBlock:
     latent_in: Linear | None = None
     latent_out: Linear | None = None
     own: range | None = None
-    """The experts that ``gate_up`` and ``down`` hold; None for all. Choices of others are skipped."""
+    """Experts that ``gate_up`` and ``down`` hold; None for all. Choices of others are skipped."""
     choices: torch.Tensor | None = None
-    """int64 [experts]: how often each was chosen, where that is counted."""
+    """int64 [experts]: how often each was chosen, if that is counted."""
     adapted: AdaptedBlock[ExpertsChange] | None = None
     _rule: ChoiceRule = field(init=False)
 
@@ -138,7 +139,7 @@ class ExpertsBlock:
         return y_TD + shared_TD
 
     def of_choices(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
-        """The routed experts alone."""
+        """Return the output of only the routed experts."""
         if self.choices is not None:
             # Ids start at PAD (-1), so the first count is of the choices to skip.
             counts = torch.bincount(ids_TX.flatten() - PAD, minlength=self.shape.count + 1)
@@ -189,20 +190,20 @@ class ExpertsBlock:
         return weight
 
     def route(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """-> weights [T, X] in the dtype of ``x_TD``, expert ids int64 [T, X], best first, PAD for rows of
-        PAD."""
+        """Return weights [T, X] in the dtype of ``x_TD``, expert ids int64 [T, X], best first, PAD for rows of PAD."""
         scores_TE = self.router(x_TD.to(self.router_weight.dtype))
         return choose_experts(scores_TE, self._rule, self.choice_bias, positions_T, dtype=x_TD.dtype)
 
 
 @dataclass(slots=True)
 class ExpertsApart:
-    """The expert that every token passes (``dense``) and the routed ones, each between norms of its own; the
-    router has a third. ``factors``: on the weight of each expert.
+    """The expert that every token passes (``dense``) and the routed ones, each between its own norms; the router has a
+    third norm. ``factors``: on the weight of each expert.
 
         y = norm(dense(norm(x))) + norm(sum of factor_e weight_e expert_e(norm(x)))
 
-    Source: transformers ``Gemma4TextDecoderLayer``, ``Gemma4TextRouter``."""
+    Source: transformers ``Gemma4TextDecoderLayer``, ``Gemma4TextRouter``.
+    """
 
     experts: ExpertsBlock
     routed: Callable[..., torch.Tensor]
@@ -222,20 +223,20 @@ class ExpertsApart:
 
 
 def _of_own(ids_TX: torch.Tensor, own: range) -> torch.Tensor:
-    """Numbers of experts -> their places among ``own``, PAD for others."""
+    """Return the places of experts among ``own`` by their numbers, PAD for others."""
     places_TX = ids_TX - own.start
     return places_TX.masked_fill((places_TX < 0) | (places_TX >= len(own)), PAD)
 
 
 def read_swiglu(read: BlockReader, shape: Dense, name: str, names: Names = GATED, *, paired: bool = False) -> SwiGlu:
-    """The usual feed-forward; ``names`` and ``paired`` as in its table."""
+    """Read the usual feed-forward; ``names`` and ``paired`` as in its table."""
     table = read.table(shape.table(read.hidden, names=names, paired=paired), name)
     orders: dict[str, Order] = {f"{names[0]}.weight": by_turns} if paired else {}
     return SwiGlu(table.linear("into", orders=orders), table.linear("down"))
 
 
 def read_dense(read: BlockReader, shape: Dense, name: str, names: Names = GATED) -> DenseBlock:
-    """A feed-forward in any of the forms that ``Dense`` tells of."""
+    """Read a feed-forward in any form of ``Dense``."""
     table = read.table(shape.table(read.hidden, names=names), name)
     if shape.activation == "xielu":
         for part, number in (("beta", XIELU_BETA), ("eps", XIELU_EPS)):
@@ -255,8 +256,9 @@ def _learned(table: TableReader) -> tuple[float, float] | None:
 def read_experts(
     read: BlockReader, shape: Experts, name: str, *, exact_router: bool = False, paired: bool = False, **names: Any
 ) -> ExpertsBlock:
-    """Without the expert that every token passes. ``names`` and ``paired``: as ``Experts.table`` takes
-    them; ``exact_router``: it is read in float32; experts in pairs are stored transposed, but in blocks of codes."""
+    """Read experts, without the expert that every token passes. ``names`` and ``paired``: as ``Experts.table`` takes
+    them; ``exact_router``: it is read in float32. Experts in pairs are stored transposed, except in blocks of codes.
+    """
     known_pairs = paired
     paired = paired and read.source.has(f"{name}.experts.gate_up_proj_bias")  # GGUF has them apart
     transposed = paired and read.source.stored_rows(f"{name}.experts.gate_up_proj") > 0
@@ -306,7 +308,7 @@ def routed_block(
 
 
 def _note_experts(read: BlockReader, shape: Experts, table: TableReader, block: ExpertsBlock, names: Names) -> None:
-    """What adapters change: each expert's own matrices, and the stacks of all."""
+    """Note the matrices that adapters may change: each expert's own, and the stacks of all."""
     source, own = read.source, read.source.own_experts(shape.count)
     source.note(f"{table.name}.experts", block, 0, 0, kind="experts", experts=own)
     for role in ("into", "down"):
@@ -337,7 +339,7 @@ def _note_experts(read: BlockReader, shape: Experts, table: TableReader, block: 
 def _read_routed(
     read: BlockReader, shape: Experts, table: TableReader, names: Names, transposed: bool, order: Order | None
 ) -> tuple[ExpertWeights, ExpertWeights]:
-    """What goes into all experts, and what comes out."""
+    """Read the input matrices of all experts, and their output matrices."""
     # Hub releases store each expert by itself (experts.3.gate_proj.weight); transformers may save them
     # as two tensors of all experts (experts.gate_up_proj).
     source, weights = read.source, []
@@ -369,15 +371,16 @@ def _read_routed(
 
 
 def gate_first(rows: torch.Tensor) -> torch.Tensor:
-    """[experts, rows, ...] whose rows of gate and up take turns -> all rows of the gate, then all of up."""
+    """Return all rows of the gate, then all of up, of [experts, rows, ...] whose rows of gate and up take turns."""
     return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)
 
 
 def read_experts_apart(
     read: BlockReader, shape: Experts, name: str, norms: tuple[tuple[str, str], tuple[str, str]], **names: Any
 ) -> ExpertsApart:
-    """``norms``: in front of the dense one and the routed ones, and behind both, in the layer
-    ``name``."""
+    """Read experts with separate norms. ``norms``: before the dense expert and the routed ones, and after both, in the
+    layer ``name``.
+    """
     block = read_experts(read, shape, name, router="router.proj.weight", **names)
     own = read.table(shape.apart_table(read.hidden), f"{name}.router")
     # The router sees x / rms(x) / sqrt(D), times its own factors.

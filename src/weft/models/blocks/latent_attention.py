@@ -1,4 +1,4 @@
-"""Latent attention, absorbed: heads meet the cached latents and make no keys or values of them.
+"""Latent attention, absorbed: heads read the cached latents and make no keys or values of them.
 
     x_TD --query--> q = [ own | shared ] per head          x_TD --latent--> [ latent | shared key ]
                      |                                                   norm |
@@ -35,10 +35,10 @@ from weft.tensor.ops.latent_attention import latent_attention, write_latents
 
 @dataclass(slots=True)
 class LatentAttentionBlock:
-    """``latent``: rows latent, shared key, gates (``shape.gate_width`` of a head); with a query bottleneck in
-    front of them the bottleneck's rows, and then ``query`` reads its norm, ``query_norm``. ``keys_HOC``
-    [heads, own, latent] and ``values_HVC`` [heads, value, latent] make a head's keys and values of a
-    latent."""
+    """Latent attention. ``latent``: rows latent, shared key, gates (``shape.gate_width`` of a head); with a query
+    bottleneck its rows come first, and ``query`` reads their norm, ``query_norm``. ``keys_HOC`` [heads, own, latent]
+    and ``values_HVC`` [heads, value, latent] make a head's keys and values of a latent.
+    """
 
     shape: LatentAttention
     query: Projection
@@ -49,9 +49,9 @@ class LatentAttentionBlock:
     out: Linear
     query_norm: Norm | None = None
     index: IndexBlock | None = None
-    """If ``shape.index``."""
+    """Index of chosen blocks, if ``shape.index``."""
     adapted: AdaptedBlock[LatentChange] | None = field(default=None, repr=False, compare=False)
-    """What adapters change of ``keys_HOC`` and ``values_HVC``."""
+    """Changes of ``keys_HOC`` and ``values_HVC`` by adapters."""
 
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
@@ -97,7 +97,7 @@ class LatentAttentionBlock:
         return self.out(o_THV.flatten(1))
 
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> None:
-        """What the tokens keep, and no output."""
+        """Write the latents of the tokens, without an output."""
         assert cache.k is not None, "a latent attention layer without pages"
         if self.index is not None and cache.index is not None:
             self.index.write(x_TD, inputs, cache.index)
@@ -110,7 +110,7 @@ class LatentAttentionBlock:
         write_latents(row_TW, cache.k, inputs.positions_T, inputs.runs, cache.token_scales)
 
     def _projected(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Bottleneck of the queries, latents, shared keys, gates."""
+        """Return the bottleneck of the queries, latents, shared keys, gates."""
         shape = self.shape
         return torch.split(
             self.latent(x_TD),
@@ -119,7 +119,7 @@ class LatentAttentionBlock:
         )
 
     def _in_latents(self, own_THO: torch.Tensor) -> torch.Tensor:
-        """Queries [T, heads, own] -> [T, heads, latent]."""
+        """Return queries [T, heads, own] as [T, heads, latent]."""
         changes = [] if self.adapted is None else self.adapted.of_step(len(own_THO))
         plain_THO = own_THO
         if any(change.gain_HO is not None for _, change in changes):
@@ -133,7 +133,7 @@ class LatentAttentionBlock:
         return q_THC
 
     def _of_latents(self, o_THC: torch.Tensor) -> torch.Tensor:
-        """Outputs [T, heads, latent] -> [T, heads, value]."""
+        """Return outputs [T, heads, latent] as [T, heads, value]."""
         o_THV = torch.einsum("thc,hvc->thv", o_THC, self.values_HVC)
         for group, change in [] if self.adapted is None else self.adapted.of_step(len(o_THC)):
             if change.gain_HV is not None:
@@ -143,7 +143,9 @@ class LatentAttentionBlock:
 
 
 def halves(rows: torch.Tensor, *, heads: int, own: int) -> torch.Tensor:
-    """[heads x rows, columns]: in each head, behind the first ``own`` rows, those of even number first."""
+    """Return ``rows`` [heads x rows, columns] with, in each head after the first ``own`` rows, those of even number
+    first.
+    """
     rows_HRC = rows.view(heads, -1, rows.shape[-1])
     return torch.cat((rows_HRC[:, :own], rows_HRC[:, own::2], rows_HRC[:, own + 1 :: 2]), dim=1).flatten(0, 1)
 
@@ -170,7 +172,7 @@ def read_latent_attention(read: BlockReader, shape: LatentAttention, name: str) 
     bias = table.get("latent.bias")
     orders: dict[str, Order] = {}
     if shape.rope is not None:
-        # DeepSeek pairs neighbours. Queries and keys move alike, so their products stay.
+        # DeepSeek pairs neighbours. Queries and keys are permuted alike, so their products stay the same.
         queries = partial(halves, heads=shape.heads, own=shape.own_dim)
         orders = {
             "q_proj.weight": queries,
@@ -199,12 +201,12 @@ def read_latent_attention(read: BlockReader, shape: LatentAttention, name: str) 
 
 
 def _expansion(read: BlockReader, shape: LatentAttention, table: TableReader) -> tuple[torch.Tensor, torch.Tensor]:
-    """[H, own, latent] and [H, value, latent], what makes keys and values of latents."""
+    """Return [H, own, latent] and [H, value, latent], the matrices that make keys and values of latents."""
     if not read.source.has(f"{table.name}.k_b_proj.weight"):
         both = table.tensor("expansion").view(shape.heads, -1, shape.latent_dim)
         keys, values = torch.split(both, [shape.own_dim, shape.value_dim], dim=1)
         return keys, values
-    # In GGUF files, which ranks do not table: apart, and the keys with their rows as columns.
+    # GGUF files, which ranks do not table: separate matrices, and the keys with their rows as columns.
     tensor, latent = read.source.tensor, shape.latent_dim
     keys = tensor(f"{table.name}.k_b_proj.weight", shape.heads, latent, shape.own_dim).transpose(1, 2)
     return keys, tensor(f"{table.name}.v_b_proj.weight", shape.heads, shape.value_dim, latent)

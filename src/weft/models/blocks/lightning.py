@@ -1,4 +1,4 @@
-"""Lightning attention: a state for each head that decays at a rate of its own.
+"""Lightning attention: a state for each head, which decays at the head's rate.
 
     x_TD --in--> [ q | k | v | g ];  silu over q k v, or norm and rotary of q k (Ling 2.5)
                    S <- e^-slope S + v k^T,  y = S q (recurrent state)
@@ -26,16 +26,17 @@ from weft.tensor.ops.elementwise import each, rotary
 from weft.tensor.ops.mamba2 import mamba2
 
 RMS_EPS = 1e-6
-"""Epsilon of the norm inside lightning attention, whatever config.json says for the others."""
+"""Epsilon of the norm inside lightning attention, independent of the epsilon of other norms in config.json."""
 
 
 @dataclass(slots=True)
 class LightningBlock:
-    """``project``: rows q, k, v, gate; ``slopes``: float32 [heads]; ``norm``: over all heads, or groups of
-    them; ``q_norm``, ``k_norm``: over a head, if ``shape.qk_norm``.
+    """Lightning attention. ``project``: rows q, k, v, gate; ``slopes``: float32 [heads]; ``norm``: over all heads, or
+    groups of them; ``q_norm``, ``k_norm``: over a head, if ``shape.qk_norm``.
 
-    The recurrence is that of Mamba-2 whose every step is 1: so its kernels are used, with values in the place
-    of x, keys of B and queries of C."""
+    The recurrence is that of Mamba-2 whose every step is 1: so its kernels are used, with values for x, keys for B and
+    queries for C.
+    """
 
     shape: Lightning
     project: Linear
@@ -77,15 +78,18 @@ class LightningBlock:
 
 
 def ungroup_qkv(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Head by head [q | k | v] -> all q, all k, all v. ``weight``: [3 heads * D, ...] -> the same shape."""
+    """Return all q, all k, all v of rows that are stored head by head as [q | k | v]. ``weight``: [3 heads * D, ...]
+    -> the same shape.
+    """
     return weight.reshape(heads, 3, -1, *weight.shape[1:]).transpose(0, 1).reshape(weight.shape)
 
 
 def read_lightning(
     read: BlockReader, shape: Lightning, name: str, *, eps: float | None = RMS_EPS, **names: Any
 ) -> LightningBlock:
-    """``eps``: of the norms inside, None for that of the others. ``names``: as ``tensors.lightning``
-    takes them."""
+    """Read lightning attention. ``eps``: of the norms inside, None for that of other norms. ``names``: as
+    ``tensors.lightning`` takes them.
+    """
     eps = read.eps if eps is None else eps
     source, table = read.source, read.table(shape.table(read.hidden, **names), name)
     heads = Units(shape.heads).span(source.place)
@@ -93,7 +97,7 @@ def read_lightning(
     slopes = all_slopes[heads.begin : heads.begin + heads.count].to(source.device)
     norm = table.norm("norm", eps)
     source.leave(f"{name}.slope_rate", all_slopes, "num_attention_heads, num_hidden_layers")
-    for derived in ("query_decay", "key_decay", "diagonal_decay"):  # of the slopes, for blocks of some size
+    for derived in ("query_decay", "key_decay", "diagonal_decay"):  # derived from the slopes, for blocks of some size
         source.leave(f"{name}.{derived}")
     project = table.linear("project", orders={"qkv_proj.weight": lambda rows: ungroup_qkv(rows, shape.heads)})
     groups, ranks = shape.norm_groups, source.place.size

@@ -23,12 +23,12 @@ from weft.tensor.weights.tiles import InTiles, small_tiles
 
 
 def by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:
-    """[T, heads * D] -> [T, heads, D]; a view where the input's strides allow one."""
+    """Return [T, heads * D] as [T, heads, D]; a view if the input's strides allow one."""
     return x_TC.reshape(x_TC.shape[0], heads, x_TC.shape[1] // heads)
 
 
 class Projection(Protocol):
-    """What a block asks of a projection: x [..., in] -> [..., out]."""
+    """Interface of a projection: x [..., in] -> [..., out]."""
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
@@ -38,16 +38,17 @@ Weight = PlainWeight | JoinedWeight
 
 @dataclass(slots=True)
 class Linear:
-    """x [..., in] -> [..., out]. ``weight`` [out, in] in any form; ``bias`` [out] or None, float32 beside
-    quantised weights and of the weight's dtype else.
+    """x [..., in] -> [..., out]. ``weight`` [out, in] in any form; ``bias`` [out] or None, float32 for quantised
+    weights and otherwise of the weight's dtype.
 
         plain        F.linear                        float weights elsewhere
         tiled        tensor.ops.tiled_linear         float weights on a CPU that its kernel is fast on
         quantised    tensor.ops.quantized_linear     int8 and int4
         ordered      tensor.ops.ordered_linear       the same, of groups whose columns are anywhere
-        joined       each part, side by side
+        joined       each part, concatenated
 
-    ``adapted``: what adapters add."""
+    ``adapted``: additions of adapters.
+    """
 
     weight: Weight
     bias: torch.Tensor | None = None
@@ -64,8 +65,9 @@ class Linear:
 
 @dataclass(slots=True)
 class HeadLinear:
-    """x [T, heads, in] -> [T, heads, out]: a matrix [in, out] of each head, ``weight_HIO``. It is in ``tiles``
-    where the kernels serve them: bits of a row do not depend on the number of rows there."""
+    """Product of heads, x [T, heads, in] -> [T, heads, out]: a matrix [in, out] of each head, ``weight_HIO``. It is in
+    ``tiles`` if the kernels serve them: bits of a row do not depend on the number of rows there.
+    """
 
     weight_HIO: torch.Tensor | None
     tiles: tuple[InTiles, ...] = ()
@@ -85,7 +87,7 @@ class HeadLinear:
 
 
 def dense_rows(weight: Weight, first: int, last: int) -> torch.Tensor:
-    """Rows [first, last) of a weight in any form, float32: a copy, for what is computed once."""
+    """Return rows [first, last) of a weight in any form, float32: a copy, for computations that happen once."""
     if isinstance(weight, JoinedWeight):
         whole = torch.cat([dense_rows(part, 0, rows_of(part)) for part in weight.parts])
         return whole[first:last]
@@ -104,7 +106,7 @@ def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) ->
 
 
 def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:
-    """Both and what lies between them as one, where they are plain products."""
+    """Return both projections and the layer between them as one block, if they are plain products."""
     if isinstance(first, Linear) and isinstance(second, Linear):
         return FusedBlock(
             first.weight, first.bias, second.weight, second.bias, (first.adapted.native, second.adapted.native)
@@ -114,8 +116,9 @@ def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:
 
 @dataclass(slots=True)
 class LowRankGate:
-    """y factor sigmoid(out(silu(into(y)))): what a norm gives, gated by itself (GigaChat 3.5). Products are
-    in the dtype of y, what lies between them in float32, and the result is rounded once."""
+    """Gate of a norm's output by itself, y factor sigmoid(out(silu(into(y)))) (GigaChat 3.5). Products are in the
+    dtype of y, values between them in float32, and the result is rounded once.
+    """
 
     into: Linear
     out: Linear
@@ -154,5 +157,5 @@ class Norm:
 
 
 def by_turns(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of two halves that take turns -> the first half, then the second."""
+    """Return the first half of rows, then the second, of halves whose rows take turns."""
     return torch.cat((rows[0::2], rows[1::2]))

@@ -38,9 +38,10 @@ from weft.tensor.ops.recurrent_layers import MAMBA2, Mamba2Weights
 
 @dataclass(slots=True)
 class SelectiveScan:
-    """Of a Mamba-1 layer's channels, or of one head's. ``step``: [channels, rank], without its bias, which is
-    ``dt_bias``; ``a`` (-exp(A_log)): float32 [channels, N]; ``d``, ``dt_bias``: float32 [channels];
-    ``norms``: of dt, B and C, None for a layer without."""
+    """Scan over a Mamba-1 layer's channels, or over one head's. ``step``: [channels, rank], without its bias, which is
+    ``dt_bias``; ``a`` (-exp(A_log)): float32 [channels, N]; ``d``, ``dt_bias``: float32 [channels]; ``norms``: of dt,
+    B and C, None for a layer without.
+    """
 
     shape: Mamba1
     select: Projection
@@ -63,8 +64,9 @@ class SelectiveScan:
 
 @dataclass(slots=True)
 class Mamba1Block:
-    """``conv``: [channels, kernel], ``conv_bias``: [channels] or None. ``scans``: of heads, whose channels
-    and states lie side by side."""
+    """Mamba-1. ``conv``: [channels, kernel], ``conv_bias``: [channels] or None. ``scans``: of heads, whose channels
+    and states are contiguous.
+    """
 
     project: Linear
     conv: torch.Tensor
@@ -89,7 +91,7 @@ class Mamba1Block:
 
 
 def read_mamba2(read: BlockReader, shape: Mamba2, name: str, *, eps: float | None = None) -> RecurrentBlock:
-    """``eps``: of the gated norm, where it is another one."""
+    """Read Mamba-2. ``eps``: of the gated norm, if it differs."""
     source, eps = read.source, read.eps if eps is None else eps
     table = read.table(shape.table(read.hidden), name)
     norm = table.get("norm")
@@ -123,7 +125,7 @@ def read_mamba2(read: BlockReader, shape: Mamba2, name: str, *, eps: float | Non
 
 
 def _factors(read: BlockReader, shape: Mamba2) -> torch.Tensor | None:
-    """On each row of the input projection."""
+    """Return the factors of the rows of the input projection."""
     if not shape.multipliers or set(shape.multipliers) == {1.0}:
         return None
     widths = (shape.inner_width, shape.inner_width, shape.group_width, shape.group_width, shape.heads)

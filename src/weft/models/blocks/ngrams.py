@@ -1,13 +1,12 @@
-"""What tables know of the last tokens, added to the residual streams in front of a layer.
+"""N-gram tables: embeddings of the last tokens, added to the residual streams before a layer.
 
     tokens --window--> the last n - 1 of each --hash--> rows of the tables --> e_TE
     e --project--> [ key of each stream | value ]
     gate_s = sigmoid(root(norm(key_s) . norm(x_s) / sqrt(D)));    v_s = gate_s value
-    x += v + silu(conv(norm(v)))                                  the convolution's tokens lie n apart
+    x += v + silu(conv(norm(v)))                                  the convolution's tokens are n apart
 
-The last tokens are the window of a convolution as well. It holds digits, which every dtype of a window has
-exactly, and adds nothing up: so snapshots, drafts and moves need no rule of their own. Zeros, those of a new
-sequence, are no token.
+The last tokens are the window of a convolution as well. The window holds digits, which every dtype represents exactly,
+and adds nothing up: so snapshots, drafts and moves need no special rule. Zeros, as in a new sequence, mean no token.
 
 Source: transformers ``Qwen4ExpTextPLELayer``.
 """
@@ -34,8 +33,9 @@ _DIGITS = 3
 
 @dataclass(slots=True)
 class NgramsBlock:
-    """``table``: [table rows, width] of all tables; ``project``: rows keys [S D], value [D]; norms: over D,
-    with weights for all streams; ``conv``: [S D, kernel]."""
+    """N-grams of one layer. ``table``: [table rows, width] of all tables; ``project``: rows keys [S D], value [D];
+    norms: over D, with weights for all streams; ``conv``: [S D, kernel].
+    """
 
     shape: Ngrams
     table: Lookup
@@ -56,7 +56,7 @@ class NgramsBlock:
         shape, device = self.shape, self.conv.device
         self._spread = self.conv.new_zeros(self.conv.shape[0], shape.reach + 1)
         self._spread[:, :: shape.size] = self.conv
-        self.conv = self._spread[:, :: shape.size]  # one copy alone is in memory
+        self.conv = self._spread[:, :: shape.size]  # a view: only one copy is in memory
         self._shifts = self.conv.new_zeros(HISTORY_CHANNELS, shape.size)
         for shift in range(1, shape.size):
             self._shifts[_DIGITS * (shift - 1) : _DIGITS * shift, shape.size - 1 - shift] = 1.0
@@ -68,7 +68,7 @@ class NgramsBlock:
         stream.x_TD = x_TN + self.added(x_TN, step.whole, step.cache)
 
     def added(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
-        """Return what is added to the streams."""
+        """Return the addition to the streams."""
         width = x_TN.shape[1] // self.streams
 
         def normed(norm: Norm, y_TN: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ class NgramsBlock:
         )
 
     def _rows(self, inputs: StepInputs, cache: LayerCache, dtype: torch.dtype) -> torch.Tensor:
-        """int64 [T, tables]: the rows of each token's n-grams."""
+        """Return int64 [T, tables]: the rows of each token's n-grams."""
         (multipliers, rows_H, firsts_H), shape = self._hash, self.shape
         tables, mixed_T = len(shape.rows) // (shape.size - 1), inputs.tokens_T * multipliers[0]
         earlier, parts = self._earlier(inputs, cache, dtype), []
@@ -97,7 +97,7 @@ class NgramsBlock:
         return torch.cat(parts, dim=1)
 
     def _earlier(self, inputs: StepInputs, cache: LayerCache, dtype: torch.dtype) -> list[torch.Tensor]:
-        """int64 [T]: the tokens one, two, ... before; ``end`` where the text or an end is in between."""
+        """Return int64 [T]: the tokens one, two, ... before; ``end`` where the text or an end is in between."""
         left_T, digits = inputs.tokens_T + 1, []
         for _ in range(_DIGITS):
             digits.append(left_T % HISTORY_BASE)

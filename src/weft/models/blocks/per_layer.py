@@ -1,9 +1,9 @@
-"""What Gemma 4 adds behind each layer: numbers of its own for each token, and a factor on the stream.
+"""Gemma 4's additions after each layer: numbers of each token for that layer, and a factor on the stream.
 
     tokens --second embedding--> [T, layers, P] ----------------+
     x_TD of the first one --project--> [T, layers, P] --norm--> + --> / sqrt(2), read by layer
 
-    behind a layer    x += norm(out(gelu(gate(x)) * own numbers));   x *= scalar
+    after a layer     x += norm(out(gelu(gate(x)) * own numbers));   x *= scalar
 
 The second embedding is as wide as all layers together, and a step reads one row of it for each token. Source:
 transformers ``Gemma4TextModel`` and ``Gemma4TextDecoderLayer``.
@@ -26,12 +26,14 @@ from weft.models.layer import DecoderLayer, LayerStep, ReadLayer, ResidualStream
 from weft.tensor.ops.elementwise import activate
 
 OWN = "per layer"
-"""Name of the numbers that tokens have for each layer, among the rows of the stream."""
+"""Name of each token's numbers for the layers, among the rows of the stream."""
 
 
 @dataclass(slots=True)
 class PerLayerInputs:
-    """``table``: [vocab, layers * P]; ``project``: [layers * P, D]; ``norm``: over P."""
+    """Numbers of tokens for each layer. ``table``: [vocab, layers * P]; ``project``: [layers * P, D]; ``norm``: over
+    P.
+    """
 
     table: Lookup
     project: Linear
@@ -49,13 +51,13 @@ class PerLayerInputs:
         stream.rows[OWN] = (self.norm(seen_TLP) + own_TLP) * 2.0**-0.5
 
     def _scale(self, factor: float, like: torch.Tensor) -> float:
-        """Rounded to the model's dtype, as that of the first embedding."""
+        """Return the factor rounded to the model's dtype, like that of the first embedding."""
         return torch.tensor(factor, dtype=like.dtype).item()
 
 
 @dataclass(slots=True)
 class BehindLayer:
-    """``gate``: [P, D]; ``out``: [D, P]; both None in a model without a second embedding."""
+    """Addition after one layer. ``gate``: [P, D]; ``out``: [D, P]; both None in a model without a second embedding."""
 
     layer: int
     scalar: torch.Tensor

@@ -1,4 +1,4 @@
-"""Layers of residual blocks by a row of names: what most families are made of."""
+"""Layers of residual blocks from a table of names, which most families are made of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.models.layer import DecoderLayer, FeedForwardBlock, FirstOfTwo, Residu
 def plain_layer(
     read: BlockReader, name: str, mixer: Mixer | None, feed: FeedForward | None, names: Names | None = None
 ) -> DecoderLayer:
-    """Return the layer ``name``, which may lack one of both. ``names``: in place of those of the architecture."""
+    """Return the layer ``name``, which may lack either block. ``names``: used instead of those of the architecture."""
     names, residual = names or read.architecture.names, read.architecture.residual
     in_norms = (names.mixer_norm, names.feed_norm) if residual.in_norms else ("", "")
     out_norms = names.out_norms if residual.out_norms else ("", "")

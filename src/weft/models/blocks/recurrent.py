@@ -25,8 +25,9 @@ from weft.tensor.ops.recurrent_layers import GatedDeltaWeights, Mamba2Weights, R
 
 @dataclass(slots=True)
 class RecurrentBlock:
-    """A gated delta net or Mamba-2: ``core`` is the layer between the projections, ``weights`` what it
-    computes with. ``factors``: on each output of ``project``, None where all are 1."""
+    """A gated delta net or Mamba-2: ``core`` is the layer between the projections, ``weights`` its weights.
+    ``factors``: on each output of ``project``, None if all are 1.
+    """
 
     core: RecurrentCore[Any]
     weights: GatedDeltaWeights | Mamba2Weights
@@ -50,7 +51,7 @@ class RecurrentBlock:
         return self.out(inputs.asked_of(o_TC))
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
-        """As a part of a stack; ``x_TD`` is what would come in."""
+        """Return the block as a part of a stack; ``x_TD`` is its input."""
         if self.fused is None:
             return None
         return self.core.staged(
@@ -60,7 +61,7 @@ class RecurrentBlock:
 
 @dataclass(slots=True)
 class ShortConvBlock:
-    """``conv``: [channels, kernel]; ``conv_bias``: [channels] or None."""
+    """LFM2's short convolution. ``conv``: [channels, kernel]; ``conv_bias``: [channels] or None."""
 
     shape: ShortConv
     project: Linear
@@ -83,7 +84,7 @@ class ShortConvBlock:
         return self.out(inputs.asked_of(y_TC))
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
-        """As a part of a stack; ``x_TD`` is what would come in."""
+        """Return the block as a part of a stack; ``x_TD`` is its input."""
         if self.fused is None or self.shape.centred:
             return None
         return staged(self.fused, x_TD, self.conv, self.conv_bias, cache.state["conv"])

@@ -1,4 +1,4 @@
-"""RWKV-7: time mixing and channel mixing. Each norms its input and looks at the token before as well.
+"""RWKV-7: time mixing and channel mixing. Each norms its input and also reads the token before.
 
     time mixing      x = norm(x);  x_p = x + mix_p (x of the token before - x), p = r w k v a g
                      r, k, v = products of x_r, x_k, x_v
@@ -45,7 +45,7 @@ _LEAST_LOG_DECAY = -0.6065306597126334
 
 @dataclass(slots=True)
 class Shifted:
-    """``norm`` of the stream, and what it was for the token before: zeros in front of the first."""
+    """``norm`` of the stream, for this token and the token before: zeros before the first."""
 
     norm: Norm
     _shift: torch.Tensor = field(init=False, repr=False)
@@ -65,8 +65,9 @@ LowRank = tuple[Linear, Linear]
 
 @dataclass(slots=True)
 class TimeMixBlock:
-    """``mixes`` [6, 1, D]: of r, w, k, v, a, g. ``k_k``, ``k_a`` [C]; ``r_k`` [heads, D]. ``value``: None in
-    the first layer. ``out_norm``: weight [C], bias [C] and epsilon of the norm by head."""
+    """Time mixing. ``mixes`` [6, 1, D]: of r, w, k, v, a, g. ``k_k``, ``k_a`` [C]; ``r_k`` [heads, D]. ``value``: None
+    in the first layer. ``out_norm``: weight [C], bias [C] and epsilon of the norm by head.
+    """
 
     shape: TimeMix
     shifted: Shifted
@@ -98,7 +99,7 @@ class TimeMixBlock:
         else:
             share_TC = each(torch.sigmoid, self.value[1](self.value[0](for_v)))
             v_TC = torch.lerp(v_TC, stream.rows[VALUES], share_TC)
-        # float32 up to the one rounding, of what the recurrence reads.
+        # float32 up to the one rounding of the recurrence's inputs.
         kk_THK = F.normalize(by_head(k_TC.float() * self.k_k, heads), dim=-1)
         k_TC = (k_TC.float() * (1 + (a_TC - 1) * self.k_a)).to(k_TC.dtype)
         r, g, k, v, a = (by_head(part, heads) for part in (r_TC, g_TC, k_TC, v_TC, a_TC))
@@ -122,7 +123,7 @@ class TimeMixBlock:
 
 @dataclass(slots=True)
 class ChannelMixBlock:
-    """``mix`` [D]."""
+    """Channel mixing. ``mix`` [D]."""
 
     shifted: Shifted
     mix: torch.Tensor
@@ -138,7 +139,7 @@ class ChannelMixBlock:
 
 
 def layer_reader(read: BlockReader) -> ReadLayer:
-    """Of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
+    """Return the reader of layers: of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
         stored = f"layers.{int(name.rpartition('.')[2]) // 2}"
@@ -156,11 +157,11 @@ def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]
 
 
 def read_time_mix(read: BlockReader, shape: TimeMix, name: str, *, norm: str) -> TimeMixBlock:
-    joined = read.source.has(f"{name}.x_x")  # of the library's first version
+    joined = read.source.has(f"{name}.x_x")  # the name in the library's first version
     table = read.table(shape.table(read.hidden, joined=joined), name)
     mixes = table.tensor("x_x")[:, None] if joined else torch.cat([table.tensor(f"x_{part}") for part in "rwkvag"])
 
-    if not shape.value_rank:  # of some files the first layer has them too, and nothing is made of them
+    if not shape.value_rank:  # in some files the first layer has them too, and they are not used
         for end in ("0.weight", "2.weight", "2.bias"):
             read.source.leave(f"{name}.v_lora.lora.{end}")
 

@@ -1,4 +1,4 @@
-"""Several residual streams beside each other: what a block sees of them, and what it gives them.
+"""Several parallel residual streams: the input of a block from them, and its output to them.
 
     x_TN = S streams of D numbers           enter: x_TN -> seen_TD, carried        leave: x_TN, y_TD -> x_TN
 
@@ -44,7 +44,7 @@ from weft.tensor.ops.norm import rms_norm
 
 
 class StreamMix(Protocol):
-    """Before and behind one block."""
+    """Mixing of streams before and after one block."""
 
     def enter(self, x_TN: torch.Tensor, /) -> tuple[torch.Tensor, Carried]: ...
 
@@ -53,8 +53,9 @@ class StreamMix(Protocol):
 
 @dataclass(slots=True)
 class GatedStreams:
-    """``norm``: over D, with weights for all streams; ``down`` [rank, S D], ``up`` [S D, rank]; ``inject``
-    [S, S D], None behind the last layer."""
+    """Gated mixing. ``norm``: over D, with weights for all streams; ``down`` [rank, S D], ``up`` [S D, rank];
+    ``inject`` [S, S D], None after the last layer.
+    """
 
     shape: Streams
     norm: Norm
@@ -78,8 +79,9 @@ class GatedStreams:
 
 @dataclass(slots=True)
 class MixedStreams:
-    """float32: ``fn`` [S + S + S S, S D], ``base`` [S + S + S S], ``scale`` [3]: of seeing, of giving, of the
-    matrix. ``norm_eps``: of the norm in front, which has no weight."""
+    """Mixing by a matrix, float32: ``fn`` [S + S + S S, S D], ``base`` [S + S + S S], ``scale`` [3]: of the input, of
+    the output, of the matrix. ``norm_eps``: of the norm before them, which has no weight.
+    """
 
     shape: Streams
     fn: torch.Tensor
@@ -114,7 +116,7 @@ class MixedStreams:
 
 @dataclass(slots=True)
 class StreamsBlock(ResidualBlock):
-    """A residual block around which ``mix`` is."""
+    """A residual block inside ``mix``."""
 
     mix: StreamMix = field(kw_only=True)
 
@@ -128,7 +130,7 @@ class StreamsBlock(ResidualBlock):
 
 @dataclass(slots=True)
 class Collapse:
-    """Makes one stream of several, behind the last layer."""
+    """Step that makes one stream of several, after the last layer."""
 
     make: Callable[[torch.Tensor], torch.Tensor]
 
@@ -138,7 +140,7 @@ class Collapse:
 
 
 def read_streams(read: BlockReader, shape: Streams, name: str, *, last: bool = False) -> StreamMix:
-    """Return what is around the block whose streams are under ``name``; ``last``: behind all layers."""
+    """Return the mixing around the block whose streams are under ``name``; ``last``: after all layers."""
     if shape.kind == "mixed":  # layers.3.hc_attn_fn, or layers.3.attn_hc.fn
         layer, _, block = name.rpartition(".")
         joint = f"hc_{block}_" if read.source.has(f"{layer}.hc_{block}_fn") else f"{block}_hc."
@@ -155,7 +157,9 @@ def read_streams(read: BlockReader, shape: Streams, name: str, *, last: bool = F
 
 
 def layer_reader(read: BlockReader) -> ReadLayer:
-    """N-grams of a layer are added in front of it. A head for multi-token prediction may have one stream."""
+    """Return the reader of layers. N-grams of a layer are added before it. A head for multi-token prediction may have
+    one stream.
+    """
     shape, names = read.architecture.residual, read.architecture.names
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:

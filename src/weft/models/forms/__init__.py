@@ -1,4 +1,4 @@
-"""Which form a checkpoint's matrices are stored in: ``quantization_config`` of config.json -> StoredForm.
+"""Storage form of a checkpoint's matrices: ``quantization_config`` of config.json -> StoredForm.
 
     none                 plain tensors
     fp8                  e4m3 with a scale per block           -> codes as they are on GPUs, else widened
@@ -11,9 +11,9 @@
     mxfp4                experts in blocks (gpt-oss)           -> codes
     gguf                 ggml's blocks                         -> codes; IQ1 to IQ3 widened
 
-What config.json says is settled here; which tensor is stored how is seen from the headers, so lists of
-exceptions (``modules_to_not_convert``, ``ignore``) need not be matched: an excepted tensor is simply there.
-A form's module is imported when a checkpoint has that form.
+config.json decides the method here; the headers show the form of each tensor, so lists of exceptions
+(``modules_to_not_convert``, ``ignore``) need not be matched: an excepted tensor is simply there. A form's module is
+imported when a checkpoint has that form.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _settings(config: Mapping[str, Any]) -> Any:
 
 
 def quant_method(config: Mapping[str, Any]) -> str | None:
-    """As config.json names it, "unknown" where it names none; None for plain tensors."""
+    """Return the method as config.json names it, "unknown" if it names none; None for plain tensors."""
     settings = _settings(config)
     if not settings:
         return None
@@ -60,7 +60,7 @@ def quant_method(config: Mapping[str, Any]) -> str | None:
 
 
 def stored_form(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> StoredForm:
-    """Raises CheckpointError naming the method, or the setting of it, that is not served."""
+    """Return the stored form. Raises CheckpointError naming the method, or its setting, that is not served."""
     method = quant_method(config)
     if method is None:
         form: StoredForm = Plain({})

@@ -8,10 +8,10 @@
     int8       x.weight                             I8 [rows, columns]
                x.SCB                                F32 [rows]: value = code x SCB / 127        kept as codes
 
-Blocks run over the numbers of a matrix, whatever its rows are. CPUs keep codes, table and largest values
-(``keeps_float_tables``): of each block, or of each 32 columns where a block may end there. Where rows are no
-whole 32 columns, nf4 and fp4 are widened. Columns that int8 computes in 16 bits (outliers) are a matter of
-its inputs; the weights have all columns.
+Blocks run over the numbers of a matrix, independent of its rows. CPUs keep codes, table and largest values
+(``keeps_float_tables``): of each block, or of each 32 columns if a block may end there. If rows are not multiples of
+32 columns, nf4 and fp4 are widened. Columns that int8 computes in 16 bits (outliers) are a matter of its inputs; the
+weights have all columns.
 
 Source: bitsandbytes ``functional.QuantState`` and ``backends.default``; Dettmers et al., 2022 and 2023.
 """
@@ -33,7 +33,7 @@ _METHOD = "bitsandbytes"
 _STATES = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _STEP = 7.874015718698502e-3
-"""1 / 127, as the library has it."""
+"""1 / 127, as in the library."""
 
 
 class BitsAndBytes(StoredForm):
@@ -57,7 +57,7 @@ class BitsAndBytes(StoredForm):
     def grouping(self, name: str, columns: int) -> Grouping | None:
         if self._eight(name):
             return Grouping(8, 0)
-        group = math.gcd(columns, self._blocksize(name))  # within a row these lie in one block
+        group = math.gcd(columns, self._blocksize(name))  # numbers of a row that share a block
         return Grouping(4, group, floats=True) if self.keeps_float_tables and group >= LINE else None
 
     def piece(self, name: str) -> MatrixPiece | None:
@@ -75,7 +75,7 @@ class BitsAndBytes(StoredForm):
             scales = ask(f"{name.removesuffix('weight')}SCB", shape[:1], ("F32",)) * _STEP
             return Codes(8, codes, scales.unsqueeze(1), None, -(-shape[1] // LINE) * LINE)
         count = math.prod(shape)
-        own = self.tensors[name].shape  # of a rank, in rows or in one row
+        own = self.tensors[name].shape  # a rank's, in rows or in one row
         packed = ask(name, own if 2 * math.prod(own) == count else (-(-count // 2), 1), ("U8",)).flatten()
         state = self._state(ask, name)
         block = _block(name, state, "blocksize", self._blocksize(name))
@@ -98,7 +98,7 @@ class BitsAndBytes(StoredForm):
         return (values.view(blocks, block) * most[:, None]).flatten()[:count].view(shape)
 
     def _most(self, ask: Ask, name: str, blocks: int, state: Mapping[str, Any]) -> torch.Tensor:
-        """The largest value of each block."""
+        """Return the largest value of each block."""
         most, places = self.tensors.get(f"{name}.absmax"), self.places(f"{name}.absmax")
         own = most.shape if most is not None and math.prod(most.shape) == blocks else (blocks,)
         if most is None or most.dtype != "U8":
@@ -114,7 +114,7 @@ class BitsAndBytes(StoredForm):
         return table[codes.int()] * each + torch.tensor(float(state["nested_offset"]), device=each.device)
 
     def _blocksize(self, name: str) -> int:
-        """As many numbers as the tensors have for one block; 64 where they fit no size."""
+        """Return the numbers per block, by the sizes of the tensors; 64 if they fit no size."""
         codes, most = self.headers.get(name), self.headers.get(f"{name}.absmax")
         if codes is None or most is None:
             return 64
@@ -122,7 +122,7 @@ class BitsAndBytes(StoredForm):
         return next((block for block in _BLOCKS if -(-count // block) == blocks), 64)
 
     def _state(self, ask: Ask, name: str) -> Mapping[str, Any]:
-        """Empty against headers."""
+        """Return the JSON of the quantisation state, empty for headers."""
         full = next(f"{name}.{state}" for state in _STATES if f"{name}.{state}" in self.tensors)
         raw = ask(full, self.tensors[full].shape, ("U8",))
         if raw.is_meta:
@@ -134,7 +134,7 @@ class BitsAndBytes(StoredForm):
             return dict(state)
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"tensor {full} is no JSON with the sizes of blocks ({error})", param="model"
+                f"tensor {full} is not JSON with the sizes of blocks ({error})", param="model"
             ) from error
 
 

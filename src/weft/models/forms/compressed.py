@@ -2,15 +2,14 @@
 
     x.weight             I8 or F8_E4M3 [rows, columns]   or   x.weight_packed  I32 [rows, columns x bits / 32]
     x.weight_scale       [rows, groups], [rows, 1], [1], or by blocks
-    x.weight_zero_point  as the scale, I8; beside packed weights I32, packed along the rows
+    x.weight_zero_point  as the scale, I8; with packed weights I32, packed along the rows
     x.weight_g_idx       I32 [columns], the group of a column; -1 in all: neighbours are groups
     experts              all of these with a first dim, as llm-compressor stores Granite's
 
     value = (weight - zero point) * scale          packed codes have 2^(bits-1) added, so have packed zeros
 
-Integer weights are kept as codes, by group where ``weight_g_idx`` says so. Floats of 8 and 4 bits are those
-of ``small_floats``. Scales of activations are left.
-Source: the compressed-tensors library's compressors.
+Integer weights are kept as codes, by group if ``weight_g_idx`` says so. Floats of 8 and 4 bits are those of
+``small_floats``. Scales of activations are left. Source: the compressed-tensors library's compressors.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _FORMATS: dict[str, tuple[str, ...]] = {
     "dense": (),
     "mixed-precision": (),
 }
-"""What matrices are stored as; none: any of these."""
+"""Stored kinds of matrices by format; none: any of these."""
 _WORDS = {"int": "int8", "words": "int4 or int8 in words"}
 
 
@@ -77,7 +76,7 @@ class Compressed(StoredForm):
         if settings.get("sparsity_config"):
             refuse(_METHOD, "sparsity_config", settings["sparsity_config"], "sparse weights are not served")
         self.block: tuple[int, int] | None = None
-        """Rows and columns that share a scale in fp8, where that is a rectangle."""
+        """Rows and columns that share a scale in fp8, if that is a rectangle."""
         symmetric, inputs_too = [], []
         for name, group in groups.items():
             key = f"{name}.weights"
@@ -90,7 +89,7 @@ class Compressed(StoredForm):
                 symmetric.append(weights.get("symmetric") is not False)
             self.block = self.block or _sizes(f"{key}.block_structure", weights.get("block_structure"))
         self.needs_zeros = bool(symmetric) and not any(symmetric)
-        # Names of layers are not matched: one group of floats with inputs as they are is enough.
+        # Names of layers are not matched: one group of floats with unrounded inputs is enough.
         self._rounds_inputs = all(inputs_too)
 
     @property
@@ -112,11 +111,11 @@ class Compressed(StoredForm):
         return small_floats.TensorNames(codes, f"{name}_scale", f"{name}_global_scale", divides=True)
 
     def _kind(self, name: str) -> small_floats.Kind | None:
-        """None for whole numbers."""
+        """Return the kind of floats, None for whole numbers."""
         return small_floats.kind_of(self, self._names(name))
 
     def _bits(self, name: str, columns: int) -> int:
-        """By the words of a row: layers may differ."""
+        """Return the bits by the words of a row: layers may differ."""
         packed = self.tensors.get(f"{name}_packed")
         return 8 if packed is None or (packed.shape and packed.shape[-1] * 8 > columns + 7) else 4
 

@@ -3,7 +3,7 @@
     stored bytes --blocks--> values or codes --rows and columns in our order, log, minus one--> as a model
     asks
 
-A row of a matrix is whole blocks, so rows are moved before anything is decoded. All other undoing is of
+A row of a matrix is a number of complete blocks, so rows are moved before anything is decoded. All other undoing is of
 values.
 """
 
@@ -26,7 +26,7 @@ from weft.tensor.weights.quantized import LINE, BlockNumbers, Codes, floats_of
 from weft.units import format_bytes
 
 _DECODED_BYTES = 8 << 20
-"""Of blocks decoded at once, so that the temporaries of numpy stay small."""
+"""Bytes of blocks decoded at once, so that the temporaries of numpy stay small."""
 
 
 class Gguf(StoredForm):
@@ -35,7 +35,7 @@ class Gguf(StoredForm):
         self._widened: dict[str, tuple[int, int]] = {}
 
     def note(self) -> str | None:
-        """Which blocks became plain values, and what memory that takes."""
+        """Return a line about blocks that became plain values, and their memory."""
         if not self._widened:
             return None
         stored, held = (sum(sizes) for sizes in zip(*self._widened.values(), strict=True))
@@ -45,8 +45,9 @@ class Gguf(StoredForm):
         )
 
     def holds(self, name: str) -> bool:
-        """All but matrices of bfloat16 that lie as a model has them: those go into 12 bits straight from the
-        file."""
+        """Return True for all but matrices of bfloat16 in the model's layout: those go into 12 bits straight from the
+        file.
+        """
         stored = self.tensors.get(name)
         return isinstance(stored, GgufTensor) and not (
             stored.dtype == "BF16" and stored.undo.is_nothing and len(stored.shape) == 2 and stored.shape[-1] >= LINE
@@ -98,7 +99,7 @@ class Gguf(StoredForm):
         return values.reshape(shape)
 
     def _for_kernels(self, codes: Codes, name: str) -> Codes:
-        """In bytes for kernels of GPUs, which read no six bits and no tables."""
+        """Return codes in bytes for kernels of GPUs, which read no six bits and no tables."""
         grouping = self.grouping(name, codes.codes.shape[-1])
         assert grouping is not None
         return codes.in_bytes() if grouping.bits > codes.bits else codes
@@ -119,7 +120,7 @@ def _codes(by_row: torch.Tensor, stored: GgufTensor) -> Codes:
         return codes
     of_line = LINE // codes.group
     groups = torch.from_numpy((lines[:, None] * of_line + np.arange(of_line)).reshape(-1)).to(by_row.device)
-    # Lines leave their blocks, so each has floats of its own.
+    # Lines leave their blocks, so each has its own floats.
     return replace(
         codes,
         codes=codes.codes.view(codes.codes.shape[0], -1, codes.group)[:, groups].flatten(1),
@@ -129,7 +130,7 @@ def _codes(by_row: torch.Tensor, stored: GgufTensor) -> Codes:
 
 
 def _lines(columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """The order of whole lines that an order of columns is; None where it cuts a line."""
+    """Return the order of complete lines for an order of columns; None if it cuts a line."""
     if columns.size % LINE:
         return None
     cut = columns.reshape(-1, LINE)
@@ -146,11 +147,13 @@ def _finite(codes: Codes, stored: GgufTensor) -> Codes:
 
 
 def _not_finite(stored: GgufTensor) -> CheckpointError:
-    return CheckpointError(f"{stored.file}: tensor {stored.name} has scales that are no finite numbers", param="model")
+    return CheckpointError(f"{stored.file}: tensor {stored.name} has scales that are not finite numbers", param="model")
 
 
 def _fits(stored: GgufTensor, shape: tuple[int, ...]) -> bool:
-    """Whether the stored values, with their changes undone, are as many as ``shape`` has, in rows as wide."""
+    """Return whether the number of stored values, with their changes undone, is that of ``shape``, in rows of the same
+    width.
+    """
     rows, undo = _rows(stored.shape), stored.undo
     width = math.prod(stored.shape) // rows if rows else 0
     if undo.rows is not None:
@@ -167,12 +170,12 @@ def _fits(stored: GgufTensor, shape: tuple[int, ...]) -> bool:
 
 
 def _rows(shape: tuple[int, ...]) -> int:
-    """Of a tensor as a matrix; the numbers of a vector are rows of one."""
+    """Return the rows of a tensor as a matrix; each number of a vector is a row."""
     return math.prod(shape[:-1]) if len(shape) > 1 else math.prod(shape)
 
 
 def _decoded(by_row: torch.Tensor, stored: GgufTensor) -> torch.Tensor:
-    """float32 [rows, columns] of blocks uint8 [rows, bytes]."""
+    """Return float32 [rows, columns] of blocks uint8 [rows, bytes]."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -1,4 +1,4 @@
-"""Blocks of ggml as codes that the kernels multiply with: scales and minimums stay to the bit.
+"""Blocks of ggml as codes that the kernels multiply with: scales and minimums keep their bits.
 
     form                   codes                          scale                    minimum
     Q8_0                   int8                           d
@@ -36,9 +36,10 @@ _Decoded = tuple[torch.Tensor, Numbers, Numbers | None]
 
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """``columns`` in ``block_bytes``, ``group`` of them per scale. ``by_blocks``: scales are
-    ``BlockNumbers``; ``table``: what codes stand for. ``decode``: blocks uint8 [N, bytes] -> codes uint8
-    [N, columns], scales [N, groups], float32 or ``BlockNumbers``, and minimums as the scales, or None."""
+    """One form of ggml's blocks. ``columns`` in ``block_bytes``, ``group`` of them per scale. ``by_blocks``: scales
+    are ``BlockNumbers``; ``table``: values of the codes. ``decode``: blocks uint8 [N, bytes] -> codes uint8 [N,
+    columns], scales [N, groups], float32 or ``BlockNumbers``, and minimums as the scales, or None.
+    """
 
     bits: int
     columns: int
@@ -51,7 +52,7 @@ class BlockForm:
 
     @property
     def of_cpus(self) -> bool:
-        """Whether kernels of GPUs do not read it, nor the same values in bytes."""
+        """Whether kernels of GPUs read neither this form nor the same values in bytes."""
         return self.has_minimums or (self.by_blocks and not self.table)
 
     def _numbers(self, device: torch.device | str) -> torch.Tensor | None:
@@ -60,7 +61,7 @@ class BlockForm:
         return torch.tensor([value + ZERO_POINT[8] for value in self.table], dtype=torch.uint8, device=device)
 
     def codes(self, by_row: torch.Tensor) -> Codes:
-        """Of rows uint8 [rows, bytes]."""
+        """Return the codes of rows uint8 [rows, bytes]."""
         rows = by_row.shape[0]
 
         def of_rows(numbers: Numbers) -> Numbers:
@@ -84,7 +85,7 @@ class BlockForm:
         )
 
     def empty(self, rows: int, columns: int) -> Codes:
-        """Without values, for headers."""
+        """Return codes without values, for headers."""
         each = torch.empty((rows, -(-columns // self.group)), device="meta")
         numbers: Numbers = each
         if self.by_blocks:
@@ -107,25 +108,27 @@ class BlockForm:
 
 
 def _half(blocks: torch.Tensor, first: int) -> torch.Tensor:
-    """The float16 at byte ``first`` of each block, float32 [N, 1]."""
+    """Return the float16 at byte ``first`` of each block, as float32 [N, 1]."""
     return blocks[:, first : first + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, bytes] -> [N, 2 bytes]: the low halves of 16 bytes are columns, then their high halves."""
+    """Return uint8 [N, 2 bytes] of ``packed`` uint8 [N, bytes]: the low halves of 16 bytes are columns, then their
+    high halves.
+    """
     cut = packed.reshape(len(packed), -1, 16)
     return torch.cat((cut & 15, cut >> 4), dim=2).flatten(1)
 
 
 def _fifth_bits(blocks: torch.Tensor, first: int) -> torch.Tensor:
-    """Of 32 columns, at byte ``first``: uint8 [N, 32], each 0 or 16."""
+    """Return the fifth bits of 32 columns, from byte ``first`` on: uint8 [N, 32], each 0 or 16."""
     four = blocks[:, first : first + 4].unsqueeze(2)
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
     return ((four >> shifts & 1) << 4).flatten(1)
 
 
 def _q8_0(blocks: torch.Tensor) -> _Decoded:
-    return blocks[:, 2:] ^ 128, _half(blocks, 0), None  # two's complement, and 128 more
+    return blocks[:, 2:] ^ 128, _half(blocks, 0), None  # two's complement, plus 128
 
 
 def _q4_0(blocks: torch.Tensor) -> _Decoded:
@@ -154,7 +157,9 @@ def _iq4_xs(blocks: torch.Tensor) -> _Decoded:
 
 
 def _mxfp4(blocks: torch.Tensor) -> _Decoded:
-    """The exponent's power of two, halved: for 0 and 1 a denormal number. 255 is one more, not NaN."""
+    """Decode MXFP4. The scale is the exponent's power of two, halved: for 0 and 1 a denormal number. 255 is the next
+    power, not NaN.
+    """
     powers = blocks[:, :1].contiguous().view(torch.float8_e8m0fnu)
     return _nibbles(blocks[:, 1:]), BlockNumbers(powers, torch.full((len(blocks), 1), 0.5)), None
 
@@ -169,12 +174,12 @@ def apart(by_row: torch.Tensor) -> torch.Tensor:
 
 
 def _shared(blocks: torch.Tensor, first: int) -> torch.Tensor:
-    """The float16 at byte ``first`` as it is, [N, 1]."""
+    """Return the float16 at byte ``first`` unconverted, [N, 1]."""
     return blocks[:, first : first + 2].contiguous().view(torch.float16)
 
 
 def _six_bits(blocks: torch.Tensor) -> tuple[BlockNumbers, BlockNumbers]:
-    """Of Q4_K and Q5_K: 8 scales and 8 minimums in 12 bytes."""
+    """Return the 8 scales and 8 minimums of Q4_K and Q5_K, in 12 bytes."""
     low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((low & 63, high & 15 | (low >> 6) << 4), dim=1)
     minimums = torch.cat((middle & 63, high >> 4 | (middle >> 6) << 4), dim=1)
@@ -188,18 +193,18 @@ _NIBBLES, _HIGH = 0x0F0F0F0F0F0F0F0F, 0x3030303030303030
 
 
 def _by_eight(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, bytes] -> int64 [N, bytes / 8]: torch is several times faster on words than on bytes."""
+    """Return int64 [N, bytes / 8] of uint8 [N, bytes]: torch is several times faster on words than on bytes."""
     return packed.contiguous().view(torch.int64)
 
 
 def _halves_of_lines(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, 128] -> [N, 8, 32]: the low halves of 32 bytes are a line, their high halves the next."""
+    """Return [N, 8, 32] of uint8 [N, 128]: the low halves of 32 bytes are a line, their high halves the next."""
     cut = _by_eight(packed).reshape(-1, 4, 1, LINE // 8)
     return torch.cat((cut & _NIBBLES, cut >> 4 & _NIBBLES), dim=2).view(torch.uint8).flatten(1, 2)
 
 
 def _quarters(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, 64] -> [N, 8, 32]: two bits of 32 bytes are a line, from the lowest on."""
+    """Return [N, 8, 32] of uint8 [N, 64]: two bits of 32 bytes are a line, from the lowest on."""
     cut = packed.reshape(-1, 2, 1, LINE)
     return torch.cat([cut >> shift & 3 for shift in (0, 2, 4, 6)], dim=2).flatten(1, 2)
 
@@ -215,7 +220,9 @@ def _q5_k(blocks: torch.Tensor) -> _Decoded:
 
 
 def _q6_k(blocks: torch.Tensor) -> _Decoded:
-    """Of 128 columns: 64 bytes whose low halves are two lines and whose high halves are the next two."""
+    """Decode Q6_K. In 128 columns, 64 bytes have two lines in their low halves and the next two in their high
+    halves.
+    """
     low = _by_eight(blocks[:, :128]).reshape(-1, 2, 1, 8)
     high = _by_eight(blocks[:, 128:192]).reshape(-1, 2, 1, 4)
     codes = torch.cat((low & _NIBBLES, low >> 4 & _NIBBLES), dim=2).view(-1, 2, 4, 4)
@@ -225,7 +232,7 @@ def _q6_k(blocks: torch.Tensor) -> _Decoded:
 
 
 def _q3_k(blocks: torch.Tensor) -> _Decoded:
-    """Three bits less 4: the third bits of a line are one bit of 32 bytes."""
+    """Decode Q3_K, three bits less 4: the third bits of a line are one bit of 32 bytes."""
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(1)
     third = (blocks[:, :32].unsqueeze(1) >> shifts & 1) << 2
     codes = (_quarters(blocks[:, 32:96]) | third) + (ZERO_POINT[4] - 4)

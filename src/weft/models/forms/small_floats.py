@@ -13,13 +13,12 @@
     fp8                  weight         weight_scale_inv, for a block of 128 x 128 numbers
     mxfp4 (gpt-oss)      x_blocks       x_scales         U8 [experts, rows, columns / 32, 16]
 
-A byte of e2m1 holds two columns, the first in its low half. Twice a value is a whole number up to 12: a table
-of int4. Scales stay bytes beside one float, halved, for a row. Recipes mix forms: the tensors of a matrix
-tell its form, and a form that config.json does not name is an error.
+A byte of e2m1 holds two columns, the first in its low half. Twice a value is a whole number up to 12: a table of int4.
+Scales stay bytes, with one halved float for a row. Recipes mix forms: the tensors of a matrix tell its form, and a
+form that config.json does not name is an error.
 
 Sources: the OCP Microscaling Formats specification 1.0; NVIDIA's ``modelopt.torch.quantization.qtensor``; the
-compressed-tensors library's ``nvfp4``, ``mxfp4`` and ``mxfp8`` compressors; transformers
-``integrations.mxfp4``.
+compressed-tensors library's ``nvfp4``, ``mxfp4`` and ``mxfp8`` compressors; transformers ``integrations.mxfp4``.
 """
 
 from __future__ import annotations
@@ -50,8 +49,9 @@ _GROUPS: dict[Kind, int] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 
 
 class TensorNames(NamedTuple):
-    """The tensors of one matrix. ``one``: the scale of scales, "" without; ``divides``: scales are divided by
-    it. ``in_blocks``: codes are [..., columns / 32, 16]."""
+    """Names of the tensors of one matrix. ``one``: the scale of scales, "" without; ``divides``: scales are divided by
+    it. ``in_blocks``: codes are [..., columns / 32, 16].
+    """
 
     codes: str
     scales: str
@@ -61,7 +61,7 @@ class TensorNames(NamedTuple):
 
 
 def kind_of(form: StoredForm, names: TensorNames) -> Kind | None:
-    """The form that the headers tell; None for a matrix in none of them."""
+    """Return the form that the headers tell; None for a matrix in none of them."""
     codes, scales = form.dtype_of(names.codes), form.dtype_of(names.scales)
     if codes == "F8_E4M3":
         return "mxfp8" if scales in POWERS else "fp8"
@@ -73,7 +73,7 @@ def kind_of(form: StoredForm, names: TensorNames) -> Kind | None:
 def grouping_of(
     form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None = None
 ) -> Grouping | None:
-    """The grouping of what ``read_matrix`` returns; None where that is widened."""
+    """Return the grouping of ``read_matrix``'s result; None if that is widened."""
     kind = kind_of(form, names)
     if kind == "fp8" or kind == "mxfp8":
         group = _fp8_group(form, names, columns, block)
@@ -87,7 +87,9 @@ def grouping_of(
 def read_matrix(
     form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...], block: tuple[int, int] | None = None
 ) -> Codes | torch.Tensor:
-    """``block``: rows and columns that share a scale in fp8, where that is a rectangle."""
+    """Read a matrix as codes or values. ``block``: rows and columns that share a scale in fp8, if that is a
+    rectangle.
+    """
     kind = kind_of(form, names)
     stored = (
         _fp8(form, ask, names, shape, block)
@@ -100,7 +102,9 @@ def read_matrix(
 def piece_of(
     form: StoredForm, name: str, ends: tuple[str, ...], block: tuple[int, int] | None = None, matrix_end: str = "weight"
 ) -> MatrixPiece | None:
-    """``ends``: of the names of codes and of scales behind that of the matrix."""
+    """Return the piece that ``name`` is of a matrix. ``ends``: ends of the names of codes and of scales, after that of
+    the matrix.
+    """
     header = form.headers.get(name)
     end = next((end for end in ends if name.endswith(f"{matrix_end}{end}")), None)
     if header is None or end is None or not header.shape:
@@ -161,21 +165,22 @@ def _fp8_group(form: StoredForm, names: TensorNames, columns: int, block: tuple[
 
 
 def columns_of_group(form: StoredForm, scales: str, columns: int) -> int:
-    """By the stored scales; 0 for rows that are one group."""
+    """Return the columns of a group by the stored scales; 0 for rows that are one group."""
     stored = form.tensors.get(scales)
     groups = stored.shape[-1] if stored is not None and len(stored.shape) >= 2 else 1
     return 0 if groups <= 1 else columns // groups
 
 
 def scales_of(form: StoredForm, ask: Ask, name: str, rows: tuple[int, ...]) -> torch.Tensor:
-    """float32 [*rows, groups], of the matrix, of rows or of groups. ``rows``: with experts in front of them,
-    of a stack."""
+    """Return float32 [*rows, groups], scales of the matrix, of rows or of groups. ``rows``: with experts before them,
+    for a stack.
+    """
     stored = _scale_shape(form, name, rows)
     return _by_row(ask(name, stored, FLOATS).float(), stored, rows)
 
 
 def read_int8(form: StoredForm, ask: Ask, codes: str, scales: str, zeros: str, shape: tuple[int, ...]) -> Codes:
-    """``codes``, ``scales``, ``zeros``: the tensors of one matrix; the last may be missing."""
+    """Read int8 codes. ``codes``, ``scales``, ``zeros``: the tensors of one matrix; the last may be missing."""
     *rows, columns = shape
     of_groups, zero_points = scales_of(form, ask, scales, tuple(rows)), None
     if zeros in form.tensors:
@@ -197,7 +202,7 @@ def _unsigned(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _scale_shape(form: StoredForm, name: str, rows: tuple[int, ...]) -> tuple[int, ...]:
-    """The stored shape, if it is one that scales may have; else the shape by rows, which the error names."""
+    """Return the stored shape, if it is one that scales may have; else the shape by rows, which the error names."""
     stored, stack = form.tensors.get(name), rows[:-1]
     if stored is not None and (
         stored.shape in (stack, (*stack, 1), (*stack, 1, 1), rows)
@@ -208,19 +213,19 @@ def _scale_shape(form: StoredForm, name: str, rows: tuple[int, ...]) -> tuple[in
 
 
 def group_of(columns: int, groups: int) -> int:
-    """Columns of a group; a row that is one group is padded to whole lines."""
+    """Return the columns of a group; a row that is one group is padded to complete lines."""
     return columns // groups if groups > 1 else -(-columns // LINE) * LINE
 
 
 def _powers(ask: Ask, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     exponents = ask(name, shape, POWERS).view(torch.uint8)
     if not exponents.is_meta and bool((exponents == 255).any()):
-        raise CheckpointError(f"tensor {name} has scales of code 255, which is no number", param="model")
+        raise CheckpointError(f"tensor {name} has scales of code 255, which is not a number", param="model")
     return exponents.view(torch.float8_e8m0fnu)
 
 
 def _one(form: StoredForm, ask: Ask, name: str, of_groups: tuple[int, ...]) -> torch.Tensor:
-    """The one scale, for each matrix of a stack, to be multiplied with [..., rows, groups]."""
+    """Return the one scale, for each matrix of a stack, to be multiplied with [..., rows, groups]."""
     stack, stored = of_groups[:-2], form.tensors.get(name)
     shape = stored.shape if stored is not None and stored.shape in ((*stack, 1), (*stack, 1, 1)) else stack
     return ask(name, shape, ("F32",)).reshape(*stack, 1, 1)
@@ -228,16 +233,16 @@ def _one(form: StoredForm, ask: Ask, name: str, of_groups: tuple[int, ...]) -> t
 
 def _finite(name: str, scales: torch.Tensor) -> torch.Tensor:
     if not scales.is_meta and not bool(scales.isfinite().all()):
-        raise CheckpointError(f"tensor {name} makes scales that are no finite numbers", param="model")
+        raise CheckpointError(f"tensor {name} makes scales that are not finite numbers", param="model")
     return scales
 
 
 class _Named(StoredForm):
-    """Matrices that a checkpoint names ``x.weight`` beside ``x.weight_scale``."""
+    """Form of matrices that a checkpoint names ``x.weight``, with ``x.weight_scale``."""
 
     method = ""
     kinds: tuple[Kind, ...] = ()
-    """Those that config.json names."""
+    """Kinds that config.json names."""
     one = ""
 
     def holds(self, name: str) -> bool:
@@ -267,7 +272,9 @@ class _Named(StoredForm):
 
 
 class Modelopt(_Named):
-    """``quant_algo`` of config.json, or of hf_quant_config.json beside it (``checkpoint_files``)."""
+    """modelopt's forms: ``quant_algo`` of config.json, or of the separate hf_quant_config.json
+    (``checkpoint_files``).
+    """
 
     left_ends = ("input_scale", "k_scale", "v_scale", "output_scale", "weight_scale_2")
     method, one = "modelopt", "_scale_2"
@@ -308,7 +315,9 @@ class Modelopt(_Named):
         return super().read(ask, name, shape)
 
     def _block(self, name: str) -> tuple[int, int] | None:
-        """By the shapes: blocks are stored as [rows / 128, columns / 128], of rows and columns alike."""
+        """Return the block by the shapes: blocks are stored as [rows / 128, columns / 128], equal in rows and
+        columns.
+        """
         codes, scale = self.headers.get(name), self.headers.get(f"{name}_scale")
         if codes is None or scale is None or len(scale.shape) != 2 or len(codes.shape) != 2:
             return None
@@ -325,9 +334,10 @@ class Modelopt(_Named):
 
 
 class BlockFp8(_Named):
-    """fp8 with a scale for a block, as the FP8 releases of Qwen3-Next, Qwen3.5 and DeepSeek have it. The name
-    of the scale says inverse, of the one that made the codes; it is multiplied with. Source: transformers
-    ``finegrained_fp8``."""
+    """fp8 with a scale for a block, as in the FP8 releases of Qwen3-Next, Qwen3.5 and DeepSeek. The name of the scale
+    says inverse, of the scale that made the codes; codes are multiplied with it. Source: transformers
+    ``finegrained_fp8``.
+    """
 
     left_ends = ("activation_scale", "input_scale")
     method, kinds = "fp8", ("fp8", "mxfp8")
@@ -357,7 +367,7 @@ class BlockFp8(_Named):
 
 
 class Quark(_Named):
-    """AMD's checkpoints: fp8 by matrices or rows, MXFP4."""
+    """AMD's forms: fp8 by matrices or rows, MXFP4."""
 
     left_ends = ("input_scale", "output_scale", "weight_zero_point", "input_zero_point")
     method = "quark"
@@ -395,7 +405,7 @@ class Quark(_Named):
 
 
 class Mxfp4(StoredForm):
-    """gpt-oss's layout: experts of one layer as one tensor of blocks and one of scales."""
+    """gpt-oss's form: experts of one layer as one tensor of blocks and one of scales."""
 
     def holds(self, name: str) -> bool:
         return f"{name}_blocks" in self.tensors
@@ -404,7 +414,7 @@ class Mxfp4(StoredForm):
         return grouping_of(self, _blocks(name), columns)
 
     def piece(self, name: str) -> MatrixPiece | None:
-        """A stack is cut by experts, each with its own blocks; and rows of all."""
+        """Return the piece: a stack is cut by experts, each with its own blocks, and by rows of all."""
         for end in ("_blocks", "_scales"):
             if name.endswith(end):
                 return MatrixPiece(name.removesuffix(end), (1, 1), (2, LINE))

@@ -1,12 +1,12 @@
-"""What a form of storage is asked: is this matrix stored in it, and what are its values or codes?
+"""Interface of a form of storage: whether a matrix is stored in it, and the values or codes of the matrix.
 
     TensorSource --wants "x.weight" [rows, columns]--> StoredForm.read(ask, ...) --ask("x.qweight", ...)--+
                                                                                                           |
       Codes (kept in 8 or 4 bits)  or  a float32 tensor (widened)  <--------------------------------------+
       fp8 is kept if ``keeps_fp8`` is set, nf4 and fp4 if ``keeps_float_tables`` is
 
-``ask(name, shape, dtypes)`` gives one stored tensor as it lies in the file. Against headers it gives a meta
-tensor and notes what is wrong. So a form states what it needs once, and decides nothing by value.
+``ask(name, shape, dtypes)`` returns one stored tensor as it is in the file. Against headers it returns a meta tensor
+and notes faults. So a form states its needs once, and decides nothing by value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.models.safetensors_header import StoredTensor
 from weft.tensor.weights.quantized import Codes
 
 FLOATS = ("F32", "BF16", "F16", "F64")
-CANNOT_CUT = "its groups are no neighbouring columns, so --tp cannot cut them"
+CANNOT_CUT = "its groups are not neighbouring columns, so --tp cannot cut them"
 
 
 class Ask(Protocol):
@@ -32,11 +32,11 @@ class Ask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MatrixPiece:
-    """A stored tensor that is part of the matrix ``matrix`` ("….weight"). ``rows``: (the dimension of the
-    tensor that goes along the matrix's rows, the rows of one entry), None without such a dimension. 0 rows:
-    those of the matrix divided by the entries. ``columns``: the same of columns. ``run``: the numbers of the
-    matrix that one entry stands for, if they are counted across rows. ``block``: the numbers of a block,
-    which cannot be cut."""
+    """A stored tensor that is part of the matrix ``matrix`` ("….weight"). ``rows``: (the dimension of the tensor that
+    goes along the matrix's rows, the rows of one entry), None without such a dimension. 0 rows: those of the matrix
+    divided by the entries. ``columns``: the same of columns. ``run``: the numbers of the matrix that one entry is for,
+    if they are counted across rows. ``block``: the numbers of a block, which cannot be cut.
+    """
 
     matrix: str
     rows: tuple[int, int] | None = None
@@ -46,10 +46,10 @@ class MatrixPiece:
 
 
 class Grouping(NamedTuple):
-    """How the codes of a matrix are grouped. ``columns``: those that share a scale, 0 for whole rows.
-    ``minimums``: a group has a minimum. ``by_blocks``: scales are ``BlockNumbers``. ``table``: what codes
-    stand for. ``floats``: they stand for a table of floats. ``ordered``: columns may lie in an order of their
-    own, which values tell (``Codes.order``)."""
+    """Grouping of a matrix's codes. ``columns``: columns that share a scale, 0 for undivided rows. ``minimums``: a
+    group has a minimum. ``by_blocks``: scales are ``BlockNumbers``. ``table``: values of the codes. ``floats``: the
+    table is of floats. ``ordered``: columns may have their own order, which the values tell (``Codes.order``).
+    """
 
     bits: int
     columns: int
@@ -62,10 +62,11 @@ class Grouping(NamedTuple):
 
 
 class StoredForm(ABC):
-    """``settings``: quantization_config. ``headers``: the checkpoint's tensors as the files have them;
-    ``tensors``: as a rank holds them, set once the form is chosen. ``keeps_fp8``: matrices in fp8 stay codes.
-    ``keeps_float_tables``: so do those in nf4 and fp4. ``keeps_blocks``: so do those whose groups have
-    minimums, 16 columns or bytes for scales. ``itemsize``: the bytes of a widened value."""
+    """One form of storage. ``settings``: quantization_config. ``headers``: the checkpoint's tensors as the files have
+    them; ``tensors``: as a rank holds them, set once the form is chosen. ``keeps_fp8``: matrices in fp8 stay codes.
+    ``keeps_float_tables``: so do those in nf4 and fp4. ``keeps_blocks``: so do those whose groups have minimums, 16
+    columns or bytes for scales. ``itemsize``: the bytes of a widened value.
+    """
 
     tensors: Mapping[str, StoredTensor]
     headers: Mapping[str, StoredTensor]
@@ -84,29 +85,31 @@ class StoredForm(ABC):
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether inputs may be rounded as the matrices are: not where only weights are to be."""
+        """Return whether inputs may be rounded as the matrices are; False if only weights are to be."""
         return True
 
     @abstractmethod
     def holds(self, name: str) -> bool:
-        """Whether the matrix ``name`` ("….weight") is stored in this form, as the headers tell."""
+        """Return whether the matrix ``name`` ("….weight") is stored in this form, as the headers tell."""
 
     @abstractmethod
     def grouping(self, name: str, columns: int) -> Grouping | None:
-        """How ``read`` groups the Codes of a matrix with ``columns``; None where it widens. Only for what it
-        holds."""
+        """Return the grouping of ``read``'s Codes for a matrix with ``columns``; None if it widens. Only for matrices
+        that the form holds.
+        """
 
     @abstractmethod
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
-        """The matrix ``name`` of ``shape`` [rows, columns]; float32 where it is widened."""
+        """Return the matrix ``name`` of ``shape`` [rows, columns]; float32 if it is widened."""
 
     def piece(self, name: str) -> MatrixPiece | None:
-        """How the stored tensor ``name`` belongs to a matrix; None for an ordinary tensor. Raises
-        CheckpointError where such a tensor cannot be divided."""
+        """Return the part of a matrix that the stored tensor ``name`` is; None for an ordinary tensor. Raises
+        CheckpointError if such a tensor cannot be divided.
+        """
         return None
 
     def note(self) -> str | None:
-        """What the user ought to know of the matrices that were read, a sentence."""
+        """Return a sentence for the user about the matrices that were read."""
         return None
 
     def dtype_of(self, name: str) -> str | None:
@@ -115,7 +118,7 @@ class StoredForm(ABC):
 
 
 class Plain(StoredForm):
-    """Everything is an ordinary tensor."""
+    """Form without quantisation: every tensor is an ordinary one."""
 
     def holds(self, name: str) -> bool:
         return False
@@ -134,19 +137,19 @@ def refuse(method: str, key: str, value: object, reason: str) -> NoReturn:
 
 
 def mapping(method: str, key: str, value: object) -> Mapping[str, Any]:
-    """``value`` of ``key``, settings by their names; empty for none."""
+    """Return ``value`` of ``key``, settings by their names; empty for none."""
     if value and not isinstance(value, Mapping):
         refuse(method, key, value, "weft reads settings by names there")
     return value if isinstance(value, Mapping) else {}
 
 
 def mappings(method: str, key: str, value: object) -> dict[str, Mapping[str, Any]]:
-    """The settings of each group or layer that ``value`` of ``key`` names, by the whole key."""
+    """Return the settings of each group or layer that ``value`` of ``key`` names, by the full key."""
     return {f"{key}.{name}": mapping(method, f"{key}.{name}", own) for name, own in mapping(method, key, value).items()}
 
 
 def number(method: str, key: str, value: object, usual: int) -> int:
-    """``value`` of ``key``; ``usual`` for none."""
+    """Return ``value`` of ``key``; ``usual`` for none."""
     if value is None:
         return usual
     if not isinstance(value, int):
@@ -155,9 +158,10 @@ def number(method: str, key: str, value: object, usual: int) -> int:
 
 
 def order_by_group(name: str, of_column: torch.Tensor, group: int) -> torch.Tensor | None:
-    """``of_column`` [columns], the tensor ``name``: the group of each column. int32 [columns]: the columns by
-    group, in the order of ``of_column`` where groups are equal; None where they lie so already. Raises
-    CheckpointError where a group but the last has not ``group`` columns."""
+    """Return int32 [columns]: the columns by group, in the order of ``of_column`` if groups are equal; None if they
+    are in that order already. ``of_column`` [columns], the tensor ``name``: the group of each column. Raises
+    CheckpointError if a group but the last does not have ``group`` columns.
+    """
     columns = of_column.shape[0]
     if of_column.is_meta:
         return of_column.to(torch.int32)
@@ -180,7 +184,7 @@ def order_by_group(name: str, of_column: torch.Tensor, group: int) -> torch.Tens
 
 
 def unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """int32 words along ``dim`` -> their codes, lowest bits first: uint8, ``dim`` 32 / bits times as long."""
+    """Return the codes of int32 words along ``dim``, lowest bits first: uint8, ``dim`` 32 / bits times as long."""
     dim %= words.ndim
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     shifts = shifts.view(*([1] * (dim + 1)), -1, *([1] * (words.ndim - dim - 1)))

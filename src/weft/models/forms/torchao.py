@@ -13,9 +13,9 @@
     Int4Tensor    (low half first, signed) x scale + zero point, a float   kept as codes on CPUs
     4d            (code - 8) x scale + zero point, the same                kept as codes on CPUs
 
-Which class a matrix has is seen from its tensors. The 4d form is the order in which NVIDIA's tensor cores
-read codes, with rows padded to 8 and columns to 1024. ROCm's has tiles of 16 rows in tensors of the same
-shape: no file says which. Other packings for one kind of device are refused by name.
+The class of a matrix follows from its tensors. The 4d form is the order in which NVIDIA's tensor cores read codes,
+with rows padded to 8 and columns to 1024. ROCm's has tiles of 16 rows in tensors of the same shape: no file says
+which. Other packings for one kind of device are refused by name.
 
 Source: torchao ``prototype.safetensors`` and ``quantization.quantize_.workflows``; PyTorch
 ``aten/native/cuda/int4mm.cu`` for the order of codes.
@@ -36,7 +36,7 @@ _METHOD = "torchao"
 _INT4_BITS = 4
 _PACKINGS = ("plain", "unpacked_to_int8", "tile_packed_to_4d")
 _TILE_ROWS, _TILE_COLUMNS = 8, 128
-"""Of the 4d form."""
+"""Rows and columns of a tile of the 4d form."""
 _CANNOT_CUT = "its tiles are not cut by --tp: use --tp 1, or a copy in the format plain"
 
 
@@ -119,8 +119,8 @@ class TorchAo(StoredForm):
         if words.is_meta:
             codes = words.new_empty(most, dtype=torch.uint8)
         else:
-            # A word has columns 0, 8, 16, 24 of a row, and those behind them. Its place in 32 is the row of 8
-            # and the pair of columns; the last dim goes on by 32 columns.
+            # A word has columns 0, 8, 16, 24 of a row, and the columns after each of those. Its place in 32 is the row
+            # of 8 and the pair of columns; the last dim goes on by 32 columns.
             shifts = torch.arange(0, 32, 4, dtype=torch.int32)
             halves = (words[..., None] >> shifts & 15).to(torch.uint8).view(*tiles, _TILE_ROWS, 4, 4, 2, 4)
             codes = halves.permute(0, 2, 1, 4, 6, 3, 5).reshape(most)
@@ -147,7 +147,7 @@ class TorchAo(StoredForm):
         return max(1, columns // max(1, scales.shape[0])) if scales is not None and scales.shape else columns
 
     def _is_int4(self, name: str, columns: int) -> bool:
-        """Two columns in a byte, or tiles."""
+        """Return whether codes are two columns in a byte, or tiles."""
         codes = self.tensors.get(f"{_stem(name)}_qdata")
         return self._is_tiles(name) or (
             codes is not None and len(codes.shape) == 2 and codes.shape[1] == -(-columns // 2) != columns

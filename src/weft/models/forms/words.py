@@ -3,18 +3,18 @@
     GPTQ  x.qweight  I32 [columns x bits / 32, rows]   words along the input
           x.qzeros   I32 [groups, rows x bits / 32]    words along the output
           x.g_idx    I32 [columns]                     the group of a column
-    AWQ   x.qweight  I32 [columns, rows / 8]           words along the output, in an order of their own: half
+    AWQ   x.qweight  I32 [columns, rows / 8]           words along the output, in a special order: half
           x.qzeros   I32 [groups, rows / 8]            byte i of a word is row 0 2 4 6 1 3 5 7 [i] of its 8
     both  x.scales   F16 [groups, rows]
 
-    value[row, column] = (code - zero) * scale         kept as codes; with ``desc_act`` columns lie by group
+    value[row, column] = (code - zero) * scale         kept as codes; with ``desc_act`` columns are ordered by group
 
-Layers may have bits and groups of their own. The shapes of a layer tell which, and config.json must have
-named them, as its default or as an exception (AutoRound's ``extra_config``, GPTQModel's ``dynamic``). Names
-there are not matched: tools that save a part of a multimodal model spell them otherwise.
+Layers may have different bits and groups. The shapes of a layer tell them, and config.json must have named them, as
+its default or as an exception (AutoRound's ``extra_config``, GPTQModel's ``dynamic``). Names there are not matched:
+tools that save a part of a multimodal model spell them differently.
 
-Sources: Frantar et al., 2023, and the packing of AutoGPTQ and GPTQModel; Lin et al., 2024, and the ``gemm``
-packing of AutoAWQ; AutoRound's ``export_to_autoround``.
+Sources: Frantar et al., 2023, and the packing of AutoGPTQ and GPTQModel; Lin et al., 2024, and the ``gemm`` packing of
+AutoAWQ; AutoRound's ``export_to_autoround``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from weft.tensor.weights.quantized import LINE, Codes
 
 
 class _Words(StoredForm):
-    """``pieces``: of a matrix; what an entry of each stands for along rows and columns (``MatrixPiece``)."""
+    """Form of codes in words. ``pieces``: of a matrix; rows and columns that an entry of each is for
+    (``MatrixPiece``).
+    """
 
     method = ""
     schemes: tuple[tuple[int, int], ...] = ()
@@ -59,7 +61,7 @@ class _Words(StoredForm):
 class Gptq(_Words):
     left_ends = ("g_idx",)
     method, exceptions = "gptq", "dynamic"
-    # An entry stands for as many rows or columns as the shapes say: layers may have other bits.
+    # The shapes tell how many rows or columns an entry is for: layers may have other bits.
     pieces = {"qweight": ((1, 1), (0, 0)), "scales": ((1, 1), (0, 0)), "qzeros": ((1, 0), (0, 0))}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -71,8 +73,7 @@ class Gptq(_Words):
         form = settings.get("checkpoint_format") or "gptq"
         if form not in ("gptq", "gptq_v2"):
             refuse(self.method, "checkpoint_format", form, "weft reads gptq and gptq_v2")
-        # The first version of the format stores zeros minus one, modulo 2^bits; gptq_v2 stores them as they
-        # are.
+        # The first version of the format stores zeros minus one, modulo 2^bits; gptq_v2 stores them unchanged.
         self.zeros_moved = form == "gptq"
         self.ordered = bool(settings.get("desc_act", False))
         self.schemes = _schemes(self.method, settings, self.exceptions, bits, self.group)
@@ -110,7 +111,7 @@ class Gptq(_Words):
         words = self.tensors.get(_part(name, "qweight"))
         entries = words.shape[0] if words is not None and words.shape else 0
         bits = 32 * entries / max(columns, 1)
-        if bits not in (2, 3, 5, 6, 7):  # another shape is named with both when it is asked for
+        if bits not in (2, 3, 5, 6, 7):  # a shape that none has is named with both when it is asked for
             bits = 8 if bits == 8 else 4 if bits == 4 else self.schemes[0][0]
         return _scheme_of(self, name, int(bits), columns)
 
@@ -153,7 +154,7 @@ class Awq(_Words):
 
 
 def _rows_in_order(words: torch.Tensor) -> torch.Tensor:
-    """[n, rows / 8] -> uint8 [n, rows]."""
+    """Return uint8 [n, rows] of words [n, rows / 8]."""
     eights = unpacked(words, _BITS, 1).view(*words.shape, 8)
     return eights[..., list(_PLACE_OF_ROW)].flatten(1)
 
@@ -163,7 +164,9 @@ def _part(name: str, part: str) -> str:
 
 
 def auto_round(settings: Mapping[str, Any]) -> StoredForm:
-    """AutoRound's checkpoints: the same tensors as one of the methods here, under a name of their own."""
+    """Return the form of AutoRound's checkpoints: the same tensors as one of the methods here, under another method
+    name.
+    """
     packing = str(settings.get("packing_format", settings.get("backend", "auto_round:auto_gptq")))
     if settings.get("rotation_config"):
         refuse(AUTO_ROUND, "rotation_config", settings["rotation_config"], "rotated inputs are not served")
@@ -199,7 +202,7 @@ class _AutoRoundAwq(Awq):
 
 
 def _schemes(method: str, settings: Mapping[str, Any], key: str, bits: int, group: int) -> tuple[tuple[int, int], ...]:
-    """(bits, group) that config.json names, its default first; ``key``: of the exceptions by layer."""
+    """Return (bits, group) that config.json names, its default first; ``key``: of the exceptions by layer."""
     schemes = [(bits, max(group, 0))]
     for layer, own in mappings(method, key, settings.get(key)).items():
         scheme = (
@@ -213,8 +216,9 @@ def _schemes(method: str, settings: Mapping[str, Any], key: str, bits: int, grou
 
 
 def _scheme_of(form: _Words, name: str, bits: int, columns: int) -> tuple[int, int]:
-    """(bits, columns of a group, 0 for whole rows) of a layer, as its scales tell. Raises CheckpointError
-    where config.json names no such layers."""
+    """Return (bits, columns of a group, 0 for undivided rows) of a layer, as its scales tell. Raises CheckpointError
+    if config.json names no such layers.
+    """
     stored = form.tensors.get(_part(name, "scales"))
     groups = stored.shape[0] if stored is not None and len(stored.shape) == 2 else 0
     # The scheme that fits; a shape that none has is an error with both shapes when it is asked for.

@@ -1,6 +1,6 @@
 """``general.architecture`` -> config.json and names of tensors: the converters' work, undone.
 
-    architecture             model_type           what the converter changed besides names
+    architecture             model_type           changes by the converter besides names
     lfm2, lfm2moe            lfm2, lfm2_moe       convolutions squeezed; experts stacked
     granite, granitehybrid   granitemoehybrid     rows of q and k interleaved; gate and up apart; A
     nemotron_h[_moe]         nemotron_h           A = -exp(A_log); experts stacked
@@ -13,12 +13,13 @@
     kimi-linear, bailingmoe3, gigachat35, glm5-next         ``latent``
     gemma3, gemma4                                ``gemma``
     rwkv7                                         ``rwkv``
+    qwen2, phi3, gemma, gemma2, glm4 ...          ``dense``
 
-``FileLayout.names`` is from a name in the file ("attn_q", behind ``blk.3.``) to ours ("self_attn.q_proj",
-behind ``layers.3.``); the ends .weight and .bias stay. ``{e}`` stands for the number of an expert, which are
-one tensor in the file. A name with several of ours is divided by the rows of their ``Undo``. What a layer
-is, is seen from its tensors. Other shapes of the same values (a squeezed dim, a column for each head) need no
-word here: the reader takes the numbers in their order.
+``FileLayout.names`` is from a name in the file ("attn_q", after ``blk.3.``) to ours ("self_attn.q_proj", after
+``layers.3.``); the ends .weight and .bias stay. ``{e}`` is the number of an expert; all experts are one tensor in the
+file. A name with several of ours is divided by the rows of their ``Undo``. The kind of a layer follows from its
+tensors. Other shapes of the same values (a squeezed dim, a column for each head) need no code here: the reader takes
+the numbers in their order.
 
 Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``; Ollama's ``convert`` package.
 """
@@ -26,13 +27,14 @@ Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``; Ollam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from weft.errors import UnknownArchitectureError
-from weft.models.gguf import parts
+from weft.models.gguf import dense, parts
 from weft.models.gguf.delta import qwen4exp, qwen_hybrid
 from weft.models.gguf.gemma import gemma3, gemma4
 from weft.models.gguf.header import Header
@@ -43,7 +45,7 @@ from weft.models.gguf.rwkv import rwkv7
 
 
 def read_layout(header: Header) -> FileLayout:
-    """Raises UnknownArchitectureError, or CheckpointError naming the key."""
+    """Return the layout of a file. Raises UnknownArchitectureError, or CheckpointError naming the key."""
     name = header.keys.get("general.architecture")
     if name not in ARCHITECTURES:
         raise UnknownArchitectureError(
@@ -104,7 +106,7 @@ def _lfm2(keys: GgufKeys) -> FileLayout:
 
 
 def _mamba2_numbers(keys: GgufKeys) -> tuple[int, int, int, int, int]:
-    """(heads, width of a head, groups, state, kernel)."""
+    """Return (heads, width of a head, groups, state, kernel)."""
     heads, inner = keys.integer("ssm.time_step_rank", least=1), keys.integer("ssm.inner_size", least=1)
     return (
         heads,
@@ -116,7 +118,7 @@ def _mamba2_numbers(keys: GgufKeys) -> tuple[int, int, int, int, int]:
 
 
 def _granite_mamba(keys: GgufKeys) -> dict[str, Any]:
-    """The ``mamba_*`` keys of Granite and Falcon-H1."""
+    """Return the ``mamba_*`` keys of Granite and Falcon-H1."""
     heads, width, groups, state, kernel = _mamba2_numbers(keys)
     return {
         "mamba_n_heads": heads,
@@ -130,7 +132,7 @@ def _granite_mamba(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _granite(keys: GgufKeys) -> FileLayout:
-    """Hybrid, or attention alone: those are the same family with other kinds of layers."""
+    """Return the layout of Granite, hybrid or only attention: one family with other kinds of layers."""
     kinds = ["attention" if kind == "full_attention" else "mamba" for kind in parts.kinds(keys, "mamba")]
     count = keys.integer("expert_count", 0)
     width = keys.integer("feed_forward_length")
@@ -176,7 +178,7 @@ def _nemotron_h(keys: GgufKeys) -> FileLayout:
             if keys.tensor(f"blk.{layer}.{part}.weight")
         ]
         if not matching:
-            keys.fail("block_count", keys.layers, f"block {layer} is no kind of layer that weft knows")
+            keys.fail("block_count", keys.layers, f"block {layer} is not a kind of layer that weft knows")
         kinds.append(matching[0])
     config = parts.base(
         keys,
@@ -233,8 +235,9 @@ _MIXERS: Names = {"token_embd": "model.embeddings", "output_norm": "model.norm_f
 
 
 def _falcon_h1(keys: GgufKeys) -> FileLayout:
-    """The multipliers are in the weights, also where a key names one. ``norm_before_gate`` is what all releases
-    have."""
+    """Return the layout of Falcon-H1. The multipliers are in the weights, even if a key names one. All releases have
+    this ``norm_before_gate``.
+    """
     mamba = _granite_mamba(keys)
     keys.seen.add("embedding_scale")
     config = parts.base(
@@ -299,7 +302,7 @@ def _jamba(keys: GgufKeys) -> FileLayout:
 
 
 def _mamba_alone(keys: GgufKeys) -> FileLayout:
-    """Mamba, Falcon-Mamba (norms of dt, B and C), Mamba-2."""
+    """Return the layout of Mamba, Falcon-Mamba (norms of dt, B and C), Mamba-2."""
     config = parts.base(
         keys,
         keys.architecture,
@@ -326,10 +329,13 @@ def _mamba_alone(keys: GgufKeys) -> FileLayout:
 
 
 def _plain(keys: GgufKeys) -> FileLayout:
-    """Attention in every layer: Qwen3 with norms of queries and keys, Llama with interleaved rows."""
+    """Return the layout of models with attention in every layer: Qwen3 with norms of queries and keys, Llama with
+    interleaved rows.
+    """
     llama, count = keys.architecture == "llama", keys.integer("expert_count", 0)
     if llama and count:
-        keys.fail("expert_count", count, "llama with experts is not served")
+        mixtral = dense.of_row(keys, dense.MIXTRAL)
+        return replace(mixtral, undo=parts.interleaved(mixtral.config))
     config = parts.base(
         keys,
         "llama" if llama else "qwen3_moe" if count else "qwen3",
@@ -343,8 +349,9 @@ def _plain(keys: GgufKeys) -> FileLayout:
 
 
 def _gpt_oss(keys: GgufKeys) -> FileLayout:
-    """Rows of gate and up are apart; in older files of Ollama they take turns. Its files are of YaRN without a word.
-    llama.cpp rounds YaRN's ends to whole dims; releases do not."""
+    """Return the layout of GPT-OSS. Rows of gate and up are apart; in older files of Ollama they take turns. Its files
+    use YaRN without saying so. llama.cpp rounds YaRN's ends to integer dims; releases do not.
+    """
     attended = parts.attention(keys, scaled="yarn" if keys.architecture == "gptoss" else "linear")
     attended["rope_parameters"]["truncate"] = False
     experts = parts.experts(keys)
@@ -374,8 +381,9 @@ def _gpt_oss(keys: GgufKeys) -> FileLayout:
 
 
 def _of_ollama(config: Mapping[str, Any]) -> tuple[Names, dict[str, Undo]]:
-    """Return names of tensors of GPT-OSS in Ollama's files, and what is joined in them: all rows of q, k and
-    v, and the rows of gate and up in turns."""
+    """Return names of tensors of GPT-OSS in Ollama's files, and the joined tensors in them: all rows of q, k and v,
+    and the rows of gate and up in turns.
+    """
     heads = [config["num_attention_heads"], *[config["num_key_value_heads"]] * 2]
     ends = np.cumsum([0, *heads]) * config["head_dim"]
     both = ("gate_proj", "up_proj")
@@ -406,5 +414,6 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "nemotron_h_moe": _nemotron_h, "falcon-h1": _falcon_h1, "jamba": _jamba, "mamba": _mamba_alone,
     "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss,
     "gptoss": _gpt_oss, "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35,
-    "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next
+    "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next,
+    **dict.fromkeys(dense.ROWS, dense.plain),
 }  # fmt: skip

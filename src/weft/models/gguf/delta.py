@@ -1,19 +1,19 @@
 """Qwen's delta nets in GGUF files: Qwen3.5, Qwen3-Next, Qwen4-Exp.
 
-    architecture        model_type        what the converter changed besides names
+    architecture        model_type        changes by the converter besides names
     qwen35, qwen35moe   qwen3_5[_moe]     A = -exp(A_log); norms + 1; V heads in tiled order
     qwen3next           qwen3_5_moe       as these, V heads in order; q, k, v and z ungrouped
     qwen4exp            qwen4_exp         as qwen35moe; queries of the index apart from its key; n-gram tables
-                                          in one tensor; what the head joins in one matrix
+                                          in one tensor; the head's joins in one matrix
 
-**V heads in tiled order.** Key head k of Qwen3.5 serves the value heads k r ... k r + r - 1; in the file
-those are k, k + K, k + 2 K and so on. Rows go back into their order at load, in whatever form. So do columns
-(of the output projection): a head is whole groups of 32 columns, and each group has its own scale in memory.
+**V heads in tiled order.** Key head k of Qwen3.5 serves the value heads k r ... k r + r - 1; in the file those are k,
+k + K, k + 2 K and so on. Rows go back into their order at load, in any form. So do columns (of the output projection):
+a head is a number of groups of 32 columns, and each group has its own scale in memory.
 
-**N-grams.** A checkpoint's config.json says what rows and multipliers of a hash follow from; the file has
-them, exact in 64 bits, and they are taken as they are. llama.cpp has one layer with tables.
+**N-grams.** A checkpoint's config.json has the seeds of rows and multipliers of a hash; the file has the results,
+exact in 64 bits, and they are used unchanged. llama.cpp has one layer with tables.
 
-Source: llama.cpp's ``conversion`` package and its ``qwen4exp`` model, for what keys stand for.
+Source: llama.cpp's ``conversion`` package and its ``qwen4exp`` model, for the meaning of keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIMIT = 1 << 63
 
 
 def qwen_hybrid(keys: GgufKeys) -> FileLayout:
-    """Qwen3-Next as well: what Qwen3.5 stores otherwise is undone here."""
+    """Return the layout of Qwen3.5, and of Qwen3-Next, whose differences to Qwen3.5 are undone here."""
     heads, groups = keys.integer("ssm.time_step_rank", least=1), keys.integer("ssm.group_count", least=1)
     width, inner = keys.integer("ssm.state_size", least=1), keys.integer("ssm.inner_size", least=1)
     if heads % groups or inner % heads:
@@ -99,7 +99,7 @@ def qwen_hybrid(keys: GgufKeys) -> FileLayout:
 
 
 def _untiled(groups: int, ratio: int, width: int, before: int) -> dict[str, Undo]:
-    """``before``: rows of queries and keys in front of the values."""
+    """Return the order of untiled heads. ``before``: rows of queries and keys before the values."""
 
     def order(each: int) -> Index:
         return np.arange(groups * ratio * each).reshape(ratio, groups, each).transpose(1, 0, 2).reshape(-1)
@@ -122,8 +122,9 @@ def _untiled(groups: int, ratio: int, width: int, before: int) -> dict[str, Undo
 
 
 def ungrouped(groups: int, ratio: int, k_dim: int, v_dim: int) -> dict[str, Undo]:
-    """Of files whose ``ssm_ba`` and ``ssm_in`` are as in the checkpoint: each key head with all that is its
-    own."""
+    """Return the changes to undo in files whose ``ssm_ba`` and ``ssm_in`` are as in the checkpoint: each key head with
+    all of its values.
+    """
     each = 2 * k_dim + 2 * ratio * v_dim
     whole = np.arange(groups * each).reshape(groups, each)
     q, k, v, z = np.split(whole, np.cumsum([k_dim, k_dim, ratio * v_dim]), axis=1)
@@ -157,7 +158,9 @@ _QWEN4: Names = {
 
 
 def qwen4exp(keys: GgufKeys) -> FileLayout:
-    """Its delta layers have the gate of the release, a sigmoid: the file does not say it."""
+    """Return the layout of Qwen4-Exp. Its delta layers have the gate of the release, a sigmoid: the file does not say
+    it.
+    """
     layout = qwen_hybrid(keys)
     kinds, hidden = layout.config["layer_types"], layout.config["hidden_size"]
     stated = keys.integers("attention.compress_ratios", keys.layers)
@@ -204,7 +207,7 @@ def _ngrams(keys: GgufKeys, layer: int) -> dict[str, Any]:
     count = (size - 1) * each
     rows, firsts = keys.integers("ple.head_vocab_sizes", count), keys.integers("ple.head_offsets", count)
     if firsts != [sum(rows[:table]) for table in range(count)] or not all(rows):
-        keys.fail("ple.head_offsets", firsts, "tables with rows, one behind the other, are served")
+        keys.fail("ple.head_offsets", firsts, "tables with rows, one after the other, are served")
     multipliers = keys.integers("ple.layer_multipliers", size)
     if not all(0 < number < _LIMIT for number in multipliers):
         keys.fail("ple.layer_multipliers", multipliers, f"they must be from 1 to {_LIMIT - 1}")

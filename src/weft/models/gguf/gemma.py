@@ -1,14 +1,14 @@
 """Gemma 3 and Gemma 4 in GGUF files, their text part.
 
-    architecture    model_type     what the converter changed besides names
+    architecture    model_type     changes by the converter besides names
     gemma3          gemma3_text    norms + 1; rows of the embedding that are no tokens cut off
     gemma4          gemma4_text    a quarter of a head turns: divisors 1e30 (``rope_freqs``) for the rest
 
-Heads are the embedding. Which layers have a window is a number for Gemma 3 (each sixth has none), a list for
-Gemma 4. What Gemma 3 multiplies scores by is not in the file: it follows from the width of a head, but for
-the release of 62 layers. The experts of Gemma 4 have gate and up in one tensor, cut here expert by expert.
+Heads are the embedding. The layers with a window are given by a number for Gemma 3 (each sixth has none), by a list
+for Gemma 4. The factor of Gemma 3's scores is not in the file: it follows from the width of a head, except in the
+release of 62 layers. The experts of Gemma 4 have gate and up in one tensor, cut here expert by expert.
 
-Source: llama.cpp's ``conversion`` package and its ``gemma3`` and ``gemma4`` models, for what keys stand for.
+Source: llama.cpp's ``conversion`` package and its ``gemma3`` and ``gemma4`` models, for the meaning of keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 _EVERY = 6
 _LAYERS_27B = 62
 _TURNS = 1e6
-"""Divisors above it stand for dims that do not turn."""
+"""Divisor above which a dim does not turn."""
 _NAMES: Names = (
     parts.ATTENTION
     | parts.dense("mlp")
@@ -126,7 +126,9 @@ def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
 
 
 def _kinds(keys: GgufKeys, window: int) -> list[str]:
-    """A list says of each layer whether it has a window; a number, how often one has none."""
+    """Return the kind of each layer. A list says of each layer whether it has a window; a number, how often one has
+    none.
+    """
     stated = keys.get("attention.sliding_window_pattern", _EVERY)
     if isinstance(stated, np.ndarray):
         has_window = [bool(one) for one in stated.tolist()]
@@ -141,13 +143,13 @@ def _kinds(keys: GgufKeys, window: int) -> list[str]:
 
 
 def _window_rope(keys: GgufKeys) -> dict[str, Any]:
-    """The second name is Ollama's."""
+    """Return the rotary settings of layers with a window. The second name is Ollama's."""
     theta = keys.number("rope.freq_base_swa", keys.number("rope.local.freq_base", 10_000.0))
     return {"rope_type": "default", "rope_theta": theta}
 
 
 def _partial_rope(keys: GgufKeys, width: int) -> dict[str, Any]:
-    """Of full layers: the share of dims whose divisor is 1."""
+    """Return the rotary settings of full layers: the share of dims whose divisor is 1."""
     divisors, theta = keys.tensor("rope_freqs.weight"), keys.number("rope.freq_base", 1e6)
     share = 1.0
     if divisors is not None:

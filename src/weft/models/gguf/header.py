@@ -1,10 +1,9 @@
-"""What a GGUF file claims to hold, read and checked without touching a weight.
+"""Header of a GGUF file, read and checked without touching a weight.
 
     | GGUF | version | tensors, keys | key: type value ... | name, dims, type, offset ... | 0 ... | data ... |
 
-The header comes from a stranger. Each length in it is first compared with the bytes that are left. So no
-claim costs memory or time that the file does not have. Shapes are in the order of torch: the file has its
-dims the other way round.
+The header is untrusted. Each length in it is first compared with the remaining bytes. So no claim costs memory or time
+that the file does not have. Shapes are in the order of torch: the file has its dims the other way round.
 
 A model may be cut into files NAME-00001-of-00003.gguf. The first one has the keys, each has a part of the
 tensors.
@@ -57,9 +56,10 @@ _LEAST_KEY_BYTES, _LEAST_TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor as it lies in ``file``. ``type``: ggml's name of its form ("Q4_K"). ``begin``: its first byte.
-    ``in_pairs``: a byte of four bits twice has two columns next to each other, as in Ollama's first files of GPT-OSS,
-    not two that are 16 apart."""
+    """A tensor in ``file``. ``type``: ggml's name of its form ("Q4_K"). ``begin``: its first byte. ``in_pairs``: a
+    byte of four bits twice has two columns next to each other, as in Ollama's first files of GPT-OSS, not two that are
+    16 apart.
+    """
 
     file: Path
     name: str
@@ -76,7 +76,7 @@ class FileTensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Of one file, or of all files of a split model. ``keys``: text, numbers, lists, numpy arrays."""
+    """Header of one file, or of all files of a split model. ``keys``: text, numbers, lists, numpy arrays."""
 
     path: Path
     keys: dict[str, Any]
@@ -84,8 +84,8 @@ class Header:
 
 
 def read_header(path: Path, *, keeps_texts: bool = True) -> Header:
-    """The header of ``path``, and of the files that belong to it. Without ``keeps_texts``, lists of texts
-    (the vocabulary) are walked over and come out empty.
+    """Return the header of ``path``, and of the files that belong to it. Without ``keeps_texts``, lists of texts (the
+    vocabulary) are skipped and come out empty.
 
     Raises CheckpointError naming the file, and the key or the tensor that is to blame.
     """
@@ -109,13 +109,14 @@ def read_header(path: Path, *, keeps_texts: bool = True) -> Header:
 
 
 def is_projector(path: Path) -> bool:
-    """Return whether the GGUF file ``path`` has the tower of pictures alone, which is not read from there. Raises
-    CheckpointError."""
+    """Return whether the GGUF file ``path`` has only the tower of pictures, which is not read from there. Raises
+    CheckpointError.
+    """
     return _read_file(path, False).keys.get("general.architecture") == "clip"
 
 
 def split_files(path: Path) -> list[Path]:
-    """All files of the model that ``path`` is a file of. Raises CheckpointError where one is missing."""
+    """Return all files of the model that ``path`` is a file of. Raises CheckpointError if one is missing."""
     match = _SPLIT.search(path.stem)
     if match is None:
         return [path]
@@ -152,7 +153,7 @@ def _read_file(path: Path, keeps_texts: bool) -> Header:
 
 
 class _Reader:
-    """Walks over ``memory`` from the counts on; each step asks first whether the bytes are there."""
+    """Reader of ``memory`` from the counts on; each step first checks that the bytes are there."""
 
     def __init__(self, path: Path, memory: mmap.mmap, keeps_texts: bool) -> None:
         self.path, self.memory, self.keeps_texts = path, memory, keeps_texts
@@ -214,7 +215,7 @@ class _Reader:
         return tensors
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """(name, shape, number of its type, offset in the data)."""
+        """Return (name, shape, number of its type, offset in the data)."""
         name = self._text()
         dims = self._number("<I")
         if not 1 <= dims <= _DIMS_MAX:
@@ -248,7 +249,9 @@ class _Reader:
         return np.frombuffer(self.memory[begin : self.at], form, count)
 
     def _texts(self, count: int) -> list[str]:
-        """A vocabulary has hundreds of thousands: this loop is the time that a header takes."""
+        """Return a list of texts. A vocabulary has hundreds of thousands: this loop takes most of the time of a
+        header.
+        """
         texts, memory, at, keeps = [], self.memory, self.at, self.keeps_texts
         unpack = struct.Struct("<Q").unpack_from
         for _ in range(count):

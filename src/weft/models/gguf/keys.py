@@ -1,5 +1,4 @@
-"""Typed reading of a GGUF file's keys: each error names the file, the key, its value, and what would be
-right.
+"""Typed reading of a GGUF file's keys: each error names the file, the key, its value, and the valid values.
 
     GgufKeys("…/x.gguf": general.architecture "lfm2")       integer("block_count") is the key lfm2.block_count
 
@@ -30,7 +29,7 @@ def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
 
 
 class GgufKeys:
-    """The keys of one architecture, and which tensors the file has."""
+    """Keys of one architecture, and the names of the file's tensors."""
 
     def __init__(self, header: Header, architecture: str) -> None:
         self.header, self.architecture = header, architecture
@@ -42,7 +41,7 @@ class GgufKeys:
         return self.header.keys.get(f"{self.architecture}.{name}", default)
 
     def integer(self, name: str, default: int | None = None, *, least: int = 0) -> int:
-        """``default`` None means required. Of an array, its largest number."""
+        """Return an integer key. ``default`` None means required. The value of an array is its largest number."""
         value = self.get(name, default)
         if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu":
             value = int(value.max())
@@ -53,7 +52,7 @@ class GgufKeys:
         return value
 
     def by_layer(self, name: str, layers: int) -> list[int]:
-        """A number of each layer, out of an array or of one number for all."""
+        """Return a number of each layer, from an array or from one number for all."""
         value = self.get(name)
         if not isinstance(value, np.ndarray):
             return [self.integer(name, least=1)] * layers
@@ -63,7 +62,7 @@ class GgufKeys:
         return [int(one) for one in value]
 
     def integers(self, name: str, count: int = 0) -> list[int]:
-        """The first ``count`` numbers of an array (0: all), exact in 64 bits. None is below 0."""
+        """Return the first ``count`` numbers of an array (0: all), exact in 64 bits. None is below 0."""
         value = self.get(name)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.size < count:
             self.fail(name, value, f"it must be a list of {count or 'some'} whole numbers")
@@ -88,13 +87,15 @@ class GgufKeys:
         return self.header.tensors.get(name)
 
     def layers_with(self, part: str) -> list[bool]:
-        """For each layer, whether it has the tensor ``part``."""
+        """Return, for each layer, whether it has the tensor ``part``."""
         return [f"blk.{layer}.{part}" in self.header.tensors for layer in range(self.layers)]
 
     @property
     def layers(self) -> int:
-        """Without the heads that predict further tokens, which are blocks behind the last layer. A file may count heads
-        that its converter left out: a block without tensors is no layer, and one without those of a head is one."""
+        """Number of layers, without the heads that predict further tokens, which are blocks after the last layer. A
+        file may count heads that its converter left out: a block without tensors is no layer, and one without those of
+        a head is one.
+        """
         blocks = self.integer("block_count", least=1)
         first = blocks - min(self.integer("nextn_predict_layers", 0), blocks - 1)
         heads = range(first, blocks)
@@ -143,5 +144,5 @@ class GgufKeys:
 
 
 def _shortest(value: float) -> float:
-    """The decimal number that a float32 of a file was: 1e-5, not 9.999999747378752e-06."""
+    """Return the decimal number that a float32 of a file was: 1e-5, not 9.999999747378752e-06."""
     return float(str(np.float32(value))) if np.isfinite(value) else value

@@ -1,8 +1,8 @@
 """Keys of a GGUF header that no layout asks for, each with the reason why it changes no answer. The lists are closed.
 
     a key that the layout of the architecture asks for       served, or refused by its name
-    a key that says nothing at one value (``NEUTRAL``)       that value alone
-    a key that is here                                       nothing is made of it
+    a key that says nothing at one value (``NEUTRAL``)       only that value
+    a key that is here                                       ignored
     any other key of the architecture or the tokenizer       refused by its name
     a key of another namespace (names, licences, imatrix)    says nothing of the model
 
@@ -54,7 +54,8 @@ NEUTRAL: dict[str, object] = {
     "use_parallel_residual": False,
 }
 """Keys of some architecture that change its answers, and the values at which they change nothing. A file of an
-architecture that does not read one may have it at this value alone."""
+architecture that does not read a key may only have it at this value.
+"""
 OF_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     "sizes that tensors have": (
         "attention.decay_lora_rank", "attention.gate_lora_rank", "attention.iclr_lora_rank",
@@ -63,7 +64,7 @@ OF_ARCHITECTURE: dict[str, tuple[str, ...]] = {
         "classifier.output_labels", "embedding_length_out", "expert_feed_forward_length",
         "expert_shared_feed_forward_length", "feed_forward_length", "features_length", "vocab_size",
     ),
-    "what a layer is, which its tensors show": (
+    "the kind of a layer, which its tensors show": (
         "attention.head_count_kv", "full_attention_interval", "leading_dense_block_count", "moe_every_n_layers",
         "recurrent_layers",
     ),
@@ -99,7 +100,7 @@ OF_TOKENIZER: dict[str, tuple[str, ...]] = {
         "ggml.mask_token_id", "ggml.middle_token_id", "ggml.prefix_token_id", "ggml.separator_token_id",
         "ggml.seperator_token_id", "ggml.suffix_token_id", "ggml.token_type_count",
     ),
-    "put before or after a text by encoders alone": (
+    "put before or after a text only by encoders": (
         "ggml.add_cls_token", "ggml.add_mask_token", "ggml.add_padding_token", "ggml.add_unknown_token",
     ),
     "the same tokenizer in another form, or templates of other names": (
@@ -116,10 +117,10 @@ _KNOWN_OF_TOKENIZER = frozenset(name for names in OF_TOKENIZER.values() for name
 
 
 def is_harmless(name: str) -> bool:
-    """Whether the key ``name`` of an architecture that does not ask for it changes no answer."""
+    """Return whether the key ``name`` of an architecture that does not ask for it changes no answer."""
     return name in _KNOWN or name.startswith(TOWERS)
 
 
 def is_known_of_tokenizer(name: str) -> bool:
-    """Whether ``tokenizer.`` + ``name`` is read or changes no token id."""
+    """Return whether ``tokenizer.`` + ``name`` is read or changes no token id."""
     return name in _KNOWN_OF_TOKENIZER or name.startswith("chat_template.")

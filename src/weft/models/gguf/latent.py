@@ -1,18 +1,18 @@
 """Kimi Linear, Ling 3, GigaChat 3.5 and GLM-5-next in GGUF files: delta layers and latent attention.
 
-    architecture    model_type        what the converter changed besides names
+    architecture    model_type        changes by the converter besides names
     kimi-linear     kimi_linear       A = -exp(A_log); convolutions [1, C, 1, K]; kv_b_proj apart
     bailingmoe3     bailing_hybrid    A = exp(A_log), and as these
     gigachat35      gigachat3_5       A = -exp(A_log); norms + 1; q, k, v and z, b and a ungrouped; kv_b_proj
     glm5-next       glm5_next         as kimi-linear
 
-**kv_b_proj apart.** llama.cpp multiplies queries with what makes keys of latents. So its converter cuts the
-matrix, head by head, into keys and values, and turns the keys' part round:
+**kv_b_proj apart.** llama.cpp multiplies queries with the matrix that makes keys of latents. So its converter cuts the
+matrix, head by head, into keys and values, and transposes the keys' part:
 
     kv_b_proj [H (own + value), latent]  ->  attn_k_b [H, latent, own]    attn_v_b [H, value, latent]
 
-``read_latent_attention`` reads either. A block of the file lies along ``own`` there, so the parts
-cannot be joined in their form; both are values in memory, as the matrix of a checkpoint is.
+``read_latent_attention`` reads either. A block of the file extends along ``own`` there, so the parts cannot be joined
+in their form; both are values in memory, as the matrix of a checkpoint is.
 
 Source: llama.cpp's ``conversion`` package.
 """
@@ -54,9 +54,11 @@ _NARROW_GATES: Names = {f"ssm_{gate}_{end}": f"self_attn.{gate}_{end}_proj" for 
 
 
 def ling(keys: GgufKeys) -> FileLayout:
-    """A delta layer has one wide gate in place of two matrices, an attention layer a gate for each head."""
+    """Return the layout of Ling. A delta layer has one wide gate instead of two matrices, an attention layer a gate
+    for each head.
+    """
     kind = keys.get("rope.scaling.type", "none")
-    if kind != "none":  # the file does not say what it makes of the scale of the scores
+    if kind != "none":  # the file does not state its effect on the scale of the scores
         keys.fail("rope.scaling.type", kind, "stretched positions of this architecture are not served")
     for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
         limits = keys.get(name)
@@ -87,8 +89,9 @@ _GATED_NORMS = {
 
 
 def gigachat35(keys: GgufKeys) -> FileLayout:
-    """One name, ``attn_gate``, is the gate of both kinds of layers. What llama.cpp has as constants is that
-    of the release: factors of norms and gates."""
+    """Return the layout of GigaChat 3.5. One name, ``attn_gate``, is the gate of both kinds of layers. llama.cpp's
+    constants are those of the release: factors of norms and gates.
+    """
     heads, inner = keys.integer("ssm.time_step_rank", least=1), keys.integer("ssm.inner_size", least=1)
     config = _config(keys, "gigachat3_5") | {
         "num_nextn_predict_layers": keys.integer("nextn_predict_layers", 0),
@@ -129,7 +132,7 @@ def gigachat35(keys: GgufKeys) -> FileLayout:
 
 
 _OWN_TABLES: Names = {"nextn.embed_tokens": "mtp.embed_tokens", "nextn.shared_head_head": "mtp.shared_head"}
-"""Of a head: copies of the trunk's, which are not read."""
+"""Names of a head's copies of the trunk's tables, which are not read."""
 
 
 def _limit(keys: GgufKeys) -> float:
@@ -152,8 +155,10 @@ _INDEX: Names = {
 
 
 def glm5_next(keys: GgufKeys) -> FileLayout:
-    """Each attention layer has an index of its own. A file that says nothing of the unfinished block shows
-    it: llama.cpp's converter always says it, and ik_llama.cpp, whose converter does not, always shows it."""
+    """Return the layout of GLM-5-next. Each attention layer has its own index. A file that does not mention the
+    unfinished block shows it: llama.cpp's converter always states it, and ik_llama.cpp, whose converter does not,
+    always shows it.
+    """
     if not keys.boolean("attention.indexer.kpool_select_tail", True):
         keys.fail("attention.indexer.kpool_select_tail", False, "attention sees the unfinished block")
     config = _config(keys, "glm5_next_text")
@@ -189,7 +194,7 @@ def glm5_next(keys: GgufKeys) -> FileLayout:
 
 
 def _stretch(keys: GgufKeys) -> dict[str, Any]:
-    """What the file says of YaRN's temperature: nothing but what it makes of the scale of the scores."""
+    """Return YaRN's temperature, which the file only states by its effect on the scale of the scores."""
     if keys.get("rope.scaling.type", "none") != "yarn":
         return {}
     scale = 10 * keys.number("rope.scaling.yarn_log_multiplier", 0.0)

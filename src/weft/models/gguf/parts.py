@@ -1,4 +1,4 @@
-"""What the layouts of GGUF files have in common: numbers of attention and experts, names, and ``Undo``.
+"""Common parts of the layouts of GGUF files: numbers of attention and experts, names, and ``Undo``.
 
     attn_q.weight [rows, columns]  --Undo(rows, columns, values)-->  self_attn.q_proj.weight
 
@@ -27,8 +27,9 @@ SIGMOID, CHOSEN_SOFTMAX = 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """``rows`` and ``columns``: where ours lie in the stored tensor; None for all, in order. ``values``:
-    "log" for log(|x|), "minus_one" for x - 1."""
+    """Change of a stored tensor to undo. ``rows`` and ``columns``: indices of ours in the stored tensor; None for all,
+    in order. ``values``: "log" for log(|x|), "minus_one" for x - 1.
+    """
 
     rows: Index | None = None
     columns: Index | None = None
@@ -46,7 +47,7 @@ MINUS_ONE = Undo(values="minus_one")
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """``config``: of config.json. ``whole``: names outside of layers. ``undo``: by our names."""
+    """Layout of a file. ``config``: of config.json. ``whole``: names outside of layers. ``undo``: by our names."""
 
     config: dict[str, Any]
     whole: Names
@@ -55,7 +56,7 @@ class FileLayout:
 
 
 def base(keys: GgufKeys, model_type: str, **more: Any) -> dict[str, Any]:
-    """What every configuration has."""
+    """Return the settings that every configuration has."""
     table = keys.tensor("token_embd.weight")
     if table is None or len(table.shape) != 2:
         keys.fail("vocab_size", None, "the file has no token_embd.weight of two dims")
@@ -72,7 +73,9 @@ def base(keys: GgufKeys, model_type: str, **more: Any) -> dict[str, Any]:
 
 
 def attention(keys: GgufKeys, scaled: str = "linear") -> dict[str, Any]:
-    """``scaled``: what a factor without a type is; to llama.cpp a linear one."""
+    """Return the settings of attention. ``scaled``: meaning of a factor without a type; llama.cpp takes it as
+    linear.
+    """
     heads = keys.integer("attention.head_count", least=1)
     head_dim = keys.integer("attention.key_length", keys.integer("embedding_length") // heads, least=1)
     if (value_dim := keys.integer("attention.value_length", head_dim)) != head_dim:
@@ -114,11 +117,11 @@ def attention(keys: GgufKeys, scaled: str = "linear") -> dict[str, Any]:
 
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of all releases with scaled positions of that kind. A file has what they lead to, not them."""
+"""Scaling settings of all releases with that kind of scaled positions. A file has only their results."""
 
 
 def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> dict[str, Any]:
-    """The scaling whose frequencies are divided by the numbers of ``rope_freqs`` (Llama 3.1)."""
+    """Return the scaling whose frequencies are divided by the numbers of ``rope_freqs`` (Llama 3.1)."""
     if tensor.type != "F32" or tensor.shape != (rotary // 2,):
         keys.fail("rope.dimension_count", rotary, f"rope_freqs is {tensor.type} of {tensor.shape}")
     divisors = np.fromfile(tensor.file, "<f4", rotary // 2, offset=tensor.begin)
@@ -133,7 +136,7 @@ def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> di
 
 
 def llama3_divisors(rope: Mapping[str, Any], theta: float, rotary: int) -> list[float]:
-    """What divides the frequency of each pair of dims."""
+    """Return the divisor of the frequency of each pair of dims."""
     turns = rope["original_max_position_embeddings"] * theta ** (-2 * np.arange(rotary // 2) / rotary)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     share = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
@@ -141,7 +144,7 @@ def llama3_divisors(rope: Mapping[str, Any], theta: float, rotary: int) -> list[
 
 
 def first(keys: GgufKeys, part: str) -> str:
-    """The name of ``part`` in the first layer that has it, or in the first layer."""
+    """Return the name of ``part`` in the first layer that has it, or in the first layer."""
     return f"blk.{next((layer for layer, has in enumerate(keys.layers_with(part)) if has), 0)}.{part}"
 
 
@@ -163,14 +166,14 @@ def experts(keys: GgufKeys) -> dict[str, Any]:
 
 
 def check_gating(keys: GgufKeys, served: int) -> None:
-    """Raises CheckpointError where the file names another function by which experts are chosen."""
+    """Raise CheckpointError if the file names another function by which experts are chosen."""
     if (choice := keys.integer("expert_gating_func", served)) != served:
         words = {SIGMOID: "sigmoid", CHOSEN_SOFTMAX: "softmax of the chosen"}[served]
         keys.fail("expert_gating_func", choice, f"experts chosen by {words} ({served}) are served")
 
 
 def _expert_width(keys: GgufKeys) -> int | None:
-    """The rows of an expert's matrix: Ollama's converter leaves the key out."""
+    """Return the rows of an expert's matrix: Ollama's converter leaves the key out."""
     for part, parts in (("ffn_up_exps.weight", 1), ("ffn_gate_up_exps.weight", 2)):
         tensor = keys.tensor(first(keys, part))
         if tensor is not None and len(tensor.shape) == 3:
@@ -194,7 +197,7 @@ NEXT_TOKENS: Names = {
     "nextn.hnorm": "mtp.pre_fc_norm_hidden",
     "nextn.shared_head_norm": "mtp.norm",
 }
-"""Of the head for multi-token prediction."""
+"""Names of the head for multi-token prediction."""
 PARTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
@@ -235,7 +238,7 @@ def mamba1(name: str) -> Names:
 
 
 def pairs(heads: int, head_dim: int) -> Undo:
-    """Rows of a head as halves; the file has the rows i and i + D / 2 beside each other."""
+    """Return rows of a head as halves; the file has the rows i and i + D / 2 next to each other."""
     return Undo(np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).transpose(0, 2, 1).reshape(-1))
 
 

@@ -1,12 +1,11 @@
 """RWKV-7 in GGUF files.
 
-    architecture    model_type    what the converter changed besides names
+    architecture    model_type    changes by the converter besides names
     rwkv7           rwkv7         six mixes in one tensor, r w k v a g; r_k flat; the first layer has its
                                   rates (a) again where later ones mix values (v): not read
 
-Ranks of the products of low rank are what the tensors have: the keys are what the converter worked out, and
-nothing is made of them. The vocabulary is World's, with each token as Python prints its bytes
-(``vocabulary``).
+Ranks of the products of low rank come from the tensors: the keys were computed by the converter, and are ignored. The
+vocabulary is World's, with each token as Python prints its bytes (``vocabulary``).
 
 Source: llama.cpp's ``conversion`` package.
 """
@@ -50,7 +49,7 @@ def rwkv7(keys: GgufKeys) -> FileLayout:
             f"time_mix_{part}2": f"attn.{part}_lora.lora.2",
             f"time_mix_{part}0.weight": f"attn.{part}_lora.lora.2.bias",
         }
-    last = keys.layers - 1  # the first layer has a copy in the place of v
+    last = keys.layers - 1  # the first layer has a copy instead of v
     ranks = {key: keys.tensor(f"blk.{last}.time_mix_{part}1.weight") for part, key in _LOW_RANK.items()}
     for key, tensor in ranks.items():
         if tensor is None or len(tensor.shape) != 2:

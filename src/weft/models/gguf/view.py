@@ -1,16 +1,15 @@
-"""A GGUF file as a checkpoint directory: what everything else of weft reads.
+"""A GGUF file as a checkpoint directory, which the rest of weft reads.
 
     model.gguf  ->  ~/.cache/weft/gguf/KEY/   config.json   generation_config.json   model.gguf -> the file
                                               tokenizer.json   tokenizer_config.json   chat_template.jinja
 
-Engine, server and ranks are several processes, and each reads files of a checkpoint by their names. So a view
-is made once, in the cache of the user, and all of them find it by the name of the model. It has no weights,
-only a link to them: the tensors are looked up in the file's own header again, under our names
-(``stored_tensors``).
+Engine, server and ranks are several processes, and each reads files of a checkpoint by their names. So a view is made
+once, in the cache of the user, and all of them find it by the name of the model. The view has no weights, only a link
+to them: the tensors are looked up in the file's own header again, under our names (``stored_tensors``).
 
-The key is a digest of where the files lie, their sizes and times, and the form of the view. A file that
-changes has another view. A view takes a few MB, nearly all of it the tokenizer, and may be deleted at any
-time. Making one deletes those of files that are gone, and the longest unused beyond 32.
+The key is a digest of the files' paths, sizes and times, and the form of the view. A file that changes has another
+view. A view takes a few MB, nearly all of it the tokenizer, and may be deleted at any time. Making one deletes those
+of files that are gone, and the longest unused beyond 32.
 """
 
 from __future__ import annotations
@@ -36,33 +35,34 @@ from weft.models.gguf.vocabulary import generation_config, write_tokenizer
 from weft.models.safetensors_header import StoredTensor
 
 _FORM = 8
-"""The version of the files of a view. It grows when they are made in another way."""
+"""Version of the files of a view; a change in how they are made raises it."""
 _KEY_CHARS = 24
 _VIEWS_MAX = 32
 """Views that are kept; the longest unused one goes first."""
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
-"""``pooling_type`` as sentence-transformers names it (llama.cpp's ``llama_pooling_type``)."""
+"""``pooling_type`` (llama.cpp's ``llama_pooling_type``) -> the name in sentence-transformers."""
 _NO_POOLING, _RANK = 0, 4
 _TOWERS = {"v.": "visual.", "mm.": "visual.", "a.": "audio_tower."}
-"""Beginnings of names of towers in the file of the text part, as Ollama stores both, and their places here."""
+"""Prefixes of towers' names in the file of the text part, as Ollama stores both, and their prefixes here."""
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor(StoredTensor):
-    """``dtype``: ggml's name of the form ("Q4_K"), ``shape`` that of its values. ``undo``: what makes it
-    ours. ``in_pairs``: see ``FileTensor``."""
+    """A tensor of a view. ``dtype``: ggml's name of the form ("Q4_K"), ``shape``: of its values. ``undo``: the change
+    to undo. ``in_pairs``: see ``FileTensor``.
+    """
 
     undo: Undo = NOTHING
     in_pairs: bool = False
 
 
 def view_of(path: Path) -> Path:
-    """The directory for the GGUF file ``path``, which may be any part of a split model.
+    """Return the directory for the GGUF file ``path``, which may be any part of a split model.
 
-    Raises CheckpointError naming the file and what in it is not served, or the cache that cannot be written.
+    Raises CheckpointError naming the file and its part that is not served, or the cache that cannot be written.
     """
-    # By its own name, not the one that a link leads to: the hub's cache links names to digests.
+    # By the file's own name, not the target of a link: the hub's cache links names to digests.
     parts = split_files(path)
     named = {file.name: file.resolve() for file in parts}
     facts = [(name, str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for name, file in named.items()]
@@ -92,14 +92,15 @@ def view_of(path: Path) -> Path:
 
 
 def _used(view: Path) -> None:
-    """Sets the time of the view, so that it counts as used now."""
+    """Set the time of the view, so that it counts as used now."""
     with suppress(OSError):  # of another user: its age does not matter
         os.utime(view)
 
 
 def _drop_old(root: Path) -> None:
-    """Deletes views of files that are gone, and the longest unused beyond ``_VIEWS_MAX``. A process that is
-    starting with such a view fails, and its next start makes the view again."""
+    """Delete views of files that are gone, and the longest unused beyond ``_VIEWS_MAX``. A process that is starting
+    with such a view fails, and its next start makes the view again.
+    """
 
     def age(view: Path) -> float:
         with suppress(OSError):
@@ -130,7 +131,7 @@ def _write_view(header: Header, files: Mapping[str, Path], directory: Path) -> N
 
 
 def _write_pooling(mode: str, directory: Path) -> None:
-    """Vectors have length 1, as llama.cpp's server gives them."""
+    """Write the settings of pooling. Vectors have length 1, as from llama.cpp's server."""
     kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
     (directory / "modules.json").write_text(json.dumps(modules))
@@ -139,8 +140,9 @@ def _write_pooling(mode: str, directory: Path) -> None:
 
 
 def _elements(header: Header) -> dict[str, dict[str, int]]:
-    """How many numbers have each form of blocks, for plans: of the layers' matrices, and of embedding and
-    head."""
+    """Return how many numbers each form of blocks has, for plans: of the layers' matrices, and of embedding
+    and head.
+    """
     counts_of: dict[str, Counter[str]] = {"layers": Counter(), "tables": Counter()}
     for tensor in header.tensors.values():
         # Neither convolutions nor routers: a plan counts them by themselves.
@@ -152,7 +154,7 @@ def _elements(header: Header) -> dict[str, dict[str, int]]:
 
 
 def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
-    """The tensors of a view under our names, and the file that lists them."""
+    """Return the tensors of a view under our names, and the file that lists them."""
     files = sorted(directory.glob("*.gguf"))
     if not files:
         raise CheckpointError(f"{directory}: no .gguf file", param="model")
@@ -160,7 +162,7 @@ def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
     layout = read_layout(header)
     tensors: dict[str, StoredTensor] = {}
     for tensor in header.tensors.values():
-        if tensor.name == "rope_freqs.weight":  # what it says is in config.json
+        if tensor.name == "rope_freqs.weight":  # its content is in config.json
             continue
         for ours in our_tensors(tensor, layout):
             tensors[ours.name] = ours
@@ -168,8 +170,9 @@ def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
 
 
 def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
-    """What weft reads of a stored tensor: one tensor, several parts, or one for each expert. A tensor that is
-    not in the table keeps its name, so the warning of unused tensors names it."""
+    """Return the tensors that weft reads of a stored tensor: one, several parts, or one for each expert. A tensor that
+    is not in the table keeps its name, so the warning of unused tensors names it.
+    """
     place, names, rest = "", layout.whole, tensor.name
     blocks = layout.config.get("num_hidden_layers") or len(layout.config["layers_block_type"])
     if tensor.name.startswith("blk.") and tensor.name.count(".") > 1:
@@ -190,7 +193,7 @@ def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
     ours: list[GgufTensor] = []
     for target in targets:
         undo = layout.undo.get(f"{key}:{target}{end}", layout.undo.get(f"{target}{end}", NOTHING))
-        # Of several heads the first is read; those behind it must not take its names.
+        # Only the first of several heads is read; later ones must not take its names.
         later = place.startswith("mtp.") and place != "mtp.layers.0."
         inside = target.removeprefix("mtp.") if later else target
         full = inside + end if inside.startswith("mtp.") else place + inside + end
@@ -209,7 +212,7 @@ def _as(tensor: FileTensor, name: str, undo: Undo) -> GgufTensor:
 
 
 def _expert(tensor: FileTensor, name: str, expert: int, part: int, parts: int, undo: Undo) -> GgufTensor:
-    """One of a stack where it lies, or one of its ``parts``, which are equally many rows each; ``undo`` of it."""
+    """Return one expert of a stack, or one of its ``parts``, which have equal numbers of rows; ``undo`` of it."""
     count, rows, *columns = tensor.shape
     size = tensor.stored_bytes // count // parts
     return GgufTensor(
@@ -225,9 +228,9 @@ def _expert(tensor: FileTensor, name: str, expert: int, part: int, parts: int, u
 
 
 def file_in(directory: Path) -> Path | None:
-    """The one model among the GGUF files of ``directory``; None without one. Projectors of images are left.
+    """Return the one model among the GGUF files of ``directory``; None without one. Projectors of images are skipped.
 
-    Raises CheckpointError naming the models where there are several.
+    Raises CheckpointError naming the models if there are several.
     """
     models = {
         split_files(file)[0]: None

@@ -3,8 +3,8 @@
     tokenizer.ggml.model   gpt2     byte-level BPE: tokens, merges, and the name of a pre-tokenizer
                            llama    SentencePiece BPE: tokens with scores; all pairs that make one are merges
                            gemma4   the same with merges in the file, and runs of newlines cut out of text
-                           rwkv     World: bytes of tokens, as rwkv_vocab_gguf.txt in place of tokenizer.json
-    tokenizer.ggml.pre     "lfm2"   how text is cut before merges: a table here, by the names of llama.cpp
+                           rwkv     World: bytes of tokens, as rwkv_vocab_gguf.txt instead of tokenizer.json
+    tokenizer.ggml.pre     "lfm2"   pattern that cuts text before merges: a table here, by the names of llama.cpp
 
 A token of type *control* is special; of type *user-defined* it is cut out of text and stays visible. *Unused*
 ones are padding of the embedding, which the original tokenizer does not have.
@@ -12,7 +12,7 @@ ones are padding of the embedding, which the original tokenizer does not have.
 An answer ends at the tokens that the keys eos, eot and eom name. Control tokens with a well-known name of an
 end of turn end it as well.
 
-Source of the pre-tokenizers: the tokenizer.json of the releases that llama.cpp's names stand for.
+Source of the pre-tokenizers: the tokenizer.json of the releases that llama.cpp's names refer to.
 """
 
 from __future__ import annotations
@@ -66,13 +66,14 @@ _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _NO_HAN = r"\p{M}&&[^\p{Han}]]"
 _KIMI_CASED = tuple(cased.replace(r"\p{M}]", _NO_HAN) for cased in CASED)
 _DIGITS = "digits"
-"""In place of an expression: each digit by itself, then GPT-2's own."""
+"""Marker instead of an expression: each digit by itself, then GPT-2's own expression."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pre:
-    """``expression``: how text is cut; None is GPT-2's. ``whole``: a piece that is a token needs no merges.
-    ``nfc``: text is composed first. ``bos``: put in front where the file does not say."""
+    """One pre-tokenizer. ``expression``: pattern that cuts text; None is GPT-2's. ``whole``: a piece that is a token
+    needs no merges. ``nfc``: text is composed first. ``bos``: put before the text if the file does not say.
+    """
 
     expression: str | None
     whole: bool = False
@@ -110,11 +111,11 @@ PRE_TOKENIZERS: dict[str, _Pre] = {
 }
 
 _PRE_OF = {"gptoss": "gpt-4o"}
-"""Architectures of Ollama whose files name no pre-tokenizer: its code has it."""
+"""Pre-tokenizers of Ollama's architectures whose files name none: they are in Ollama's code."""
 
 
 def pieces_of(content: Mapping[str, Any]) -> tuple[str | None, bool, bool]:
-    """(expression, whole, nfc) of a tokenizer.json of byte-level BPE, as ``PRE_TOKENIZERS`` has them."""
+    """Return (expression, whole, nfc) of a tokenizer.json of byte-level BPE, as ``PRE_TOKENIZERS`` has them."""
     pre = content.get("pre_tokenizer") or {}
     parts = pre.get("pretokenizers") or [pre]
     expression: str | None = None
@@ -128,7 +129,7 @@ def pieces_of(content: Mapping[str, Any]) -> tuple[str | None, bool, bool]:
 
 
 def write_tokenizer(header: Header, directory: Path) -> None:
-    """tokenizer.json, tokenizer_config.json, and chat_template.jinja where the file has a template.
+    """Write tokenizer.json, tokenizer_config.json, and chat_template.jinja if the file has a template.
 
     Raises CheckpointError naming the key for a tokenizer that is not supported.
     """
@@ -144,7 +145,7 @@ def write_tokenizer(header: Header, directory: Path) -> None:
 
 
 def generation_config(header: Header) -> dict[str, Any]:
-    """When an answer ends, and how the makers sample."""
+    """Return the end tokens of answers, and the makers' sampling settings."""
     sampling = {
         ours: value
         for ours, theirs in _SAMPLING.items()
@@ -168,12 +169,12 @@ class Vocabulary:
         self.path, self.keys = header.path, header.keys
         tokens = self._get("tokens")
         if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
-            self._fail("tokens", "is no list of texts")
+            self._fail("tokens", "is not a list of texts")
         self.tokens: list[str] = tokens
         self.types: list[int] = self._numbers("token_type", "iu", [_NORMAL] * len(tokens))
 
     def tokenizer(self) -> dict[str, Any]:
-        """The content of tokenizer.json."""
+        """Return the content of tokenizer.json."""
         makers: dict[str, Callable[[], dict[str, Any]]] = {
             "gpt2": self._byte_level,
             "llama": lambda: self._sentence_piece(self._pairs()),
@@ -191,7 +192,7 @@ class Vocabulary:
         } | makers[kind]()
 
     def world(self) -> str:
-        """The lines of a World vocabulary. A token of the file is what Python prints between the quotes."""
+        """Return the lines of a World vocabulary. A token of the file is text as Python prints it between quotes."""
         lines = []
         for index, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
             if kind != _NORMAL:
@@ -208,7 +209,7 @@ class Vocabulary:
         return {name: self.tokens[token] for name, token in named.items() if token is not None}
 
     def ends(self) -> list[int]:
-        """Tokens that end an answer, the file's own one first."""
+        """Return the tokens that end an answer, the file's own one first."""
         stated = [*self._several("eos_token_ids"), *(self._token(f"{name}_token_id") for name in ("eos", "eot", "eom"))]
         known = [
             index for index, text in enumerate(self.tokens) if self.types[index] == _CONTROL and text in _ENDS_OF_TURN
@@ -241,10 +242,10 @@ class Vocabulary:
         }
 
     def _merges(self) -> list[list[str]]:
-        """Without pairs of what is no token, which never meet."""
+        """Return the merges, without pairs whose parts are not tokens and so never meet."""
         merges = self._get("merges")
         if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
-            self._fail("merges", "is no list of pairs")
+            self._fail("merges", "is not a list of pairs")
         known, pairs = set(self.tokens), [merge.split(" ", 1) for merge in merges]
         return [[left, right] for left, right in pairs if {left, right, left + right} <= known]
 
@@ -275,7 +276,9 @@ class Vocabulary:
         }
 
     def _pairs(self) -> list[list[str]]:
-        """SentencePiece joins the two neighbours whose token has the best score: merges in that order."""
+        """Return pairs as merges: SentencePiece joins the two neighbours whose token has the best score, in that
+        order.
+        """
         scores = self._numbers("scores", "f", None)
         known = {token: index for index, token in enumerate(self.tokens) if self.types[index] != _UNUSED}
         normal = [index for index, kind in enumerate(self.types) if kind == _NORMAL and len(self.tokens[index]) > 1]
@@ -307,7 +310,7 @@ class Vocabulary:
         } | more
 
     def _added(self) -> list[dict[str, Any]]:
-        # No merge of Gemma 4 leads over newlines, and llama.cpp takes a run of them whole.
+        # No merge of Gemma 4 crosses newlines, and llama.cpp takes a run of them as one piece.
         runs = self._get("model") == "gemma4"
         return [
             {
@@ -325,7 +328,7 @@ class Vocabulary:
         ]
 
     def _ends_of_text(self, bos: bool) -> dict[str, Any] | None:
-        """A post-processor for the tokens before and behind each text; None where there are none."""
+        """Return a post-processor for the tokens before and after each text; None if there are none."""
         asked = {"bos": self._get("add_bos_token", bos), "eos": self._get("add_eos_token", False)}
         ids = {name: self._token(f"{name}_token_id") for name, wanted in asked.items() if wanted}
         known = {name: token for name, token in ids.items() if token is not None}
@@ -363,7 +366,7 @@ class Vocabulary:
         return token
 
     def _several(self, name: str) -> list[int]:
-        """Ids in a list, as Ollama's converter writes them; none without it."""
+        """Return ids in a list, as Ollama's converter writes them; none without it."""
         stated = self._get(name)
         ids = stated.tolist() if isinstance(stated, np.ndarray) and stated.dtype.kind in "iu" else stated or []
         if not isinstance(ids, list) or not all(isinstance(one, int) and 0 <= one < len(self.tokens) for one in ids):
@@ -375,7 +378,7 @@ class Vocabulary:
         if isinstance(value, np.ndarray) and value.dtype.kind in kinds:
             value = value.tolist()
         if not isinstance(value, list) or len(value) != len(self.tokens):
-            self._fail(name, f"is no list of numbers for each of the {len(self.tokens)} tokens")
+            self._fail(name, f"is not a list of numbers for each of the {len(self.tokens)} tokens")
         return value
 
     def _fail(self, name: str, reason: str) -> NoReturn:

@@ -5,8 +5,8 @@
     y      = conv(out(o))                       a feed-forward's output passes one too
     weights of experts: sigmoids of the chosen and of the shared ones, as shares of their sum
 
-All convolutions add their input: that is 1 on the newest tap. A factor on a feed-forward's output is one on
-the taps behind it, so windows hold what comes out before that factor.
+All convolutions add their input: that is 1 on the newest tap. A factor on a feed-forward's output becomes a factor on
+the taps after it, so windows hold outputs before that factor.
 
 Source: transformers ``InklingAttention``, ``InklingShortConvolution``, ``InklingTopkRouter``, ``InklingMoE``.
 """
@@ -36,7 +36,7 @@ from weft.units import PAD
 
 @dataclass(slots=True)
 class OutputConv:
-    """``taps``: float32 [C, K], 1 added; ``part``: of the layer's state."""
+    """Convolution of an output. ``taps``: float32 [C, K], 1 added; ``part``: of the layer's state."""
 
     taps: torch.Tensor
     part: str
@@ -46,13 +46,13 @@ class OutputConv:
 
 
 def with_input(taps_CK: torch.Tensor) -> torch.Tensor:
-    """The taps of a convolution whose result its input is added to."""
+    """Return the taps of a convolution to whose result its input is added."""
     return torch.cat((taps_CK[:, :-1], taps_CK[:, -1:] + 1.0), -1)
 
 
 @dataclass(slots=True)
 class RelativeAttentionBlock:
-    """``project``: rows q, k, v, r. ``bank``: float32 [R, extent]."""
+    """Attention with a bias by distance. ``project``: rows q, k, v, r. ``bank``: float32 [R, extent]."""
 
     shape: RelativeAttention
     project: Linear
@@ -88,8 +88,9 @@ class RelativeAttentionBlock:
 
 @dataclass(slots=True)
 class SharingExperts:
-    """``router``: rows of the routed experts, then of the shared ones. ``parts``: what both give, of ids and
-    weights (``of_parts``), summed over ranks."""
+    """Experts that share their weights. ``router``: rows of the routed experts, then of the shared ones. ``parts``:
+    output of both, from ids and weights (``of_parts``), summed over ranks.
+    """
 
     experts: ExpertsBlock
     shared: ExpertsBlock
@@ -110,7 +111,7 @@ class SharingExperts:
 
 
 def of_parts(experts: ExpertsBlock, shared: ExpertsBlock) -> Callable[..., torch.Tensor]:
-    """(rows, ids and weights of the chosen experts, weights of the shared ones) -> their sum."""
+    """Return the function (rows, ids and weights of the chosen experts, weights of the shared ones) -> their sum."""
 
     def both(
         x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor, shared_TS: torch.Tensor

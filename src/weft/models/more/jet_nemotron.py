@@ -30,15 +30,17 @@ from weft.tensor.ops.norm import rms_norm
 
 
 def by_place(rows: torch.Tensor, kernel: int) -> torch.Tensor:
-    """Channel by channel, ``kernel`` places each -> place by place. ``rows``: [channels * kernel, ...] -> the
-    same shape."""
+    """Return rows place by place that are stored channel by channel, ``kernel`` places each. ``rows``: [channels *
+    kernel, ...] -> the same shape.
+    """
     return rows.reshape(-1, kernel, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)
 
 
 @dataclass(slots=True)
 class DynamicDeltaBlock:
-    """``kernels``: from the bottleneck to [places x value_width], with its bias; ``decay``: -exp(A_log),
-    float32 [heads]; ``dt_bias``: float32 [heads]; ``norm``: [V], shared by the heads."""
+    """Jet-Nemotron's delta net. ``kernels``: from the bottleneck to [places x value_width], with its bias; ``decay``:
+    -exp(A_log), float32 [heads]; ``dt_bias``: float32 [heads]; ``norm``: [V], shared by the heads.
+    """
 
     shape: DynamicDelta
     project: Linear

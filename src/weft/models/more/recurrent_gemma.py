@@ -26,11 +26,12 @@ from weft.tensor.ops.mamba1 import mamba1
 
 @dataclass(slots=True)
 class RgLruBlock:
-    """``project``: rows y, x; ``conv``: [C, kernel]; ``gates`` [heads, B, 2 B] and ``gate_biases_HJ``:
-    of the read and the forget gate; ``rates``: float32 [C].
+    """The real-gated linear recurrent unit. ``project``: rows y, x; ``conv``: [C, kernel]; ``gates`` [heads, B, 2 B]
+    and ``gate_biases_HJ``: of the read and the forget gate; ``rates``: float32 [C].
 
     The recurrence is that of Mamba-1 with a state of one number, A = -1 and B = C = 1: so its kernels are
-    used. They take a step before its softplus and push step times x, and both are undone here."""
+    used. They take a step before its softplus and push step times x, and both are undone here.
+    """
 
     shape: RgLru
     project: Projection
@@ -50,7 +51,7 @@ class RgLruBlock:
         read_THB, forget_THB = each(torch.sigmoid, (gates_THJ + self.gate_biases_HJ).float()).chunk(2, dim=-1)
         step_TC = 8.0 * forget_THB.flatten(1) * F.softplus(self.rates)
         step_TC = step_TC.clamp_min(1e-30)
-        # The first token has nothing to forget, and is read whole.
+        # The first token has nothing to forget, and its input is not scaled.
         share_TC = torch.where(inputs.positions_T[:, None] == 0, 1.0, (-each(torch.expm1, -2 * step_TC)).sqrt())
         pushed_TC = x_TC.float() * read_THB.flatten(1) * share_TC / step_TC
         channels, ones_T1 = step_TC.shape[1], step_TC.new_ones((len(step_TC), 1))

@@ -1,4 +1,4 @@
-"""The matrix memory of xLSTM: what keys name is added at the strength of an exponential gate.
+"""The matrix memory of xLSTM: values are added under their keys, weighted by an exponential gate.
 
     x_TD --in--> [ q | k | v | o ],  [ i | f ]     i and f: soft caps of one number for each head
     C <- sigmoid(f) C + e^i v k^T                  the memory, a matrix for each head
@@ -12,11 +12,11 @@
 The paper keeps C and n divided by e^m, so that no exponential overflows. Caps bound the gates here, and
 float32 holds the sums themselves. So m is only in the floor, and rounding it to few bits does no harm.
 
-The recurrence of C and n is Mamba-2's with a step of log(1 + e^-f) and a rate of -1: so its kernels are used.
-Values and a 1 behind them are in the place of x. The kernels push step times x, which is undone here.
+The recurrence of C and n is Mamba-2's with a step of log(1 + e^-f) and a rate of -1: so its kernels are used. Values,
+followed by a 1, are used as x. The kernels push step times x, which is undone here.
 
-Source: Beck et al., "xLSTM: Extended Long Short-Term Memory" (2024), section 2.3, and "xLSTM 7B" (2025);
-transformers ``xLSTMLayer``.
+Source: Beck et al., "xLSTM: Extended Long Short-Term Memory" (2024), section 2.3, and "xLSTM 7B" (2025); transformers
+``xLSTMLayer``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from weft.tensor.ops.running_max import running_max
 
 @dataclass(slots=True)
 class MatrixLstmBlock:
-    """``project``: rows q, k, v, o; ``gates``: rows i, f; ``norm``: [heads * V]."""
+    """Matrix memory. ``project``: rows q, k, v, o; ``gates``: rows i, f; ``norm``: [heads * V]."""
 
     shape: MatrixLstm
     project: Projection

@@ -1,14 +1,14 @@
-"""ZAYA1: what convolves queries and keys, a router that hands its state to the next layer, scaled residuals.
+"""ZAYA1: attention with convolved queries and keys, a router that hands its state to the next layer, scaled residuals.
 
     x_TD --project--> [ q | k | v1 | v2 ]        shifts by a token: convolutions of two, (1, 0), with windows
     q, k = conv(q, k) + (q + k) / 2, k of a query's head and the mean of a key's queries
     both of length sqrt(D), a key times the factor of its head; rotary and attention follow
     v    = [ v1 | v2 of the token before ]
 
-Inputs of the first convolution are kept, and nothing between the two: what the second one needs of tokens
-before is computed again, a product by channel.
+Inputs of the first convolution are kept, and nothing between the two: the second one's inputs from earlier tokens are
+computed again, a product by channel.
 
-The state of a router is rows of the stream: experts read it and put their own in its place.
+The state of a router is rows of the stream: experts read it and replace it by their own.
 
 Source: transformers ``ZayaCCAProjection``, ``ZayaQKNorm``, ``ZayaRouter``, ``ZayaResidualScaling``.
 """
@@ -49,9 +49,10 @@ from weft.units import PAD
 
 @dataclass(slots=True)
 class ConvolvedAttentionBlock:
-    """``project``: rows q, k, v1, v2; ``first`` [C, kernel] and its bias [C]; ``second``: by head, [taps
-    x D, D] with the oldest tap first, and its bias [C]; ``factors`` [kv_heads]; ``values``: this rank's of
-    all values."""
+    """Attention with convolved queries and keys. ``project``: rows q, k, v1, v2; ``first`` [C, kernel] and its bias
+    [C]; ``second``: by head, [taps x D, D] with the oldest tap first, and its bias [C]; ``factors`` [kv_heads];
+    ``values``: this rank's of all values.
+    """
 
     shape: ConvolvedAttention
     project: Linear
@@ -98,14 +99,14 @@ class ConvolvedAttentionBlock:
         return self.out(inputs.asked_of(o_TC))
 
     def _first(self, seen: list[torch.Tensor]) -> torch.Tensor:
-        """Of the inputs of a token and of those before it, the latest first."""
+        """Return the first convolution of the inputs of a token and of those before it, the latest first."""
         y_TC = self.first_bias
         for weight_C, x_TC in zip(self.first.T.flip(0), seen, strict=False):
             y_TC = y_TC + weight_C * x_TC
         return y_TC
 
     def _before(self, x_TC: torch.Tensor, number: int, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
-        """The rows of the tokens before, zeros in front of the first."""
+        """Return the rows of the tokens before, zeros before the first."""
         return causal_conv(x_TC, self.shift[: x_TC.shape[1]], None, None, cache.state[f"conv.{number}"], inputs.runs)
 
 
@@ -115,7 +116,7 @@ Scaled = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True)
 class ScaledBlock(ResidualBlock):
-    """(x + bias) scale of the stream, and of what the block gives."""
+    """Block with (x + bias) scale on the stream, and on its output."""
 
     residual: Scaled = field(kw_only=True)
     given: Scaled = field(kw_only=True)
@@ -130,7 +131,7 @@ class ScaledBlock(ResidualBlock):
 
 @dataclass(slots=True)
 class ContinuedBlock(ScaledBlock):
-    """Experts that read the state of the router before, and hand theirs on."""
+    """Block of experts that read the state of the router before, and hand theirs on."""
 
     def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         seen_TD, carried = self.enter(stream, step)
@@ -144,9 +145,10 @@ ROUTER = "router"
 
 @dataclass(slots=True)
 class ContinuedExperts:
-    """x and the state of the router before -> y and its own state. ``routed``: (rows, expert, weight) of one
-    expert each. ``continued``: [R], None in the first layer; ``choices``: of R, the last one is none;
-    ``biases``: float32, added to choose and not to weigh."""
+    """Experts over x and the state of the router before -> y and its own state. ``routed``: (rows, expert, weight) of
+    one expert each. ``continued``: [R], None in the first layer; ``choices``: of R, the last one is none; ``biases``:
+    float32, added to choose and not to weigh.
+    """
 
     routed: Callable[..., torch.Tensor]
     router: Linear
@@ -156,7 +158,7 @@ class ContinuedExperts:
     choices: Linear
     biases: torch.Tensor
     experts: object
-    """The block of ``routed``."""
+    """Block whose experts ``routed`` computes."""
 
     def __call__(
         self, x_TD: torch.Tensor, before_TR: torch.Tensor | None, positions_T: torch.Tensor | None

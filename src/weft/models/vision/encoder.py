@@ -1,15 +1,15 @@
-"""What a vision tower is to the rest: an encoder that works in pieces and ends with the rows of one picture.
+"""Interface of a vision tower: an encoder that works in pieces and ends with the rows of one picture.
 
     encoder.encode(picture)     a generator
         next() ... next()       each computes a bounded piece: some hundred patches of one layer of one tile
         StopIteration.value     rows [picture.rows, D], in the order of the picture's text
 
-Between two pieces nothing is held but the generator, so a step of decodes goes between any two of them. A
-tile is computed by itself, and its pieces are cut by its own patches alone. So a picture's rows have the same
-bits whatever else runs, and whenever its pieces are asked for.
+Between two pieces only the generator is kept, so a step of decodes can run between any two of them. A tile is computed
+by itself, and its pieces depend only on its own patches. So a picture's rows have the same bits whatever else runs,
+and whenever its pieces are asked for.
 
-The next tower is a file beside ``siglip2`` and ``qwen3_5`` that says what the place of a patch is, with rows
-in ``loading`` and ``families.tower_tensors``. One of other layers has its ``TileMixer`` beside, as ``lfm3``.
+The next tower is a file next to ``siglip2`` and ``qwen3_5`` that defines the places of patches, with rows in
+``loading`` and ``families.tower_tensors``. A tower with other layers has its own ``TileMixer``, as ``lfm3`` has.
 """
 
 from __future__ import annotations
@@ -30,20 +30,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PIECE_PATCHES = 256
-"""Patches of a piece on a CPU: some 3 to 12 milliseconds of the published towers on two cores. A GPU computes
-a tile at once."""
+"""Patches of a piece on a CPU: some 3 to 12 milliseconds of the published towers on two cores. A GPU computes a tile
+at once.
+"""
 
 
 class VisionEncoder(Protocol):
     """A loaded tower."""
 
     def encode(self, picture: Picture) -> Generator[None, None, torch.Tensor]:
-        """The rows of ``picture``, [picture.rows, hidden of the text] in the model's dtype, on its device."""
+        """Yield after each piece and return the rows of ``picture``, [picture.rows, hidden of the text] in the model's
+        dtype, on its device.
+        """
 
 
 @dataclass(slots=True)
 class LayerNorm:
-    """Over the last dim."""
+    """Layer norm over the last dim."""
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -55,7 +58,7 @@ class LayerNorm:
 
 @dataclass(slots=True)
 class RmsNorm:
-    """Over the last dim."""
+    """RMS norm over the last dim."""
 
     weight: torch.Tensor
     eps: float
@@ -68,11 +71,12 @@ TowerNorm = LayerNorm | RmsNorm
 
 
 class TileAttention:
-    """Of queries to all of ``keys`` and ``values``, [heads, patches, head_dim] each.
+    """Attention of queries to all of ``keys`` and ``values``, [heads, patches, head_dim] each.
 
     In bfloat16 on a CPU it is two products with a softmax between, in 0.55 of the time of torch's fused one.
     Scores are then rounded to bfloat16. The stream of the tower is in bfloat16 as well: the distance of its
-    rows to those in float32 grows by under a hundredth."""
+    rows to those in float32 grows by under a hundredth.
+    """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self._in_products = keys.device.type == "cpu" and keys.dtype == torch.bfloat16
@@ -80,7 +84,7 @@ class TileAttention:
         self._values = values.contiguous()
 
     def __call__(self, queries: torch.Tensor) -> torch.Tensor:
-        """[heads, some patches, head_dim] -> the same."""
+        """Return the output [heads, some patches, head_dim] of queries of the same shape."""
         if not self._in_products:
             return F.scaled_dot_product_attention(queries[None], self._keys[None], self._values[None])[0]
         scores = softmax_(torch.bmm(queries, self._keys), queries.shape[-1] ** -0.5)
@@ -88,12 +92,12 @@ class TileAttention:
 
 
 def plain_form(op: Op[P, R], x: torch.Tensor) -> Callable[P, R]:
-    """Of an op over ``x``. On a GPU in torch: the start compiles no kernels for towers."""
+    """Return the form of an op over ``x``: torch's on a GPU, since the start compiles no kernels for towers."""
     return op if x.is_cpu else op.torch
 
 
 def piece_slices(rows: int, device: torch.device, patches: int = 1) -> Iterator[slice]:
-    """The pieces of ``rows``, of which each is so many ``patches``."""
+    """Yield the pieces of ``rows``, each of which has ``patches`` patches."""
     most = max(PIECE_PATCHES // patches, 1) if device.type == "cpu" else rows
     for start in range(0, rows, most):
         yield slice(start, min(start + most, rows))

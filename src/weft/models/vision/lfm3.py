@@ -3,12 +3,11 @@
     norm(x) [n, C] -> three products      gate | out gate | values               [rows, columns, C] each
     gate values --3 x 3 of each channel, zeros around the tile--> times out gate -> product -> x += ...
 
-Other layers attend, with norms of queries and keys, which turn by row and column as in ``qwen3_5``. No place
-adds anything to a patch; a norm stands behind the first product. In a video each tile is convolved by itself,
-as it attends by itself.
+Other layers attend, with norms of queries and keys, which turn by row and column as in ``qwen3_5``. Places add nothing
+to a patch; a norm follows the first product. In a video each tile is convolved by itself, as it attends by itself.
 
-A piece of the convolution is a band of whole rows of the grid, with the rows beside it as they are. Bands are
-cut by the tile alone, so bits depend on nothing else.
+A piece of the convolution is a band of full rows of the grid, and reads the neighbouring rows unchanged. Bands depend
+only on the tile, so bits depend on nothing else.
 
 Source: transformers ``lfm3_vl``.
 """
@@ -30,7 +29,7 @@ from weft.models.vision.tower import AttendedTile, Grid, TileMixer, read_norm
 
 @dataclass(slots=True)
 class ConvolvedTile:
-    """``kernel``: [C, 1, side, side]."""
+    """Convolution over the grid of a tile. ``kernel``: [C, 1, side, side]."""
 
     inner: Linear
     kernel: torch.Tensor
@@ -50,7 +49,7 @@ class ConvolvedTile:
             yield
 
     def _convolved(self, gated_RSC: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """Rows [first, last) of the grid, [patches, C]."""
+        """Return rows [first, last) of the grid, [patches, C]."""
         beside, (rows, _, width) = self.kernel.shape[-1] // 2, gated_RSC.shape
         top, bottom = max(first - beside, 0), min(last + beside, rows)
         band = gated_RSC[top:bottom].permute(2, 0, 1)[None]

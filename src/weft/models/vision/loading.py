@@ -1,13 +1,13 @@
 """The vision tower of a checkpoint: found by its tensors, checked against headers, then read.
 
     model.vision_tower.vision_model.…   releases of LFM2-VL         model.multi_modal_projector.…
-    model.vision_tower.…                what transformers saves     the same
+    model.vision_tower.…                saves of transformers       the same
     vision_tower.…, vision_model.…      older saves                 multi_modal_projector.…
     model.vision_tower.…                LFM3-VL                     the same
     model.visual.…, visual.…            Qwen3.5                     the same prefix: its projector is merger.…
 
-A checkpoint whose config.json tells of a tower may hold its text part alone, as some conversions do: it has
-no tower then, which is a sentence at start and no error. Of several ranks the first alone reads the tower.
+A checkpoint whose config.json describes a tower may have only its text part, as after some conversions: it has no
+tower then, which is a sentence at start, not an error. With several ranks only the first reads the tower.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PARTS: dict[TowerKind, tuple[Callable[[VisionTower, TableReader], PatchPlaces],
 
 @dataclass(frozen=True, slots=True)
 class LoadedVision:
-    """``held_bytes``: of the weights."""
+    """A loaded tower. ``held_bytes``: of the weights."""
 
     encoder: VisionEncoder
     held_bytes: int
@@ -57,7 +57,7 @@ def load_vision(
     *,
     allow_nonfinite: bool = False,
 ) -> LoadedVision:
-    """Of an architecture with a tower.
+    """Return the tower of an architecture that has one.
 
     Raises CheckpointError as ``load_model`` does, and for settings of pictures that do not fit the tower.
     """
@@ -85,7 +85,7 @@ def load_vision(
 def read_tower(
     tower: VisionTower, text_hidden: int, settings: ImageSettings, source: TensorSource, *, vision: str, projector: str
 ) -> TowerEncoder:
-    """As ``build_tower``, with the parts of the tower's kind."""
+    """Read the tower as ``build_tower``, with the parts of its kind."""
     places_of, mixer_of = _PARTS[tower.kind]
     return build_tower(
         tower, text_hidden, settings, source, vision=vision, projector=projector, places_of=places_of, mixer_of=mixer_of

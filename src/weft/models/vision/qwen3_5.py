@@ -1,13 +1,13 @@
-"""Places of patches in Qwen3.5's tower: a table between corners, and angles of rows and columns. That of
-LFM3-VL has the angles alone.
+"""Places of patches in Qwen3.5's tower: a table between corners, and angles of rows and columns. LFM3-VL's tower has
+only the angles.
 
     added     table [side, side, C], bilinear, its corners on the grid's corners: no antialiasing
     angles    row r    r f0, r f1, ... \\ a quarter of the head's dims each, and the same again: dim i turns
               col c    c f0, c f1, ... /  with dim i + half
     numbers   red 16 x 16 of both frames | green | blue         a picture is two equal frames
 
-The patch merger behind the tower has its norm before the neighbours are joined. So it is the tower's last
-norm with a projector that has none.
+The patch merger after the tower has its norm before the neighbours are joined. So that norm is the tower's last one,
+and the projector has none.
 
 Sources: transformers ``qwen3_5`` (``Qwen3_5VisionModel``) and ``vision_utils``.
 """
@@ -21,8 +21,9 @@ from weft.models.table_reader import TableReader
 
 
 class TurnedPlaces:
-    """``PatchPlaces`` of ``table`` [positions, C]. ``head_dim``: of queries and keys; ``theta``: the base of
-    their angles, on ``device``."""
+    """Places with angles: ``PatchPlaces`` of ``table`` [positions, C]. ``head_dim``: of queries and keys; ``theta``:
+    the base of their angles, on ``device``.
+    """
 
     def __init__(
         self, table: torch.Tensor | None, head_dim: int, theta: float, frames: int, device: torch.device
@@ -30,7 +31,7 @@ class TurnedPlaces:
         self._table = table
         self._frames = frames
         quarter = head_dim // 4
-        # Worked out on the CPU wherever they go: everywhere the same bits.
+        # Computed on the CPU for every device: everywhere the same bits.
         exponents = torch.arange(0, 2 * quarter, 2, dtype=torch.float32) / (2 * quarter)
         self._frequencies = (1.0 / theta**exponents).to(device)
 
@@ -65,7 +66,7 @@ class TurnedPlaces:
 
 
 def _between(count: int, side: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each of ``count`` places: the entries of the table on both sides of it, and the second's share."""
+    """Return, for each of ``count`` places, the entries of the table on both sides of it, and the second's share."""
     at = torch.arange(count, dtype=torch.float32, device=device) * (side - 1) / max(count - 1, 1)
     first = at.floor()
     return first.long(), (first.long() + 1).clamp(max=side - 1), at - first

@@ -2,7 +2,7 @@
 
     table [P, C] -> [side, side, C] --bilinear, with antialiasing--> [rows, columns, C] added to the patches
 
-The table is interpolated in float32 whatever the weights are in. Nothing turns. The projector behind the
+The table is interpolated in float32, independent of the weights' dtype. There are no angles. The projector after the
 tower is that of LFM2-VL.
 
 Sources: transformers ``siglip2`` and ``lfm2_vl``.
@@ -18,7 +18,7 @@ from weft.models.table_reader import TableReader
 
 
 class InterpolatedPlaces:
-    """``PatchPlaces`` of ``table`` [positions, C]."""
+    """Interpolated places: ``PatchPlaces`` of ``table`` [positions, C]."""
 
     def __init__(self, table: torch.Tensor) -> None:
         self._table = table

@@ -1,18 +1,18 @@
-"""A tower of layers without a mask, with the projector behind it: what the kinds of towers share.
+"""A tower of layers without a mask, followed by the projector: the common part of all kinds of towers.
 
     patches [n, 768] 8 bits -> scaled, normalised -> product + positions of this grid        x [n, C]
     each layer:   x += mixer(norm(x))                   attention: every patch of a tile sees every other one
                   x += down(gelu(into(norm(x))))        or swiglu
-    x [rows, columns, C] -> norm -> 2 x 2 neighbours side by side [n / 4, 4 C] -> projector   rows [n / 4, D]
+    x [rows, columns, C] -> norm -> 2 x 2 neighbours joined [n / 4, 4 C] -> projector   rows [n / 4, D]
 
-What differs is a ``PatchPlaces``: the numbers of a patch, what its place adds to it, and by what angles its
-queries and keys turn. And a ``TileMixer``: ``AttendedTile`` here, a convolution in ``lfm3``. Patches stand
-row by row in every kind.
+Kinds differ in a ``PatchPlaces``: the numbers of a patch, the addition by its place, and the angles of its queries and
+keys. They also differ in a ``TileMixer``: ``AttendedTile`` here, a convolution in ``lfm3``. Patches are in row order
+in every kind.
 
 Tiles have no padding, so there is no mask. Weights are read in the model's dtype and never quantised: a tower
 is a tenth of its model, and quantised releases leave it as it is.
 
-Rejected: all tiles of a picture as one batch. A piece would take as many times as long, and a lone tile's
+Rejected: all tiles of a picture as one batch. A piece would take longer by the number of tiles, and a single tile's
 products fill two cores.
 """
 
@@ -45,8 +45,9 @@ from weft.tensor.ops.elementwise import activate, rotary, silu_mul
 
 LAYERS: dict[TowerKind, str] = {"siglip2": "encoder.layers", "qwen3_5": "blocks", "lfm3": "layers"}
 TILE_PATCHES = 1024
-"""Of the largest tile of towers that cut pictures into tiles. Larger pictures get fewer queries in a piece:
-its scores take time and memory by the number of keys."""
+"""Patches of the largest tile of towers that cut pictures into tiles. Larger pictures get fewer queries in a piece:
+its scores take time and memory by the number of keys.
+"""
 _GRIDS_MAX = 4
 """Grids whose positions are kept: tiles of one picture share theirs."""
 
@@ -56,7 +57,7 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Patches of a tile: ``rows`` x ``columns``. ``angles``: by which queries and keys turn, if they do."""
+    """Patches of a tile: ``rows`` x ``columns``. ``angles``: rotation of queries and keys, if there is one."""
 
     rows: int
     columns: int
@@ -64,29 +65,30 @@ class Grid:
 
 
 class PatchPlaces(Protocol):
-    """What the place of a patch is in one kind of tower."""
+    """Places of patches in one kind of tower."""
 
     def numbers(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalised pixels [patches, frames, pixels, 3], a picture's with one frame, -> what the first
-        product reads."""
+        """Return the first product's input from normalised pixels [patches, frames, pixels, 3], a picture's with one
+        frame.
+        """
 
     def added(self, rows: int, columns: int) -> torch.Tensor | None:
-        """[rows * columns, C], of a grid; None for a tower whose queries and keys turn, and no more."""
+        """Return the addition [rows * columns, C] of a grid; None for a tower with only angles."""
 
     def angles(self, rows: int, columns: int) -> Angles | None:
-        """By which queries and keys turn; None for a tower that adds positions alone."""
+        """Return the angles of queries and keys; None for a tower that only adds positions."""
 
 
 class TileMixer(Protocol):
-    """What lets the patches of a tile see each other."""
+    """Mixer of the patches of a tile."""
 
     def mix(self, norm: TowerNorm, x_PC: torch.Tensor, grid: Grid) -> Generator[None, None, None]:
-        """Adds its part to ``x_PC``, in pieces."""
+        """Add the mixer's output to ``x_PC``, in pieces."""
 
 
 @dataclass(slots=True)
 class AttendedTile:
-    """Every patch sees every other one. ``q_norm``, ``k_norm``: over the dims of a head."""
+    """Attention between all patches of a tile. ``q_norm``, ``k_norm``: over the dims of a head."""
 
     heads: int
     kv_heads: int
@@ -113,7 +115,7 @@ class AttendedTile:
             yield
 
     def _turn(self, queries_NHK: torch.Tensor, keys_NHK: torch.Tensor, piece: slice, angles: Angles | None) -> None:
-        """In place."""
+        """Normalise and rotate queries and keys in place."""
         if self.q_norm is not None and self.k_norm is not None:
             queries_NHK[:], keys_NHK[:] = self.q_norm(queries_NHK), self.k_norm(keys_NHK)
         if angles is not None:
@@ -124,7 +126,7 @@ class AttendedTile:
 
 @dataclass(slots=True)
 class TowerLayer:
-    """``into``: with ``swiglu``, the gate and what it multiplies side by side."""
+    """Layer of a tower. ``into``: with ``swiglu``, the gate and its factor, concatenated."""
 
     norm: TowerNorm
     mixer: TileMixer
@@ -134,7 +136,7 @@ class TowerLayer:
     activation: FeedKind
 
     def through(self, x_PC: torch.Tensor, grid: Grid) -> Generator[None, None, None]:
-        """In place."""
+        """Compute the layer in place, in pieces."""
         yield from self.mixer.mix(self.norm, x_PC, grid)
         for piece in piece_slices(len(x_PC), x_PC.device):
             inner = self.into(self.feed_norm(x_PC[piece]))
@@ -148,7 +150,7 @@ class TowerLayer:
 
 @dataclass(slots=True)
 class RowProjector:
-    """Two products; ``norm`` over the neighbours side by side."""
+    """Projector of two products; ``norm`` over the joined neighbours."""
 
     shape: Projector
     norm: TowerNorm | None
@@ -156,21 +158,21 @@ class RowProjector:
     down: Linear
 
     def joined(self, x_RCD: torch.Tensor) -> torch.Tensor:
-        """[rows, columns, C] of a tile -> neighbours side by side [rows of the text, factor squared C]."""
+        """Return the neighbours of a tile [rows, columns, C] joined, [rows of the text, factor squared C]."""
         factor = self.shape.downsample_factor
         rows, columns, width = x_RCD.shape
         square = x_RCD.view(rows // factor, factor, columns // factor, factor, width).transpose(1, 2)
         return square.reshape(-1, factor * factor * width)
 
     def __call__(self, joined: torch.Tensor) -> torch.Tensor:
-        """-> [rows of the text, D]."""
+        """Return [rows of the text, D]."""
         if self.norm is not None:
             joined = self.norm(joined)
         return self.down(activate(self.into(joined), self.shape.activation, spent=True))
 
 
 class TowerEncoder:
-    """A ``VisionEncoder``. ``patches``: the product of the patches; ``embedding_norm``: behind it."""
+    """A ``VisionEncoder``. ``patches``: the product of the patches; ``embedding_norm``: the norm after it."""
 
     def __init__(
         self,
@@ -219,7 +221,7 @@ class TowerEncoder:
         return torch.cat(rows)
 
     def _embedded(self, tile: Tile, piece: slice) -> torch.Tensor:
-        """[patches, C]."""
+        """Return the embedded patches, [patches, C]."""
         pixels = torch.tensor(tile.patches[piece])
         if self._ring is not None:  # a copy from ordinary memory would make the host wait
             pixels = self._ring.to_device(pixels)
@@ -229,7 +231,7 @@ class TowerEncoder:
         return embedded if self._embedding_norm is None else self._embedding_norm(embedded)
 
     def _of(self, rows: int, columns: int) -> tuple[torch.Tensor | None, Grid]:
-        """What a grid adds, and the grid."""
+        """Return the addition of a grid, and the grid."""
         known = self._of_grid.get((rows, columns))
         if known is None:
             known = (self._places.added(rows, columns), Grid(rows, columns, self._places.angles(rows, columns)))
@@ -253,7 +255,7 @@ def build_tower(
     places_of: Callable[[VisionTower, TableReader], PatchPlaces],
     mixer_of: ReadMixer,
 ) -> TowerEncoder:
-    """Read every tensor of the tower from ``source``. ``vision``, ``projector``: where both lie."""
+    """Read every tensor of the tower from ``source``. ``vision``, ``projector``: prefixes of their names."""
     ends = TableReader(source, vision_ends(tower), vision)
     patches, places = _patches(ends), places_of(tower, ends)
     embedding_norm = read_norm(ends, "embedding_norm", tower.eps)
@@ -264,7 +266,7 @@ def build_tower(
     norm, shape = read_norm(ends, "norm", tower.eps), tower.projector
     after = TableReader(source, vision_projector(tower, text_hidden), projector)
     behind = read_norm(after, "norm", shape.norm_eps)
-    if norm is None:  # the projector's stands before its neighbours are joined
+    if norm is None:  # the projector's norm comes before its neighbours are joined
         norm, behind = behind, None
     assert norm is not None
     project = RowProjector(shape, behind, after.linear("into"), after.linear("down"))
@@ -301,7 +303,7 @@ def _read_layer(read: TableReader, tower: VisionTower, mixer_of: ReadMixer) -> T
 
 
 def read_norm(read: TableReader, role: str, eps: float) -> TowerNorm | None:
-    """None where the table does not have it; an RMS norm where it has no bias."""
+    """Return a norm, None if the table does not have it; an RMS norm if it has no bias."""
     weight, bias = read.get(role), read.get(f"{role}.bias")
     if weight is None:
         return None

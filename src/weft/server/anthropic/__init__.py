@@ -2,5 +2,5 @@
 
     MessagesBody --messages_turn--> ChatTurn --prepare_turn--> PreparedTurn --MessagesJob--> events
 
-Nothing behind ``ChatTurn`` knows which dialect the client spoke.
+Nothing after ``ChatTurn`` knows which dialect the client spoke.
 """

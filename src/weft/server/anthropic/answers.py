@@ -8,7 +8,7 @@
 
     message_start, content_block_start ... delta ... stop, message_delta, message_stop
 
-``message_start`` waits for the first piece: only then does the server know how much came from the cache.
+``message_start`` waits for the first piece: only then does the server know how many tokens came from the cache.
 ``cache_creation_input_tokens`` are computed tokens in front of the client's last ``cache_control``.
 """
 
@@ -124,7 +124,7 @@ def _block(block: AnswerBlock, text: str) -> dict[str, Any]:
 
 
 async def prepare_messages(service: Service, body: MessagesBody) -> MessagesJob:
-    """Raises what ``prepare_turn`` raises."""
+    """Prepare a request. Raise as ``prepare_turn``."""
     turn = await prepare_turn(service, messages_turn(body))
     if thinks(body.thinking) and turn.model.dialect.reasoning is None:
         note_ignored("thinking")
@@ -140,7 +140,7 @@ Block = dict[str, Any]
 
 
 def messages_turn(body: MessagesBody) -> ChatTurn:
-    """Raises RequestError that names the block or field."""
+    """Return the turn of ``body``. Raise RequestError that names the block or field."""
     if body.max_tokens < 1:
         raise RequestError(f"max_tokens is {body.max_tokens}; it must be at least 1", param="max_tokens")
     stop = body.stop if body.stop_sequences is None else list(body.stop_sequences)
@@ -151,7 +151,7 @@ def messages_turn(body: MessagesBody) -> ChatTurn:
 
 
 def conversation(body: CountTokensBody) -> ConversationFields:
-    """The fields that shape the prompt. Raises RequestError."""
+    """Return the fields that shape the prompt. Raise RequestError."""
     messages = [*_system(body.system)]
     for position, turn in enumerate(body.messages):
         messages += _turn(f"messages.{position}", turn)
@@ -180,7 +180,7 @@ def _effort(config: dict[str, Any] | None) -> str | None:
 
 
 def _budget(thinking: Block | None) -> int | None:
-    """Return the most tokens of reasoning that the client allows. Raises RequestError."""
+    """Return the most tokens of reasoning that the client allows. Raise RequestError."""
     budget = (thinking or {}).get("budget_tokens")
     if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool)):
         raise RequestError("thinking.budget_tokens: expected int", param="thinking.budget_tokens")
@@ -188,14 +188,15 @@ def _budget(thinking: Block | None) -> int | None:
 
 
 def cache_marked(body: CountTokensBody) -> bool:
-    """Whether the client set a ``cache_control`` anywhere."""
+    """Return whether the client set a ``cache_control`` anywhere."""
     lists = [body.system, body.tools, *(turn.content for turn in body.messages)]
     return any("cache_control" in block for blocks in lists if isinstance(blocks, list) for block in blocks)
 
 
 _BILLING = "x-anthropic-billing-header:"
-"""Begins a line that Claude Code puts in front of its instructions. It is for the accounts of Anthropic's server, and
-differs with the first question of a conversation: in the prompt, no conversation would share the cache with another."""
+"""Beginning of a line that Claude Code puts in front of its instructions. It is for the accounts of Anthropic's server,
+and differs with the first question of a conversation: in the prompt, no conversation would share the cache with
+another."""
 
 
 def _system(system: str | list[Block] | None) -> list[ChatMessage]:
@@ -238,7 +239,8 @@ _HOSTED_BLOCKS = (
 
 
 def _is_hosted(block: Block) -> bool:
-    """Whether a tool that another server ran left ``block``, or that server itself: it is then named as ignored."""
+    """Return whether ``block`` comes from a tool that another server ran, or from that server itself: it is then named
+    as ignored."""
     kind = block.get("type")
     if not isinstance(kind, str) or not (kind in _HOSTED_BLOCKS or kind.endswith("_tool_result")):
         return False
@@ -279,8 +281,8 @@ def _tool_result(place: str, block: Block) -> ChatMessage:
 
 
 def _shown(place: str, block: Block, *, of_tool: bool = False) -> list[Block | PicturePart]:
-    """The parts of a block of the user, or of the result of a tool, where a document that is no text becomes a text
-    that says so: an agent opened a file, and a refusal would end its conversation."""
+    """Return the parts of a block of the user, or of the result of a tool, where a text that says so replaces a
+    document that is not text: an agent opened a file, and a refusal would end its conversation."""
     source = block.get("source")
     match block.get("type"):
         case "image":
@@ -375,7 +377,7 @@ def _tool(place: str, tool: Block) -> dict[str, Any]:
 
 
 def _choice(choice: Block | None) -> tuple[str | dict[str, Any] | None, bool | None]:
-    """``tool_choice`` and ``parallel_tool_calls``."""
+    """Return ``tool_choice`` and ``parallel_tool_calls``."""
     if choice is None:
         return None, None
     kind, several = choice.get("type"), not choice.get("disable_parallel_tool_use", False)
@@ -401,7 +403,8 @@ def thinks(thinking: Block | None) -> bool:
 
 
 def _response_format(body: MessagesBody) -> dict[str, Any] | None:
-    """``output_format``, or ``output_config.format``: a JSON schema that the answer must match."""
+    """Return ``output_format``, or ``output_config.format``, as a response format: a JSON schema that the answer must
+    match."""
     asked = body.output_format or (body.output_config or {}).get("format")
     if asked is None:
         return body.response_format

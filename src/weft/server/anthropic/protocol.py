@@ -14,7 +14,7 @@ from weft.server.protocol import SamplingFields, Unserved
 
 
 class MessageTurn(msgspec.Struct, kw_only=True):
-    """``content``: text, or blocks (text, thinking, tool_use, tool_result)."""
+    """A message of a request. ``content``: text, or blocks (text, thinking, tool_use, tool_result)."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -32,7 +32,7 @@ class CountTokensBody(SamplingFields, kw_only=True):
 
 
 class MessagesBody(CountTokensBody, kw_only=True):
-    """``metadata`` and ``service_tier`` are accepted and change nothing."""
+    """The body of /v1/messages. ``metadata`` and ``service_tier`` are accepted and change nothing."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None
@@ -46,7 +46,7 @@ UNSERVED_IN_MESSAGES: Unserved = {
     "container": ("this server runs no code", ()),
     "context_management": ("prompts are never edited on the server", ({},)),
 }
-"""Field -> (why it is refused, values besides null that ask for nothing)."""
+"""Reason and harmless values of each refused field: (why it is refused, values besides null that ask for nothing)."""
 
 _KINDS = {
     401: "authentication_error",
@@ -60,7 +60,7 @@ _KINDS = {
 
 
 def error_json(error: WeftError, request_id: str | None = None) -> bytes:
-    """``error`` as Anthropic's error object."""
+    """Return ``error`` as Anthropic's error object."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _KINDS.get(error.status, fallback)
     detail = {"type": kind, "message": _message(error)}
@@ -68,9 +68,9 @@ def error_json(error: WeftError, request_id: str | None = None) -> bytes:
 
 
 def _message(error: WeftError) -> str:
-    """In the words by which clients of this API find out that they must send less."""
+    """Return the message of ``error``; a prompt that is too long has the words that clients of this API look for."""
     if not isinstance(error, ContextLengthError) or error.tokens is None or error.limit is None:
         return error.message
-    if error.tokens < error.limit:  # it is not the prompt
+    if error.tokens < error.limit:  # the prompt is not too long
         return error.message
     return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum. {error.message}"

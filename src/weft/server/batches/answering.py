@@ -2,8 +2,8 @@
 
     url, body --the type and ``prepare`` of that endpoint--> Job --start, answer--> status, body
 
-A line gets what the endpoint would have sent: the same checks, the same answer, the same errors. A full queue
-and an engine that sleeps or restarts are no answer: ``RetryLaterError`` is raised, and the line waits.
+A line gets the answer that the endpoint would have sent: the same checks, the same answer, the same errors. A full
+queue and an engine that sleeps or restarts are not answers: ``RetryLaterError`` is raised, and the line waits.
 
 Lines run below interactive requests: without a ``priority`` of their own they get BATCH_PRIORITY.
 """
@@ -85,7 +85,7 @@ URLS = frozenset(_WAYS)
 
 
 async def answer_line(service: Service, url: str, raw: bytes, *, tenant: Tenant | None = None) -> tuple[int, bytes]:
-    """The status and the body. Raises RetryLaterError."""
+    """Return the status and the body. Raise RetryLaterError."""
     try:
         job = await _job(service, url, raw, tenant)
         try:
@@ -123,12 +123,12 @@ _PAUSE_S = 0.5
 
 
 def window_of(service: Service) -> int:
-    """Return how many lines are worked on at once."""
+    """Return how many lines are in work at once."""
     return service.models.first.lines_at_once()
 
 
 def in_order(lines: Iterable[IndexedLine]) -> list[IndexedLine]:
-    """Neighbours share as much of their beginning as possible."""
+    """Return the lines so that neighbours share the longest beginnings."""
     return sorted(lines, key=lambda line: (line.url, line.key, line.offset))
 
 
@@ -141,9 +141,9 @@ async def run_lines(
     window: int,
     tenant: Tenant | None = None,
 ) -> None:
-    """``window`` lines at once, in the order of the prefix cache. A line that the engine cannot take now goes
-    back to the front, and the window pauses. ``write`` gets each answer once. Raises WeftError when the
-    engine is lost for good."""
+    """Answer lines, ``window`` at once, in the order of the prefix cache. A line that the engine cannot take now goes
+    back to the front, and the window pauses. ``write`` gets each answer once. Raise WeftError when the engine is lost
+    for good."""
     waiting = deque(in_order(lines))
     running: dict[asyncio.Task[tuple[int, bytes]], IndexedLine] = {}
     ended: asyncio.Queue[asyncio.Task[tuple[int, bytes]]] = asyncio.Queue()
@@ -180,8 +180,8 @@ async def run_lines(
 
 @dataclass(slots=True)
 class BatchCounts:
-    """``earlier`` answers were in the output already; ``failed`` of all are errors. ``seconds``: from the
-    first line to the last answer, without the start of the engine."""
+    """Counts of a run. ``earlier`` answers were in the output already; ``failed`` of all are errors. ``seconds``: from
+    the first line to the last answer, without the start of the engine."""
 
     total: int
     earlier: int = 0
@@ -213,7 +213,8 @@ def run_file(
     on_answer: Callable[[BatchCounts], None],
     factory: str = ASSEMBLE,
 ) -> BatchCounts:
-    """Raises RequestError, ConfigError, CheckpointError, EngineUnavailableError, RunInterruptedError."""
+    """Answer the lines of a file. Raise RequestError, ConfigError, CheckpointError, EngineUnavailableError,
+    RunInterruptedError."""
     server.check()
     if output.exists() and output.samefile(source):
         raise RequestError(f"the output is the input: {output}", param="--output")

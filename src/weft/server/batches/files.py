@@ -58,8 +58,8 @@ _decode = msgspec.json.Decoder(FileObject).decode
 
 
 def open_file_store(root: Path | None, limits: Bounds, *, is_default: bool) -> FileStore | None:
-    """None for no store. Raises ConfigError where another server uses ``root``; that of the default place is
-    only logged."""
+    """Return the store; None where it is off. Raise ConfigError where another server uses ``root``; for the default
+    place that is only logged."""
     try:
         return None if root is None else FileStore(root, limits)
     except ConfigError as error:
@@ -70,7 +70,7 @@ def open_file_store(root: Path | None, limits: Bounds, *, is_default: bool) -> F
 
 
 class FileStore:
-    """``root`` is made at the first upload. Raises ConfigError where another server uses it."""
+    """A store of files. ``root`` is made at the first upload. Raises ConfigError where another server uses it."""
 
     def __init__(self, root: Path, limits: Bounds) -> None:
         self.root = root
@@ -78,12 +78,12 @@ class FileStore:
         self._lock: BinaryIO | None = None
         self._objects: ObjectDatabase | None = None
         self._one_thread = threading.RLock()
-        """Uploads are stored in threads."""
+        """Held in threads, as uploads are stored there."""
         if root.is_dir():
             self._open()
 
     def add(self, owner: str, filename: str, purpose: str, source: BinaryIO, *, bounded: bool = True) -> FileObject:
-        """Raises FileStoreFullError, ConfigError. ``bounded``: it is an upload."""
+        """Store a file. ``bounded``: it is an upload. Raise FileStoreFullError, ConfigError."""
         objects = self._open()
         size = source.seek(0, os.SEEK_END)
         source.seek(0)
@@ -105,7 +105,7 @@ class FileStore:
         return self._shown(record)
 
     def get(self, file_id: str, owner: str) -> FileObject:
-        """Raises UnknownFileError."""
+        """Return the record of a file. Raise UnknownFileError."""
         with self._one_thread:
             self._drop_old()
             body = None if self._objects is None else self._objects.get("file", file_id, owner)
@@ -114,22 +114,22 @@ class FileStore:
         return self._shown(_decode(body))
 
     def path(self, file_id: str, owner: str) -> Path:
-        """Of the bytes. Raises UnknownFileError."""
+        """Return the path of a file's bytes. Raise UnknownFileError."""
         return self._data(self.get(file_id, owner).id)
 
     def delete(self, file_id: str, owner: str) -> None:
-        """Raises UnknownFileError."""
+        """Delete a file. Raise UnknownFileError."""
         with self._one_thread:
             self.get(file_id, owner)
             self._open().delete(file_id, owner)
         self._data(file_id).unlink(missing_ok=True)
 
     def listed(self, owner: str) -> list[FileObject]:
-        """The newest first."""
+        """Return the files of ``owner``, newest first."""
         return [self._shown(record) for record in reversed(self._records(owner))]
 
     def batches(self) -> list[bytes]:
-        """The records of all batches, the oldest first."""
+        """Return the records of all batches, the oldest first."""
         return [] if self._objects is None else self._objects.listed("batch")
 
     def save_batch(self, batch_id: str, owner: str, record: bytes) -> None:
@@ -192,7 +192,7 @@ class FileStore:
                 path.unlink()
 
     def _records(self, owner: str | None = None) -> list[FileObject]:
-        """Of files, the oldest first."""
+        """Return records of files, the oldest first."""
         with self._one_thread:
             self._drop_old()
             return [] if self._objects is None else [_decode(body) for body in self._objects.listed("file", owner)]
@@ -203,7 +203,7 @@ class FileStore:
                 self._data(file_id).unlink(missing_ok=True)
 
     def _check_room(self, size: int, owner: str) -> None:
-        """Raises FileStoreFullError where there is no room in all, or in the half that an API key may fill."""
+        """Raise FileStoreFullError where there is no room in the store, or in the half that an API key may fill."""
         self._check_bounds(self._records(), size, 1, "the server keeps", "")
         if owner:
             self._check_bounds(self._records(owner), size, 2, "your API key has", ", half of")

@@ -62,7 +62,7 @@ class OutputLine(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class IndexedLine:
-    """Where a line is in the input, and what orders it."""
+    """The place of a line in the input, and the key of its order."""
 
     custom_id: str
     url: str
@@ -72,7 +72,7 @@ class IndexedLine:
 
 
 class BadInputError(RequestError):
-    """The input is no batch; ``complaints``: (line, code, message), the first few."""
+    """The input is not a batch; ``complaints``: (line, code, message), the first few."""
 
     def __init__(self, complaints: list[tuple[int, str, str]], *, param: str) -> None:
         super().__init__(
@@ -88,7 +88,7 @@ _output_encoder = msgspec.json.Encoder()
 def read_index(
     path: Path, *, urls: Collection[str], lines_max: int | None = None, param: str = "input"
 ) -> list[IndexedLine]:
-    """``urls`` are the endpoints that a line may name. Raises BadInputError."""
+    """Read the input once. ``urls`` are the endpoints that a line may name. Raise BadInputError."""
     index: list[IndexedLine] = []
     complaints: list[tuple[int, str, str]] = []
     number_by_id: dict[str, int] = {}
@@ -121,13 +121,13 @@ def read_index(
 
 
 def _checked(raw: bytes, urls: Collection[str]) -> BatchLine:
-    """Raises RequestError."""
+    """Return the line, checked. Raise RequestError."""
     if len(raw) > LINE_BYTES_MAX:
         raise RequestError(f"it has {len(raw)} bytes; the limit is {LINE_BYTES_MAX}", code="line_too_long")
     try:
         line = _line_decoder.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise RequestError(f"it is no batch line: {error}", code="invalid_json_line") from None
+        raise RequestError(f"it is not a batch line: {error}", code="invalid_json_line") from None
     if not line.custom_id or len(line.custom_id) > CUSTOM_ID_CHARS_MAX:
         raise RequestError(
             f"custom_id has {len(line.custom_id)} characters; it must have 1 to {CUSTOM_ID_CHARS_MAX}",
@@ -138,12 +138,12 @@ def _checked(raw: bytes, urls: Collection[str]) -> BatchLine:
     if line.url not in urls:
         raise RequestError(f"url is {line.url[:100]!r}; it must be {' or '.join(sorted(urls))}", code="invalid_url")
     if not bytes(line.body).lstrip().startswith(b"{"):
-        raise RequestError("body is no object", code="invalid_body")
+        raise RequestError("body is not an object", code="invalid_body")
     return line
 
 
 def read_body_of(path: Path, line: IndexedLine) -> bytes:
-    """The body of a line of the input, read again."""
+    """Return the body of a line of the input, read again."""
     with path.open("rb") as file:
         file.seek(line.offset)
         return bytes(_line_decoder.decode(file.read(line.length)).body)
@@ -169,11 +169,12 @@ BLOCK_CHARS = 256
 KEY_BLOCKS_MAX = 512
 _HASH_BYTES = 6
 _FIELDS = ("model", "cache_salt", "tools", "instructions", "system", "messages", "prompt", "input")
-"""Of a body, in the order in which templates write them."""
+"""Fields of a body, in the order in which templates write them."""
 
 
 def prefix_key(body: bytes) -> bytes:
-    """Sorts a request beside those with the same beginning: a hash for each block of what shapes its prompt.
+    """Return a key that sorts a request next to those with the same beginning: a hash for each block of the fields that
+    shape its prompt.
 
         system A, question 3        A1 A2 q3
         system A, question 7        A1 A2 q7      sorted by key: neighbours
@@ -206,11 +207,11 @@ _decoder = msgspec.json.Decoder(OutputLine)
 
 
 class OutputFile:
-    """Answers appended line by line. An interrupted run leaves whole lines and at most one torn one: the next
-    run cuts that off and computes only what is missing. A lock on the file keeps other runs away.
+    """Answers appended line by line. An interrupted run leaves complete lines and at most one torn one: the next run
+    cuts that off and computes only the missing ones. A lock on the file keeps other runs away.
 
-    ``known_ids``: the custom_ids of the input; a file with other answers is left alone. Raises RequestError,
-    which names --output, and OSError."""
+    ``known_ids``: the custom_ids of the input; a file with other answers stays as it is. Raises RequestError, which
+    names --output, and OSError."""
 
     def __init__(self, path: Path, known_ids: Collection[str]) -> None:
         self._path = path
@@ -224,7 +225,7 @@ class OutputFile:
             raise
 
     def write(self, line: OutputLine) -> None:
-        """Once it returns, an interruption does not lose the line."""
+        """Append a line. Once it returns, an interruption does not lose the line."""
         self._file.write(encode_output(line))
         self._file.flush()
         self.failed_count += not line.succeeded
@@ -249,7 +250,8 @@ class OutputFile:
                 line = _decoder.decode(raw)
             except (msgspec.DecodeError, ValueError, RecursionError):
                 raise RequestError(
-                    f"{self._path}: line {number} is no answer of a batch; the file stays as it is", param="--output"
+                    f"{self._path}: line {number} is not an answer of a batch; the file stays as it is",
+                    param="--output",
                 ) from None
             if line.custom_id not in known_ids:
                 raise RequestError(

@@ -123,7 +123,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
 
 class BatchRunner:
-    """``tenant_of`` finds the key of an owner; ``keys``: clients need one."""
+    """The batches of one server. ``tenant_of`` finds the key of an owner; ``keys``: clients need one."""
 
     def __init__(
         self,
@@ -148,20 +148,20 @@ class BatchRunner:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._current: dict[str, tuple[str, asyncio.Task[None]]] = {}
-        """By owner: the batch that is computed, and its task. Each API key has one at once."""
+        """The batch that is computed and its task, by owner; each API key has one at once."""
 
     def start(self) -> None:
-        """The model is ready: unfinished batches go on."""
+        """Go on with unfinished batches, when the model is ready."""
         self._task = asyncio.create_task(self._run_all())
 
     async def stop(self) -> None:
-        """What runs is computed again by the next server."""
+        """Stop the runs; the next server computes them again."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def create(self, owner: str, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None) -> BatchObject:
-        """Raises UnknownFileError."""
+        """Create a batch. Raise UnknownFileError."""
         self._drop_old()
         self._files.get(input_file_id, owner)
         now = int(time.time())
@@ -180,18 +180,18 @@ class BatchRunner:
         return batch
 
     def get(self, batch_id: str, owner: str) -> BatchObject:
-        """Raises UnknownBatchError."""
+        """Return a batch. Raise UnknownBatchError."""
         record = self._records.get(batch_id)
         if record is None or record.owner != owner:
             raise UnknownBatchError(f"there is no batch {batch_id[:100]!r}", param="batch_id", code="batch_not_found")
         return record.batch
 
     def listed(self, owner: str) -> list[BatchObject]:
-        """The newest first."""
+        """Return the batches of an owner, newest first."""
         return [record.batch for record in reversed(self._records.values()) if record.owner == owner]
 
     def cancel(self, batch_id: str, owner: str) -> BatchObject:
-        """Raises UnknownBatchError; RequestError for a batch that has ended."""
+        """Cancel a batch. Raise UnknownBatchError; RequestError for a batch that has ended."""
         batch = self.get(batch_id, owner)
         if batch.status not in _UNFINISHED:
             raise RequestError(f"{batch_id!r} has ended: it is {batch.status}", param="batch_id", code="batch_ended")
@@ -241,7 +241,7 @@ class BatchRunner:
                 read_index, source, urls=(batch.endpoint,), lines_max=self._lines_max, param="input_file_id"
             )
             tenant = self._tenant_of(record.owner)
-            # No owner: of a client that needed no key, as where operators alone have some.
+            # No owner: the client needed no key, as where only operators have some.
             if tenant is None and (record.owner or self._keys):
                 raise RequestError(
                     "the API key of this batch is not one of the server's any more", code="invalid_api_key"
@@ -273,7 +273,7 @@ class BatchRunner:
         errors: OutputFile,
         tenant: Tenant | None,
     ) -> list[IndexedLine]:
-        """Returns the lines without an answer: the batch is cancelled, or its time is over."""
+        """Compute the lines, and return those without an answer: the batch is cancelled, or its time is over."""
         missing = {line.custom_id: line for line in lines}
         if batch.status == "validating":
             self._set(batch, "in_progress")
@@ -307,7 +307,7 @@ class BatchRunner:
             self._part(batch, kind).unlink(missing_ok=True)
 
     def _result(self, record: BatchRecord, kind: str) -> str | None:
-        """The id of the file that a part file becomes; None for an empty one."""
+        """Return the id of the file that a part file becomes; None for an empty one."""
         part = self._part(record.batch, kind)
         if not part.exists() or not part.stat().st_size:
             return None
@@ -435,7 +435,7 @@ def _id_of(one: FileObject | BatchObject) -> str:
 
 
 def _admit(request: Request) -> None:
-    """Counts an upload for its key by its declared size."""
+    """Count an upload for its key by its declared size."""
     tenant = tenant_of(request)
     if tenant is not None:
         length = request.headers.get("content-length", "0")

@@ -52,9 +52,9 @@ from weft.units import parse_duration
 _EFFORTS = {"low": 1024, "medium": 4096, "high": 16384}
 """Most tokens of the reasoning at each level of ``think``, where the template does not read the level itself."""
 _REASONS = {"length": "length"}
-"""Ollama has "stop" for every other end, calls included."""
+"""Ollama's reasons by weft's; every other end is "stop", calls included."""
 _NEVER = "2318-04-04T00:00:00Z"
-"""``expires_at``: the model stays in memory."""
+"""Value of ``expires_at`` for a model that stays in memory."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -73,8 +73,8 @@ class RawTurn:
 
 
 class OllamaJob:
-    """``chat``: the answer is a message, else text. ``prompt``: its tokens and those of the answer are the
-    ``context`` of the last line."""
+    """One request to Ollama's API. ``chat``: the answer is a message, else text. ``prompt``: its tokens and those of
+    the answer are the ``context`` of the last line."""
 
     def __init__(
         self, turn: PreparedTurn | RawTurn, *, chat: bool, shows_thinking: bool, prompt: Prompt | None = None
@@ -119,7 +119,7 @@ class OllamaJob:
             self._context += piece.tokens
 
     def _parts(self, events: Iterable[BlockEvent]) -> Iterable[dict[str, Any]]:
-        """What each event adds to a message."""
+        """Yield the fields that each event adds to a message."""
         for event in events:
             if event.block.is_call:
                 if event.phase == "stop":
@@ -156,18 +156,20 @@ class OllamaJob:
 
 
 async def prepare_ollama_chat(service: Service, body: OllamaChatBody) -> OllamaJob:
-    """Raises what ``prepare_turn`` raises, and RequestError for a prompt beyond ``num_ctx``."""
+    """Prepare a request. Raise as ``prepare_turn``, and RequestError for a prompt beyond ``num_ctx``."""
     messages = [_message(at, message) for at, message in enumerate(body.messages)]
     return await _job(service, body, messages, tools=body.tools, chat=True)
 
 
 async def prepare_ollama_generate(service: Service, body: OllamaGenerateBody) -> OllamaJob:
-    """As ``prepare_ollama_chat``."""
+    """Prepare a request, as ``prepare_ollama_chat`` does."""
     if body.raw:
         return await _raw(service, body)
     system = [ChatMessage(role="system", content=body.system)] if body.system else []
     if body.images and body.context:
-        raise RequestError("images beside context are not served; send the conversation to /api/chat", param="images")
+        raise RequestError(
+            "images together with context are not served; send the conversation to /api/chat", param="images"
+        )
     asked = _message(0, OllamaMessage(role="user", content=body.prompt, images=body.images))
     return await _job(service, body, [*system, asked], chat=False, before=body.context)
 
@@ -232,7 +234,7 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
         fields,
         {**OLLAMA_SAMPLING, **model.sampling_defaults},
         max_tokens=max_tokens(options),
-        grammar=grammar_of(fields),
+        grammar=grammar_of(fields, model.tokenizer.added_id),
         n=None,
         logprobs=None,
         prompt_logprobs=None,
@@ -251,7 +253,8 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
 
 
 def keep_alive_of(given: str | float | None, model: HostedModel) -> KeepAlive:
-    """Raises RequestError. Where the model is never unloaded, the field is named as ignored."""
+    """Return how long the model stays. Raise RequestError. Where the model is never unloaded, the field is named as
+    ignored."""
     if given is None:
         return msgspec.UNSET
     try:
@@ -265,7 +268,7 @@ def keep_alive_of(given: str | float | None, model: HostedModel) -> KeepAlive:
 
 
 async def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateBody) -> dict[str, Any] | None:
-    """The answer to a request without messages or prompt, by which clients load or unload a model; None for
+    """Return the answer to a request without messages or prompt, by which clients load or unload a model; None for
     any other request."""
     if body.messages if isinstance(body, OllamaChatBody) else body.prompt:
         return None
@@ -288,7 +291,7 @@ async def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateB
 
 
 def _think(body: OllamaBody, model: ServedModel) -> tuple[bool | None, str | None]:
-    """(whether the model reasons first, None for the template's default; the effort)."""
+    """Return (whether the model reasons first, None for the template's default; the effort)."""
     if isinstance(body.think, str) and body.think not in _EFFORTS:
         raise RequestError(f"think is {body.think[:50]!r}; it is true, false, {', '.join(_EFFORTS)}", param="think")
     if body.think and model.dialect.reasoning is None:
@@ -344,7 +347,8 @@ def _call(block: AnswerBlock) -> dict[str, Any]:
 
 
 def model_card(listed: ListedModel) -> dict[str, Any]:
-    """As /api/tags lists it. ``digest``: of what decides the model's tokens, once it was loaded."""
+    """Return the model as /api/tags lists it. ``digest``: of the settings that determine its output, once it was
+    loaded."""
     info = listed.info
     decisive = [sorted(info.identity.items()) or info.directory, listed.adapter, listed.preset]
     return {
@@ -358,7 +362,7 @@ def model_card(listed: ListedModel) -> dict[str, Any]:
 
 
 def running_cards(service: Service) -> list[dict[str, Any]]:
-    """As /api/ps lists what is in memory: models, and created names of them. Raises EngineUnavailableError,
+    """Return the models in memory as /api/ps lists them, and created names of them. Raise EngineUnavailableError,
     PresetStoreError."""
     cards, now_s = [], time.monotonic()
     for one in service.listed():
@@ -406,7 +410,7 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
 
 
 def _parameter_lines(defaults: Mapping[str, Any], preset: Preset | None) -> list[str]:
-    """In Ollama's words, a stop string each on a line of its own."""
+    """Return parameters in Ollama's form, a stop string each on a line of its own."""
     theirs = {ours: name for name, ours in SAMPLING_NAMES.items()}
     chosen = {theirs.get(name, name): value for name, value in defaults.items()}
     chosen |= {} if preset is None else preset.parameters

@@ -1,4 +1,4 @@
-"""Ollama's endpoints that change what there is: create, copy, delete, pull, blobs.
+"""Ollama's endpoints that change names and models: create, copy, delete, pull, blobs.
 
     create, copy    a name for a model that is served (``names``); weights are never copied
     blobs, create   uploaded GGUF files --``models.blobs``--> a model on disk, as if it had been pulled
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from weft.models.pulling import PullProgress
 
 PULLS_MAX = 2
-"""At once, of one HTTP process: each has threads and connections of its own (law L11)."""
+"""Most pulls at once, of one HTTP process: each has threads and connections of its own (law L11)."""
 UPLOADS_MAX = 4
-"""At once, of one HTTP process."""
+"""Most uploads at once, of one HTTP process."""
 _PIECE_BYTES = 1 << 20
-"""Of an upload, which a thread hashes and writes."""
+"""Bytes of a piece of an upload, which a thread hashes and writes."""
 _LOOK_S = 0.1
-"""Between two looks at a pull: lines of progress are no more frequent."""
+"""Seconds between two looks at a pull: lines of progress are no more frequent."""
 _DONE = {"status": "success"}
 _HUBS = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
-"""In front of hub names in Ollama's words."""
+"""Prefixes of hub names in Ollama's words."""
 
 
 class OllamaModelHandlers:
-    """Operations of ``openapi.endpoints``."""
+    """Operations of ``openapi.endpoints`` on Ollama's names and models."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -104,7 +104,7 @@ class OllamaModelHandlers:
 
     async def _from_file(self, body: protocol.OllamaCreateBody) -> list[dict[str, Any]]:
         """Make a model on disk of the files that ``body`` names, and serve it with --pulled; return lines for the
-        answer. Raises RequestError, CheckpointError, ModelInUseError.
+        answer. Raise RequestError, CheckpointError, ModelInUseError.
 
         Weights of a name with a system prompt or parameters of its own are called NAME:gguf, and ``body`` then begins
         with them."""
@@ -131,11 +131,11 @@ class OllamaModelHandlers:
         model = await asyncio.to_thread(create_model, name, digests)
         lines = [{"status": f"{name} is on disk"}]
         if any(file.path == PROJECTOR for file in model.manifest.files):
-            lines.append({"status": "the projector is kept and not read: the model takes text alone"})
+            lines.append({"status": "the projector is kept and not read: the model takes only text"})
         return [*lines, *await self._serve_pulled(name)]
 
     async def _serve_pulled(self, name: str) -> list[dict[str, Any]]:
-        """Serve what is on disk by now, with --pulled; return a line where ``name`` is not served then."""
+        """Serve the models that are on disk by now, with --pulled; return a line where ``name`` is not served then."""
         await self._service.models.look()
         if self._service.is_own(name):
             return []
@@ -194,7 +194,7 @@ class OllamaModelHandlers:
 
     @property
     def _store(self) -> PresetStore:
-        """Raises RequestError where names are off."""
+        """The store of names. Raise RequestError where names are off."""
         if (store := self._service.names.store) is None:
             raise RequestError(
                 "this server keeps no created names (server.name_store off)",
@@ -204,8 +204,8 @@ class OllamaModelHandlers:
         return store
 
     def _free_name(self, name: str, *, param: str, may_be_pulled: bool = False) -> str:
-        """Raises RequestError for what is no name, and for one that the server has by itself; ``may_be_pulled``: unless
-        it may forget that one."""
+        """Return ``name`` if it may be created. Raise RequestError for an invalid name, and for one that the server has
+        by itself; ``may_be_pulled``: unless it may forget that one."""
         name = check_preset_name(protocol.served_name(name), param=param)
         is_free = may_be_pulled and self._service.models.forgets(name)
         if name == ANY_NAME or (self._service.is_own(name) and not is_free):
@@ -215,7 +215,7 @@ class OllamaModelHandlers:
         return name
 
     def _beginning(self, source: str, *, param: str) -> Preset:
-        """What a name made from ``source`` begins with. Raises RequestError, UnknownModelError."""
+        """Return the first settings of a name made from ``source``. Raise RequestError, UnknownModelError."""
         asked = protocol.served_name(source)
         own, preset = self._service.meant(asked)
         if preset is not None:
@@ -233,7 +233,7 @@ class OllamaModelHandlers:
         return Preset(name="", model=self._service.own_name(own), created_s=0.0)
 
     async def _created(self, body: protocol.OllamaCreateBody) -> Preset:
-        """Raises RequestError that names the field."""
+        """Return the name that ``body`` creates. Raise RequestError that names the field."""
         name = self._free_name(_named(body.model or body.name), param="model")
         if not body.from_:
             raise RequestError(
@@ -258,21 +258,21 @@ class OllamaModelHandlers:
 
 
 def _named(name: str | None) -> str:
-    """Raises RequestError."""
+    """Return the name. Raise RequestError."""
     if not name:
         raise RequestError("model is missing", param="model", code="missing_required_parameter")
     return protocol.served_name(name)
 
 
 def _parameters(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Raises RequestError for a value of another type, and names those without effect."""
+    """Return the parameters, checked. Raise RequestError for a value of another type, and name those without effect."""
     given = {name: value for name, value in (given or {}).items() if value is not None}
     options = msgspec.structs.asdict(protocol.read_options(given, prefix="parameters"))
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _messages(body: protocol.OllamaCreateBody) -> tuple[str | None, list[ChatMessage] | None]:
-    """The system prompt, also where it is the first message; the messages. Raises RequestError."""
+    """Return the system prompt, also where it is the first message; the messages. Raise RequestError."""
     if body.messages is None:
         return body.system, None
     system, messages = body.system, list(body.messages)
@@ -285,8 +285,8 @@ def _messages(body: protocol.OllamaCreateBody) -> tuple[str | None, list[ChatMes
 def _first_message(at: int, message: protocol.OllamaMessage) -> ChatMessage:
     if message.role not in ("user", "assistant"):
         raise RequestError(
-            f"messages[{at}].role is {message.role[:50]!r}; a name begins with messages of "
-            "user and assistant, behind one system prompt",
+            f"messages[{at}].role is {message.role[:50]!r}; a name begins with one system prompt, then "
+            "messages of user and assistant",
             param=f"messages[{at}].role",
         )
     for field in ("images", "tool_calls", "thinking"):
@@ -304,7 +304,7 @@ def _texts(given: str | list[str]) -> list[str]:
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body in pieces of a mebibyte. Raises ClientGoneError."""
+    """Yield the body in pieces of a mebibyte. Raise ClientGoneError."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -320,7 +320,7 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
 
 
 def _remove_from_disk(name: str) -> None:
-    """Raises UnknownModelError, ModelInUseError."""
+    """Remove a model from the disk. Raise UnknownModelError, ModelInUseError."""
     from weft.models.local import find, remove
 
     if find(name) is None:
@@ -347,13 +347,13 @@ class _Pull:
         self._has_begun = False
 
     def close(self) -> None:
-        """Its client has the whole answer, or is gone."""
+        """End the pull: its client has the complete answer, or is gone."""
         self._gone.set()
         if not self._has_begun:
             self._on_end()
 
     async def whole(self) -> None:
-        """Raises what ``pull`` raises."""
+        """Wait for the end of the pull. Raise as ``pull``."""
         async for _ in self._progress():
             pass
         await self._serve(self._name)
@@ -381,7 +381,7 @@ class _Pull:
             raise
 
     async def _progress(self) -> AsyncGenerator[PullProgress, None]:
-        """Where each file is, when it is elsewhere than at the last look."""
+        """Yield the progress of each file when it changed since the last look."""
         from weft.models.pulling import pull  # with the hub's client
 
         shown: dict[str, PullProgress] = {}
@@ -405,7 +405,7 @@ class _Pull:
             work.exception()  # asyncio logs one that is never read
 
     def _note(self, now: PullProgress) -> None:
-        """In several threads."""
+        """Note the progress; called in several threads."""
         self._came[now.file.path] = now
 
 

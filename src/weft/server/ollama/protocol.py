@@ -1,10 +1,10 @@
-"""The bodies of Ollama's API, and what its ``options`` are here.
+"""The bodies of Ollama's API, and the meaning of its ``options`` here.
 
     {"model", "messages" | "prompt", "options": {"num_predict", "temperature", ...}, "format", "think", ...}
         --sampling_fields--> SamplingFields     what every dialect that generates takes
 
-An option with no counterpart (``num_gpu``, ``mirostat``) changes nothing, and X-Weft-Ignored names it.
-``num_ctx`` bounds the prompt: a longer one is an error, where Ollama drops its beginning without a word.
+An option with no counterpart (``num_gpu``, ``mirostat``) changes nothing, and X-Weft-Ignored names it. ``num_ctx``
+bounds the prompt: a longer one is an error, where Ollama drops its beginning silently.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ UNSERVED_IN_CREATE: Unserved = {
     "quantize": ("a name has no weights of its own; `weft quantize` makes another checkpoint", ("",)),
     "quantization": ("a name has no weights of its own; `weft quantize` makes another checkpoint", ("",)),
     "draft_files": ("drafts come from the text or the model itself: --speculate", ({}, [])),
-    "remote_host": ("a name stands for a model of this server", ("",)),
+    "remote_host": ("a name refers to a model of this server", ("",)),
 }
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
-    """``tool_calls``: their arguments are objects."""
+    """A message. ``tool_calls``: their arguments are objects."""
 
     role: str
     content: str | None = ""
@@ -51,8 +51,8 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaBody(msgspec.Struct, kw_only=True):
-    """What both endpoints that generate take. ``stream`` is true by default. ``think``: a boolean, or low,
-    medium or high. ``format``: "json", or a JSON schema."""
+    """Fields of both endpoints that generate. ``stream`` is true by default. ``think``: a boolean, or low, medium or
+    high. ``format``: "json", or a JSON schema."""
 
     model: str
     stream: bool | None = None
@@ -69,8 +69,8 @@ class OllamaChatBody(OllamaBody, kw_only=True):
 
 
 class OllamaGenerateBody(OllamaBody, kw_only=True):
-    """``raw``: the prompt goes to the model as it is, without the chat template. ``context``: that of an
-    earlier answer, which goes on."""
+    """The body of /api/generate. ``raw``: the prompt goes to the model as it is, without the chat template.
+    ``context``: that of an earlier answer, which goes on."""
 
     prompt: str = ""
     system: str | None = None
@@ -80,7 +80,8 @@ class OllamaGenerateBody(OllamaBody, kw_only=True):
 
 
 class OllamaEmbedBody(msgspec.Struct, kw_only=True):
-    """``truncate``: a longer input loses its end; it is false by default here, and an error tells of it."""
+    """The body of /api/embed. ``truncate``: a longer input loses its end; it is false by default here, and an error
+    tells of it."""
 
     model: str
     input: str | list[Any]
@@ -92,7 +93,7 @@ class OllamaEmbedBody(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbeddingsBody(msgspec.Struct, kw_only=True):
-    """The older way: one prompt."""
+    """The body of the older endpoint: one prompt."""
 
     model: str
     prompt: str
@@ -108,8 +109,8 @@ class OllamaShowBody(msgspec.Struct, kw_only=True):
 
 
 class OllamaCreateBody(msgspec.Struct, kw_only=True):
-    """``parameters``: as ``options``, for requests that do not say. ``template``: Jinja. ``files``: the digest of an
-    uploaded GGUF file, by its name."""
+    """The body of /api/create. ``parameters``: as ``options``, for requests that leave them out. ``template``: Jinja.
+    ``files``: the digest of an uploaded GGUF file, by its name."""
 
     model: str | None = None
     name: str | None = None
@@ -124,7 +125,7 @@ class OllamaCreateBody(msgspec.Struct, kw_only=True):
 
     @property
     def has_beginning(self) -> bool:
-        """Return whether it says more than which weights."""
+        """Whether the body has settings in addition to the weights."""
         return any((self.system, self.template, self.parameters, self.messages, self.license))
 
 
@@ -139,7 +140,7 @@ class OllamaDeleteBody(msgspec.Struct, kw_only=True):
 
 
 class OllamaPullBody(msgspec.Struct, kw_only=True):
-    """``insecure``: accepted without effect; HF_ENDPOINT names the hub."""
+    """The body of /api/pull. ``insecure``: accepted without effect; HF_ENDPOINT names the hub."""
 
     model: str | None = None
     name: str | None = None
@@ -148,8 +149,8 @@ class OllamaPullBody(msgspec.Struct, kw_only=True):
 
 
 def read_options(given: dict[str, Any] | None, *, prefix: str = "options") -> OllamaOptions:
-    """``prefix``: their field of the request. 2.0 is 2, as clients with one type of number write it. Raises
-    RequestError that names the option."""
+    """Return the options, checked. ``prefix``: their field of the request. 2.0 is 2, as clients with one type of number
+    write it. Raise RequestError that names the option."""
     known = OllamaOptions.__struct_fields__
     given = {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
@@ -168,7 +169,7 @@ def read_options(given: dict[str, Any] | None, *, prefix: str = "options") -> Ol
 
 
 def sampling_fields(body: OllamaBody, options: OllamaOptions, *, model: str) -> SamplingFields:
-    """Raises RequestError for a ``format`` that is none."""
+    """Return the fields of every dialect. Raise RequestError for an invalid ``format``."""
     return SamplingFields(
         model=model,
         stream=body.stream is not False,
@@ -184,7 +185,7 @@ def max_tokens(options: OllamaOptions) -> int | None:
 
 
 def served_name(name: str) -> str:
-    """Clients add a tag to names that have none."""
+    """Return the name of the model, without a tag: clients add a tag to names that have none."""
     return name.removesuffix(_TAG)
 
 
@@ -199,5 +200,5 @@ def _response_format(asked: str | dict[str, Any] | None) -> dict[str, Any] | Non
 
 
 def error_line(error: WeftError) -> bytes:
-    """A failure in the shape that Ollama's clients read."""
+    """Return a failure in the shape that Ollama's clients read."""
     return msgspec.json.encode({"error": error.message})

@@ -3,8 +3,8 @@
     ENDPOINTS --types--> msgspec.json.schema_components --FIELDS: words, defaults, limits--> components
               --rows---> paths: parameters, body, answers, errors of each operation
 
-The document depends on weft's code alone, so it needs no key. Every limit has a number or a flag (law L11).
-What the schema cannot say is an error with a code. Unknown fields are ignored, so objects allow them.
+The document depends only on weft's code, so it needs no key. Every limit has a number or a flag (law L11). A rule that
+the schema cannot state is an error with a code. Unknown fields are ignored, so objects allow them.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _responses(row: Endpoint, schema_of: dict[int, Schema]) -> Schema:
 
 
 def _error(status: int, text: str, other: Schema | None = None) -> Schema:
-    """``other``: a second shape that it may have."""
+    """Return the schema of an error. ``other``: a second shape that it may have."""
     schema: Schema = {"$ref": _REF.format(name="ErrorBody")}
     if other is not None:
         schema = {"anyOf": [other, schema]}
@@ -178,7 +178,7 @@ def _body_schema(row: Endpoint, schema_of: dict[int, Schema]) -> Schema:
 
 
 def _bodies(components: dict[str, Schema]) -> list[str]:
-    """Names of the types that come in requests: the bodies, and what they refer to."""
+    """Return names of the types in requests: the bodies, and the types that they refer to."""
     reached: list[str] = []
     waiting = [kind.__name__ for row in ENDPOINTS for kind in _body_types(row)]
     while waiting:
@@ -191,7 +191,7 @@ def _bodies(components: dict[str, Schema]) -> list[str]:
 
 
 def _describe(body: str, component: Schema) -> None:
-    """Words, defaults and limits for each field, in place."""
+    """Add words, defaults and limits to each field, in place."""
     for name, schema in component.get("properties", {}).items():
         words = words_of(body, name)
         if words is not None:
@@ -211,7 +211,7 @@ def _described(schema: Schema, words: FieldWords) -> Schema:
 
 
 def _limited(schema: Schema, limits: Schema) -> Schema:
-    """The limits belong to the arm that is not null."""
+    """Add limits to the arm of a schema that is not null."""
     if "anyOf" not in schema:
         return {**schema, **limits}
     arms = [arm if arm.get("type") == "null" else {**arm, **limits} for arm in schema["anyOf"]]
@@ -224,8 +224,8 @@ _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 @dataclass(frozen=True, slots=True)
 class FieldWords:
-    """``limits``: JSON Schema that is added to the field's own; ``whole``: instead of it. ``default``: what a
-    request without the field gets; a text in ``unless`` says what decides instead."""
+    """Words and limits of a field. ``limits``: JSON Schema that is added to the field's own; ``whole``: instead of it.
+    ``default``: value of a request without the field; a text in ``unless`` names the setting that decides instead."""
 
     text: str
     default: Any = _NOT_GIVEN
@@ -238,7 +238,7 @@ class FieldWords:
 
 
 def _sampled(name: str, text: str) -> FieldWords:
-    """A field of SamplingParams: its range and default are defined there."""
+    """Return a field of SamplingParams: its range and default are defined there."""
     low_high = RANGES.get(name)
     default = getattr(SamplingParams(), name)
     limits = {} if low_high is None else low_high.schema()
@@ -272,7 +272,7 @@ FIELDS: dict[str, FieldWords] = {
     "presence_penalty": _sampled("presence_penalty", "Above 0, tokens of the answer get less likely, once."),
     "frequency_penalty": _sampled("frequency_penalty", "Above 0, tokens of the answer get less likely, each time."),
     "logit_bias": FieldWords(
-        "Token id to what is added to its logit.",
+        "Token id to the number added to its logit.",
         limits={
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
             "propertyNames": {"pattern": "^[0-9]+$"},
@@ -314,12 +314,12 @@ FIELDS: dict[str, FieldWords] = {
         },
     ),
     "truncate_prompt_tokens": FieldWords(
-        "Cut the prompt to this many tokens; -1: to what the context has room for beside the answer.",
+        "Cut the prompt to this many tokens; -1: to the room that the answer leaves in the context.",
         whole={"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}, {"type": "null"}]},
     ),
     "truncation_side": FieldWords("The side that is cut; right only in /v1/completions.", "left"),
-    "include_stop_str_in_output": _sampled("include_stop_str_in_output", "End behind the stop string."),
-    "ignore_eos": _sampled("ignore_eos", "Go on behind the model's own end tokens."),
+    "include_stop_str_in_output": _sampled("include_stop_str_in_output", "End after the stop string."),
+    "ignore_eos": _sampled("ignore_eos", "Go on after the model's own end tokens."),
     "skip_special_tokens": _sampled("skip_special_tokens", "Leave special tokens out of the text."),
     "prompt_logprobs": _sampled("prompt_logprobs", "Logprobs of the prompt; not in streams."),
     "logprobs": _sampled("logprobs", "Logprobs of the answer's tokens, with this many alternatives."),
@@ -329,20 +329,28 @@ FIELDS: dict[str, FieldWords] = {
     ),
     "priority": FieldWords("Lower runs earlier; then first come, first served.", 0),
     "cache_salt": FieldWords("Requests with different salts share no cached prefix."),
+    "SessionBody.name": FieldWords("The name of the session."),
+    "ForkBody.name": FieldWords("The name of the fork."),
+    "response_id": FieldWords("A stored response: the session has its conversation."),
+    "SessionBody.prompt": FieldWords("A text or token ids: the session has them."),
+    "expires_after": FieldWords("Seconds after which the session is gone.", limits={"exclusiveMinimum": 0}),
+    "filename": FieldWords("The name of the session.", limits={}),
+    "session": FieldWords("The session that the request continues: its prompt begins with the session's tokens."),
+    "id_slot": FieldWords("The slot that has the tokens of the request afterwards; -1: none."),
     "cache_boundaries": FieldWords(
         "Positions in the prompt, in tokens, where the cache should keep a state.",
         limits={"maxItems": MARKS_MAX, "items": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}},
     ),
-    "cache_control": FieldWords("The cache should keep a state behind this message."),
+    "cache_control": FieldWords("The cache should keep a state after this message."),
     "request_id": FieldWords("The answer's id ends with it."),
     "return_token_ids": FieldWords("Add the token ids of prompt and answer.", False),
     "return_tokens_as_token_ids": FieldWords("Write tokens in logprobs as token_id:17.", False),
     "add_special_tokens": FieldWords("Let the tokenizer add a BOS.", False),
     "CompletionBody.add_special_tokens": FieldWords("Let the tokenizer add a BOS.", True),
     "TokenizePromptBody.add_special_tokens": FieldWords("Let the tokenizer add a BOS.", True),
-    "response_format": FieldWords("What the answer must match: an object of type text, json_object or json_schema."),
+    "response_format": FieldWords("Form of the answer: an object of type text, json_object or json_schema."),
     "structured_outputs": FieldWords(
-        "What the answer must match: an object with one of json, regex, choice, grammar and json_object."
+        "Form of the answer: an object with one of json, regex, choice, grammar and json_object."
     ),
     "guided_json": FieldWords("A JSON schema that the answer must match."),
     "guided_regex": FieldWords("A regex that the answer must match."),
@@ -351,7 +359,7 @@ FIELDS: dict[str, FieldWords] = {
     ),
     "guided_grammar": FieldWords("A grammar that the answer must match: lark or GBNF."),
     "echo": FieldWords("Put the prompt in front of the answer.", False),
-    "add_generation_prompt": FieldWords("Begin a new answer behind the messages.", True),
+    "add_generation_prompt": FieldWords("Begin a new answer after the messages.", True),
     "continue_final_message": FieldWords("The answer continues the last message.", False),
     "chat_template_kwargs": FieldWords("Variables of the chat template."),
     "documents": FieldWords("Documents, if the chat template reads them."),
@@ -382,8 +390,8 @@ FIELDS: dict[str, FieldWords] = {
     "OllamaGenerateBody.system": FieldWords("The system prompt."),
     "OllamaMessage.thinking": FieldWords("The reasoning of an earlier answer."),
     "OllamaMessage.tool_name": FieldWords("The tool whose result this is."),
-    "OllamaChatBody.format": FieldWords("What the answer must match: json, or a JSON schema."),
-    "OllamaGenerateBody.format": FieldWords("What the answer must match: json, or a JSON schema."),
+    "OllamaChatBody.format": FieldWords("Form of the answer: json, or a JSON schema."),
+    "OllamaGenerateBody.format": FieldWords("Form of the answer: json, or a JSON schema."),
     "think": FieldWords("Whether to reason: true, false, low, medium or high."),
     "keep_alive": FieldWords("Accepted: the one model stays loaded."),
     "images": FieldWords("Pictures, in base64, of a model that reads them."),
@@ -420,7 +428,7 @@ FIELDS: dict[str, FieldWords] = {
         )
         for body in ("EmbeddingBody", "RerankBody", "ScoreBody")
     },
-    "query": FieldWords("What the documents are ranked by."),
+    "query": FieldWords("The text by which the documents are ranked."),
     "RerankBody.documents": FieldWords(
         "Texts, or objects with a text.",
         whole={
@@ -437,8 +445,8 @@ FIELDS: dict[str, FieldWords] = {
     "top_n": FieldWords("How many results come back; by default all.", limits={"minimum": 1}),
     "return_documents": FieldWords("Whether a result has the text of its document.", True),
     "max_tokens_per_doc": FieldWords("As truncate_prompt_tokens, by Cohere's name.", limits={"minimum": 1}),
-    "instruction": FieldWords("What a generative reranker is told; without it, that of Qwen3-Reranker."),
-    "text_1": FieldWords("One text for all of text_2, or as many."),
+    "instruction": FieldWords("Instruction of a generative reranker; without it, that of Qwen3-Reranker."),
+    "text_1": FieldWords("One text for all of text_2, or one for each."),
     "text_2": FieldWords("A text, or a list of texts."),
     "truncate": FieldWords(
         "A longer input loses its end, and the answer lists it in truncated. Ollama's default is true.", False
@@ -448,7 +456,7 @@ FIELDS: dict[str, FieldWords] = {
     "tokens": FieldWords("Token ids.", limits={"items": _TOKENS["items"]}),
     "system": FieldWords("The system prompt: a text or text blocks."),
     "thinking": FieldWords("An object of type enabled, adaptive or disabled."),
-    "output_format": FieldWords("An object of type json_schema: what the answer must match."),
+    "output_format": FieldWords("An object of type json_schema: the form of the answer."),
     "output_config": FieldWords("An object whose format is an output_format."),
     "metadata": FieldWords("Accepted; it changes nothing."),
     "service_tier": FieldWords("Accepted; it changes nothing."),
@@ -466,7 +474,7 @@ FIELDS: dict[str, FieldWords] = {
         },
     ),
     "max_tool_calls": FieldWords("Accepted; it changes nothing."),
-    "text": FieldWords("What the answer must match."),
+    "text": FieldWords("Form of the answer."),
     "format": FieldWords("An object of type text, json_object or json_schema."),
     "TextOptions.verbosity": FieldWords("Only medium.", whole={"enum": ["medium", None]}),
     "ResponsesBody.reasoning": FieldWords("How to reason."),
@@ -491,26 +499,28 @@ FIELDS: dict[str, FieldWords] = {
     "input_file_id": FieldWords("The id of the file with the lines of the batch."),
     "endpoint": FieldWords("The url of every line."),
     "completion_window": FieldWords("Lines that are not computed by then expire."),
-    "role": FieldWords("Of the message: system, developer, user, assistant or tool."),
+    "role": FieldWords("Role of the message: system, developer, user, assistant or tool."),
     "content": FieldWords("A text or a list of parts."),
     "name": FieldWords("Who speaks, if the chat template reads it."),
     "tool_call_id": FieldWords("The call that a tool message answers."),
     "tool_calls": FieldWords("The calls of an assistant message."),
     "reasoning": FieldWords("The reasoning of an assistant message."),
     "reasoning_content": FieldWords("Another name of reasoning."),
-    "level": FieldWords("What is given back; 2: the weights as well.", 1, {"minimum": 1, "maximum": 2}),
+    "level": FieldWords("Depth of the sleep; 2 drops the weights as well.", 1, {"minimum": 1, "maximum": 2}),
     "mode": FieldWords(
-        "What happens to running requests; without it they are a 409.", whole={"enum": ["wait", "abort", None]}
+        "Treatment of running requests; without it they are a 409.", whole={"enum": ["wait", "abort", None]}
     ),
     "timeout": FieldWords("Seconds that mode wait waits.", 30, {"minimum": 0, "maximum": WAIT_MAX_S}),
-    "lora_name": FieldWords("What requests call the adapter, in model.", limits={"minLength": 1, "maxLength": 256}),
+    "lora_name": FieldWords(
+        "The adapter's name in the field model of requests.", limits={"minLength": 1, "maxLength": 256}
+    ),
     "UpdateWeightsBody.mode": FieldWords(
-        "What happens to running requests: they go on with the new weights, are waited for, or end.",
+        "Treatment of running requests: they go on with the new weights, are waited for, or end.",
         "keep",
         whole={"enum": ["keep", "wait", "abort"]},
     ),
     "PauseBody.mode": FieldWords(
-        "What happens to running requests: they stay where they are, are waited for, or end.",
+        "Treatment of running requests: they stay where they are, are waited for, or end.",
         "keep",
         whole={"enum": ["keep", "wait", "abort"]},
     ),
@@ -521,7 +531,7 @@ FIELDS: dict[str, FieldWords] = {
     "clear_cache": FieldWords("Whether the prefix cache is emptied as well.", False),
     "lora_path": FieldWords("Its directory on the server, in peft's form, or owner/name on the hub."),
     "load_inplace": FieldWords("Other files may take a name that is in use; false refuses them.", True),
-    "lora_int_id": FieldWords("Of vLLM's clients; unread."),
+    "lora_int_id": FieldWords("Sent by vLLM's clients; unread."),
     "tags": FieldWords(
         "The parts to bring back; without it, all.",
         whole={
@@ -534,7 +544,7 @@ FIELDS: dict[str, FieldWords] = {
 }
 
 PROMPT_BODIES = frozenset({"TokenizeChatBody", "CountTokensBody", "ResponsePromptBody"})
-"""Bodies that take the fields of an answer too, and read those of a prompt only."""
+"""Bodies that also take the fields of an answer, and read only those of a prompt."""
 _OF_A_PROMPT = frozenset({"messages", "input", "model"})
 
 

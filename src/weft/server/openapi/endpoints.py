@@ -1,11 +1,11 @@
-"""The table of endpoints: what is served where, with which body and which answer.
+"""The table of endpoints: path, method, body and answer of each.
 
     Endpoint(operation, method, path, body, answer, ...)
         --app.build_app--> Route        operation -> the handler of that name
         --document.openapi--> an operation of /openapi.json
 
-Both readers take every row, so an endpoint cannot be missing from the description. Rows of one path stand
-together. To add an endpoint: a row here, a handler in ``app``, and a row in ``document`` for each new field.
+Both readers take every row, so an endpoint cannot be missing from the description. Rows of one path are next to each
+other. To add an endpoint: a row here, a handler in ``app``, and a row in ``document`` for each new field.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ from weft.server.replicas import (
 )
 from weft.server.responses.answers import ResponseObject
 from weft.server.responses.items import ResponsesBody
+from weft.server.sessions.routes import DeletedSession, ForkBody, SessionBody, SessionList, SessionObject
+from weft.server.sessions.slots import ACTIONS, SlotAnswer, SlotBody, SlotCard
 from weft.server.sse import EVENTS, JSON_LINES, PAGE_DEFAULT, PAGE_MAX
 from weft.server.weights import IsPausedAnswer, PauseBody, PausedAnswer, ResetAnswer, UpdateAnswer, UpdateWeightsBody
 from weft.text.chat_request import PictureSpan
 
 Access = Literal["open", "client", "operator"]
-"""Whose key opens an endpoint, if the server has keys."""
+"""Kinds of keys that open an endpoint, if the server has keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Of the path or the query. ``schema``: JSON Schema."""
+    """A parameter of the path or the query. ``schema``: JSON Schema."""
 
     name: str
     place: Literal["path", "query"]
@@ -90,8 +92,9 @@ class InputTokens(msgspec.Struct):
 
 
 class HealthAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``status``: ok, paused, sleeping, degraded, starting, draining or dead; ``reason`` for the last four.
-    ``store``: present while the bucket of the store does not answer. ``weight_version``: see /update_weights."""
+    """The answer of /health. ``status``: ok, paused, sleeping, degraded, starting, draining or dead; ``reason`` for the
+    last four. ``store``: present while the bucket of the store does not answer. ``weight_version``: see
+    /update_weights."""
 
     status: str
     reason: str | None = None
@@ -131,7 +134,7 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
 
 
 class ItemList(msgspec.Struct, kw_only=True):
-    """``data``: message, reasoning, function_call and function_call_output items."""
+    """A list of items. ``data``: message, reasoning, function_call and function_call_output items."""
 
     object: str = "list"
     data: list[dict[str, Any]]
@@ -150,7 +153,8 @@ class InputTokensAnswer(msgspec.Struct):
 
 
 class ResponseStreamEvent(msgspec.Struct, kw_only=True):
-    """``type``: response.created, response.output_text.delta and so on; the other fields go by it."""
+    """An event of a stream of Responses. ``type``: response.created, response.output_text.delta and so on; the other
+    fields go by it."""
 
     type: str
     sequence_number: int
@@ -170,8 +174,8 @@ class MessagesError(msgspec.Struct, kw_only=True):
 
 
 class MessageEvent(msgspec.Struct, kw_only=True):
-    """``type``: message_start, content_block_start, content_block_delta, content_block_stop, message_delta,
-    message_stop, ping or error; the other fields go by it."""
+    """An event of a stream of Messages. ``type``: message_start, content_block_start, content_block_delta,
+    content_block_stop, message_delta, message_stop, ping or error; the other fields go by it."""
 
     type: str
 
@@ -183,8 +187,7 @@ class OllamaError(msgspec.Struct):
 
 
 class OllamaLine(msgspec.Struct, kw_only=True):
-    """A whole answer of Ollama's API, or a line of a stream; the last has ``done`` and the counts. Times are
-    nanoseconds."""
+    """An answer of Ollama's API, or a line of a stream; the last has ``done`` and the counts. Times are nanoseconds."""
 
     model: str
     created_at: str
@@ -202,7 +205,7 @@ class OllamaLine(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbeddings(msgspec.Struct, kw_only=True):
-    """``truncated``: the indices of inputs that were cut."""
+    """Embeddings in Ollama's form. ``truncated``: the indices of inputs that were cut."""
 
     model: str
     embeddings: list[list[float]]
@@ -244,7 +247,7 @@ class OllamaStatus(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """``errors``: statuses besides those that every endpoint has (``document.COMMON_ERRORS``)."""
+    """An endpoint. ``errors``: statuses in addition to those that every endpoint has (``document.COMMON_ERRORS``)."""
 
     operation: str
     method: str
@@ -254,7 +257,7 @@ class Endpoint:
     body: Any = None
     body_is_optional: bool = False
     form: dict[str, Any] | None = None
-    """The schema of a form (multipart/form-data) instead of a body."""
+    """Schema of a form (multipart/form-data) instead of a body."""
     answer: Any = None
     media_type: str = "application/json"
     events: Any = None
@@ -263,9 +266,9 @@ class Endpoint:
     access: Access = "client"
     errors: tuple[int, ...] = ()
     error: Any = None
-    """The shape of errors besides OpenAI's, which the edge and the gate write on every path."""
+    """Shape of errors in addition to OpenAI's, which the edge and the gate write on every path."""
     unhealthy_is_answer: bool = False
-    """503 has the same body as 200."""
+    """Whether 503 has the same body as 200."""
 
 
 _NAME = Parameter("name", "path", {"type": "string"}, "A name of the model.")
@@ -273,13 +276,13 @@ _LEVEL = Parameter(
     "level",
     "query",
     {"type": "integer", "minimum": 1, "maximum": 2, "default": 1},
-    "What is given back; 2: the weights as well.",
+    "Depth of the sleep; 2 drops the weights as well.",
 )
 _MODE = Parameter(
     "mode",
     "query",
     {"type": "string", "enum": ["wait", "abort"]},
-    "What happens to running requests; without it they are a 409.",
+    "Treatment of running requests; without it they are a 409.",
 )
 _TIMEOUT = Parameter(
     "timeout",
@@ -291,7 +294,7 @@ _PAUSE_MODE = Parameter(
     "mode",
     "query",
     {"type": "string", "enum": ["keep", "wait", "abort"], "default": "keep"},
-    "What happens to running requests: they go on later, are waited for, or end.",
+    "Treatment of running requests: they go on later, are waited for, or end.",
 )
 _CLEAR_CACHE = Parameter(
     "clear_cache", "query", {"type": "boolean", "default": False}, "Whether the prefix cache is emptied."
@@ -340,6 +343,9 @@ _DRAIN_S = Parameter(
 )
 _RESTART = Parameter("restart", "query", {"type": "boolean", "default": False}, "Start a new process.")
 
+_SESSION = Parameter("name", "path", {"type": "string"}, "The name of a session.")
+_SLOT = Parameter("id_slot", "path", {"type": "integer", "minimum": 0, "maximum": 63}, "The number of a slot.")
+_ACTION = Parameter("action", "query", {"type": "string", "enum": list(ACTIONS)}, "What is done with the slot.")
 _FILE = Parameter("file_id", "path", {"type": "string"}, "The id of a file.")
 _DIGEST = Parameter("digest", "path", {"type": "string"}, "sha256: and 64 hexadecimal digits.")
 _BATCH = Parameter("batch_id", "path", {"type": "string"}, "The id of a batch.")
@@ -355,7 +361,7 @@ _UPLOAD = {
     "required": ["file", "purpose"],
     "properties": {
         "file": {"type": "string", "format": "binary", "description": "Batch lines, see docs/server.md."},
-        "purpose": {"type": "string", "enum": ["batch"], "description": "What the file is for."},
+        "purpose": {"type": "string", "enum": ["batch"], "description": "Purpose of the file."},
     },
 }
 
@@ -384,6 +390,28 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="response_input_items", method="GET", path="/v1/responses/{response_id}/input_items",
              group="Responses", text="The input items of a response's own request.", answer=ItemList,
              parameters=(_RESPONSE, _PAGE, _ORDER, _AFTER), errors=(404,)),
+    Endpoint(operation="save_session", method="POST", path="/v1/sessions", group="Sessions",
+             text="Saves a conversation or a prompt under a name.", body=SessionBody, answer=SessionObject,
+             errors=(404, 409, 413)),
+    Endpoint(operation="list_sessions", method="GET", path="/v1/sessions", group="Sessions",
+             text="The sessions of this key, the oldest first.", answer=SessionList, parameters=(_AFTER, _PAGE),
+             errors=(404,)),
+    Endpoint(operation="retrieve_session", method="GET", path="/v1/sessions/{name}", group="Sessions",
+             text="A session of this key, with its messages and tokens.", answer=SessionObject,
+             parameters=(_SESSION,), errors=(404, 409)),
+    Endpoint(operation="delete_session", method="DELETE", path="/v1/sessions/{name}", group="Sessions",
+             text="Deletes a session of this key.", answer=DeletedSession, parameters=(_SESSION,), errors=(404,)),
+    Endpoint(operation="restore_session", method="POST", path="/v1/sessions/{name}/restore", group="Sessions",
+             text="Brings the state of a session into memory.", answer=SessionObject, parameters=(_SESSION,),
+             errors=(404, 409)),
+    Endpoint(operation="fork_session", method="POST", path="/v1/sessions/{name}/fork", group="Sessions",
+             text="A second name for a session; nothing is copied.", body=ForkBody, answer=SessionObject,
+             parameters=(_SESSION,), errors=(404, 409)),
+    Endpoint(operation="slots", method="GET", path="/slots", group="Sessions",
+             text="The slots of this key that have tokens, for llama-server's clients.", answer=list[SlotCard]),
+    Endpoint(operation="slot_action", method="POST", path="/slots/{id_slot}", group="Sessions",
+             text="Saves, restores or erases a slot, for llama-server's clients.", body=SlotBody,
+             body_is_optional=True, answer=SlotAnswer, parameters=(_SLOT, _ACTION), errors=(404, 409)),
     Endpoint(operation="list_files", method="GET", path="/v1/files", group="Batches",
              text="The files of this key, the newest first.", answer=FileList,
              parameters=(_AFTER, _PAGE, _PURPOSE), errors=(404,)),
@@ -451,7 +479,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="ollama_tags", method="GET", path="/api/tags", group="Ollama",
              text="The names of the model, as Ollama lists them.", answer=OllamaModels, error=OllamaError),
     Endpoint(operation="ollama_show", method="POST", path="/api/show", group="Ollama",
-             text="What the model is and can do, for Ollama's clients.", body=ollama.OllamaShowBody,
+             text="Kind and abilities of the model, for Ollama's clients.", body=ollama.OllamaShowBody,
              answer=OllamaModel, error=OllamaError, errors=(404,)),
     Endpoint(operation="ollama_ps", method="GET", path="/api/ps", group="Ollama",
              text="The model that is loaded, for Ollama's clients.", answer=OllamaModels, error=OllamaError),
@@ -500,7 +528,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="metrics", method="GET", path="/metrics", group="Operate", access="operator",
              text="Counters and histograms for Prometheus.", answer=str, media_type="text/plain"),
     Endpoint(operation="cache", method="GET", path="/v1/cache", group="Operate", access="operator",
-             text="What the prefix cache holds, in sizes, counts and ages; of several replicas the sum, and "
+             text="Contents of the prefix cache, in sizes, counts and ages; of several replicas the sum, and "
                   "each one that answers."),
     Endpoint(operation="flush_cache", method="POST", path="/v1/cache/flush", group="Operate",
              access="operator", text="Drops every cached prefix that no running request reads, in memory and on disk.",
@@ -530,7 +558,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="Takes the memory again. Fields may be in the query instead.", body=WakeBody,
              body_is_optional=True, answer=WakeAnswer, parameters=(_TAGS, _MODEL), errors=(404, 409)),
     Endpoint(operation="is_sleeping", method="GET", path="/is_sleeping", group="Server",
-             text="Whether the engine sleeps, and what is missing.", answer=IsSleepingAnswer, parameters=(_MODEL,),
+             text="Whether the engine sleeps, and its missing parts.", answer=IsSleepingAnswer, parameters=(_MODEL,),
              errors=(404, 409)),
     Endpoint(operation="pause", method="POST", path="/pause", group="Operate", access="operator",
              text="Computes no further step until /resume; requests wait. Fields may be in the query instead.",

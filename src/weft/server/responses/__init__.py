@@ -2,5 +2,5 @@
 
     ResponsesBody --responses_turn--> ChatTurn --prepare_turn--> PreparedTurn --ResponsesJob--> events
 
-Nothing behind ``ChatTurn`` knows which dialect the client spoke.
+Nothing after ``ChatTurn`` knows which dialect the client spoke.
 """

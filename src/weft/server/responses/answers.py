@@ -4,9 +4,9 @@
       items (``OutputWriter``)
     response.completed | response.incomplete | response.failed
 
-Every event has a ``sequence_number``, from 0 without a gap. The last one carries the whole response, with its
-usage. A response that is to be kept is stored before the last event or the answer goes out: its id works as
-soon as a client knows that it is complete. If it cannot be stored, the answer says ``store: false``.
+Every event has a ``sequence_number``, from 0 without a gap. The last one carries the complete response, with its usage.
+A response that is to be kept is stored before the last event or the answer goes out: its id works as soon as a client
+knows that it is complete. If it cannot be stored, the answer says ``store: false``.
 
 A failure after the beginning of a stream is ``response.failed``; before it, an HTTP error.
 """
@@ -33,7 +33,7 @@ from weft.text.dialect import AnswerBlock, BlockEvent, BlockKind
 
 _encoder = msgspec.json.Encoder()
 Keep = Callable[[str, bytes, RawAnswer], Awaitable[bool]]
-"""Stores a response by its id, and says whether that worked."""
+"""A function that stores a response by its id, and returns whether that worked."""
 _ERROR_CODES = {429: "rate_limit_exceeded"}
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -41,7 +41,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Of a kind of block: its item, its events, the field with its text, and the part that has that field."""
+    """Names of a kind of block: its item, its events, the field with its text, and the part that has that field."""
 
     item: str
     events: str
@@ -64,7 +64,7 @@ class OutputWriter:
     A piece whose text is held back may still become a marker, so its logprobs wait. When content follows, the
     last of them that cover its text belong to it; the others were of a marker.
 
-    ``items``: the output so far; those that are complete have their whole text. ``namespaces``: as in
+    ``items``: the output so far; those that are complete have all of their text. ``namespaces``: as in
     ``namespaces_of``."""
 
     def __init__(self, response_id: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
@@ -72,12 +72,12 @@ class OutputWriter:
         self._namespaces = namespaces
         self._response_id = response_id
         self._place: Item = {}
-        """Of the last block, in its events."""
+        """Place of the last block, in its events."""
         self._logprobs: list[ChatTokenLogprob] = []
         self._undecided: list[ChatTokenLogprob] = []
 
     def write(self, events: Iterable[BlockEvent], logprobs: list[ChatTokenLogprob]) -> Iterator[Item]:
-        """The events of one piece of the answer, without their ``sequence_number``."""
+        """Yield the events of one piece of the answer, without their ``sequence_number``."""
         self._undecided += logprobs
         for event in events:
             block, names = event.block, _NAMES[event.block.kind]
@@ -94,7 +94,7 @@ class OutputWriter:
                 yield written
 
     def empty_message(self, *, is_cut: bool) -> Iterator[Item]:
-        """The output of an answer without blocks."""
+        """Yield the output of an answer without blocks."""
         block = AnswerBlock("text", 0, is_complete=not is_cut)
         yield from self._start(block)
         yield from self._stop(block)
@@ -145,7 +145,7 @@ def _part(block: AnswerBlock, text: str, logprobs: list[ChatTokenLogprob]) -> It
 
 
 def _covering(logprobs: list[ChatTokenLogprob], text: str) -> list[ChatTokenLogprob]:
-    """The last of ``logprobs`` whose tokens have at least the bytes of ``text``."""
+    """Return the last of ``logprobs`` whose tokens have at least the bytes of ``text``."""
     missing, first = len(text.encode(errors="replace")), len(logprobs)
     while missing > 0 and first > 0:
         first -= 1
@@ -154,7 +154,7 @@ def _covering(logprobs: list[ChatTokenLogprob], text: str) -> list[ChatTokenLogp
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True):
-    """``cache_write_tokens`` is always 0: every prefix is cached, and none is paid for."""
+    """Counts of a response. ``cache_write_tokens`` is always 0: every prefix is cached, and none is paid for."""
 
     input_tokens: int
     input_tokens_details: dict[str, int]
@@ -164,7 +164,8 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """Fields of the request are given back as they were used. ``output``: reasoning, messages and calls."""
+    """The response. Fields of the request are given back as they were used. ``output``: reasoning, messages and
+    calls."""
 
     id: str
     object: str = "response"
@@ -230,7 +231,7 @@ def _response(
 
 async def overflow_lines(body: ResponsesBody, response_id: str, error: WeftError) -> AsyncGenerator[bytes, None]:
     """Write the stream of a response whose prompt is too long. OpenAI answers so, and clients that compact their
-    conversation look for the code in this event alone."""
+    conversation look for the code only in this event."""
     response = _response(body, response_id, body.model or "", SamplingParams(), stored=False)
     for number, kind in enumerate(("response.created", "response.failed")):
         if kind == "response.failed":
@@ -264,7 +265,7 @@ class ResponsesJob:
             pieces = [piece async for some in self.generation.pieces() for piece in some]
         for piece in pieces:
             for _ in self._events(piece):
-                pass  # the items are what counts
+                pass  # only the items count
         return await self._complete()
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
@@ -302,7 +303,7 @@ class ResponsesJob:
         return self.response.status
 
     def body_so_far(self) -> bytes:
-        """The response as it is now. Its output comes with its end."""
+        """Return the response as it is now. Its output comes with its end."""
         return _encoder.encode(self.response)
 
     def cancelled(self) -> None:
@@ -317,7 +318,7 @@ class ResponsesJob:
             yield from self._output.empty_message(is_cut=self._is_cut)
 
     async def _complete(self) -> bytes:
-        """The response as JSON, stored if it is to be."""
+        """Return the response as JSON, stored if it is to be."""
         response, usage = self.response, self._turn.usage()
         response.output = self._output.items
         response.status = "incomplete" if self._is_cut else "completed"

@@ -25,7 +25,7 @@ from weft.server.responses.store import ResponseStore, StoredResponse
 
 RUNS_MAX = 1024
 ENDED_MAX, ENDED_BYTES_MAX = 64, 64 << 20
-"""Of runs that have ended, whose events can still be followed."""
+"""Most runs that have ended, and bytes of their events, that can still be followed."""
 UNFINISHED = ("queued", "in_progress")
 _log = logging.getLogger("weft.server")
 
@@ -39,7 +39,7 @@ def status_of(stored: StoredResponse) -> str:
 
 
 class BackgroundAnswer(Protocol):
-    """What a run needs of a ``ResponsesJob``."""
+    """The part of a ``ResponsesJob`` that a run uses."""
 
     @property
     def response_id(self) -> str: ...
@@ -55,7 +55,7 @@ class BackgroundAnswer(Protocol):
 
 
 class ResponseRun:
-    """``unfinished``: as the store has it."""
+    """A response that is computed in the background. ``unfinished``: as the store has it."""
 
     def __init__(self, answer: BackgroundAnswer, owner: str, unfinished: StoredResponse, *, has_events: bool) -> None:
         self.owner = owner
@@ -66,11 +66,11 @@ class ResponseRun:
         self.event_bytes = 0
         self.answer = answer
         self._events: list[bytes] = []
-        """The event with the sequence number n is entry n."""
+        """events; the one with the sequence number n is entry n."""
         self._news = asyncio.Event()
 
     async def read(self) -> None:
-        """To the end of the answer, or to its cancellation."""
+        """Read the answer to its end, or to its cancellation."""
         lines = self.answer.lines()
         try:
             async for chunk in lines:
@@ -88,7 +88,7 @@ class ResponseRun:
         self._wake()
 
     async def follow(self, starting_after: int) -> AsyncGenerator[bytes, None]:
-        """Events with larger sequence numbers, up to the end."""
+        """Yield events with larger sequence numbers, up to the end."""
         at = starting_after + 1
         while True:
             news = self._news
@@ -114,7 +114,7 @@ class ResponseRuns:
         self._ended: dict[str, ResponseRun] = {}
 
     def check_room(self) -> None:
-        """Raises QueueFullError."""
+        """Raise QueueFullError where no further run may begin."""
         if len(self._runs) >= RUNS_MAX:
             raise QueueFullError(
                 f"{len(self._runs)} responses are computed in the background, which is the limit. Try again later",
@@ -132,7 +132,7 @@ class ResponseRuns:
         has_events: bool,
         on_end: Callable[[], None],
     ) -> ResponseRun:
-        """``answer`` was accepted by an engine. Raises ResponseStoreError, and RequestError where the store
+        """Begin a run: ``answer`` was accepted by an engine. Raise ResponseStoreError, and RequestError where the store
         has no place."""
         unfinished = StoredResponse(
             response_id=answer.response_id, parent=parent, body=answer.body_so_far(), items=items
@@ -152,17 +152,17 @@ class ResponseRuns:
         return run if run is not None and run.owner == owner else None
 
     async def cancel(self, run: ResponseRun) -> None:
-        """Returns when the store has it. A run that has ended stays as it is."""
+        """Cancel a run, and return when the store has it. A run that has ended stays as it is."""
         if run.task is not None and not run.has_ended:
             run.task.cancel()
             await asyncio.wait((run.task,))
 
     def forget(self, response_id: str) -> None:
-        """Of a run that has ended."""
+        """Forget the events of a run that has ended."""
         self._ended.pop(response_id, None)
 
     async def checked(self, stored: StoredResponse, owner: str) -> StoredResponse:
-        """``stored``; failed, if it is unfinished and the process that computed it is gone."""
+        """Return ``stored``; failed, if it is unfinished and the process that computed it is gone."""
         if status_of(stored) not in UNFINISHED or not await self._store.runner_is_gone(stored.response_id, owner):
             return stored
         body = msgspec.json.decode(stored.body)
@@ -175,7 +175,7 @@ class ResponseRuns:
         return await self._store.get(stored.response_id, owner)
 
     async def close(self) -> None:
-        """Ends what runs; the store says so."""
+        """End the runs; the store has their end."""
         tasks = [run.task for run in self._runs.values() if run.task is not None]
         for task in tasks:
             task.cancel()

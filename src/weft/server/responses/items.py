@@ -9,11 +9,11 @@
     custom_tool_call and its output                        the same for a custom tool, with ``input``
     item_reference        id                               a stored item (``with_items``)
 
-An item that cannot follow in the order of an answer (reasoning, content, calls) begins another message. Parts that
-are no text are refused by place and type. Items of tools that ran on another server (``web_search_call``,
-``mcp_call``, ``compaction``) are left out and named as ignored; a call that the client ran itself, and its output
-(``local_shell_call``), are those of a function. So a conversation that began on another server goes on here. Tools
-that come among the items (``additional_tools``, ``tool_search_output``) are tools of the request.
+An item that cannot follow in the order of an answer (reasoning, content, calls) begins another message. Parts that are
+not text are refused by place and type. Items of tools that ran on another server (``web_search_call``, ``mcp_call``,
+``compaction``) are left out and named as ignored; a call that the client ran itself, and its output
+(``local_shell_call``), are those of a function. So a conversation that began on another server goes on here. Tools that
+come among the items (``additional_tools``, ``tool_search_output``) are tools of the request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ _ITEM_ID = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[io]\d{1,9}")
 
 
 def read_items(given: str | list[Item], response_id: str) -> list[Item]:
-    """``input`` of a request, and the id of its response. Raises RequestError that names the item or part."""
+    """Return ``input`` of a request as items, checked; ``response_id`` is in their ids. Raise RequestError that names
+    the item or part."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     items = []
@@ -67,7 +68,7 @@ def _own_fields(item: Item) -> Item:
 
 
 def _own_item(item: Item) -> Item | None:
-    """``item`` as one of the types of this server; None for one of a tool that another server ran."""
+    """Return ``item`` as one of the types of this server; None for one of a tool that another server ran."""
     kind = item.get("type", "message")
     if not isinstance(kind, str) or kind in _PREFIXES or not kind or kind == "item_reference":
         return item
@@ -94,13 +95,13 @@ def new_response_id() -> str:
 
 
 def item_id(kind: Any, response_id: str, side: Literal["i", "o"], at: int) -> str:
-    """Of item ``at`` of a response's input or output. It leads back to the response (``response_of``)."""
+    """Return the id of item ``at`` of a response's input or output. It leads back to the response (``response_of``)."""
     prefix = _PREFIXES.get(kind, "msg") if isinstance(kind, str) else "msg"
     return f"{prefix}_{response_id.removeprefix('resp_')}{side}{at}"
 
 
 def response_of(item: str) -> str | None:
-    """The response whose item this is, as its id says; None for an id of another form."""
+    """Return the response whose item this is, as its id says; None for an id of another form."""
     match = _ITEM_ID.fullmatch(item)
     return None if match is None else f"resp_{match.group(1)}"
 
@@ -108,7 +109,8 @@ def response_of(item: str) -> str | None:
 def messages_of(
     items: Iterable[Item], instructions: str | None, names: Mapping[tuple[str, str], str] | None = None
 ) -> list[ChatMessage]:
-    """``instructions`` come first, as a system message. ``names``: of functions inside a namespace, to the model."""
+    """Return the messages of items. ``instructions`` come first, as a system message. ``names``: of functions inside a
+    namespace, to the model."""
     messages = [ChatMessage(role="system", content=instructions)] if instructions else []
     answers: list[list[Item]] = []
     place = -1
@@ -132,7 +134,7 @@ def messages_of(
 
 
 def _place(item: Item) -> int:
-    """Of an item in the message of an assistant; -1 for one that belongs to none."""
+    """Return the order of an item in the message of an assistant; -1 for one that belongs to none."""
     kind = item["type"]
     if kind == "message":
         return 1 if item["role"] == "assistant" else -1
@@ -152,7 +154,7 @@ def _fill(message: ChatMessage, items: list[Item], names: Mapping[tuple[str, str
 
 
 def _call(item: Item, names: Mapping[tuple[str, str], str]) -> Item:
-    """As chat completions have it."""
+    """Return a call as chat completions have it."""
     item = {**item, "name": names.get((item.get("namespace", ""), item["name"]), item["name"])}
     if item["type"] == "custom_tool_call":
         return {"id": item["call_id"], "type": "custom", "custom": {"name": item["name"], "input": item["input"]}}
@@ -212,7 +214,7 @@ def _message(place: str, item: Item) -> Item:
 
 
 def _content(place: str, content: Any, own: str) -> str | list[Item]:
-    """``own``: the type that the parts get."""
+    """Return the content of a message. ``own``: the type that the parts get."""
     if isinstance(content, str):
         return content
     if content is None:
@@ -251,7 +253,7 @@ def _part(kind: str, text: str) -> Item:
 
 
 def _parts(place: str, parts: Any, kind: str) -> list[Item]:
-    """Of a reasoning item."""
+    """Return the parts of a reasoning item."""
     if parts is None:
         return []
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
@@ -267,19 +269,19 @@ def _text(place: str, value: Any) -> str:
 
 
 def _shown(content: str | list[Item]) -> str | list[Item]:
-    """Text, or parts where some are pictures."""
+    """Return text, or parts where some are pictures."""
     if isinstance(content, list) and any("text" not in part for part in content):
         return content
     return _text_of(content)
 
 
 def _text_of(content: str | list[Item]) -> str:
-    """Raises RequestError for a picture in the system prompt."""
+    """Return the text of the system prompt. Raise RequestError for a picture in it."""
     if isinstance(content, str):
         return content
     if any("text" not in part for part in content):
         raise RequestError(
-            "input: a picture stands in a message of the system; pictures are read in "
+            "input: a picture is in a message of the system; pictures are read in "
             "messages of the user and in outputs of tools",
             param="input",
             code="unsupported_parameter",
@@ -296,17 +298,17 @@ _decode_items = msgspec.json.Decoder(list[Item]).decode
 
 
 def is_reference(item: Item) -> bool:
-    """OpenAI lets the type of a reference be left out."""
+    """Return whether ``item`` is a reference; OpenAI lets the type of a reference be left out."""
     return item.get("type") == "item_reference" or set(item) == {"id"}
 
 
 async def with_items(
     given: Sequence[Item], known: Sequence[Item], get: Callable[[str], Awaitable[StoredResponse]], limits: StoreLimits
 ) -> list[Item]:
-    """``given`` with items for references. The id of an item has that of its response in it, so the store
-    needs no index of items. ``known``: items of the conversation so far, which are looked through first.
-    ``get`` raises UnknownResponseError. Raises RequestError, UnknownResponseError. Responses and bytes of one
-    request are bounded as those of a conversation are (law L11)."""
+    """Return ``given`` with items for references. The id of an item has that of its response in it, so the store needs
+    no index of items. ``known``: items of the conversation so far, which are looked through first. ``get`` raises
+    UnknownResponseError. Raise RequestError, UnknownResponseError. Responses and bytes of one request are bounded as
+    those of a conversation are (law L11)."""
     by_id = {item["id"]: item for item in known}
     responses: set[str] = set()
     size = 0
@@ -366,7 +368,7 @@ _VERBOSITIES = (None, "medium")
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    """``summary``: answers have the reasoning itself, in ``content``, and no summary of it."""
+    """The field ``reasoning``. ``summary``: answers have the reasoning itself, in ``content``, and no summary of it."""
 
     effort: str | None = None
     max_tokens: int | None = None
@@ -380,13 +382,13 @@ class TextOptions(msgspec.Struct, kw_only=True):
 
 
 class StreamingOptions(msgspec.Struct, kw_only=True):
-    """Deltas are never padded, so ``include_obfuscation`` changes nothing."""
+    """The field ``stream_options``. Deltas are never padded, so ``include_obfuscation`` changes nothing."""
 
     include_obfuscation: bool | None = None
 
 
 class ResponsesBody(SamplingFields, kw_only=True):
-    """``input``: text, or items as ``weft.server.responses.items`` reads them."""
+    """The body of /v1/responses. ``input``: text, or items as ``weft.server.responses.items`` reads them."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -428,7 +430,7 @@ UNSERVED_IN_RESPONSES: Unserved = {
     "reasoning_effort": ("use reasoning.effort", ()),
     "verbosity": ("it is not served", ("medium",)),
 }
-"""Field -> (why it is refused, values besides null that ask for nothing)."""
+"""Reason and harmless values of each refused field: (why it is refused, values besides null that ask for nothing)."""
 
 
 _TOOL_ITEMS = ("additional_tools", "tool_search_output")
@@ -447,8 +449,8 @@ def _lift_tools(body: ResponsesBody) -> None:
 
 
 def check_fields(body: ResponsesBody) -> None:
-    """What a type alone does not say, and tools of the items (``_lift_tools``). Raises RequestError that names the
-    field."""
+    """Check the rules that a type cannot state, and take tools of the items (``_lift_tools``). Raise RequestError that
+    names the field."""
     _lift_tools(body)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise RequestError(

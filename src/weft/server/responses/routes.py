@@ -65,8 +65,8 @@ _log = logging.getLogger("weft.server")
 
 
 class ResponseHandlers:
-    """A public method is an operation of ``openapi.endpoints``. ``forward``: to the process that computes
-    responses in the background, if that is another one."""
+    """The endpoints of Responses. A public method is an operation of ``openapi.endpoints``. ``forward``: to the process
+    that computes responses in the background, if that is another one."""
 
     def __init__(self, service: Service, forward: Handler | None) -> None:
         self._service = service
@@ -137,7 +137,7 @@ class ResponseHandlers:
         return await self._once_ended(request, self._cancel)
 
     async def _once_ended(self, request: Request, answer: Callable[[str, str], Awaitable[Response]]) -> Response:
-        """Ends the response in the process that computes it. ``answer`` takes its id and its owner."""
+        """End the response in the process that computes it. ``answer`` takes its id and its owner."""
         response_id, owner = request.path_params["response_id"], owner_of(request)
         stored = await self._store().get(response_id, owner)
         if self._forward is not None and status_of(stored) in UNFINISHED:
@@ -172,7 +172,7 @@ class ResponseHandlers:
         return json_response(page_of(listed, request, lambda item: str(item["id"])))
 
     async def _begin(self, request: Request, body: ResponsesBody, job: ResponsesJob, items: list[Item]) -> Response:
-        """In the background. Raises what the engine refuses the job with, and RequestError."""
+        """Begin a response in the background. Raise the engine's refusal of the job, and RequestError."""
         tenant, runs = tenant_of(request), self._runs()
 
         def end() -> None:
@@ -234,7 +234,7 @@ class ResponseHandlers:
         return read_history(path, (await self._service.model_for(body.model)).vocabulary)
 
     async def _items(self, request: Request, body: ResponsesBody, history: TurnHistory, response_id: str) -> list[Item]:
-        """Of the request's own ``input``. Raises RequestError, UnknownResponseError."""
+        """Return the items of the request's own ``input``. Raise RequestError, UnknownResponseError."""
         given = body.input
         if not isinstance(given, str) and any(map(is_reference, given)):
             owner, store = owner_of(request), self._store()
@@ -244,7 +244,7 @@ class ResponseHandlers:
     def _keep(
         self, request: Request, body: ResponsesBody, turn: PreparedTurn, items: list[Item], history: TurnHistory
     ) -> Keep | None:
-        """What stores the response; None if it is not to be stored. Raises RequestError."""
+        """Return the function that stores the response; None if it is not to be stored. Raise RequestError."""
         store = self._service.responses
         if store is None and (body.store or body.background):
             field = "store" if body.store else "background"
@@ -276,7 +276,7 @@ class ResponseHandlers:
 
 
 def _with_raw(request: Request, raw: bytes) -> Request:
-    """``request`` with its body, which was read."""
+    """Return ``request`` with its body, which was read."""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": raw, "more_body": False}
@@ -292,7 +292,7 @@ def _flag(request: Request, name: str) -> bool:
 
 
 def _starting_after(request: Request) -> int:
-    """-1 for all events."""
+    """Return the last event that the client has; -1 for none."""
     given = request.query_params.get("starting_after", "-1")
     if given != "-1" and not (given.isascii() and given.isdigit() and len(given) < 10):
         raise RequestError(f"starting_after is {given[:20]!r}; it must be at least 0", param="starting_after")

@@ -3,10 +3,10 @@
     put --queue--> the thread: all that wait, one transaction --> ObjectDatabase
     get, delete, path_to --------> the thread
 
-SQLite blocks, for milliseconds as a rule and for seconds when another process writes or a disk is slow. So
-its calls run in one thread of their own. An executor with its futures takes half as long again for a call
-that does little. A response is on disk when ``put`` returns. Without ``server.response_store`` the file is
-opened when the first response is stored or asked for. At most WAITING_MAX calls wait (law L11).
+SQLite blocks, for milliseconds as a rule and for seconds when another process writes or a disk is slow. So its calls
+run in one thread of their own. An executor with its futures takes half longer for a short call. A response is on disk
+when ``put`` returns. Without ``server.response_store`` the file is opened when the first response is stored or asked
+for. At most WAITING_MAX calls wait (law L11).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from weft.server.running import LockFile, is_locked, state_directory
 
 WAITING_MAX = 4096
 KIND = "response"
+SESSION_KIND = "session"
+"""Objects of ``weft.server.sessions``, in the same file."""
 T = TypeVar("T")
 
 
@@ -48,21 +50,23 @@ class UnknownResponseError(NotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """``turns``: responses that a conversation may have; ``turn_bytes``: bytes that all of them may have."""
+    """Limits of conversations. ``turns``: responses that a conversation may have; ``turn_bytes``: bytes that all of
+    them may have. ``session_age_s``: seconds that sessions are kept at most."""
 
     count: int
     bytes: int
     age_s: float
     turns: int
     turn_bytes: int
+    session_age_s: float = 30 * 86_400.0
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """``body``: the response as JSON; ``items``: the input items of its request alone, as JSON.
+    """A stored response. ``body``: the response as JSON; ``items``: only the input items of its request, as JSON.
 
-    ``tokens`` are int32, behind the first ``shared`` tokens of the parent: what the model read and wrote up
-    to the end of the answer. Their text has ``chars`` characters and the SHA-256 ``digest``; ``vocabulary``
-    identifies the tokenizer."""
+    ``tokens`` are int32, after the first ``shared`` tokens of the parent: tokens that the model read and wrote up to
+    the end of the answer. Their text has ``chars`` characters and the SHA-256 ``digest``; ``vocabulary`` identifies the
+    tokenizer."""
 
     response_id: str
     parent: str | None
@@ -89,7 +93,8 @@ _decode = msgspec.msgpack.Decoder(StoredResponse).decode
 
 
 class ResponseStore:
-    """Raises ResponseStoreError where the file fails, QueueFullError where too many calls wait."""
+    """The store of responses, on the event loop. Raises ResponseStoreError where the file fails, QueueFullError where
+    too many calls wait."""
 
     def __init__(self, path: Path, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         self.path = path
@@ -105,11 +110,11 @@ class ResponseStore:
         """Locked as long as this process may compute responses in the background."""
 
     def open_now(self) -> None:
-        """Before anything else. Raises ResponseStoreError."""
+        """Open the file, before anything else. Raise ResponseStoreError."""
         self._work(lambda database: None)
 
     async def put(self, make: Callable[[], StoredResponse], owner: str) -> bool:
-        """False where the response has no place. ``make`` may hash megabytes and runs in the thread."""
+        """Store a response. Return False where it has no place. ``make`` may hash megabytes and runs in the thread."""
         self._check_room(len(self._puts))
         is_stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._puts.append((make, owner, is_stored))
@@ -118,46 +123,46 @@ class ResponseStore:
         return await is_stored
 
     async def begin(self, unfinished: StoredResponse, owner: str) -> bool:
-        """Stores a response that this process computes in the background. False where it has no place."""
+        """Store a response that this process computes in the background. Return False where it has no place."""
 
         def put(database: ObjectDatabase) -> bool:
             if self._runner is None:
                 self._runner = LockFile(self.path.with_name(f"{self.path.name}.runner-{token_hex(16)}"))
             return database.put(KIND, unfinished.as_object(owner, self._runner.path.name))
 
-        return await self._run(put)
+        return await self.run(put)
 
     async def finish(self, make: Callable[[], StoredResponse], owner: str) -> bool:
-        """What became of a response of ``begin``. False if it was deleted."""
-        return await self._run(lambda database: database.finish(KIND, make().as_object(owner)))
+        """Store the end of a response of ``begin``. Return False if it was deleted."""
+        return await self.run(lambda database: database.finish(KIND, make().as_object(owner)))
 
     async def runner_is_gone(self, response_id: str, owner: str) -> bool:
-        """Of an unfinished response: no process computes it."""
+        """Return whether no process computes an unfinished response any more."""
 
         def is_gone(database: ObjectDatabase) -> bool:
             runner = database.runner_of(response_id, owner)
             return runner is not None and not is_locked(self.path.with_name(runner))
 
-        return await self._run(is_gone)
+        return await self.run(is_gone)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
-        """Raises UnknownResponseError."""
-        body = await self._run(lambda database: database.get(KIND, response_id, owner))
+        """Return a response. Raise UnknownResponseError."""
+        body = await self.run(lambda database: database.get(KIND, response_id, owner))
         if body is None:
             raise _unknown(response_id)
         return _decode(body)
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Raises UnknownResponseError."""
-        if not await self._run(lambda database: database.delete(response_id, owner)):
+        """Delete a response. Raise UnknownResponseError."""
+        if not await self.run(lambda database: database.delete(response_id, owner)):
             raise _unknown(response_id)
 
     async def path_to(self, response_id: str, owner: str) -> list[StoredResponse]:
-        """The conversation up to this response. Raises UnknownResponseError, RequestError."""
-        return await self._run(lambda database: read_path(database, response_id, owner, self.limits))
+        """Return the conversation up to this response. Raise UnknownResponseError, RequestError."""
+        return await self.run(lambda database: read_path(database, response_id, owner, self.limits))
 
     async def close(self) -> None:
-        """Waits for what was begun."""
+        """Wait for the calls that have begun, and close."""
         await asyncio.to_thread(self.close_now)
 
     def close_now(self) -> None:
@@ -174,7 +179,7 @@ class ResponseStore:
     # ------------------------------------------------------------------ the thread
 
     def _write(self) -> None:
-        """All responses that wait, in one transaction."""
+        """Write all responses that wait, in one transaction."""
         self._is_writing = True
         batch, self._puts = self._puts, []
 
@@ -190,7 +195,8 @@ class ResponseStore:
 
         self._begin(put_all, end)
 
-    async def _run(self, work: Callable[[ObjectDatabase], T]) -> T:
+    async def run(self, work: Callable[[ObjectDatabase], T]) -> T:
+        """Return ``work`` of the database, done in the thread. Raises ResponseStoreError, and its own errors."""
         self._check_room(self._waiting)
         self._waiting += 1
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -201,7 +207,7 @@ class ResponseStore:
             self._waiting -= 1
 
     def _begin(self, work: Callable[[ObjectDatabase], T], end: Callable[[T | Exception], None]) -> None:
-        """``work`` in the thread, then ``end`` on the event loop with its result, or its exception."""
+        """Call ``work`` in the thread, then ``end`` on the event loop with its result, or its exception."""
         loop = asyncio.get_running_loop()
 
         def job() -> None:
@@ -253,13 +259,16 @@ def _settle(waiting: asyncio.Future[T], result: T | Exception) -> None:
 
 
 def open_database(path: Path, limits: StoreLimits, clock: Callable[[], float]) -> ObjectDatabase:
-    """Raises ConfigError."""
-    bounds = {KIND: Bounds(limits.count, limits.bytes, limits.age_s)}
+    """Open the file. Raise ConfigError."""
+    bounds = {
+        KIND: Bounds(limits.count, limits.bytes, limits.age_s),
+        SESSION_KIND: Bounds(float("inf"), float("inf"), limits.session_age_s),
+    }
     return ObjectDatabase(path, bounds, clock, flag="server.response_store", migrate=_migrate)
 
 
 def read_path(database: ObjectDatabase, response_id: str, owner: str, limits: StoreLimits) -> list[StoredResponse]:
-    """The responses from the root to this one. Raises UnknownResponseError, RequestError."""
+    """Return the responses from the root to this one. Raise UnknownResponseError, RequestError."""
     with database.transaction(reads_only=True):  # one state of the file for all queries
         if database.get(KIND, response_id, owner) is None:
             raise UnknownResponseError(
@@ -292,7 +301,7 @@ def read_path(database: ObjectDatabase, response_id: str, owner: str, limits: St
 
 
 def _migrate(database: ObjectDatabase, version: int) -> None:
-    """From the tables of versions 1 and 2."""
+    """Fill the tables from those of versions 1 and 2."""
     runner = "runner" if version == 2 else "NULL"
     rows = database.db.execute(
         f"SELECT id, owner, parent, root, created_s, {runner}, body, items, vocabulary, shared, tokens, "
@@ -307,7 +316,7 @@ def _migrate(database: ObjectDatabase, version: int) -> None:
 
 
 def default_path() -> Path:
-    """In the user's state directory."""
+    """Return the path of the file in the user's state directory."""
     return state_directory() / "responses.sqlite"
 
 

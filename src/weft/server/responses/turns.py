@@ -1,12 +1,12 @@
-"""From a Responses body to the turn that every dialect shares (``ChatTurn``), and what a turn leaves.
+"""From a Responses body to the turn that every dialect shares (``ChatTurn``), and from its answer to a stored response.
 
     path of StoredResponse --read_history--> TurnHistory: items, and the tokens that the model knows
     response + answer's tokens --Keeper--> StoredResponse
 
-The next turn begins where the answer ended. A model may write a text in other tokens than the tokenizer
-makes of it. Text alone would lose the cache at the first token that differs. So a response keeps the tokens
-of its prompt and its answer, with the digest of their text. If the next prompt begins with this text,
-these tokens stand for it (``KnownPrefix``). Tokens are stored as a difference to the parent's.
+The next turn begins where the answer ended. A model may write a text in other tokens than the tokenizer makes of it.
+From text, the prompt would leave the cached prefix at the first token that differs. So a response keeps the tokens of
+its prompt and its answer, with the digest of their text. If the next prompt begins with this text, these tokens replace
+it (``KnownPrefix``). Tokens are stored as a difference to the parent's.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _FORMATS = ("text", "json_object", "json_schema")
 
 
 def responses_turn(body: ResponsesBody, items: Sequence[Item], known: KnownPrefix | None = None) -> ChatTurn:
-    """``items``: the whole conversation, earlier turns too; ``known``: tokens of those. Raises RequestError
-    that names the field."""
+    """Return the turn of ``body``. ``items``: of the conversation with its earlier turns; ``known``: tokens of those.
+    Raise RequestError that names the field."""
     response_format, fields = _response_format(body), body
     if response_format is not body.response_format:
         fields = msgspec.structs.replace(body, response_format=response_format)
@@ -51,7 +51,7 @@ def responses_turn(body: ResponsesBody, items: Sequence[Item], known: KnownPrefi
 
 
 _ITEMS_AT_ONCE = 500
-"""Items that are read in one turn of the event loop."""
+"""Most items that are read in one turn of the event loop."""
 Read = TypeVar("Read")
 
 
@@ -61,7 +61,7 @@ async def read_apart(count: int, read: Callable[..., Read], *given: Any) -> Read
 
 
 def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFields:
-    """The fields that shape the prompt. Raises RequestError."""
+    """Return the fields that shape the prompt. Raise RequestError."""
     functions = flat_tools(body.tools)
     names = {(one.namespace, one.definition["name"]): one.name for one in functions if one.namespace and one.name}
     messages = messages_of(items, body.instructions, names)
@@ -82,7 +82,7 @@ def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFiel
 
 
 def format_of(body: ResponsesBody) -> dict[str, Any]:
-    """``text.format``, with its default."""
+    """Return ``text.format``, with its default."""
     asked = None if body.text is None else body.text.format
     return asked or {"type": "text"}
 
@@ -96,7 +96,7 @@ def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
         return body.response_format
     if body.response_format is not None:
         raise RequestError(
-            "text.format and response_format both say what the answer must match; one can", param="text.format"
+            "text.format and response_format both give the form of the answer; one can", param="text.format"
         )
     if kind == "json_object":
         return {"type": "json_object"}
@@ -116,8 +116,8 @@ class FlatTool(NamedTuple):
 
 
 def flat_tools(tools: Sequence[Any] | None) -> list[FlatTool]:
-    """Return ``tools`` with the functions of each namespace in its place. Raises RequestError for a namespace without
-    a name or tools."""
+    """Return ``tools`` with the functions of each namespace in its place. Raise RequestError for a namespace without a
+    name or tools."""
     flattened: list[tuple[str, Any, str]] = []
     for at, tool in enumerate(tools or ()):
         place = f"tools[{at}]"
@@ -148,7 +148,7 @@ def namespaces_of(tools: Sequence[Any] | None) -> dict[str, tuple[str, str]]:
 
 
 def _choice(choice: Any, names: Mapping[tuple[str, str], str]) -> Any:
-    """``tool_choice`` with the names that the model sees."""
+    """Return ``tool_choice`` with the names that the model sees."""
     if not isinstance(choice, dict):
         return choice
     if isinstance(choice.get("tools"), list):
@@ -160,7 +160,7 @@ def _choice(choice: Any, names: Mapping[tuple[str, str], str]) -> Any:
 
 
 def _tool(flat: FlatTool) -> Any:
-    """As chat completions have it: the function in an object of its own."""
+    """Return a tool as chat completions have it: the function in an object of its own."""
     place, tool = flat.place, flat.definition
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind not in ("function", "custom"):
@@ -180,7 +180,7 @@ def _tool(flat: FlatTool) -> Any:
 
 
 def in_own_words(error: RequestError) -> RequestError:
-    """``error`` of a turn with the names of this dialect."""
+    """Return ``error`` of a turn with the names of this dialect."""
     param = _NAMES.get(error.param or "", error.param)
     message = error.message.replace("(max_tokens)", "(max_output_tokens)")
     if ".custom." in (param or ""):  # chat completions have an object more
@@ -197,12 +197,12 @@ _ANSWER_SHARE = 8
 async def prepare_response(
     service: Service, body: ResponsesBody, items: Sequence[Item], known: KnownPrefix | None
 ) -> PreparedTurn:
-    """The turn, with as much of ``items`` as the context has room for if ``truncation`` is auto.
+    """Return the turn; if ``truncation`` is auto, with only the items that the context has room for.
 
         items:   system | user ... | user ... | user ... | user ...
         shown:   system |                     | user ... | user ...
 
-    A turn has all that follows its user message, so no output of a tool loses its call. The oldest turns go,
+    A turn keeps everything after its user message, so no output of a tool loses its call. The oldest turns go,
     TURNS_STEP at a time: the shown beginning is then the same for several turns, and the cache has it. Raises
     RequestError, UnknownModelError, EngineUnavailableError."""
     try:
@@ -224,7 +224,7 @@ async def prepare_response(
 async def _first_fitting(
     service: Service, body: ResponsesBody, items: Sequence[Item], leading: int, starts: Sequence[int]
 ) -> PreparedTurn | None:
-    """The longest conversation that begins at one of ``starts`` and fits; by halving."""
+    """Return the longest conversation that begins at one of ``starts`` and fits; by halving."""
     best: PreparedTurn | None = None
     low, high = 0, len(starts)
     while low < high:
@@ -248,7 +248,8 @@ async def _fitting(service: Service, body: ResponsesBody, items: Sequence[Item])
 
 
 class TurnHistory(msgspec.Struct, frozen=True):
-    """``items`` of all earlier turns, input and output in order. ``tokens``: what the model knows of them."""
+    """The turns before a request. ``items`` of all earlier turns, input and output in order. ``tokens``: those that the
+    model knows of them."""
 
     items: list[Item] = []
     tokens: list[int] = []
@@ -256,7 +257,7 @@ class TurnHistory(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct):
-    """What a turn needs of a response object."""
+    """The part of a response object that a turn reads."""
 
     output: list[dict[str, Any]]
 
@@ -266,7 +267,7 @@ _decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 def read_history(path: Sequence[StoredResponse], vocabulary: bytes) -> TurnHistory:
-    """``vocabulary``: the tokenizer's; tokens of another one are left out."""
+    """Return the history of a conversation. ``vocabulary``: the tokenizer's; tokens of another one are left out."""
     items: list[Item] = []
     tokens: list[int] = []
     for stored in path:
@@ -289,7 +290,7 @@ class RawAnswer(NamedTuple):
 
 
 class Keeper(msgspec.Struct, frozen=True):
-    """Makes the record of a response. ``items``: the request's own; ``before``: the parent's tokens."""
+    """A maker of the record of a response. ``items``: the request's own; ``before``: the parent's tokens."""
 
     model: ServedModel
     prompt: Prompt
@@ -297,7 +298,7 @@ class Keeper(msgspec.Struct, frozen=True):
     before: list[int]
 
     def record(self, response_id: str, parent: str | None, body: bytes, answer: RawAnswer) -> StoredResponse:
-        """``body``: the response as JSON."""
+        """Return the record. ``body``: the response as JSON."""
         tokenizer = self.model.tokenizer
         tokens = answer.tokens
         if tokens and tokens[-1] in tokenizer.special_ids:

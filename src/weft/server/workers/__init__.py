@@ -1,1 +1,1 @@
-"""Several HTTP processes on one port (``--http-workers``). See ``supervisor`` for what each process owns."""
+"""Several HTTP processes on one port (``--http-workers``). See ``supervisor`` for the duties of each process."""

@@ -1,4 +1,4 @@
-"""What a worker does not answer itself goes to the supervisor, over HTTP on a private socket.
+"""Requests that a worker does not answer itself go to the supervisor, over HTTP on a private socket.
 
     client --> worker: edge, gate (origin, key) --> this handler --> supervisor: gate (key) --> handler
 
@@ -31,7 +31,7 @@ def forwarded_operations() -> frozenset[str]:
 
 
 def forward_handler(socket: str) -> Handler:
-    """``socket``: where the supervisor listens."""
+    """Return the handler. ``socket``: where the supervisor listens."""
     import httpx  # the supervisor reads the table above without it
 
     client = httpx.AsyncClient(

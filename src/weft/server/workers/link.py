@@ -1,4 +1,4 @@
-"""An HTTP worker's end of its supervisor: an engine client, and what handlers see as the fleet.
+"""An HTTP worker's end of its supervisor: an engine client, and the fleet as handlers see it.
 
 stdin, once   WorkerLaunch  -->  which server to be
 zmq           Attached, Submit, Cancel  -->  supervisor  -->  Progress, Ready, StepReport: as of an engine
@@ -29,8 +29,8 @@ _reports = msgspec.msgpack.Decoder(Report)
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """``listener``: the file descriptor of the listening socket. ``folder`` has the sockets, the shared
-    counts and metrics; ``process`` numbers the worker, ``processes`` counts workers and supervisor.
+    """The launch of a worker. ``listener``: the file descriptor of the listening socket. ``folder`` has the sockets,
+    the shared counts and metrics; ``process`` numbers the worker, ``processes`` counts workers and supervisor.
     ``is_replacement``: the server is open, and this worker follows one that died."""
 
     config: dict[str, Any]
@@ -46,7 +46,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def http_socket(self) -> str:
-        """Where the supervisor answers what a worker does not."""
+        """Path of the socket where the supervisor answers other requests."""
         return f"{self.folder}/http"
 
     @property
@@ -54,7 +54,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.folder}/counts"
 
     def server_config(self) -> ServerConfig:
-        """Files and batches are the supervisor's."""
+        """Return the config of a worker; files and batches belong to the supervisor."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in self.config.items()
         }
@@ -62,7 +62,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):
-    """The worker can be reached; ``serves``: and it answers requests."""
+    """The worker can be reached; ``serves``: it also answers requests."""
 
     serves: bool = False
 
@@ -76,7 +76,7 @@ class SupervisorLink:
     machine_lost = False
     started = True
     running = False
-    """There is no process to wait for at the end."""
+    """Always false: there is no process to wait for at the end."""
 
     def __init__(self, address: str, routing_id: str) -> None:
         self._context = zmq.Context()
@@ -125,7 +125,7 @@ class RequestsOfWorker:
         self._streams: dict[str, RequestStream] = {}
 
     async def submit(self, requests: list[Request]) -> RequestStream:
-        """Returns when engines have accepted them, all or none. Raises the first refusal."""
+        """Submit ``requests``, and return when engines have accepted them, all or none. Raise the first refusal."""
         stream = RequestStream([request.request_id for request in requests])
         self._streams |= dict.fromkeys(stream.request_ids, stream)
         submits = [asyncio.ensure_future(self.client.submit(request)) for request in requests]
@@ -144,7 +144,7 @@ class RequestsOfWorker:
         self.client.cancel(request_id, index)
 
     def close(self, stream: RequestStream) -> None:
-        """Later events of the stream are dropped."""
+        """Close ``stream``: its later events are dropped."""
         for request_id in stream.request_ids:
             self._streams.pop(request_id, None)
 
@@ -166,7 +166,8 @@ class FleetOfWorker:
     def __init__(self, link: SupervisorLink) -> None:
         self.on_step_tokens: Callable[[int, list[int]], None] = lambda replica, sizes: None
         self.weight_version = ""
-        """Unknown to a worker: its supervisor answers /health and updates. Events carry the version of their tokens."""
+        """Unknown to a worker: its supervisor answers /health and updates; events carry the version of their tokens."""
+        self.weights_digest = None
         self.requests = RequestsOfWorker(link)
         self.client = self.requests.client
         self.check_alive = self.client.check_alive

@@ -32,7 +32,7 @@ from weft.server.workers.link import Attached, FleetOfWorker, SupervisorLink, Wo
 
 
 async def answer(launch: WorkerLaunch, routing_id: str) -> None:
-    """Until SIGTERM."""
+    """Answer requests until SIGTERM."""
     config = launch.server_config()
     counts = SharedCounts(
         Path(launch.counts_file), process=launch.process, processes=launch.processes, keys=len(config.client_keys())
@@ -64,8 +64,8 @@ async def answer_for_ever(
     launch: WorkerLaunch,
     listen: Callable[[], Awaitable[None]],
 ) -> None:
-    """Once the supervisor knows the model, which it could read itself. A replacement takes no connection
-    before that: others answer meanwhile."""
+    """Answer once the supervisor knows the model, which it could read itself. A replacement takes no connection before
+    that: others answer meanwhile."""
     service.open(await asyncio.to_thread(load_served_model, await client.ready(), service.config))
     end_start()
     if launch.is_replacement:

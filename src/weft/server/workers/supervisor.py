@@ -8,11 +8,10 @@
                      /    |     \\
               engine 0  engine 1  joined machines
 
-A worker is the server of one process, and its engine is the whole fleet: it has an ``EngineClient``, and
-the supervisor answers that as an engine would (``weft.rpc.messages``). A worker answers what generates or
-tokenizes. It passes the rest on to the supervisor's own HTTP socket (``forward``), so a drain or a batch is
-the same at each worker. What belongs to all processes lies in files: counts (``SharedCounts``), and metrics,
-which prometheus_client adds up.
+A worker is the server of one process, and its engine is the fleet of the supervisor: it has an ``EngineClient``, and
+the supervisor answers that as an engine would (``weft.rpc.messages``). A worker answers requests that generate or
+tokenize. It passes the rest on to the supervisor's own HTTP socket (``forward``), so a drain or a batch is the same at
+each worker. Data of all processes is in files: counts (``SharedCounts``), and metrics, which prometheus_client adds up.
 
 A worker that dies takes its clients' connections with it. Its requests are cancelled, its counts cleared, its
 metrics folded into those of all dead ones, and another starts. Workers never outlive the supervisor.
@@ -55,7 +54,7 @@ _decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
 class Worker:
-    """One HTTP process at a time, and where the events of its requests go. ``send`` never waits."""
+    """One HTTP process at a time, and the receiver of the events of its requests. ``send`` never waits."""
 
     def __init__(self, number: int, fleet: Fleet, send: Callable[[bytes, Report], None]) -> None:
         self.number = number
@@ -71,17 +70,17 @@ class Worker:
 
     @property
     def routing_id(self) -> bytes:
-        """Of the present process; messages of an earlier one have another."""
+        """Id of the present process; messages of an earlier one have another."""
         return f"{self.number}.{self._starts}".encode()
 
     def begin(self) -> None:
-        """The next process."""
+        """Begin the next process."""
         self._starts += 1
         self._is_attached, self._last_news = False, None
         self.serves.clear()
 
     def lost(self) -> None:
-        """Its process ended: so did its clients' connections."""
+        """Note that its process ended, and with it its clients' connections."""
         self._fleet.requests.abandon(self)
         self._report = StepReport()
 
@@ -102,7 +101,7 @@ class Worker:
             if message.serves:
                 self.serves.set()
 
-    # ------------------------------------------------------------------ what its requests bring
+    # ------------------------------------------------------------------ events of its requests
 
     def put(self, event: TokenEvent) -> None:
         self._next_report().events.append(event)
@@ -119,7 +118,7 @@ class Worker:
         self._next_report().replies.append(reply)
 
     def _next_report(self) -> StepReport:
-        """Leaves at the end of this turn of the loop."""
+        """Return the report that leaves at the end of this turn of the loop."""
         report = self._report
         if not (report.events or report.replies or report.failures):
             asyncio.get_running_loop().call_soon(self._flush)
@@ -131,7 +130,8 @@ class Worker:
 
 
 class Workers:
-    """``listener``: the descriptor of the listening socket. ``info``: of the model, once it is known."""
+    """The HTTP processes of a server. ``listener``: the descriptor of the listening socket. ``info``: of the model,
+    once it is known."""
 
     def __init__(self, config: ServerConfig, fleet: Fleet, listener: int) -> None:
         self._fleet = fleet
@@ -160,7 +160,7 @@ class Workers:
         return self._launch.http_socket
 
     def start(self) -> None:
-        """Starts the processes. They answer 503 until ``info`` is set."""
+        """Start the processes. They answer 503 until ``info`` is set."""
         self._context = zmq.Context()
         socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the tokens of live requests
@@ -174,14 +174,14 @@ class Workers:
         ]
 
     async def opened(self) -> None:
-        """Waits until all workers answer. Raises EngineUnavailableError where one cannot start."""
+        """Wait until all workers answer. Raise EngineUnavailableError where one cannot start."""
         while not all(worker.serves.is_set() for worker in self._workers):
             if self._failed_start is not None:
                 raise self._failed_start
             await asyncio.sleep(_LOOK_S)
 
     async def stop(self) -> None:
-        """Workers end once their last answers have left."""
+        """Stop the workers, which end once their last answers have left."""
         for task in self._tasks[2:]:
             task.cancel()
         running = [
@@ -216,7 +216,7 @@ class Workers:
                 worker.take(_decoder.decode(raw))
 
     async def _tell_news(self) -> None:
-        """Workers say why they refuse requests until the model is known."""
+        """Tell workers why they refuse requests until the model is known."""
         while True:
             news = Progress(self._fleet.progress) if self.info is None else Ready(self.info, None)
             for worker in self._workers:
@@ -249,7 +249,7 @@ class Workers:
             await asyncio.sleep(delay_s)
 
     async def _one_life(self, worker: Worker) -> int:
-        """The exit code."""
+        """Run one process to its end, and return the exit code."""
         worker.begin()
         launch = msgspec.structs.replace(self._launch, process=worker.number, is_replacement=self.info is not None)
         worker.process = await start_child(

@@ -21,7 +21,7 @@ from weft.spec import KvLayoutName
 Choice = Literal["auto", "triton", "torch"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Read when this module is imported, as Triton reads it when a kernel is defined."""
+"""Whether kernels are interpreted: read when this module is imported, as Triton reads it when a kernel is defined."""
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 """Fused multiply-add, whatever a version of Triton defaults to; Triton reads it at import."""
@@ -30,7 +30,7 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 class KernelTooLargeError(RuntimeError):
-    """A kernel needs more of a multiprocessor than the GPU has, also with one stage."""
+    """Error of a kernel that needs more of a multiprocessor than the GPU has, even with one stage."""
 
 
 _in_use = INSTALLED
@@ -38,7 +38,7 @@ _interpreting = False
 
 
 def choose(choice: Choice) -> None:
-    """Choose for the whole process. Raises ConfigError for "triton" where it is not installed."""
+    """Choose for the entire process. Raises ConfigError for "triton" where it is not installed."""
     global _in_use, _interpreting
     if choice == "triton" and not INSTALLED:
         raise ConfigError(
@@ -56,22 +56,24 @@ def in_use() -> bool:
 
 
 def interpreting() -> bool:
-    """Whether the Triton kernels serve the CPU, in Triton's interpreter."""
+    """Return whether the Triton kernels serve the CPU, in Triton's interpreter."""
     return _interpreting
 
 
 def fits(first: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether the Triton kernels are in use and can read these tensors: all on one CUDA device, or on the CPU
-    under the interpreter."""
+    """Return whether the Triton kernels are in use and can read these tensors: all on one CUDA device, or on the CPU
+    under the interpreter.
+    """
     return reaches(first.device) and all(other.device == first.device for other in others)
 
 
 def reaches(device: torch.device) -> bool:
-    """Whether the Triton kernels are in use and can read tensors on ``device``."""
+    """Return whether the Triton kernels are in use and can read tensors on ``device``."""
     return _in_use and (device.type == "cuda" or _interpreting)
 
 
 def page_layout(device: torch.device) -> KvLayoutName:
-    """The order of numbers in KV pages on ``device``. The Triton kernels read rows, those in C++ packed
-    blocks, torch's operators both."""
+    """Return the order of numbers in KV pages on ``device``. The Triton kernels read rows, those in C++ packed blocks,
+    torch's operators both.
+    """
     return "rows" if device.type == "cuda" or reaches(device) else "vnni"

@@ -1,4 +1,4 @@
-"""The kernels of a start, compiled side by side before the first one runs.
+"""Compilation of a start's kernels, in parallel, before the first one runs.
 
     with compiled_ahead(threads, tell):      launches are bound and compiled, and compute nothing
         every step that the start measures   new memory is zeros, so indices stay inside
@@ -8,8 +8,8 @@ Triton compiles a kernel at its first launch. One after the other that was most 
 work is outside of Python's lock: the passes of MLIR and LLVM, and ``ptxas``, a process. The rest, walking the
 kernel's source, stays one after the other.
 
-Triton keeps what it compiled (TRITON_CACHE_DIR, ``~/.triton/cache``): the next start reads it. A kernel that
-cannot be compiled says so at its first real launch.
+Triton keeps what it compiled (TRITON_CACHE_DIR, ``~/.triton/cache``): the next start reads it. A kernel that cannot be
+compiled says so at its first real launch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.tensor.gpu import launch
 
 _ZEROS = {torch.empty: torch.zeros, torch.empty_like: torch.zeros_like, torch.Tensor.new_empty: torch.Tensor.new_zeros}
 TELL_S = 1.0
-"""Between two lines of progress."""
+"""Seconds between two lines of progress."""
 
 
 class _NewMemoryIsZeros(TorchFunctionMode):
@@ -38,7 +38,7 @@ class _NewMemoryIsZeros(TorchFunctionMode):
 
 @contextmanager
 def compiled_ahead(threads: int, tell: Callable[[str], None]) -> Iterator[None]:
-    """Returns when everything is compiled that was launched inside."""
+    """Return from the context when everything is compiled that was launched inside."""
     began = time.monotonic()
     with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool, ignore_errors=True) as mode:
         launch.compiles_only = True

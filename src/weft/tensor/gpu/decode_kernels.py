@@ -7,8 +7,8 @@ A graph's page table is as wide as the longest context that a server allows. Wit
 rows, 8 KV heads and 262,144 tokens, a program for each split would be 32,768 programs a layer.
 The grid is a few programs for each multiprocessor instead, and program p computes items p, p + programs, ...
 
-A split's content follows from its row's context alone, so the bits of a token depend neither on the batch nor
-on the grid.
+A split's content follows only from its row's context, so the bits of a token depend neither on the batch nor on the
+grid.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.tensor.inputs import Runs
 from weft.units import ceil_div
 
 PROGRAMS = 2112
-"""Of a launch over all KV heads: 16 for each multiprocessor of an H100, four of which run at once."""
+"""Programs of a launch over all KV heads: 16 for each multiprocessor of an H100, four of which run at once."""
 ROWS_AT_ONCE = 512
 
 
@@ -38,7 +38,7 @@ def _items(
     SPLIT_PAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program: a row. It counts the splits of all rows before it."""
+    """Write the splits of one row; a program is a row. It counts the splits of all rows before it."""
     row, lane = tl.program_id(0), tl.arange(0, BLOCK)
     before, own = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
     for begin in range(0, row + 1, BLOCK):
@@ -59,8 +59,9 @@ def _items(
 def decode_items(
     runs: Runs, splits: int, *, window: int, splits_max: int, pages: int, split_pages: int
 ) -> torch.Tensor:
-    """int32 [1 + 2 rows x splits]: the number of splits with tokens, then (row, split) of each. ``splits``:
-    the most of a row in this step's table; the other numbers are those of ``kv_splits_of``."""
+    """Return int32 [1 + 2 rows x splits]: the number of splits with tokens, then (row, split) of each. ``splits``: the
+    most of a row in this step's table; the other numbers are those of ``kv_splits_of``.
+    """
     # All layers with the same splits share the list of the step.
     key = f"decode_items {splits} {window} {splits_max} {pages} {split_pages}"
     items = runs.memo.get(key)
@@ -82,5 +83,5 @@ def decode_items(
 
 
 def programs_of(rows: int, splits: int, heads: int) -> int:
-    """Programs for each of ``heads`` KV heads (or blocks of heads)."""
+    """Return the programs for each of ``heads`` KV heads (or blocks of heads)."""
     return min(rows * splits, ceil_div(PROGRAMS, heads))

@@ -32,16 +32,16 @@ from weft.tensor.device import DeviceEvent, recorded, wait_for
 
 _ALIGNED_BYTES = 4096
 _PORTABLE = 1
-"""``cudaHostRegisterPortable``: pinned for every device of the process."""
+"""Flag ``cudaHostRegisterPortable``: pinned for every device of the process."""
 
 _log = logging.getLogger("weft")
 
 
 class Pin(Protocol):
-    """Locks memory of the host for a device."""
+    """Function that locks memory of the host for a device."""
 
     def register(self, address: int, size: int) -> bool:
-        """Whether it is locked now."""
+        """Lock the memory and return whether it is locked now."""
 
     def unregister(self, address: int) -> None: ...
 
@@ -63,8 +63,9 @@ class CudaPin:
 
 
 class HostBuffer:
-    """``tensor``: uint8 [size], contents unspecified, until ``close``. ``pin``: None for ordinary memory.
-    ``mapping``: ``size`` bytes, which other processes may map too; None for new ones."""
+    """Host memory. ``tensor``: uint8 [size], contents unspecified, until ``close``. ``pin``: None for ordinary memory.
+    ``mapping``: ``size`` bytes, which other processes may map too; None for new ones.
+    """
 
     def __init__(self, size: int, pin: Pin | None, mapping: mmap.mmap | None = None) -> None:
         self.tensor = torch.empty(0, dtype=torch.uint8)
@@ -74,10 +75,10 @@ class HostBuffer:
         # The tensor holds the mapping, and its end unmaps it.
         self.tensor = torch.frombuffer(mapping or mmap.mmap(-1, size), dtype=torch.uint8)
         if pin is not None and pin.register(self.tensor.data_ptr(), size):
-            # Also without ``close``: the driver takes an unmapped address for pinned, whatever comes to lie
-            # there. The tensor is an argument, so that the mapping outlives the lock.
+            # Also without ``close``: the driver treats an unmapped address as pinned, whatever is mapped there later.
+            # The tensor is an argument, so that the mapping outlives the lock.
             self._unpin = weakref.finalize(self, _unlock, pin, self.tensor)
-            self._unpin.atexit = False  # the system unpins what a process leaves
+            self._unpin.atexit = False  # the system unpins memory of a process that ends
         elif pin is not None:
             _log.warning(
                 "%d bytes of host memory could not be pinned: copies to the GPU are slower. ulimit -l shows the limit",
@@ -101,25 +102,25 @@ def _unlock(pin: Pin, tensor: torch.Tensor) -> None:
 
 
 class HostRoom:
-    """Pieces of one buffer. ``fence``: an event behind all work of now that may use a piece."""
+    """Pieces of one buffer. ``fence``: returns an event after all present work that may use a piece."""
 
-    # Pinned once, at the start: pinning takes some 0.3 s for a GB, and the device stands still.
+    # Pinned once, at the start: pinning takes some 0.3 s for a GB, during which the device waits.
 
     def __init__(self, buffer: HostBuffer, fence: Callable[[], DeviceEvent]) -> None:
         self._bytes: npt.NDArray[np.uint8] = buffer.tensor.numpy()
         self._fence = fence
         self._gaps: list[tuple[int, int]] = [(0, len(self._bytes))]
-        """Of the first byte and behind the last, ascending, none beside another."""
+        """Gaps as (first byte, end), ascending, never adjacent."""
         self._leaving: list[tuple[DeviceEvent, int, int]] = []
-        weakref.finalize(self, buffer.close).atexit = False  # the system unpins what a process leaves
+        weakref.finalize(self, buffer.close).atexit = False  # the system unpins memory of a process that ends
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
-        """uint8 [size], contents unspecified: a piece, or ordinary memory where no gap has room."""
+        """Return uint8 [size], contents unspecified: a piece, or ordinary memory if no gap has room."""
         piece = self.find(size)
         return np.empty(size, np.uint8) if piece is None else piece
 
     def find(self, size: int) -> npt.NDArray[np.uint8] | None:
-        """A piece of ``size`` bytes."""
+        """Return a piece of ``size`` bytes, None if no gap has room."""
         piece_bytes = -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
         # A piece that was given back is free when the work of that time is done: a copy may still read it.
         for event, begin, end in [one for one in self._leaving if one[0].query()]:
@@ -132,12 +133,12 @@ class HostRoom:
         return None
 
     def begin_of(self, piece: npt.NDArray[np.uint8]) -> int | None:
-        """Its first byte in the buffer; None for other memory."""
+        """Return the first byte of ``piece`` in the buffer; None for other memory."""
         begin = piece.ctypes.data - self._bytes.ctypes.data
         return begin if piece.size and 0 <= begin < len(self._bytes) else None
 
     def give(self, piece: npt.NDArray[np.uint8]) -> None:
-        """``piece`` is what ``take`` or ``find`` returned, and no view of it is used any more."""
+        """Give back ``piece``, a result of ``take`` or ``find``. No view of it may be used any more."""
         begin = self.begin_of(piece)
         if begin is not None:
             end = begin + -(-piece.size // _ALIGNED_BYTES) * _ALIGNED_BYTES
@@ -153,7 +154,7 @@ class HostRoom:
 
 
 def room_for(device: torch.device, size: int) -> HostRoom:
-    """Pinned for a GPU."""
+    """Return a room of ``size`` bytes, pinned for a GPU."""
     size = -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
     return HostRoom(HostBuffer(size, CudaPin(device)), lambda: recorded(device))
 
@@ -166,21 +167,21 @@ def _runtime() -> Any:
 BUFFER_BYTES = 32 << 20
 BUFFERS = 2
 LEAST_BYTES = 1 << 20
-"""Of a tensor that goes through the ring; smaller ones are a few percent of a model's bytes."""
+"""Bytes, the least of a tensor that goes through the ring; smaller ones are a few percent of a model's bytes."""
 
 
 class Uploads(Protocol):
-    """Copies from pinned memory that end later, in order."""
+    """Uploads from pinned memory that end later, in order."""
 
     def start(self, destination: torch.Tensor, source: torch.Tensor) -> Any:
-        """-> what ``wait`` takes."""
+        """Start a copy and return its handle for ``wait``."""
 
     def wait(self, transfer: Any) -> None:
-        """Until the transfer has ended: its source may be written."""
+        """Wait until the transfer has ended: its source may be written."""
 
 
 class CudaUploads:
-    """On the current stream of the destination's device."""
+    """Uploads on the current stream of the destination's device."""
 
     def start(self, destination: torch.Tensor, source: torch.Tensor) -> Any:
         destination.copy_(source, non_blocking=True)
@@ -191,7 +192,7 @@ class CudaUploads:
 
 
 class PinnedRing:
-    """For ``device``, until ``close``. One thread uses it."""
+    """Ring of pinned buffers for ``device``, until ``close``. One thread uses it."""
 
     def __init__(
         self,
@@ -211,7 +212,7 @@ class PinnedRing:
         self._next = 0
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of ``tensor``, which may be freed or written at once."""
+        """Return a copy of ``tensor`` on the device; ``tensor`` may be freed or written at once."""
         if tensor.nbytes < self._least_bytes:
             return tensor.to(self._device)
         out = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
@@ -244,7 +245,7 @@ class PinnedRing:
 def ring_for(
     device: torch.device, *, buffer_bytes: int = BUFFER_BYTES, least_bytes: int = LEAST_BYTES
 ) -> PinnedRing | None:
-    """None where ``device`` reads the host's memory itself."""
+    """Return a ring, None if ``device`` reads the host's memory itself."""
     if device.type != "cuda":
         return None
     return PinnedRing(device, CudaPin(device), CudaUploads(), buffer_bytes=buffer_bytes, least_bytes=least_bytes)

@@ -1,4 +1,4 @@
-"""Launches of Triton kernels: block sizes, grids that are checked, and what a GPU would compile.
+"""Launches of Triton kernels: block sizes, checked grids, and the kernels that a GPU would compile.
 
     launch(kernel, grid)(*arguments, **constants)
         grid            x up to 2^31 - 1 programs; y and z up to 65,535
@@ -12,7 +12,7 @@ Each shape of a step is computed at the start of a server (``runner.reserve``), 
 second compilation. A kernel that does not fit with one stage ends with ``KernelTooLargeError``; the start
 then goes on without Triton (``assemble``).
 
-Block sizes come from small tables in the kernel files. ``tests/support/kernel_variants`` lists what a GPU
+Block sizes come from small tables in the kernel files. ``tests/support/kernel_variants`` lists the kernels that a GPU
 would compile with them, for a check ahead of time.
 """
 
@@ -33,12 +33,12 @@ from weft.tensor.gpu.runs import GRID_YZ_MAX
 
 GRID_X_MAX = 2**31 - 1
 STAGES = 3
-"""Triton's number of stages where a launch names none."""
+"""Triton's number of stages if a launch names none."""
 
 _log = logging.getLogger("weft")
 _fitting_stages: dict[tuple[Any, ...], int] = {}
 compiles_only = False
-"""Launches are compiled and not computed: set by ``ahead``, at a start."""
+"""Whether launches are only compiled, not computed: set by ``ahead``, at a start."""
 
 SMALL_SHARED = frozenset({86, 89, 120, 121})
 """Compute capabilities, times ten, whose programs have 99 KiB of shared memory: no data-centre dies."""
@@ -54,12 +54,13 @@ STEP_TABLES = [
     "chunk_tokens",
     "chunk_tap",
 ]
-"""Arguments that are views into the step's table. They begin anywhere, so kernels are not compiled again for
-views at a multiple of 16 bytes (``do_not_specialize_on_alignment``)."""
+"""Arguments that are views into the step's table. Their addresses vary, so kernels are not compiled again for views at
+a multiple of 16 bytes (``do_not_specialize_on_alignment``).
+"""
 
 
 def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-    """``kernel[grid]``. Raises KernelTooLargeError from the call."""
+    """Return ``kernel[grid]``. Its call raises KernelTooLargeError."""
     assert grid[0] <= GRID_X_MAX, f"{kernel.__name__} has {grid[0]} programs along x"
     assert max(grid[1:], default=0) <= GRID_YZ_MAX, (
         f"{kernel.__name__} has a grid of {grid}: at most {GRID_YZ_MAX} programs along y and z"
@@ -114,7 +115,7 @@ def _key(kernel: Any, constants: dict[str, Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Sizes of a kernel: ``width`` of the blocked dim in one program, warps, stages of its pipeline."""
+    """Block sizes of a kernel: ``width`` of the blocked dim in one program, warps, stages of its pipeline."""
 
     width: int
     warps: int = 4
@@ -122,11 +123,11 @@ class Blocks:
 
 
 def padded(size: int) -> int:
-    """The power of two to which a dim is padded; products need at least 16."""
+    """Return the power of two to which a dim is padded; products need at least 16."""
     power: int = triton.next_power_of_2(size)
     return max(16, power)
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """``x``, or a copy where its last dim is not dense."""
+    """Return ``x``, or a copy if its last dim is not dense."""
     return x if x.stride(-1) == 1 else x.contiguous()

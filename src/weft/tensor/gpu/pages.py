@@ -1,15 +1,15 @@
 """Tiles of keys and values between pages and registers: shared by every Triton kernel over pages.
 
-A page stores K and V of one head as 16 rows each (``tensor.layout``). A tile of several pages is loaded as it
-lies, and is K or V of a product as it lies. So it goes to shared memory without passing registers:
+A page stores K and V of one head as 16 rows each (``tensor.layout``). A tile of several pages is loaded unchanged, and
+is K or V of a product in that layout. So it goes to shared memory without passing registers:
 
     pages [n x 16] --load--> rows [n x 16, D]     scores: q [M, D] . rows^T     output: weights . rows
 
 Unwritten places are the caller's task: their scores are *replaced* by -inf and their values by 0 (L6).
 
-fp8 is converted by hardware from compute capability 8.9 on, below it by bits. Writes round with integer
-operations, to the nearest even, on every device. So a page has the same bytes whichever kernel wrote it. NaN
-alone is of each device's own bits.
+fp8 is converted by hardware from compute capability 8.9 on, below it by bits. Writes round with integer operations, to
+the nearest even, on every device. So a page has the same bytes whichever kernel wrote it. Only NaN has different bits
+on different devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.tensor.gpu.launch import SMALL_SHARED
 
 FP8_NONE, FP8_HARDWARE, FP8_BITS = 0, 1, 2
 FP8_HARDWARE_OLDEST = 89
-"""The lowest compute capability (times ten) that converts fp8."""
+"""Lowest compute capability (times ten) that converts fp8."""
 
 
 def fp8_kind(dtype: torch.dtype, device: torch.device) -> int:
@@ -36,8 +36,9 @@ def fp8_kind(dtype: torch.dtype, device: torch.device) -> int:
 
 
 def product_of(query: torch.dtype, page: torch.dtype) -> tuple[tl.dtype, str]:
-    """The dtype of a product's factors, and its precision. Sums are always float32. The interpreter has no
-    bfloat16 arithmetic. If no 16-bit dtype holds both factors exactly, tf32 does."""
+    """Return the dtype of a product's factors, and its precision. Sums are always float32. The interpreter has no
+    bfloat16 arithmetic. If no 16-bit dtype holds both factors exactly, tf32 does.
+    """
     if gpu.INTERPRETED or torch.float32 in (query, page):
         return tl.float32, "ieee"
     if query == torch.bfloat16 and page != torch.float16:
@@ -48,7 +49,7 @@ def product_of(query: torch.dtype, page: torch.dtype) -> tuple[tl.dtype, str]:
 
 
 def capability_of(device: torch.device) -> int:
-    """The compute capability times ten. In the interpreter that of an H100."""
+    """Return the compute capability times ten; in the interpreter that of an H100."""
     if device.type != "cuda":
         return 90
     major, minor = torch.cuda.get_device_capability(device)
@@ -56,19 +57,18 @@ def capability_of(device: torch.device) -> int:
 
 
 def small_shared(device: torch.device) -> bool:
-    """Whether programs on ``device`` have little shared memory: 99 KiB."""
+    """Return whether programs on ``device`` have little shared memory: 99 KiB."""
     return capability_of(device) in SMALL_SHARED
 
 
 def block_dim(dim: int) -> int:
-    """A tile's width for heads of ``dim`` numbers; kernels mask the padding."""
+    """Return a tile's width for heads of ``dim`` numbers; kernels mask the padding."""
     return max(16, 1 << (dim - 1).bit_length())
 
 
 @triton.jit
 def token_pages(table_row, first, end, PAGES: tl.constexpr):
-    """int64 [PAGES x 16]: the page of each token from page ``first`` of the row on; PAD from page ``end``
-    on."""
+    """Return int64 [PAGES x 16]: the page of each token from page ``first`` of the row on; PAD from page ``end`` on."""
     at = first + tl.arange(0, PAGES * 16) // 16
     # 64-bit: a page id times the bytes of a page passes 2^31.
     return tl.load(table_row + at, mask=at < end, other=-1).to(tl.int64)
@@ -78,8 +78,9 @@ def token_pages(table_row, first, end, PAGES: tl.constexpr):
 def load_rows(
     cache, page_stride, pages, FIRST: tl.constexpr, BLOCK_D: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr
 ):
-    """[TOKENS, BLOCK_D]: numbers FIRST.. of whole pages' tokens, as stored. ``cache``: the head's rows in
-    page 0; ``pages``: of ``token_pages``."""
+    """Return [TOKENS, BLOCK_D]: numbers FIRST.. of full pages' tokens, as stored. ``cache``: the head's rows in page
+    0; ``pages``: of ``token_pages``.
+    """
     place, d = tl.arange(0, TOKENS) % 16, FIRST + tl.arange(0, BLOCK_D)
     mask = (pages >= 0)[:, None]
     if FIRST + BLOCK_D > D:
@@ -89,14 +90,14 @@ def load_rows(
 
 @triton.jit
 def load_token_scales(scales, page_stride, pages, TOKENS: tl.constexpr):
-    """float32 [TOKENS]. ``scales``: of the head and of K or V, in page 0."""
+    """Return float32 [TOKENS]. ``scales``: of the head and of K or V, in page 0."""
     place = tl.arange(0, TOKENS) % 16
     return tl.load(scales + pages * page_stride + place, mask=pages >= 0, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def widen(x, FP8: tl.constexpr, PRODUCT: tl.constexpr):
-    """A stored tile, converted to the dtype of a product."""
+    """Return a stored tile converted to the dtype of a product."""
     if FP8 == 1:
         x = x.to(tl.float8e4nv, bitcast=True)
     elif FP8 == 2:
@@ -114,7 +115,7 @@ def widen(x, FP8: tl.constexpr, PRODUCT: tl.constexpr):
 
 @triton.jit
 def to_nearest_bf16(x):
-    """float32 rounded to what bfloat16 holds, to the nearest even; NaN stays."""
+    """Return float32 rounded to a bfloat16 number, to the nearest even; NaN stays."""
     bits = x.to(tl.uint32, bitcast=True)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
@@ -122,7 +123,7 @@ def to_nearest_bf16(x):
 
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr):
-    """float32 rounded to what DTYPE holds, to the nearest even."""
+    """Return float32 rounded to a number of DTYPE, to the nearest even."""
     if tl.bfloat16 == DTYPE:
         x = to_nearest_bf16(x)
     elif tl.float16 == DTYPE:
@@ -132,7 +133,7 @@ def rounded(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def fp8_bits(x):
-    """float32 -> the byte of e4m3: nearest even, at most 448, NaN stays."""
+    """Return the byte of e4m3 of float32 ``x``: nearest even, at most 448, NaN stays."""
     size = tl.abs(x)
     sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
     size = tl.where(size > 448.0, 448.0, size)
@@ -147,8 +148,9 @@ def fp8_bits(x):
 
 @triton.jit
 def quantized_rows(x, PER_MAX: tl.constexpr):
-    """float32 [N, D] -> whole numbers up to 127 (float32), and their scales [N], rounded to bfloat16. As
-    ``kv_numbers.quantized``."""
+    """Return integers up to 127 (float32) of float32 [N, D], and their scales [N], rounded to bfloat16. As
+    ``few_bits.quantized``.
+    """
     broken = tl.max((x != x).to(tl.int32), axis=1)
     most = tl.where(broken > 0, float("nan"), tl.max(tl.abs(x), axis=1))
     scale = to_nearest_bf16(most * PER_MAX)

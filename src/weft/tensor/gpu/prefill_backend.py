@@ -10,13 +10,14 @@
 Pages on a GPU are rows (``tensor.layout``), which the library calls HND, so it reads the arena in place.
 Decodes always use our kernels. Gates are applied to its rounded output, one rounding more than in ours.
 
-By itself it splits a context by the batch. The bits of a token's sums would then depend on the other
-sequences. So splits are turned off: a tile of queries walks over its whole context, as in our kernels. Of its
-kernels only those for capability 9.0 ("fa3") have tiles by head dim alone. The others take tiles by the mean
+By default the library splits a context by the batch. The bits of a token's sums would then depend on the other
+sequences. So splits are turned off: a tile of queries reads all of its context, as in our kernels. Among its kernels
+only those for capability 9.0 ("fa3") have tiles that depend only on the head dim. The others take tiles by the mean
 length of the batch's runs, and the smallest ones add up keys in another order: they are refused.
 
-It is not the default. It cannot be recorded, so a prompt would go to one library alone and to the other
-beside many: two orders of sums for one token. As it is, nothing is recorded where it is asked for.
+The library is not the default. It cannot be recorded in graphs, so a single prompt would be computed by one library
+and the same prompt among others by the other: two orders of sums for one token. So nothing is recorded if it is asked
+for.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 WORKSPACE_BYTES = 256 << 20
 _MEMO = "prefill_backend"
 _WHOLE = "disable_split_kv"
-"""The parameter that keeps a context whole."""
+"""Name of the parameter that keeps a context undivided."""
 _KERNELS = "fa3"
 _CAPABILITY = (9, 0)
 
@@ -54,8 +55,9 @@ def installed() -> bool:
 
 
 def choose(choice: Choice, capability: tuple[int, int] | None) -> None:
-    """Choose for the whole process. ``capability``: of its GPU, None without one. Raises ConfigError for
-    "flashinfer" on any GPU but those of ``_CAPABILITY``, or if it is not installed or fails to import."""
+    """Choose for the entire process. ``capability``: of its GPU, None without one. Raises ConfigError for "flashinfer"
+    on any GPU but those of ``_CAPABILITY``, or if it is not installed or fails to import.
+    """
     global _library
     _planners.clear()
     _library = None
@@ -91,13 +93,14 @@ def choose(choice: Choice, capability: tuple[int, int] | None) -> None:
 
 
 def fits(q_dtype: torch.dtype, page_dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether FlashInfer takes this shape: 16-bit pages in the dtype of the queries, and its head dims.
-    Windows and gates fit; 8-bit pages do not, because their scales are weft's own."""
+    """Return whether FlashInfer takes this shape: 16-bit pages in the dtype of the queries, and its head dims. Windows
+    and gates fit; 8-bit pages do not, because their scales are weft's own.
+    """
     return q_dtype in DTYPES and page_dtype == q_dtype and head_dim in HEAD_DIMS
 
 
 def takes(q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs) -> bool:
-    """Whether FlashInfer computes the prefill runs of this step."""
+    """Return whether FlashInfer computes the prefill runs of this step."""
     if _library is None or PAD in runs.starts[runs.decode_count :]:
         return False
     return fits(q_THD.dtype, cache_k.dtype, q_THD.shape[2])
@@ -106,8 +109,9 @@ def takes(q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs) -> bool:
 def attend(
     q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs, scale: float, window: int | None
 ) -> torch.Tensor:
-    """[tokens of the prefill runs, heads, D]. A token sees the tokens of its sequence up to itself, at most
-    the last ``window``."""
+    """Return [tokens of the prefill runs, heads, D]. A token sees the tokens of its sequence up to itself, at most the
+    last ``window``.
+    """
     key = (q_THD.device, q_THD.dtype, q_THD.shape[1], cache_k.shape[1], q_THD.shape[2], scale, window)
     planned = runs.memo.setdefault(_MEMO, {})
     if key not in planned:
@@ -118,11 +122,12 @@ def attend(
 
 
 class _Planner:
-    """Two wrappers in turn, for layers of one shape. They share a workspace: runs are in the order of one
-    stream."""
+    """Planner with two wrappers in turn, for layers of one shape. They share a workspace: runs are in the order of one
+    stream.
+    """
 
-    # Two, because the plan lies in a pinned buffer of its wrapper and is copied asynchronously: planning
-    # again while that copy is under way would overwrite its source.
+    # Two, because the plan is in a pinned buffer of its wrapper and is copied asynchronously: planning again while
+    # that copy is under way would overwrite its source.
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -134,7 +139,7 @@ class _Planner:
         self._turn = 0
 
     def plan(self, **shapes: Any) -> Any:
-        """The wrapper of this step, planned."""
+        """Return the wrapper of this step, planned."""
         self._turn = turn = 1 - self._turn
         # The copy of the step before the last, which is practically always over.
         if self._copied[turn] is not None:
@@ -173,5 +178,5 @@ def _planned(
 
 
 def _begins(counts: list[int]) -> torch.Tensor:
-    """int32 [N + 1], on the host, where FlashInfer's planner reads it."""
+    """Return int32 [N + 1], on the host, where FlashInfer's planner reads it."""
     return torch.tensor([0, *accumulate(counts)], dtype=torch.int32)

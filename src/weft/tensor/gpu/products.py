@@ -1,10 +1,10 @@
 """Building blocks of several Triton kernels: products, sums of log decays, the inverse of a chunk's triangle,
 the rounding of states (the same bits as ``tensor.rounding``), split columns.
 
-Precision. States are snapshots: a prefill must leave in a slot what decodes would have left there. So
-products with a float32 operand keep float32's precision. Tensor cores take 8 (bf16), 11 (fp16, tf32) bits:
+Precision. States are snapshots: a prefill must leave the same state in a slot as decodes. So products with a float32
+operand keep float32's precision. Tensor cores take 8 (bf16), 11 (fp16, tf32) bits:
 
-    16 bits x 16 bits (same dtype)   one product; exact, but for the sum
+    16 bits x 16 bits (same dtype)   one product; exact, except for the sum
     bf16    x float32                three products: b = b1 + b2 + b3, bf16 each, which has all 24 bits of b.
                                      1.5 times the work of one tf32 product; a stays in 16 bits in shared
                                      memory and may be transposed there, which Hopper's tf32 products cannot
@@ -33,25 +33,25 @@ from weft.tensor import gpu
 
 INTERPRETED = tl.constexpr(gpu.INTERPRETED)
 LOG_DECAY_MIN = tl.constexpr(-80.0)
-"""As in ``weft.tensor.chunks``: smaller log decays are clamped to this."""
+"""Least log decay, as in ``weft.tensor.chunks``: smaller ones are clamped to it."""
 LOG_DECAY_FLOOR = tl.constexpr(-128.0)
-"""Log decays of single tokens are clamped to this, so that sums of them are exact in parts, and finite."""
+"""Least log decay of a single token, so that sums are exact in parts, and finite."""
 _TO_UNITS = tl.constexpr(1.5 * 2**13)
-"""Added and taken away: rounds to a multiple of 2^-10."""
+"""Number that is added and subtracted to round to a multiple of 2^-10."""
 BASE = tl.constexpr(16)
 """Side of the blocks that substitution inverts."""
 
 
 @triton.jit
 def only_if(condition, count):
-    """``count``, or 0: the bound of a mask."""
+    """Return ``count``, or 0: the bound of a mask."""
     # Instead of a mask combined with a scalar: the interpreter turns a broadcast condition into integers.
     return tl.where(condition, count, 0)
 
 
 @triton.jit
 def product(a, b):
-    """a @ b of one dtype, float32."""
+    """Return a @ b of one dtype, float32."""
     # The interpreter has no bf16 arithmetic: 16-bit numbers become float32 before every product.
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
@@ -61,7 +61,7 @@ def product(a, b):
 
 @triton.jit
 def thirds(x):
-    """float32 -> three bfloat16 numbers that add up to it, the largest first."""
+    """Return three bfloat16 numbers that add up to float32 ``x``, the largest first."""
     first = x.to(tl.bfloat16)
     rest = x - first.to(tl.float32)
     second = rest.to(tl.bfloat16)
@@ -70,7 +70,7 @@ def thirds(x):
 
 @triton.jit
 def product_left(a, b):
-    """a @ b, ``a`` in its stored dtype, ``b`` float32."""
+    """Return a @ b, ``a`` in its stored dtype, ``b`` float32."""
     if INTERPRETED or a.dtype != tl.bfloat16:
         return product(a.to(tl.float32), b)
     else:
@@ -81,7 +81,7 @@ def product_left(a, b):
 
 @triton.jit
 def product_right(a, b):
-    """a @ b, ``b`` in its stored dtype, ``a`` float32."""
+    """Return a @ b, ``b`` in its stored dtype, ``a`` float32."""
     if INTERPRETED or b.dtype != tl.bfloat16:
         return product(a, b.to(tl.float32))
     else:
@@ -91,13 +91,13 @@ def product_right(a, b):
 
 @triton.jit
 def decay_of(log_decay):
-    """exp in float32, clamped above the denormals."""
+    """Return exp in float32, clamped above the denormals."""
     return tl.exp(tl.maximum(log_decay.to(tl.float32), LOG_DECAY_MIN))
 
 
 @triton.jit
 def decay_sums(log_decay):
-    """(whole, rest): float32 sums along axis 0, of at most 64 terms, none above 0. Their total is the sum."""
+    """Return (whole, rest): float32 sums along axis 0, of at most 64 terms, none above 0. Their total is the sum."""
     # A decay below -80 is clamped anyway, so the floor changes nothing.
     each = tl.maximum(log_decay.to(tl.float32), LOG_DECAY_FLOOR)
     whole = (each + _TO_UNITS) - _TO_UNITS
@@ -106,7 +106,7 @@ def decay_sums(log_decay):
 
 @triton.jit
 def pairwise_decay(whole, rest, place):
-    """[i, j] = exp(sums_i - sums_j) for j <= i, else 0; sums as by ``decay_sums``."""
+    """Return [i, j] = exp(sums_i - sums_j) for j <= i, else 0; sums as by ``decay_sums``."""
     # The select precedes the exponential: for j > i the difference is positive and unbounded.
     seen = place[:, None] >= place[None, :]
     between = (whole[:, None] - whole[None, :]) + (rest[:, None] - rest[None, :])
@@ -115,7 +115,7 @@ def pairwise_decay(whole, rest, place):
 
 @triton.jit
 def decay_to_end(whole, rest, place, PLACES: tl.constexpr):
-    """(exp(last - sums_i), exp(last)); ``last``: the sum at the last place."""
+    """Return (exp(last - sums_i), exp(last)); ``last``: the sum at the last place."""
     last_whole = tl.sum(tl.where(place == PLACES - 1, whole, 0.0))
     last_rest = tl.sum(tl.where(place == PLACES - 1, rest, 0.0))
     return decay_of((last_whole - whole) + (last_rest - rest)), decay_of(last_whole + last_rest)
@@ -123,15 +123,15 @@ def decay_to_end(whole, rest, place, PLACES: tl.constexpr):
 
 @triton.jit
 def unit_scale(x):
-    """[rows]: the factors that turn rows of a float32 tile into unit vectors (eps 1e-6)."""
+    """Return [rows]: the factors that turn rows of a float32 tile into unit vectors (eps 1e-6)."""
     return tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)
 
 
 @triton.jit
 def exp_of_negative(x):
-    """e^x for x <= 0, with relative error 3e-7 (2^-22 is the hardware's own); 0 below -87."""
-    # The hardware's exponential is to base 2. ``tl.exp`` rounds x log2(e) first: off by 4e-6 at x = -60. So
-    # the whole powers of 2 are taken out: ln 2 = 355 / 512 - 2.1e-4, and whole x 355 / 512 is exact.
+    """Return e^x for x <= 0, with relative error 3e-7 (2^-22 is the hardware's own); 0 below -87."""
+    # The hardware's exponential is to base 2. ``tl.exp`` rounds x log2(e) first: off by 4e-6 at x = -60. So the
+    # integer powers of 2 are separated: ln 2 = 355 / 512 - 2.1e-4, and whole x 355 / 512 is exact.
     inside = tl.where(x < -87.0, 0.0, x)
     shifted = inside * 1.4426950408889634 + 12582912.0
     whole = shifted - 12582912.0
@@ -143,14 +143,14 @@ def exp_of_negative(x):
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + e^-x), with relative error 6e-7, far below 0 too; ``tl.sigmoid`` has 4e-6 at x = -60."""
+    """Return 1 / (1 + e^-x), with relative error 6e-7, far below 0 too; ``tl.sigmoid`` has 4e-6 at x = -60."""
     e = exp_of_negative(-tl.abs(x))
     return tl.where(x < 0.0, e, 1.0) / (1.0 + e)
 
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), with relative error 8e-7: 3e-7 of the exponential, 2.4e-7 of the division, roundings."""
+    """Return log(1 + e^x), with relative error 8e-7: 3e-7 of the exponential, 2.4e-7 of the division, roundings."""
     # With s = e / (2 + e), log(1 + e) = 2 atanh(s), and s <= 1/3. The hardware's logarithm has an absolute
     # error of 1e-7, too large for a step size of 1e-6.
     e = exp_of_negative(-tl.abs(x))
@@ -162,11 +162,11 @@ def softplus(x):
 
 @triton.jit
 def unit_lower_inverse(a, SIZE: tl.constexpr):
-    """(1 + strictly lower part of a)^-1, float32 [SIZE, SIZE], SIZE = 16 x a power of 2.
+    """Return (1 + strictly lower part of a)^-1, float32 [SIZE, SIZE], SIZE = 16 x a power of 2.
 
-    Substitution inverts the diagonal blocks of 16 all at once, row after row, as [blocks, 16, 16]. Then
-    halves are combined: D^-1 - D^-1 B D^-1, with D the blocks so far and B the corner between two of them.
-    These are products of whole tiles, mostly zeros, and still cheaper than anything without tensor cores.
+    Substitution inverts the diagonal blocks of 16 all at once, row after row, as [blocks, 16, 16]. Then halves are
+    combined: D^-1 - D^-1 B D^-1, with D the blocks so far and B the corner between two of them. These are products of
+    whole tiles, mostly zeros, and still cheaper than anything without tensor cores.
     """
     BLOCKS: tl.constexpr = SIZE // BASE
     row = tl.arange(0, SIZE)
@@ -200,7 +200,7 @@ _BF16_LARGEST = tl.constexpr(float.fromhex("0x1.fep127"))
 
 @triton.jit
 def _mixed(x):
-    """lowbias32 of uint32, products wrapping."""
+    """Return the hash lowbias32 of uint32, products wrapping."""
     x = (x ^ (x >> 16)) * tl.full((), _FIRST, tl.uint32)
     x = (x ^ (x >> 15)) * tl.full((), _SECOND, tl.uint32)
     return x ^ (x >> 16)
@@ -208,8 +208,9 @@ def _mixed(x):
 
 @triton.jit
 def rounded(x, dtype, element, position, layer):
-    """float32 ``x`` rounded to what ``dtype`` holds, still float32: the state after the token at
-    ``position``. ``element``: int32 index of each number in the layer's state."""
+    """Return float32 ``x`` rounded to a number of ``dtype``, still float32: the state after the token at ``position``.
+    ``element``: int32 index of each number in the layer's state.
+    """
     if dtype == tl.float32:
         return x
     else:
@@ -234,20 +235,20 @@ def rounded(x, dtype, element, position, layer):
 
 
 COLUMNS_MIN = 512
-"""Least columns of a split: it reads more of the weight than it writes of sums."""
+"""Columns of a split, at least: it reads more of the weight than it writes of sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSplits:
-    """``depth``: columns of a split, whole blocks of them."""
+    """Splits of columns. ``depth``: columns of a split, a number of complete blocks."""
 
     count: int
     depth: int
 
 
 def column_splits(columns: int, block: int, *, programs: int, wanted: int) -> ColumnSplits:
-    """``programs``: those without splits; ``wanted``: how many should run."""
-    # From the weight's shape and the tiles alone: the bits of a row do not depend on the rows beside it.
+    """Return the splits. ``programs``: number without splits; ``wanted``: how many should run."""
+    # Only from the weight's shape and the tiles: the bits of a row do not depend on other rows.
     count = max(1, min(wanted // programs, columns // COLUMNS_MIN))
     depth = -(-columns // (count * block)) * block
     return ColumnSplits(-(-columns // depth), depth)
@@ -255,7 +256,7 @@ def column_splits(columns: int, block: int, *, programs: int, wanted: int) -> Co
 
 @triton.jit
 def sum_of_splits(partials, split_stride, offsets, mask, SPLITS: tl.constexpr):
-    """float32, of the shape of ``offsets``: the partial sums there, the first split first."""
+    """Return float32, of the shape of ``offsets``: the partial sums there, the first split first."""
     total = tl.load(partials + offsets, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(partials + split * split_stride + offsets, mask=mask, other=0.0)

@@ -1,15 +1,15 @@
 """Tiles of quantised weights between memory and registers: shared by the int8 and int4 Triton kernels.
 
-Codes lie in the CPU kernels' order (``tensor.weights.quantized``): tiles of 16 rows, and in each tile 4
-columns of all rows at a time. So a block of BN rows and BK columns is BN / 16 dense blocks. They are loaded
-in that order, in 16-byte loads, and registers reorder them at no cost:
+Codes are in the CPU kernels' order (``tensor.weights.quantized``): tiles of 16 rows, and in each tile 4 columns of all
+rows at a time. So a block of BN rows and BK columns is BN / 16 dense blocks. They are loaded in that order, in 16-byte
+loads, and registers reorder them at no cost:
 
     int8   [BN/16, BK/4 x 16 x 4] --view, permute--> W^T [BK, BN]
     int4   [BN/16, BK/8 x 16 x 4] --halves join----> [BN/16, BK/8, 16, 4, 2] --permute--> W^T [BK, BN]
     fp8    as int8
 
-A code becomes a float by bit operations. Code less zero is exact. Its product with the scale is rounded once,
-to the dtype of the other factor: these are the numbers of ``QuantizedWeight.dense``.
+A code becomes a float by bit operations. Code less zero is exact. Its product with the scale is rounded once, to the
+dtype of the other factor: these are the numbers of ``QuantizedWeight.dense``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMS: dict[str, str] = {"codes": "*u8", "zeros": "*u8"}
 
 
 def constants_of(weight: QuantizedWeight) -> dict[str, Any]:
-    """The compile-time constants of one matrix of ``weight``."""
+    """Return the compile-time constants of one matrix of ``weight``."""
     columns = weight.codes.shape[-3] * TILE_ROWS * 4 // (2 * weight.bits)
     fp8 = fp8_kind(torch.float8_e4m3fn, weight.device) if weight.fp8 else FP8_NONE
     return form(
@@ -45,7 +45,9 @@ def constants_of(weight: QuantizedWeight) -> dict[str, Any]:
 def form(
     bits: int, rows: int, columns: int, group: int, *, zeros: bool = False, fp8: int = FP8_NONE, lanes: int = TILE_ROWS
 ) -> dict[str, Any]:
-    """``rows`` and ``columns`` as stored: whole tiles, whole lines. ``lanes``: scales of a tile's group."""
+    """Return the constants of one form. ``rows`` and ``columns`` as stored: complete tiles, complete lines. ``lanes``:
+    scales of a tile's group.
+    """
     return {
         "BITS": bits,
         "GROUP": group,
@@ -77,9 +79,10 @@ def load_right(
     BK: tl.constexpr,
     SCALED: tl.constexpr = True,
 ):
-    """W^T [BK, BN] float32 of one matrix: rows from ``first`` (a multiple of 16) on, columns from ``begin``
-    (a multiple of BK) on; zeros beyond its edges. A matrix has TILES of 16 rows and LINES of 32 columns.
-    Without SCALED: its codes in fp8, as numbers."""
+    """Return W^T [BK, BN] float32 of one matrix: rows from ``first`` (a multiple of 16) on, columns from ``begin`` (a
+    multiple of BK) on; zeros beyond its edges. A matrix has TILES of 16 rows and LINES of 32 columns. Without SCALED:
+    its codes in fp8, as numbers.
+    """
     STEP: tl.constexpr = 2 * BITS  # bytes of one column of 16 rows
     tile = first // 16 + tl.arange(0, BN // 16)
     piece = tl.arange(0, BK * STEP)

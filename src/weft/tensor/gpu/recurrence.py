@@ -1,11 +1,11 @@
-"""What kernels of recurrences share: launches of those that go token by token, a run's state in its slot.
+"""Common parts of recurrent kernels: launches of those that go token by token, a run's state in its slot.
 
     launch_by_token   decodes, then prefills: two launches of one kernel, with its PREFILL
     load_slot         a tile [lines, columns] of a state, float32; zeros of a fresh run, or of PAD
     store_slot        the tile back, in the state's dtype; nothing to PAD
 
-Inside a slot a state is dense. ``tensor.gpu.segments`` has the chunked forms, which compute prefills of
-float32 states. States in few bits are rounded after every token, so their prefills go token by token too.
+Inside a slot a state is dense. ``tensor.gpu.segments`` has the chunked forms, which compute prefills of float32
+states. States in few bits are rounded after every token, so their prefills go token by token too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.tensor.inputs import Runs
 
 
 def warps_of_lines(k_dim: int) -> int:
-    """Of a program that has all lines of a state: each warp holds 128."""
+    """Return the warps of a program that has all lines of a state: each warp holds 128."""
     return max(1, padded(k_dim) // 128)
 
 
@@ -40,11 +40,12 @@ def launch_by_token(
     chunked: bool = False,
     **constants: Any,
 ) -> bool:
-    """Launches ``kernel`` on ``grid`` by runs, for the decodes and for the prefills of a step. ``chunked``:
-    the caller computes prefills of float32 states. Returns whether the step is done.
+    """Launch ``kernel`` on ``grid`` by runs, for the decodes and for the prefills of a step. ``chunked``: the caller
+    computes prefills of float32 states. Return whether the step is done.
 
     Arguments of a kernel: ``inputs``, ``state``, slots, starts, fresh, chunk_begin, chunk_first,
-    chunk_tokens, chunk_tap, ``strides``, the stride of slots, the first run, ``layer``, ``numbers``."""
+    chunk_tokens, chunk_tap, ``strides``, the stride of slots, the first run, ``layer``, ``numbers``.
+    """
     step = device_runs(runs)
     parts = [(0, step.decode_count, False)]
     if not chunked or state.dtype != torch.float32:
@@ -74,8 +75,9 @@ def launch_by_token(
 
 @triton.jit
 def load_slot(state, element, slot, slot_stride, fresh, line, LINES, columns):
-    """``element`` [lines, columns]: places in the slot. Zeros also where ``line`` reaches LINES or
-    ``columns`` is not set."""
+    """Return the tile of a state. ``element`` [lines, columns]: places in the slot. Zeros also where ``line`` reaches
+    LINES or ``columns`` is not set.
+    """
     live = (slot >= 0) & (fresh == 0)
     return tl.load(
         state + slot * slot_stride + element, mask=(line < only_if(live, LINES))[:, None] & columns[None, :], other=0.0
@@ -84,7 +86,7 @@ def load_slot(state, element, slot, slot_stride, fresh, line, LINES, columns):
 
 @triton.jit
 def store_slot(s, state, element, slot, slot_stride, line, LINES, columns):
-    """``s`` [lines, columns], as ``load_slot`` has it."""
+    """Store ``s`` [lines, columns] at the places of ``load_slot``."""
     tl.store(
         state + slot * slot_stride + element,
         s.to(state.dtype.element_ty),

@@ -6,13 +6,13 @@ A launch cannot read Python lists: each of its programs looks up its own work. T
     chunk  chunk_run, chunk_first, chunk_tokens,         by chunk c; the prefill runs in their order, and
            chunk_tap                                     in each run from its first token to its last
 
-A chunk is the tokens of one run between two cuts. Cuts lie on the absolute grid of CHUNK_TOKENS positions, so
-that a prefix hit computes the same chunks as a cold run. They also lie at every tap, which is then always the
-state after a whole chunk:
+A chunk is the tokens of one run between two cuts. Cuts are on the absolute grid of CHUNK_TOKENS positions, so that a
+prefix hit computes the same chunks as a cold run. There is a cut at every tap too, which is then always the state
+after a complete chunk:
 
     run of positions 40..210, tap at 128     [40..63] [64..127]* [128..191] [192..210]     * has chunk_tap
 
-A recorded step has a table of one size at every replay: behind the chunks of its runs come chunks of PAD.
+A recorded step has a table of one size at every replay: after the chunks of its runs come chunks of PAD.
 
 The same chunks are the query tiles of attention.
 """
@@ -32,18 +32,20 @@ from weft.units import CHUNK_TOKENS, PAD
 Int32s = npt.NDArray[np.int32]
 
 GRID_YZ_MAX = 65_535
-"""Most programs along the second and the third axis of a CUDA grid; kernels put runs and chunks there."""
+"""Programs, the most along the second and the third axis of a CUDA grid; kernels put runs and chunks there."""
 RUN_FIELDS = 3
 CHUNK_FIELDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRuns:
-    """All tensors are int32 on the device of the step, contiguous. Runs [0, decode_count) are decodes.
+    """Table of a step's runs. All tensors are int32 on the device of the step, contiguous. Runs [0, decode_count) are
+    decodes.
 
     ``chunk_begin_R`` [R + 1]: run r has the chunks [chunk_begin_R[r], chunk_begin_R[r + 1]); a decode has
     none. ``chunk_first_C``: index in T. ``chunk_tap_C``: the slot that also receives the state after the
-    chunk, or PAD."""
+    chunk, or PAD.
+    """
 
     run_count: int
     decode_count: int
@@ -59,7 +61,7 @@ class DeviceRuns:
 
 
 def device_runs(runs: Runs) -> DeviceRuns:
-    """The step's table, built once per step, on the device of ``runs.slots_R``."""
+    """Return the step's table, built once per step, on the device of ``runs.slots_R``."""
     known = runs.memo.get("device_runs")
     if known is None:
         flat, chunk_count = pack(runs)
@@ -71,32 +73,32 @@ def device_runs(runs: Runs) -> DeviceRuns:
 
 
 def is_known(runs: Runs) -> bool:
-    """Whether the table is on the device."""
+    """Return whether the table is on the device."""
     return "device_runs" in runs.memo
 
 
 def _sizes(run_count: int, chunk_count: int) -> list[int]:
-    """int32 values of each field, in their order."""
+    """Return the number of int32 values of each field, in their order."""
     return [run_count] * RUN_FIELDS + [run_count + 1] + [chunk_count] * CHUNK_FIELDS
 
 
 def table_numbers(run_count: int, chunk_count: int) -> int:
-    """int32 values of a table: a multiple of 4."""
+    """Return the number of int32 values of a table: a multiple of 4."""
     return sum(map(_aligned, _sizes(run_count, chunk_count)))
 
 
 def _aligned(size: int) -> int:
-    """Every field begins at a multiple of 16 bytes, wherever runs end: kernels are compiled for that."""
+    """Return ``size`` padded so that every field begins at a multiple of 16 bytes: kernels are compiled for that."""
     return size + -size % 4
 
 
 def remember(runs: Runs, flat: torch.Tensor, chunk_count: int) -> None:
-    """Cache ``flat``, the packed table of ``runs``, which reached the device with the step's other inputs."""
+    """Remember ``flat``, the packed table of ``runs``, which reached the device with the step's other inputs."""
     runs.memo["device_runs"] = unpack(flat, runs.run_count, runs.decode_count, chunk_count)
 
 
 def pack(runs: Runs) -> tuple[Int32s, int]:
-    """The flat table and the number of its chunks."""
+    """Return the flat table and the number of its chunks."""
     return pack_lists(runs.offsets, runs.starts, runs.lengths, runs.fresh, runs.decode_count, runs.taps)
 
 
@@ -109,7 +111,7 @@ def pack_lists(
     taps: Sequence[TapPoint],
     chunks_min: int = 0,
 ) -> tuple[Int32s, int]:
-    """``pack`` for runs without tensors. Chunks of PAD fill the table up to ``chunks_min``."""
+    """Return ``pack``'s table for runs without tensors. Chunks of PAD fill the table up to ``chunks_min``."""
     cuts = _cuts(offsets, starts, lengths, decode_count, taps)
     chunk_begin = np.zeros(len(offsets) + 1, np.int32)
     for run, _, _, _ in cuts:
@@ -129,7 +131,7 @@ def pack_lists(
 
 
 def unpack(flat: torch.Tensor, run_count: int, decode_count: int, chunk_count: int) -> DeviceRuns:
-    """Views into ``flat`` (int32, from ``pack``, or longer)."""
+    """Return views into ``flat`` (int32, from ``pack``, or longer)."""
     assert max(run_count, chunk_count) <= GRID_YZ_MAX, (
         f"a step of {run_count} runs and {chunk_count} chunks exceeds the {GRID_YZ_MAX} programs of an axis"
     )
@@ -144,7 +146,7 @@ def unpack(flat: torch.Tensor, run_count: int, decode_count: int, chunk_count: i
 def _cuts(
     offsets: list[int], starts: list[int], lengths: list[int], decode_count: int, taps: Sequence[TapPoint]
 ) -> list[tuple[int, int, int, int]]:
-    """(run, first index in T, tokens, slot of the tap at its end or PAD) of every chunk."""
+    """Return (run, first index in T, tokens, slot of the tap at its end or PAD) of every chunk."""
     asked: dict[int, dict[int, int]] = {}
     for tap in taps:
         if tap.slot != PAD:

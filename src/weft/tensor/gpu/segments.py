@@ -1,6 +1,6 @@
 """The chunks of a step in segments, so that the scratch memory of chunked recurrences has a bound.
 
-    chunks    | 0 1 2 3 4 5 | 6 7 8 9 10 11 | 12 13 |      a segment: as many chunks as SCRATCH_BYTES hold
+    chunks    | 0 1 2 3 4 5 | 6 7 8 9 10 11 | 12 13 |      a segment: the chunks that fit SCRATCH_BYTES
     runs      |  A  |   B   :       B     |    C    |
     carry                   ^ of B        ^ none    ^ none           [2, heads, rows, columns], float32
 
@@ -9,8 +9,8 @@ chunk of Mamba-2, factors. A step of 32,768 tokens of 48 heads has 0.8 GB of T a
 256 MiB at most, which the next segment and the next layer overwrite. Each chunk is computed alike in any
 segment, so cuts change no bit.
 
-At most one run spans the end of a segment. ``part_of_run`` gives a program its chunks of a segment; a run
-without chunks there neither reads nor writes.
+At most one run spans the end of a segment. ``part_of_run`` gives a program its chunks of a segment; a run without
+chunks there neither reads nor writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.tensor.gpu.runs import DeviceRuns
 from weft.units import ceil_div
 
 SCRATCH_BYTES = 256 << 20
-"""Most scratch memory of a segment with more than one chunk."""
+"""Scratch memory, bytes, of a segment with more than one chunk, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class Segment:
 
 
 def chunks_at_once(step: DeviceRuns, chunk_bytes: int) -> int:
-    """Chunks of the longest segment; ``chunk_bytes``: scratch memory of a chunk, all heads."""
+    """Return the chunks of the longest segment; ``chunk_bytes``: scratch memory of a chunk, all heads."""
     return min(step.chunk_count, max(1, SCRATCH_BYTES // chunk_bytes))
 
 
 def scratch_of(step: DeviceRuns, shapes: Sequence[tuple[int, ...]]) -> tuple[int, list[torch.Tensor]]:
-    """``chunks_at_once`` for float32 buffers of ``shapes``, each the shape of one chunk; and the buffers."""
+    """Return ``chunks_at_once`` for float32 buffers of ``shapes``, each the shape of one chunk; and the buffers."""
     each = chunks_at_once(step, 4 * sum(map(math.prod, shapes)))
     return each, [torch.empty((each, *shape), dtype=torch.float32, device=step.offsets_R.device) for shape in shapes]
 
 
 def segments(step: DeviceRuns, state: torch.Tensor, each: int) -> Iterator[Segment]:
-    """Segments of ``each`` chunks. ``state`` [slots, heads, rows, columns], float32."""
+    """Yield segments of ``each`` chunks. ``state`` [slots, heads, rows, columns], float32."""
     if each >= step.chunk_count:
         yield Segment(0, step.chunk_count, state, state)  # no run goes on, so no carry is touched
         return
@@ -70,8 +70,9 @@ def segments(step: DeviceRuns, state: torch.Tensor, each: int) -> Iterator[Segme
 
 @triton.jit
 def part_of_run(chunk_begin, run, base, limit):
-    """(first, end, opens, closes): the chunks of ``run`` in the segment [base, limit), and whether its first
-    and its last chunk are among them. Without chunks there first >= end, and it neither opens nor closes."""
+    """Return (first, end, opens, closes): the chunks of ``run`` in the segment [base, limit), and whether its first
+    and its last chunk are among them. Without chunks there first >= end, and it neither opens nor closes.
+    """
     begin, end = tl.load(chunk_begin + run), tl.load(chunk_begin + run + 1)
     first, last = tl.maximum(begin, base), tl.minimum(end, limit)
     return first, last, (first < last) & (begin >= base), (first < last) & (end <= limit)
@@ -79,8 +80,9 @@ def part_of_run(chunk_begin, run, base, limit):
 
 @triton.jit
 def load_state(state, in_slot, slot, slot_stride, fresh, carry_in, first, end, opens, lines, LINES, columns):
-    """The state before chunk ``first``: of the slot, zeros, or ``carry_in``. Zeros where ``lines`` reach
-    LINES or ``columns`` is not set."""
+    """Return the state before chunk ``first``: of the slot, zeros, or ``carry_in``. Zeros where ``lines`` reach LINES
+    or ``columns`` is not set.
+    """
     live = opens & (slot >= 0) & (fresh == 0)
     carried = (first < end) & (opens == 0)
     of_slot = tl.load(
@@ -94,7 +96,7 @@ def load_state(state, in_slot, slot, slot_stride, fresh, carry_in, first, end, o
 
 @triton.jit
 def store_state(s, state, in_slot, slot, slot_stride, carry_out, first, end, closes, lines, LINES, columns):
-    """The state after chunk ``end - 1``: to the slot, or to ``carry_out`` if the run goes on."""
+    """Store the state after chunk ``end - 1``: to the slot, or to ``carry_out`` if the run goes on."""
     goes_on = (first < end) & (closes == 0)
     tl.store(
         state + slot * slot_stride + in_slot,

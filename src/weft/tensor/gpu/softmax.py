@@ -1,14 +1,14 @@
 """An online softmax over blocks of keys, and the epilogue that stores its output.
 
-    softmax_start  that of no keys: (highest score, sum of weights, weighted values)
+    softmax_start  the softmax of no keys: (highest score, sum of weights, weighted values)
     softmax_step   a block of keys and values into the three
     finish         gates, scale of fp8 values, the one rounding, the store
     combine        a kernel: merges the outputs of programs that each saw one split of the keys
 
 Scores are float32 in powers of two (``qk_scale`` has log2 e in it).
 
-Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao et al.,
-"FlashAttention" (2022) and "Flash-Decoding" (2023).
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao et al., "FlashAttention" (2022)
+and "Flash-Decoding" (2023).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ COMBINED_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """The factors of an output: ``gate_TC`` [T, heads x D] and ``head_gate_TH`` [T, heads], both through a
-    sigmoid, and ``value_scale_H`` [kv_heads]; and ``sinks_H`` [heads], which take part in its sum."""
+    """Factors of an output: ``gate_TC`` [T, heads x D] and ``head_gate_TH`` [T, heads], both through a sigmoid, and
+    ``value_scale_H`` [kv_heads]; and ``sinks_H`` [heads], which take part in its sum.
+    """
 
     gate_TC: torch.Tensor | None = None
     head_gate_TH: torch.Tensor | None = None
@@ -52,7 +53,7 @@ def gates_of(
 
 @triton.jit
 def softmax_start(ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """``top``, ``total`` and ``out`` of ROWS queries that have seen no key."""
+    """Return ``top``, ``total`` and ``out`` of ROWS queries that have seen no key."""
     return (
         tl.full((ROWS,), float("-inf"), tl.float32),
         tl.zeros((ROWS,), tl.float32),
@@ -81,10 +82,11 @@ def softmax_step(
     row_mask=None,
     EXTENT: tl.constexpr = 0,
 ):
-    """``scores`` [M, N]: products of queries and keys. The keys are at ``position`` [N]. A query sees those
-    up to ``last`` [M] and within its WINDOW, or all keys unless MASKED. ``values`` [N, BLOCK_D]; ``k_scale``,
-    ``v_scale`` [N] or None. The last four are those of ``bias_of``; ``profiles`` may be None. Returns ``top``
-    [M], ``total`` [M], ``out`` [M, BLOCK_D]."""
+    """Add a block of keys to a running softmax. ``scores`` [M, N]: products of queries and keys. The keys are at
+    ``position`` [N]. A query sees keys up to ``last`` [M] and within its WINDOW, or all keys unless MASKED. ``values``
+    [N, BLOCK_D]; ``k_scale``, ``v_scale`` [N] or None. The last four are those of ``bias_of``; ``profiles`` may be
+    None. Returns ``top`` [M], ``total`` [M], ``out`` [M, BLOCK_D].
+    """
     scores *= qk_scale
     if k_scale is not None:
         scores *= k_scale[None, :]
@@ -115,8 +117,9 @@ def softmax_step(
 
 @triton.jit
 def bias_of(profiles, row, row_mask, position, last, EXTENT: tl.constexpr):
-    """[M, N], in powers of two: what each query (``row`` [M] of ``profiles``) adds for its distance from
-    ``last`` [M] back to the keys at ``position`` [N]."""
+    """Return [M, N], in powers of two: the bias of each query (``row`` [M] of ``profiles``) for its distance from
+    ``last`` [M] back to the keys at ``position`` [N].
+    """
     distance = last[:, None] - position[None, :]
     near = row_mask[:, None] & (distance >= 0) & (distance < EXTENT)
     bias = tl.load(profiles + (row * EXTENT)[:, None] + distance, mask=near, other=0.0)
@@ -125,7 +128,7 @@ def bias_of(profiles, row, row_mask, position, last, EXTENT: tl.constexpr):
 
 @triton.jit
 def with_sinks(total, top, sinks, head, row_mask):
-    """``total`` [M], the sums of weights relative to ``top``, with the sink of each row's head."""
+    """Return ``total`` [M], the sums of weights relative to ``top``, with the sink of each row's head."""
     sink = tl.load(sinks + head, mask=row_mask, other=0.0) * 1.4426950408889634
     return total + tl.exp2(sink - top)
 
@@ -147,8 +150,9 @@ def finish(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Gate and store float32 [M, BLOCK_D], the rows of tokens ``token`` and heads ``head`` in
-    ``row_mask``."""
+    """Apply the gates to float32 [M, BLOCK_D] and store it as the rows of tokens ``token`` and heads ``head`` in
+    ``row_mask``.
+    """
     d = tl.arange(0, BLOCK_D)
     stored = row_mask[:, None] & (d < D)[None, :]
     if value_scale is not None:
@@ -164,7 +168,7 @@ def finish(
 
 @triton.jit
 def kv_splits_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr, SPLIT_PAGES: tl.constexpr):
-    """(first page, end page, pages of a split, at least SPLIT_PAGES) of a row that sees ``seen`` tokens."""
+    """Return (first page, end page, pages of a split, at least SPLIT_PAGES) of a row that sees ``seen`` tokens."""
     first = 0
     if WINDOW:
         first = tl.maximum(seen - WINDOW, 0) // 16

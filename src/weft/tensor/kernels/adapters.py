@@ -1,4 +1,4 @@
-"""What adapters add to a product, in Triton: y += (x A) B, for rows in blocks of one adapter.
+"""Additions of adapters to a product, in Triton: y += (x A) B, for rows in blocks of one adapter.
 
     order    rows by adapter; the last block of each is filled with PAD       int64 [blocks * 16]
     places   of each block, its adapter's line in the tables; PAD for none    int64 [blocks]
@@ -7,8 +7,8 @@
     _down    a program: (block, 16 columns of low)       low = x A
     _up      a program: (block, 64 columns of y)         y <- (y gain + shift) + low B, part after part
 
-All three are data. A recorded graph replays with whatever adapters the rows have. A program of a block
-without rows, or of a line without factors, ends at once.
+All three are data. A recorded graph replays with any adapters of the rows. A program of a block without rows, or of a
+line without factors, ends at once.
 
 Source of the grouping: Chen et al., 2023 (Punica).
 """
@@ -24,9 +24,9 @@ from weft.tensor.gpu.launch import Blocks, dense_rows, launch
 from weft.tensor.gpu.products import product
 
 PARTS_AT = 3
-"""A line: the address of A, its rows, the number of parts; then the parts."""
+"""Index of the first part in a line: before it are the address of A, its rows, the number of parts."""
 PART_FIELDS = 7
-"""first, rows, begin, rank; the addresses of B, gain and shift, 0 for none."""
+"""Number of fields of a part: first, rows, begin, rank; the addresses of B, gain and shift, 0 for none."""
 PARTS_MOST = 8
 FIELDS = PARTS_AT + PARTS_MOST * PART_FIELDS
 RANKS = 16
@@ -51,7 +51,7 @@ def _down(
     BR: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """``low`` [blocks * BM, LOW]."""
+    """Write ``low`` [blocks * BM, LOW]."""
     block = tl.program_id(0)
     place = tl.load(places + block)
     if place >= 0:
@@ -143,8 +143,9 @@ def _up(
 def add_factors(
     x_TI: torch.Tensor, y_TO: torch.Tensor, whose: AdapterBlocks, table: torch.Tensor, low_width: int
 ) -> None:
-    """Into ``y_TO``, of its dtype as ``x_TI`` is. ``low_width``: a multiple of 16, at least the ranks of any
-    line of ``table`` together."""
+    """Add the factors' products to ``y_TO``, which has the dtype of ``x_TI``. ``low_width``: a multiple of 16, at
+    least the ranks of any line of ``table`` together.
+    """
     x_TI, blocks = dense_rows(x_TI), len(whose.places)
     low = torch.empty((blocks * BLOCK_ROWS, low_width), dtype=x_TI.dtype, device=x_TI.device)
     launch(_down, (blocks, low_width // RANKS))(

@@ -5,8 +5,8 @@
       place       '-- norm, rotary --> q    '-- norm, rotary --> K pages;  v --> V pages      one launch
       attend      q, pages --> softmax --> x value scale, gates --> out             (``paged_attention``)
 
-Norms over all heads at once (``norm_whole``) need the whole row, so they are separate launches. Between norm,
-rotary and page, numbers are rounded to the model's dtype, as in the torch form.
+Norms over all heads at once (``norm_whole``) need the full row, so they are separate launches. Between norm, rotary
+and page, numbers are rounded to the model's dtype, as in the torch form.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _place_all(
     cache: LayerCache,
     cos_sin: CosSin | None,
 ) -> torch.Tensor:
-    """Write keys and values into their pages; returns the queries [T, heads, D]."""
+    """Write keys and values into their pages; return the queries [T, heads, D]."""
     shape, scales, runs = core.shape, cache.head_scales, inputs.runs
     assert cache.k is not None
     assert cache.v is not None
@@ -137,7 +137,7 @@ def _head(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """float32 [N, BLOCK_D]: a head's rows at ``x`` + token x row, normed and rotated."""
+    """Return float32 [N, BLOCK_D]: a head's rows at ``x`` + token x row, normed and rotated."""
     d = tl.arange(0, BLOCK_D)
     tile_mask = token_mask[:, None] & (d < D)[None, :]
     rows = x + (token * row)[:, None]

@@ -5,7 +5,7 @@
     _product   a program: (BN rows of the weight, BM rows of x)
                    part after part:  total += sum(int8 x int8, exact) * (weight's scale * x's scale)
 
-What follows the sum of a part is float32 in one order, each step rounded.
+Operations after the sum of a part are float32 in one order, each step rounded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from weft.tensor.gpu.pages import fp8_bits
 from weft.tensor.weights.quantized import PART, QuantizedWeight
 
 LEAST = tl.constexpr(1e-30)
-"""As in ``ops.linear``."""
+"""Least magnitude of a part, as in ``ops.linear``."""
 ROUND = Blocks(PART, warps=1)
 _FEW_ROWS = 16
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _round(x, codes, scales, x_row, rows, parts, COLUMNS: tl.constexpr, PLACES: tl.constexpr, FP8: tl.constexpr):
-    """``codes`` int8 [R, parts, 128], or with FP8 bytes of e4m3; ``scales`` float32 [parts, ``rows``]."""
+    """Round one part of a row. ``codes`` int8 [R, parts, 128], or with FP8 bytes of e4m3; ``scales`` float32 [parts,
+    ``rows``].
+    """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.arange(0, PLACES)
     column = part * PLACES + place
@@ -67,7 +69,7 @@ def _product(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """``out`` [rows, columns_out]; weights as for ``tensor.gpu.quantized``."""
+    """Write ``out`` [rows, columns_out]; weights as for ``tensor.gpu.quantized``."""
     row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
     first, place, here = tl.program_id(0) * BN, tl.arange(0, PLACES), row < rows
     tile, piece = first // 16 + tl.arange(0, BN // 16), tl.arange(0, PLACES * 16)
@@ -99,13 +101,14 @@ def _product(
 
 
 def blocks_of(rows: int) -> tuple[int, Blocks]:
-    """(BM, BN in Blocks) for ``rows`` rows of x."""
+    """Return (BM, BN in Blocks) for ``rows`` rows of x."""
     return (16, Blocks(32, stages=4)) if rows <= _FEW_ROWS else (64, Blocks(64, stages=3))
 
 
 def rounded(x_RI: torch.Tensor, *, fp8: bool = False, multiple: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes int8 (or bytes of e4m3, uint8) [R, parts, 128], and scales float32 [parts, R]. R is made a
-    ``multiple``; what the rows behind have is not specified."""
+    """Return codes int8 (or bytes of e4m3, uint8) [R, parts, 128], and scales float32 [parts, R]. R is padded to a
+    ``multiple``; the contents of the additional rows are unspecified.
+    """
     rows, columns = x_RI.shape
     parts, held = -(-columns // PART), -(-rows // multiple) * multiple
     codes = torch.empty((held, parts, PART), dtype=torch.uint8 if fp8 else torch.int8, device=x_RI.device)

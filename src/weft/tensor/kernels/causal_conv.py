@@ -8,9 +8,9 @@
         i < W     window[i], ..., window[W-1], x[0], ..., x[i]
         else      x[i-W], ..., x[i]
 
-Each input is loaded K times, all but once from the cache. A channel's weights are K neighbours in memory and
-loaded at once: loaded one by one, they were four times as many loads as the inputs. Sums are float32. PAD
-slots are neither read nor written, fresh slots not read.
+Each input is loaded K times, all but once from the cache. A channel's weights are K neighbours in memory and loaded at
+once: loaded one by one, they took four times the loads of the inputs. Sums are float32. PAD slots are neither read nor
+written, fresh slots not read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROWS = Blocks(256)
 
 @triton.jit
 def _input(x, gate, t, channel, mask, x_row, gate_row, GATED: tl.constexpr):
-    """The input that the window stores: x, or gate x rounded to the dtype of x."""
+    """Return the input that the window stores: x, or gate x rounded to the dtype of x."""
     seen = tl.load(x + t * x_row + channel, mask=mask, other=0.0)
     if GATED:
         factor = tl.load(gate + t * gate_row + channel, mask=mask, other=0.0)
@@ -45,14 +45,14 @@ def _input(x, gate, t, channel, mask, x_row, gate_row, GATED: tl.constexpr):
 
 @triton.jit
 def _weights(weight, channel, within, W: tl.constexpr, KP: tl.constexpr):
-    """float32 [channels, KP], zeros beyond W + 1."""
+    """Return float32 [channels, KP], zeros beyond W + 1."""
     k = tl.arange(0, KP)[None, :]
     return tl.load(weight + channel[:, None] * (W + 1) + k, mask=within[:, None] & (k <= W), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _weight(weights, k: tl.constexpr, KP: tl.constexpr):
-    """[channels]: column ``k``."""
+    """Return column ``k`` of the weights, [channels]."""
     return tl.sum(tl.where(tl.arange(0, KP)[None, :] == k, weights, 0.0), 1)
 
 
@@ -72,7 +72,7 @@ def _output(
     SILU: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Store ``y`` of token ``t``, one token or a column of tokens; ``within``: the mask of channels alone."""
+    """Store ``y`` of token ``t``, one token or a column of tokens; ``within``: the mask of only channels."""
     if BIAS:
         y += tl.load(bias + channel, mask=within, other=0.0).to(tl.float32)
     if SILU:
@@ -111,7 +111,7 @@ def _tokens(
     SILU: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Grid: blocks of channels, chunks."""
+    """Compute the outputs of prefills, and the windows of taps. Grid: blocks of channels, chunks."""
     c = tl.program_id(1)
     channel, place = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, PLACES)
     within = channel < C
@@ -128,8 +128,8 @@ def _tokens(
     weights = _weights(weight, channel, within, W, KP)
     y = tl.zeros((PLACES, BC), tl.float32)
     if begin < W:
-        # What the run's first places see of the window, the oldest first, as below. Row by row: a tile of it
-        # has channels in another order than a tile of x, and every tile would be turned.
+        # Window inputs of the run's first places, the oldest first, as below. Row by row: a tile of it has channels in
+        # another order than a tile of x, and every tile would be transposed.
         for of in tl.static_range(W):
             for k in tl.static_range(W - of):
                 entry = begin + of + k
@@ -196,7 +196,7 @@ def _rows(
     SILU: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Grid: blocks of channels, runs."""
+    """Compute decodes and move the windows on. Grid: blocks of channels, runs."""
     run = tl.program_id(1)
     channel, entry = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, WP)
     within = channel < C
@@ -239,7 +239,7 @@ def convolve(
     *,
     silu: bool,
 ) -> torch.Tensor:
-    """``after * act(conv(gate * x))``; no gates if both are None."""
+    """Return ``after * act(conv(gate * x))``; no gates if both are None."""
     tokens, channels = x_TC.shape
     x_TC, weight_CK = dense_rows(x_TC), weight_CK.contiguous()
     gate = x_TC if gate_TC is None else dense_rows(gate_TC)

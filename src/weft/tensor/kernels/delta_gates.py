@@ -1,4 +1,4 @@
-"""delta_gates in Triton: one launch in place of seven.
+"""delta_gates in Triton: one launch instead of seven.
 
     a program: (token, block of columns)     its columns of g; the first block also the heads of beta
 
@@ -35,7 +35,7 @@ def _gates(
     BC: tl.constexpr,
     FLOORED: tl.constexpr,
 ):
-    """``g`` float32 [T, C], ``beta`` float32 [T, H]."""
+    """Write ``g`` float32 [T, C] and ``beta`` float32 [T, H]."""
     t = tl.program_id(0).to(tl.int64)
     column, head = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, HP)
     inside = column < C

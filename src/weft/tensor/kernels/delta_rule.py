@@ -15,11 +15,11 @@ head. W, U, v' and the states before chunks never leave registers, as W S and U 
 
     v' = U - W S = T beta (v - exp(G) k S)             o = q~ S + P v'
 
-So 8,192 tokens of 32 heads of 128 x 128 move 0.27 GB of scratch a layer; with W, U, v' and the states in
-memory it was 1.44 GB. Only ``chunks`` is sequential. Its chain has three products a chunk: k S, T, and
-k^T v'. The two of o hang on it, and the next chunk does not wait for them. Rejected: a third kernel for
-outputs, from stored states. It has more programs for one long prompt, and needs the states and v' in memory:
-0.9 GB, or in bfloat16 outputs that err by a third of a step.
+So 8,192 tokens of 32 heads of 128 x 128 move 0.27 GB of scratch a layer; with W, U, v' and the states in memory it was
+1.44 GB. Only ``chunks`` is sequential. Its chain has three products a chunk: k S, T, and k^T v'. The two of o depend
+on it, and the next chunk does not wait for them. Rejected: a third kernel for outputs, from stored states. It has more
+programs for one long prompt, and needs the states and v' in memory: 0.9 GB, or in bfloat16 outputs that err by a third
+of a step.
 
 The scratch of a chunk is float32: 32 heads have 1.1 MB. Chunks go in segments of bounded scratch
 (``tensor.gpu.segments``), two launches each.
@@ -48,15 +48,15 @@ blocks of h places:
 
     M(x)_ij = (x_i exp(sum of g over the rows' block up to i)) . (k_j exp(sum of g after j in its block))
 
-Both factors are at most 1, whatever the decays. At each level a row lies in the later block of its pair or in
-the earlier one. So it has one factor, and one tile of scaled k is the left and the right side of M(k). Sums
-of the next level add the sum of the other block of the pair. So a sum only adds decays of the places between,
-all of one sign: its relative error is at most 6 x 2^-24, and nothing cancels. Products cover the whole tile
-and a select takes the pairs: 12 products of 64 x 64 x 32 for 32 lines. Rejected: blocks of 16 whose diagonal
-is summed by distance. That is 16 rounds for 32 lines on CUDA cores, each with loads of shifted rows.
+Both factors are at most 1, whatever the decays. At each level a row is in the later block of its pair or in the
+earlier one. So it has one factor, and one tile of scaled k is the left and the right side of M(k). Sums of the next
+level add the sum of the other block of the pair. So a sum only adds decays of the places between, all of one sign: its
+relative error is at most 6 x 2^-24, and nothing cancels. Products cover the full tile and a select takes the pairs: 12
+products of 64 x 64 x 32 for 32 lines. Rejected: blocks of 16 whose diagonal is summed by distance. That is 16 rounds
+for 32 lines on CUDA cores, each with loads of shifted rows.
 
-Sums over the lines take 32 lines at a time, so that tiles fit in registers. Products keep float32's
-precision, because states are snapshots.
+Sums over the lines take 32 lines at a time, so that tiles fit in registers. Products keep float32's precision, because
+states are snapshots.
 """
 
 from __future__ import annotations
@@ -90,13 +90,15 @@ from weft.units import CHUNK_TOKENS
 PLACES = tl.constexpr(CHUNK_TOKENS)
 LEVELS = tl.constexpr(CHUNK_TOKENS.bit_length() - 1)
 RECURRENT = Blocks(32, warps=1)
-"""Of K up to 128. One warp holds its 32 columns in registers, so its sums wait for no other warp: 7 % sooner
-than with four warps on an H200, at 64 and at 256 rows."""
+"""Blocks for K up to 128. One warp holds its 32 columns in registers, so its sums wait for no other warp: 7 % sooner
+than with four warps on an H200, at 64 and at 256 rows.
+"""
 PREPARE_HEADS = Blocks(CHUNK_TOKENS)
 PREPARE_LINES = Blocks(32, warps=8)
 CHUNKS = Blocks(16, stages=2)
-"""Columns of the state. Of 32 more registers spill, and a single prompt has fewer programs. The next chunk's
-tiles load meanwhile: with ``prepare``, 8,192 tokens take 19 % less time on an H200, with the same bits."""
+"""Columns of the state. With 32 more registers spill, and a single prompt has fewer programs. The next chunk's tiles
+load meanwhile: with ``prepare``, 8,192 tokens take 19 % less time on an H200, with the same bits.
+"""
 
 
 @triton.jit
@@ -129,7 +131,7 @@ def _token(
     V: tl.constexpr,
     BY_LINE: tl.constexpr,
 ):
-    """One token of one head: advances ``s`` [K, V block] and stores the token's output."""
+    """Advance ``s`` [K, V block] by one token of one head, and store the token's output."""
     q_t = tl.load(q + t * q_row + key * q_head + line, mask=line < K, other=0.0).to(tl.float32)
     k_t = tl.load(k + t * k_row + key * k_head + line, mask=line < K, other=0.0).to(tl.float32)
     v_t = tl.load(v + t * v_row + head * v_head + col, mask=col < V, other=0.0).to(tl.float32)
@@ -187,7 +189,7 @@ def recurrent(
     BY_LINE: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
+    """Run the recurrence. Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV)
     element = (head * K + line)[:, None] * V + col[None, :]
@@ -298,7 +300,7 @@ def _prepare_heads(
     K: tl.constexpr,
     KP: tl.constexpr,
 ):
-    """Grid: heads, chunks from ``base`` on. One decay for each head."""
+    """Prepare chunks with one decay for each head. Grid: heads, chunks from ``base`` on."""
     head, c = tl.program_id(0), base + tl.program_id(1)
     chunk = (tl.program_id(1) * H + head).to(tl.int64)
     line, place = tl.arange(0, KP), tl.arange(0, PLACES)
@@ -336,7 +338,7 @@ def _prepare_heads(
 
 @triton.jit
 def _rows(x, t, x_row, x_head, head, line, mask, K: tl.constexpr):
-    """[places, lines] of one head, float32; zeros where ``mask`` [places] is not set."""
+    """Return [places, lines] of one head, float32; zeros where ``mask`` [places] is not set."""
     return tl.load(
         x + t[:, None] * x_row + head * x_head + line[None, :], mask=mask[:, None] & (line < K)[None, :], other=0.0
     ).to(tl.float32)
@@ -344,8 +346,9 @@ def _rows(x, t, x_row, x_head, head, line, mask, K: tl.constexpr):
 
 @triton.jit
 def _add_pairs(m_keys, m_queries, keys, queries, g, place):
-    """Add the contribution of some lines of the state to M(k) and M(q) below their diagonals. Returns both,
-    and the sums of ``g`` up to and with each place, and after it."""
+    """Add the contribution of some lines of the state to M(k) and M(q) below their diagonals. Return both, and the
+    sums of ``g`` up to and with each place, and after it.
+    """
     rows, cols = place[:, None], place[None, :]
     upto, after = g, tl.zeros(g.shape, tl.float32)
     for level in range(LEVELS):
@@ -391,7 +394,7 @@ def _prepare_lines(
     K: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Grid: heads, chunks from ``base`` on. One decay for each line of a head."""
+    """Prepare chunks with one decay for each line of a head. Grid: heads, chunks from ``base`` on."""
     head, c = tl.program_id(0), base + tl.program_id(1)
     chunk = (tl.program_id(1) * H + head).to(tl.int64)
     place = tl.arange(0, PLACES)
@@ -469,9 +472,11 @@ def chunks(
     BV: tl.constexpr,
     BY_LINE: tl.constexpr,
 ):
-    """Grid: blocks of V, heads, prefill runs. Scratch begins at chunk ``base``. ``t_scratch``, ``p``:
-    [C, H, 64, 64]. ``q_left``, ``k_up``, ``k_left``: the factors of q S, k S and k^T v' [C, H, 64]; with
-    BY_LINE the scaled q and k themselves [C, H, 64, K]. ``decay`` [C, H] or [C, H, K]. ``out`` [T, H, V]."""
+    """Compute outputs and states of prepared chunks. Grid: blocks of V, heads, prefill runs. Scratch begins at chunk
+    ``base``. ``t_scratch``, ``p``: [C, H, 64, 64]. ``q_left``, ``k_up``, ``k_left``: the factors of q S, k S and k^T
+    v' [C, H, 64]; with BY_LINE the scaled q and k themselves [C, H, 64, K]. ``decay`` [C, H] or [C, H, K]. ``out`` [T,
+    H, V].
+    """
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
     in_slot = head * (K * V) + line[:, None] * V + col[None, :]
@@ -485,7 +490,7 @@ def chunks(
         chunk = ((c - base) * H + head).to(tl.int64)
         token, row = (tl.load(chunk_first + c) + place).to(tl.int64)[:, None], chunk * PLACES + place
         tile, v_tile = here[:, None] & (line < K)[None, :], here[:, None] & (col < V)[None, :]
-        # q S comes first: behind the other products it takes more registers than there are.
+        # q S comes first: after the other products it takes more registers than there are.
         if BY_LINE:
             queries = tl.load(q_left + row[:, None] * K + line[None, :], mask=tile, other=0.0)
             o_tile = product(queries, s)
@@ -589,7 +594,7 @@ def delta_rule(
 
 
 def _prepare_form(by_line: bool, group: int, k_dim: int) -> tuple[Any, Blocks, dict[str, int]]:
-    """The kernel that prepares chunks, its blocks, and the constants that it alone has."""
+    """Return the kernel that prepares chunks, its blocks, and the constants that only it has."""
     if by_line:
         return _prepare_lines, PREPARE_LINES, {"BK": min(PREPARE_LINES.width, padded(k_dim))}
     return _prepare_heads, PREPARE_HEADS, {"GROUP": group, "KP": padded(k_dim)}
@@ -608,7 +613,7 @@ def _run_chunks(
     *,
     by_line: bool,
 ) -> None:
-    """The kernel after ``prepare``, for the prefill runs of a segment."""
+    """Launch the kernel after ``prepare``, for the prefill runs of a segment."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
     launch(chunks, (triton.cdiv(v_dim, CHUNKS.width), heads, step.run_count - step.decode_count))(
         q_THK,

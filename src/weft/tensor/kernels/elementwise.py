@@ -36,8 +36,8 @@ def silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor:
 
 @triton.jit
 def within(gate, up, LIMIT: tl.constexpr):
-    """The gate is at most LIMIT, ``up`` lies within it on both sides; 0: any. A NaN stays one."""
-    if LIMIT > 0:  # a float alone is no condition for the compiler
+    """Return the gate limited to at most LIMIT, and ``up`` limited to it on both sides; 0: any. A NaN stays one."""
+    if LIMIT > 0:  # the compiler needs a condition of more than a float
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
     return gate, up
@@ -85,7 +85,7 @@ def rotary(
 
 
 def tables_of(cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """cos, sin and their row stride, the arguments of kernels."""
+    """Return cos, sin and their row stride, the arguments of kernels."""
     cos_TD, sin_TD = dense_rows(cos_TD), dense_rows(sin_TD)
     assert cos_TD.stride(0) == sin_TD.stride(0)
     return cos_TD, sin_TD, cos_TD.stride(0)
@@ -93,14 +93,14 @@ def tables_of(cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> tuple[torch.Tensor,
 
 @triton.jit
 def partner_of(d, ROTARY: tl.constexpr):
-    """The partner of each dim of ``d``; beyond the rotary width the dim itself."""
+    """Return the partner of each dim of ``d``; beyond the rotary width the dim itself."""
     half: tl.constexpr = ROTARY // 2
     return tl.where(d < half, d + half, tl.where(d < ROTARY, d - half, d))
 
 
 @triton.jit
 def rotated(x, partner, cos, sin, table_stride, token, token_mask, d, ROTARY: tl.constexpr):
-    """float32 [N, BLOCK_D] of tokens ``token``, rotated by their angles."""
+    """Return float32 [N, BLOCK_D] of tokens ``token``, rotated by their angles."""
     at = token[:, None] * table_stride + d[None, :]
     angle_mask = token_mask[:, None] & (d < ROTARY)[None, :]
     by_cos = tl.load(cos + at, mask=angle_mask, other=1.0).to(tl.float32)

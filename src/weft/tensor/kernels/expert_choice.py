@@ -1,4 +1,4 @@
-"""expert_choice in Triton: a program is a token; one launch in place of four to fifteen.
+"""expert_choice in Triton: a program is a token; one launch instead of four to fifteen.
 
     scores [E] in registers  ->  groups that take part  ->  X times: the best, removed  ->  weights, ids
 
@@ -20,9 +20,9 @@ WARP = Blocks(1, warps=1)
 
 @triton.jit
 def _best(numbers, expert, free, EP: tl.constexpr):
-    """(the highest of ``numbers`` [EP] where ``free``, its expert)."""
+    """Return (the highest of ``numbers`` [EP] where ``free``, its expert)."""
     best = tl.max(tl.where(free, numbers, float("-inf")), 0)
-    # Of equal scores the expert with the lower number comes first.
+    # Among equal scores the expert with the lower number comes first.
     return best, tl.min(tl.where(free & (numbers == best), expert, EP), 0)
 
 
@@ -36,7 +36,7 @@ def _in_chosen_groups(
     EP: tl.constexpr,
     GP: tl.constexpr,
 ):
-    """Which experts [EP] are of the groups of SIZE with the largest sums of two."""
+    """Return which experts [EP] are of the groups of SIZE with the largest sums of two."""
     group, sums = tl.arange(0, GP), tl.full((GP,), float("-inf"), tl.float32)
     for one in range(GROUPS):
         member = expert // SIZE == one

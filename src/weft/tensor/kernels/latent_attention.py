@@ -6,8 +6,8 @@
     prefill   program = (part of a chunk, head): 32 queries of one head (16 if products are of float32
               numbers)
 
-A row of W = latent + shared numbers (512 + 64) is no power of two. It is read in two parts, so nothing is
-read twice and little is padded, and scores are the sum of two products:
+A row of W = latent + shared numbers (512 + 64) is not a power of two. It is read in two parts, so nothing is read
+twice and little is padded, and scores are the sum of two products:
 
     K [n, W]     | MAIN columns (512) | REST columns (64, up to a power of two) |
                    '- V [n, MAIN] as well, of which ``value_dim`` columns are stored
@@ -178,7 +178,7 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
 
 
 def kv_splits_of_row(width: int, value_dim: int) -> tuple[int, int]:
-    """(MAIN, REST): powers of two, at least 16, REST 0 where MAIN is everything."""
+    """Return (MAIN, REST): powers of two, at least 16, REST 0 if MAIN is everything."""
     main = max(16, 1 << (width.bit_length() - 1))
     # If values reach beyond MAIN, MAIN is all of W, padded.
     if main >= width or main < value_dim:
@@ -187,15 +187,16 @@ def kv_splits_of_row(width: int, value_dim: int) -> tuple[int, int]:
 
 
 def blocks_of(main: int, product: tl.dtype, small: bool) -> dict[str, int]:
-    """``small``: shared memory of 99 KiB, which holds one stage."""
+    """Return the sizes of a block. ``small``: shared memory of 99 KiB, which holds one stage."""
     # A block is a page or two: the sums of 32 heads by 512 numbers are 64 registers of each thread of 8
     # warps.
     return {"PAGES": 1 if main > 512 or product == tl.float32 else 2, "num_warps": 8, "num_stages": 1 if small else 2}
 
 
 def queries_of(main: int, product: tl.dtype) -> int:
-    """Queries of a prefill program: few enough to fit shared memory beside a block of keys, and their sums
-    the registers."""
+    """Return the queries of a prefill program: few enough for shared memory next to a block of keys, and for their
+    sums in the registers.
+    """
     if main > 512 or (main > 256 and product == tl.float32):
         return 16
     return 32 if main > 256 else CHUNK_TOKENS

@@ -1,4 +1,4 @@
-"""mamba1 by Triton: the recurrence for decodes, for prefills the recurrence of all chunks side by side.
+"""mamba1 by Triton: the recurrence for decodes, for prefills the recurrence of all chunks in parallel.
 
     recurrent   a program: (block of channels, run)      token by token from the slot
     scan ENDS   a program: (block of channels, chunk)    L: the state after a chunk that begins at zero
@@ -8,8 +8,8 @@
 These are the three lines of the torch form (``ops.mamba1``). A long prompt takes 64 steps for all of its
 chunks at once, not thousands one after the other, and computes the arithmetic twice. S_c overwrites L_c.
 
-Prefills of states in few bits use the recurrence: those states are rounded after every token
-(``tensor.rounding``). PAD slots are neither read nor written, fresh slots not read.
+Prefills of states in few bits use the recurrence: those states are rounded after every token (``tensor.rounding``).
+PAD slots are neither read nor written, fresh slots not read.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
 
 CHANNELS = Blocks(64)
-"""The blocks of every kernel here: 64 channels of N = 16 are 8 entries of the state a thread, as are those of
-N = 8."""
+"""Blocks of every kernel here: 64 channels of N = 16 are 8 entries of the state a thread, as are those of N = 8."""
 
 
 @triton.jit
 def _advance(s, step, x_t, b, t, col, rates, b_row, N: tl.constexpr):
-    """``s`` [channels, N] after a token of step sizes ``step`` [channels]."""
+    """Return ``s`` [channels, N] after a token of step sizes ``step`` [channels]."""
     b_t = tl.load(b + t * b_row + col, mask=col < N, other=0.0).to(tl.float32)
     return s * decay_of(step[:, None] * rates) + (x_t * step)[:, None] * b_t[None, :]
 
@@ -45,14 +44,14 @@ def _read_out(s, x_t, c, out, t, channel, col, d, c_row, C: tl.constexpr, N: tl.
 
 @triton.jit
 def _token(x, dt, bias, t, channel, x_row, dt_row, C: tl.constexpr):
-    """Step sizes and inputs [channels] of token ``t``; zeros beyond the last channel."""
+    """Return the step sizes and inputs [channels] of token ``t``; zeros beyond the last channel."""
     step = softplus(tl.load(dt + t * dt_row + channel, mask=channel < C, other=0.0).to(tl.float32) + bias)
     return step, tl.load(x + t * x_row + channel, mask=channel < C, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def added(total, rest, term):
-    """``total`` with one term more, and the sum of its rounding errors. Totals and terms are 0 or more."""
+    """Return ``total`` with one more term, and the sum of its rounding errors. Totals and terms are 0 or more."""
     # Instead of float64, which runs at 1/64 of float32's rate on consumer GPUs.
     whole = total + term
     return whole, rest + tl.where(total >= term, (total - whole) + term, (term - whole) + total)
@@ -60,7 +59,7 @@ def added(total, rest, term):
 
 @triton.jit
 def _of_channels(A, D, dt_bias, channel, col, C: tl.constexpr, N: tl.constexpr):
-    """A [channels, N], D and the bias of step sizes [channels], float32."""
+    """Return A [channels, N], D and the bias of step sizes [channels], float32."""
     mask = (channel < C)[:, None] & (col < N)[None, :]
     rates = tl.load(A + channel[:, None] * N + col[None, :], mask=mask, other=0.0).to(tl.float32)
     d = tl.load(D + channel, mask=channel < C, other=0.0).to(tl.float32)
@@ -98,7 +97,7 @@ def _recurrent(
     BC: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Grid: blocks of channels, runs from ``first_run`` on. Token t of a decode run is t = run."""
+    """Run the recurrence. Grid: blocks of channels, runs from ``first_run`` on. Token t of a decode run is t = run."""
     run = first_run + tl.program_id(1)
     channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
     element = channel[:, None] * N + col[None, :]
@@ -153,9 +152,10 @@ def _scan(
     BC: tl.constexpr,
     ENDS: tl.constexpr,
 ):
-    """Grid: blocks of channels, chunks. ENDS: writes ``begins`` [chunks, C, N], the state after a chunk that
-    began at zero, and ``steps`` [chunks, C], its sum of step sizes. Else reads ``begins``, the state before
-    the chunk."""
+    """Run the recurrence of a chunk. Grid: blocks of channels, chunks. ENDS: writes ``begins`` [chunks, C, N], the
+    state after a chunk that began at zero, and ``steps`` [chunks, C], its sum of step sizes. Else reads ``begins``,
+    the state before the chunk.
+    """
     chunk = tl.program_id(1).to(tl.int64)
     channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
     held = begins + chunk * (C * N) + channel[:, None] * N + col[None, :]
@@ -197,8 +197,9 @@ def _link(
     NP: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Grid: blocks of channels, prefill runs. ``begins``: in, the states after chunks that begin at zero;
-    out, the states before the chunks."""
+    """Link the chunks of a run. Grid: blocks of channels, prefill runs. ``begins``: in, the states after chunks that
+    begin at zero; out, the states before the chunks.
+    """
     run = first_run + tl.program_id(1)
     channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
     element = channel[:, None] * N + col[None, :]

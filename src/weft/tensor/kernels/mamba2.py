@@ -47,14 +47,15 @@ PREPARE = Blocks(32)
 
 
 def states_blocks(n_padded: int) -> Blocks:
-    """The state and a product of 32 x 128 are half of each thread's registers."""
+    """Return the blocks of ``states``. The state and a product of 32 x 128 are half of each thread's registers."""
     return Blocks(32 if n_padded <= 128 else 16, stages=3)
 
 
 def outputs_blocks(n_padded: int, head_dim: int, capability: int) -> Blocks:
-    """On Hopper and the B200 a program has a head's whole P, as 64 lines. There ptxas 12.8, of Triton 3.6,
-    makes wrong addresses for 16 or 32 lines; the compile gate sees them. Registers of other GPUs hold no more
-    of a state in three bf16 parts than 32 lines of N = 128."""
+    """Return the blocks of ``outputs``. On Hopper and the B200 a program has all of a head's P, as 64 lines. There
+    ptxas 12.8, of Triton 3.6, makes wrong addresses for 16 or 32 lines; the compile gate sees them. Registers of other
+    GPUs hold no more of a state in three bf16 parts than 32 lines of N = 128.
+    """
     if 90 <= capability < 120:
         return Blocks(64, warps=4)
     return Blocks(min(32 if n_padded <= 128 else 16, padded(head_dim)))
@@ -95,7 +96,7 @@ def _token(
     P: tl.constexpr,
     N: tl.constexpr,
 ):
-    """One token of one head: advances ``s`` [P block, N] and stores the token's output."""
+    """Advance ``s`` [P block, N] by one token of one head, and store the token's output."""
     x_t = tl.load(x + t * x_row + head * x_head + line, mask=line < P, other=0.0).to(tl.float32)
     b_t = tl.load(b + t * b_row + group * b_head + col, mask=col < N, other=0.0).to(tl.float32)
     c_t = tl.load(c + t * c_row + group * c_head + col, mask=col < N, other=0.0).to(tl.float32)
@@ -145,7 +146,7 @@ def _recurrent(
     BP: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Grid: blocks of P, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
+    """Run the recurrence. Grid: blocks of P, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP)
     element = (head * P + line)[:, None] * N + col[None, :]
@@ -259,9 +260,10 @@ def _prepare(
     NP: tl.constexpr,
     BH: tl.constexpr,
 ):
-    """Grid: groups, chunks from ``base`` on. ``scores`` [C, G, 64, 64]: C B^T; zeros beyond a chunk's tokens.
-    [C, H, 64]: ``sizes`` of steps, the two parts of the sums of log decays (``decay_sums``), and ``pushes``,
-    a size times the decay to the end. ``decay`` [C, H]: of the chunk."""
+    """Prepare chunks. Grid: groups, chunks from ``base`` on. ``scores`` [C, G, 64, 64]: C B^T; zeros beyond a chunk's
+    tokens. [C, H, 64]: ``sizes`` of steps, the two parts of the sums of log decays (``decay_sums``), and ``pushes``, a
+    size times the decay to the end. ``decay`` [C, H]: of the chunk.
+    """
     group, index = tl.program_id(0), tl.program_id(1).to(tl.int64)
     col, place = tl.arange(0, NP), tl.arange(0, PLACES)
     here = place < tl.load(chunk_tokens + base + index)
@@ -323,7 +325,9 @@ def _states(
     NP: tl.constexpr,
     BP: tl.constexpr,
 ):
-    """Grid: blocks of P, heads, prefill runs. ``chunk_states`` [C, H, P, N]: the state before each chunk."""
+    """Compute the states of chunks. Grid: blocks of P, heads, prefill runs. ``chunk_states`` [C, H, P, N]: the state
+    before each chunk.
+    """
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP), tl.arange(0, PLACES)
     inside = (line < P)[:, None] & (col < N)[None, :]
@@ -379,7 +383,7 @@ def _outputs(
     NP: tl.constexpr,
     BP: tl.constexpr,
 ):
-    """Grid: blocks of P, heads, chunks from ``base`` on. ``out`` [T, H, P]."""
+    """Compute outputs. Grid: blocks of P, heads, chunks from ``base`` on. ``out`` [T, H, P]."""
     head, index = tl.program_id(1), tl.program_id(2).to(tl.int64)
     line, col, place = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP), tl.arange(0, PLACES)
     here = place < tl.load(chunk_tokens + base + index)
@@ -460,7 +464,7 @@ def _run_chunks(
     dt_limit: tuple[float, float],
     sizes: dict[str, int],
 ) -> None:
-    """The prefills of a step."""
+    """Compute the prefills of a step."""
     x, dt, A, b, c, D, dt_bias, out = inputs
     (heads, head_dim, width), groups = state.shape[1:], b.shape[1]
     by_place = (heads, CHUNK_TOKENS)

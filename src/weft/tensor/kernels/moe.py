@@ -3,7 +3,7 @@
     pairs by expert   [ e0 e0 e0 | e3 | e7 e7 e7 e7 e7 ]        choices of PAD are in no tile
     tiles of 2 rows   [e0 e0][e0][e3][e7 e7][e7 e7][e7]  -  -   the most tiles that the pairs can need
 
-    _count     a program: some pairs                  its pairs of each expert; only where there are many
+    _count     a program: some pairs                  its pairs of each expert; only if there are many
     _align     a program: some pairs, some experts    the places of its pairs, and the tiles of its experts:
                                                       expert, first place, rows
     _product   a program: (tile, block of columns)    act(gate) x up, to the pair's row; then down, to the
@@ -11,21 +11,21 @@
     _add       a program: (tile, block of columns)    adds the parts of a product whose columns are split
     _combine   a program: (token, block of columns)   its choices weighted, in the router's order, in float32
 
-The host reads nothing back: only the device knows which experts have pairs, and how many. So the grid has as
-many tiles as the pairs could need at most, and a program of an empty tile ends at once. No order of arrival:
+The host reads nothing back: only the device knows which experts have pairs, and how many. So the grid has the most
+tiles that the pairs could need, and a program of an empty tile ends at once. Nothing depends on an order of arrival:
 the same tokens get the same sums whatever else is in the batch.
 
-A rank of several has a share of each expert, and one token then some twenty programs. So the columns of its
+With several ranks, each has a share of each expert, and one token then some twenty programs. So the columns of its
 first product are split (``tensor.gpu.products``). The second has a program for each 64 channels.
 
-``_align`` is a counting sort, and keeps the order of the pairs of an expert. Up to 4,096 pairs each program
-counts all of them itself, so no launch lies between counts and places. Above, ``_count`` counts each part of
-1,024 pairs, and a program adds up the counts of all parts: each launch reads the pairs once. With 65,536
-pairs and 256 experts that is 1 MB of pairs, and 128 KB of counts for each of 64 programs, from the cache.
+``_align`` is a counting sort, and keeps the order of the pairs of an expert. Up to 4,096 pairs each program counts all
+of them itself, so no launch is needed between counts and places. Above, ``_count`` counts each part of 1,024 pairs,
+and a program adds up the counts of all parts: each launch reads the pairs once. With 65,536 pairs and 256 experts that
+is 1 MB of pairs, and 128 KB of counts for each of 64 programs, from the cache.
 
-Rows of a tile follow the expected tokens per expert: 16 in decodes, which are bound by reading each expert's
-matrix once; 64 to 128 in prefills. Tiles are the fast axis of the grid, so that the tiles of an expert share
-the same columns of its matrix in the cache.
+Rows of a tile follow the expected tokens per expert: 16 in decodes, which are bound by reading each expert's matrix
+once; 64 to 128 in prefills. Tiles are the fast axis of the grid, so that the tiles of an expert share the same columns
+of its matrix in the cache.
 """
 
 from __future__ import annotations
@@ -50,44 +50,47 @@ SHARED_EXPERT = Blocks(1024)
 ADD = Blocks(128)
 TILE_ROWS_MIN = 16
 SPLIT_TOKENS, SPLIT_PROGRAMS = 64, 128
-"""The most tokens whose first product is split, and the programs that one token should have. Eighty of them
-keep enough bytes in flight; a share of an expert has some twenty."""
+"""Tokens, the most whose first product is split, and programs that one token should have. Eighty of them keep enough
+bytes in flight; a share of an expert has some twenty.
+"""
 ALIGN = Blocks(1024)
 COUNTED_PAIRS = 4096
-"""Above it pairs are counted in a launch of their own: all decodes are below."""
+"""Pairs above which a separate launch counts them: all decodes are below."""
 RANKED = 64
 """Pairs that ``_align`` compares with one another at once."""
 VALUES = {"BITS": 0, "GROUP": 1, "GROUPS": 1, "TILES": 1, "LINES": 1, "ZEROS": False, "FP8": 0, "LANES": 1}
-"""The constants of weights that are not quantised."""
+"""Constants of weights that are not quantised."""
 
 
 def product_blocks(rows: int, down: bool) -> Blocks:
-    """``width``: columns of a product, by rows of a tile. With few rows loads dominate, so there are many
-    stages. The first product has two matrices; all of it fits the 99 KB of smaller GPUs."""
+    """Return the blocks of a product. ``width``: columns of a product, by rows of a tile. With few rows loads
+    dominate, so there are many stages. The first product has two matrices; all of it fits the 99 KB of smaller GPUs.
+    """
     if rows <= 32:
         return Blocks(64, warps=4, stages=4)
     return Blocks(128 if down and rows > 64 else 64, warps=4 if rows <= 64 else 8, stages=3)
 
 
 def depth_of(itemsize: int) -> int:
-    """Columns of a product's left operand that are multiplied at once: 128 bytes."""
+    """Return the columns of a product's left operand that are multiplied at once: 128 bytes."""
     return 128 // itemsize
 
 
 def tile_rows(pairs: int, experts: int) -> int:
-    """Rows of a tile for ``pairs``: about the mean per expert."""
+    """Return the rows of a tile for ``pairs``: about the mean per expert."""
     return min(128, padded(-(-pairs // experts)))
 
 
 def pairs_of_program(pairs: int) -> int:
-    """Of ``_align``. Up to 128 programs have a part each; more would read more counts."""
+    """Return the pairs of a program of ``_align``. Up to 128 programs have a part each; more would read more counts."""
     return RANKED if pairs <= COUNTED_PAIRS else max(ALIGN.width, -(-pairs // 128 // RANKED) * RANKED)
 
 
 def up_splits(tokens: int, rows: int, choices: int, columns: int, depth: int, block: int) -> ColumnSplits:
-    """Of the ``depth`` columns of x, for an expert's first product with ``columns`` results. ``rows``: of a
-    tile. Up to 64 tokens there may be as few programs as one token has; their number then follows from the
-    model's shape alone."""
+    """Return the splits of the ``depth`` columns of x, for an expert's first product with ``columns`` results.
+    ``rows``: of a tile. Up to 64 tokens there may be as few programs as one token has; their number then follows only
+    from the model's shape.
+    """
     if tokens > SPLIT_TOKENS or rows > TILE_ROWS_MIN:
         return ColumnSplits(1, depth)
     programs = choices * -(-columns // product_blocks(rows, down=False).width)
@@ -117,7 +120,7 @@ def _gated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["pairs"])
 def _count(ids, counts, pairs, PART: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr):
-    """``counts`` int32 [programs, BINS]: how many of a program's PART pairs each expert has; bin 0 is PAD."""
+    """Write ``counts`` int32 [programs, BINS]: how many of a program's PART pairs each expert has; bin 0 is PAD."""
     place, first = tl.arange(0, BLOCK), tl.program_id(0) * PART
     own = tl.zeros((BINS,), tl.int32)
     for begin in range(first, tl.minimum(first + PART, pairs), BLOCK):
@@ -127,7 +130,7 @@ def _count(ids, counts, pairs, PART: tl.constexpr, BINS: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def _bins(ids, pair, end, BINS: tl.constexpr):
-    """int32 [BINS]: pairs of each expert among ``pair``, those from ``end`` on as PAD."""
+    """Return int32 [BINS]: pairs of each expert among ``pair``, those from ``end`` on as PAD."""
     expert = tl.load(ids + pair, mask=pair < end, other=-1)
     return tl.histogram((expert + 1).to(tl.int32), BINS)
 
@@ -148,11 +151,12 @@ def _align(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """``ids`` int64 [pairs]: the expert of each pair or PAD; ``order`` int32 [pairs]: the pairs by expert;
-    ``tiles`` int32 [tile_count, 3]: expert, first place in ``order``, rows (0: an empty tile).
+    """Sort pairs by expert. ``ids`` int64 [pairs]: the expert of each pair or PAD; ``order`` int32 [pairs]: the pairs
+    by expert; ``tiles`` int32 [tile_count, 3]: expert, first place in ``order``, rows (0: an empty tile).
 
-    A program places PART pairs, and writes the tiles of some experts. ``counts``: of ``_count``, of ``parts``
-    parts; None: every program counts all pairs itself. ROWS: of pairs that are ranked at once."""
+    A program places PART pairs, and writes the tiles of some experts. ``counts``: of ``_count``, of ``parts`` parts;
+    None: every program counts all pairs itself. ROWS: pairs that are ranked at once.
+    """
     part, programs = tl.program_id(0), tl.num_programs(0)
     place, bin_, row = tl.arange(0, BLOCK), tl.arange(0, BINS), tl.arange(0, ROWS)
     total, before = tl.zeros((BINS,), tl.int32), tl.zeros((BINS,), tl.int32)
@@ -229,11 +233,12 @@ def _product(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
-    (pair // CHOICES), rows of ``out`` are sorted pairs, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows
-    of x are sorted pairs, rows of ``out`` are pairs in the router's order. BITS 0: weights are values; else
-    codes (``tensor.gpu.quantized``). SPLITS (of Up): ``out`` is float32 [SPLITS, sorted pairs, (2) COLUMNS],
-    each the sum over PART columns of x, not activated and without ``bias``."""
+    """Compute ``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
+    (pair // CHOICES), rows of ``out`` are sorted pairs, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows of x are
+    sorted pairs, rows of ``out`` are pairs in the router's order. BITS 0: weights are values; else codes
+    (``tensor.gpu.quantized``). SPLITS (of Up): ``out`` is float32 [SPLITS, sorted pairs, (2) COLUMNS], each the sum
+    over PART columns of x, not activated and without ``bias``.
+    """
     tile, block = tl.program_id(0), tl.program_id(1)
     rows = tl.load(tiles + tile * 3 + 2)
     if rows == 0:
@@ -327,7 +332,7 @@ def _add(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """``out`` [sorted pairs, COLUMNS]: the sums of the splits, activated."""
+    """Write ``out`` [sorted pairs, COLUMNS]: the sums of the splits, activated."""
     tile, column = tl.program_id(0), tl.program_id(1) * BN + tl.arange(0, BN)
     rows = tl.load(tiles + tile * 3 + 2)
     if rows == 0:
@@ -353,8 +358,9 @@ def _add(
 
 @triton.jit
 def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.constexpr, BN: tl.constexpr):
-    """Grid: tokens, blocks of columns; only the first axis may exceed 65,535. Choices of PAD are not read:
-    they have no row."""
+    """Add the weighted choices of each token. Grid: tokens, blocks of columns; only the first axis may exceed 65,535.
+    Choices of PAD are not read: they have no row.
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BN + tl.arange(0, BN)
     total = tl.zeros((BN,), tl.float32)
@@ -463,7 +469,7 @@ def moe(
 
 
 def _align_pairs(ids: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, experts: int, rows: int) -> None:
-    """Fills ``order`` and ``tiles``. ``rows``: of a tile."""
+    """Fill ``order`` and ``tiles``. ``rows``: of a tile."""
     pairs, bins = ids.numel(), triton.next_power_of_2(experts + 1)
     part = pairs_of_program(pairs)
     parts, counts = triton.cdiv(pairs, part), None
@@ -490,7 +496,7 @@ def _align_pairs(ids: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, ex
 
 
 def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """Values or codes, scales, zeros (any tensor if unused), and the compile-time constants."""
+    """Return values or codes, scales, zeros (any tensor if unused), and the compile-time constants."""
     if isinstance(weight, torch.Tensor):
         values = weight.contiguous()
         return values, values, values, VALUES

@@ -66,7 +66,7 @@ def rms_norm(
 
 
 def sizes(group: int) -> tuple[int, int, int]:
-    """(groups of a program, its width, warps)."""
+    """Return (groups of a program, its width, warps)."""
     block = 1 << (group - 1).bit_length()
     return max(1, min(16, AT_ONCE // block)), block, 4 if block <= AT_ONCE else min(16, 4 * block // AT_ONCE)
 
@@ -79,7 +79,7 @@ def _three(x: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def normed(x, weight, eps, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr):
-    """float32 [N, BLOCK], zeros beyond GROUP; ``weight`` [BLOCK] or [N, BLOCK]."""
+    """Return the norm, float32 [N, BLOCK], zeros beyond GROUP; ``weight`` [BLOCK] or [N, BLOCK]."""
     inverse = tl.rsqrt(tl.sum(x * x, 1) / GROUP + eps)
     if PLUS_ONE:
         weight += 1.0

@@ -1,18 +1,18 @@
 """paged_attention in Triton: two launches for decodes, one for prefills; the host reads nothing back.
 
-    decode    program = (some splits of rows, KV head): the G query heads of a KV head share what it reads
+    decode    program = (some splits of rows, KV head): the G query heads of a KV head share its reads
                   |   128 or 256 tokens or more    |                       |        |   <- splits of a row
                   '- softmax over its own pages -> partial output, log of its sum
               combine = (row, head): partial outputs, weighted by their sums; gates; rounding
     prefill   program = (chunk, KV head, some of its query heads): 64 queries of each against all pages up to
               the chunk's last token; chunks are those of ``gpu.runs``, the last (the longest) first
 
-KV splits. The cuts of a row depend on its own context and the model alone. So a token's sum is added up in
-the same order in any batch. Programs take splits from the step's list (``gpu.decode_kernels``), so the width
-of the page table costs nothing.
+KV splits. The cuts of a row depend only on its own context and the model. So a token's sum is added up in the same
+order in any batch. Programs take splits from the step's list (``gpu.decode_kernels``), so the width of the page table
+costs nothing.
 
-Masks. Blocks that every query sees whole need only the test for PAD pages. In the blocks at the end of a
-context, and in all blocks of a window, scores and values are masked (``gpu.softmax``).
+Masks. Blocks that every query sees completely need only the test for PAD pages. In the blocks at the end of a context,
+and in all blocks of a window, scores and values are masked (``gpu.softmax``).
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ from weft.tensor.ops.relative_bias import apart, profiles_of
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
 BLOCK_BYTES = 16 << 10
-"""Of K and of V in a block (64 tokens of 128 bf16 numbers). The next ones load while one is multiplied: 55 KB
-of shared memory and 128 registers a thread, so four programs fit an SM of an H100."""
+"""Bytes of K and of V in a block (64 tokens of 128 bf16 numbers). The next ones load while one is multiplied: 55 KB of
+shared memory and 128 registers a thread, so four programs fit an SM of an H100.
+"""
 ROWS_MIN = 16
-"""The least rows of a tensor-core product: a tenth of what an H100 could multiply while it reads a page."""
+"""Rows of a tensor-core product, at least: a tenth of the rows that an H100 could multiply while it reads a page."""
 DIM_MAX = 512
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -158,7 +159,7 @@ def attend(
 
 
 def _gated(attended_NHD: torch.Tensor, gates: Gates | None) -> torch.Tensor:
-    """Another library's output times the gates of the last N tokens; value scales are for fp8 alone."""
+    """Return another library's output times the gates of the last N tokens; value scales are only for fp8."""
     if gates is None:
         return attended_NHD
     wide = attended_NHD.float()
@@ -224,19 +225,20 @@ def _launch_decode(
 
 
 def splits_max(kv_heads: int) -> int:
-    """Most splits of a row: enough that one row alone keeps a GPU busy."""
+    """Return the most splits of a row: enough that a single row keeps a GPU busy."""
     return min(64, max(8, 1 << (128 // kv_heads).bit_length() - 1)) if kv_heads < 128 else 8
 
 
 def split_tokens(kv_heads: int, dim: int) -> int:
-    """Least tokens of a split. With 8 KV heads of 128 a row of 2,048 tokens is then 128 programs. Each split
-    fills its pipeline anew: heads of 256, 64 rows of 2,048 tokens take 156 us on an H200 in splits of 128,
-    and 145 us in splits of 256; one row takes 11 and 12 us."""
+    """Return the least tokens of a split. With 8 KV heads of 128 a row of 2,048 tokens is then 128 programs. Each
+    split fills its pipeline again: heads of 256, 64 rows of 2,048 tokens take 156 us on an H200 in splits of 128, and
+    145 us in splits of 256; one row takes 11 and 12 us.
+    """
     return 128 if kv_heads <= 8 and dim <= 128 else 256
 
 
 def decode_blocks(dim: int, itemsize: int, group: int, capability: int) -> dict[str, Any]:
-    """Sizes of the decode kernel, for ``_decode[...]``."""
+    """Return the sizes of the decode kernel, for ``_decode[...]``."""
     pages, stages = pages_at_once(dim, itemsize), 3
     if block_dim(dim) * itemsize == WIDE_BYTES and capability >= 90 and capability not in SMALL_SHARED:
         # 64 keys, where 32 fill BLOCK_BYTES: from 64 rows on 87 to 94 % of an H200's copy bandwidth, and 67
@@ -246,7 +248,7 @@ def decode_blocks(dim: int, itemsize: int, group: int, capability: int) -> dict[
 
 
 def prefill_blocks(dim: int, itemsize: int, group: int, product: tl.dtype, capability: int) -> dict[str, Any]:
-    """Sizes of the prefill kernel on a GPU of ``capability``."""
+    """Return the sizes of the prefill kernel on a GPU of ``capability``."""
     itemsize = 4 if product == tl.float32 else itemsize
     # 64 tokens x 2 heads are the 128 rows of two warp groups' products, one program per SM.
     row_bytes = block_dim(dim) * (4 if product == tl.float32 else 2)
@@ -263,12 +265,13 @@ def prefill_blocks(dim: int, itemsize: int, group: int, product: tl.dtype, capab
 
 
 WIDE_BYTES = 512
-"""Of a row of factors: head dim 256 in 16 bits, 128 in float32."""
+"""Bytes of a row of factors: head dim 256 in 16 bits, 128 in float32."""
 
 
 def wide_blocks(capability: int) -> tuple[int, int, int]:
-    """(heads, pages, stages) of a prefill program of 8 warps for rows of WIDE_BYTES. The registers of no loop
-    spill. More rows read keys and values fewer times; more keys are fewer passes over the sums."""
+    """Return (heads, pages, stages) of a prefill program of 8 warps for rows of WIDE_BYTES. The registers of no loop
+    spill. More rows read keys and values fewer times; more keys are fewer passes over the sums.
+    """
     if capability in SMALL_SHARED:
         return 1, 2, 2  # 84 KiB
     if capability < 90:

@@ -3,20 +3,20 @@
     a program: (BM rows of x, BN rows of the weight)      BK columns of both at a time
     codes, scales --load, convert--> W^T [BK, BN]          x [BM, BK] @ W^T, float32; bias; one rounding
 
-A decode is bound by reading every code once: 16 rows of x, many small programs, many stages. Up to 64 rows
-columns are split over programs too (``tensor.gpu.products``), and ``_add`` adds the parts. A prefill
-takes tiles large enough that dequantising is cheap beside the product. From DENSE_ROWS rows on, the whole
-matrix is dequantised first, and the product is that of torch's library: programs of 128 rows would
-dequantise each block eight times and more. x is never rounded, but where the weight asks for it.
+A decode is bound by reading every code once: 16 rows of x, many small programs, many stages. Up to 64 rows columns are
+split over programs too (``tensor.gpu.products``), and ``_add`` adds the parts. A prefill takes tiles large enough that
+dequantising is cheap compared with the product. From DENSE_ROWS rows on, the full matrix is dequantised first, and the
+product is that of torch's library: programs of 128 rows would dequantise each block eight times and more. x is never
+rounded, unless the weight asks for it.
 
     _dense     a program: (BN rows, BK columns of the weight)      -> plain rows in the dtype of x
     _plain     a program: (BN rows, 128 columns of the weight)     -> codes in fp8 by plain rows, and scales
 
-**fp8 x fp8** (a weight in fp8 with ``byte_inputs``). Each row of x is rounded to fp8 in parts of 128 columns,
-at every number of rows. So the numbers do not depend on the batch. Few rows: both codes as bfloat16, which
-holds them; a part's float32 sum times both scales. From DENSE_ROWS rows on: torch's ``scaled_mm``, whose
-scales are those of 1 x 128 blocks of x and of the weight. Tensor cores add up fp8 with fewer bits than
-float32, so the last bits differ between the two.
+**fp8 x fp8** (a weight in fp8 with ``byte_inputs``). Each row of x is rounded to fp8 in parts of 128 columns, at every
+number of rows. So the numbers do not depend on the batch. Few rows: both codes as bfloat16, which represents them; a
+part's float32 sum times both scales. From DENSE_ROWS rows on: torch's ``scaled_mm``, whose scales are those of 1 x 128
+blocks of x and of the weight. Tensor cores add up fp8 with fewer bits than float32, so the last bits differ between
+the two.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ DENSE, _DENSE_COLUMNS = Blocks(64), 128
 
 
 def blocks_of(rows: int, *, float32: bool = False) -> tuple[int, Blocks, int]:
-    """(BM, BN in Blocks, BK) for ``rows`` rows of x. Three stages of many float32 rows take 101 KiB of shared
-    memory, and some GPUs have 99."""
+    """Return (BM, BN in Blocks, BK) for ``rows`` rows of x. Three stages of many float32 rows take 101 KiB of shared
+    memory, and some GPUs have 99.
+    """
     if rows <= _FEW_ROWS:
         return 16, Blocks(32, warps=4, stages=4), 128
     if rows <= _SOME_ROWS:
@@ -54,7 +55,7 @@ def blocks_of(rows: int, *, float32: bool = False) -> tuple[int, Blocks, int]:
 
 
 def splits_of(rows: int, weight_rows: int, columns: int) -> ColumnSplits:
-    """Of the columns of a weight, for ``rows`` rows of x."""
+    """Return the splits of the columns of a weight, for ``rows`` rows of x."""
     _, blocks, depth = blocks_of(rows)
     if rows > _SPLIT_ROWS:
         return ColumnSplits(1, columns)
@@ -95,9 +96,10 @@ def _product(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """``out`` [rows, columns_out] = ``x`` [rows, COLUMNS] @ W^T + bias (float32). With SPLITS: ``out`` is
-    float32 [SPLITS, rows, columns_out], each the sum over DEPTH columns, without bias. ROUNDED: ``x`` has
-    codes in fp8 and ``x_scales`` float32 [parts of 128 columns, rows]; else ``x_scales`` is not read."""
+    """Compute ``out`` [rows, columns_out] = ``x`` [rows, COLUMNS] @ W^T + bias (float32). With SPLITS: ``out`` is
+    float32 [SPLITS, rows, columns_out], each the sum over DEPTH columns, without bias. ROUNDED: ``x`` has codes in fp8
+    and ``x_scales`` float32 [parts of 128 columns, rows]; else ``x_scales`` is not read.
+    """
     row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
     first = tl.program_id(0) * BN
     depth, here = tl.arange(0, BK), row < rows
@@ -154,7 +156,7 @@ def _product(
 
 @triton.jit(do_not_specialize=["split_stride"])
 def _add(partials, bias, out, split_stride, columns_out, SPLITS: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr):
-    """``out`` [rows, columns_out]: sums of the splits, plus ``bias``."""
+    """Write ``out`` [rows, columns_out]: sums of the splits, plus ``bias``."""
     column, row = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1)
     within, at = column < columns_out, row * columns_out + column
     total = sum_of_splits(partials, split_stride, at, within, SPLITS)
@@ -182,7 +184,7 @@ def _dense(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """``out`` [rows_out, columns_out]: the values of the weight."""
+    """Write ``out`` [rows_out, columns_out]: the values of the weight."""
     first, begin = tl.program_id(0) * BN, tl.program_id(1) * BK
     wide = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, FP8, LANES, BN, BK)
     row, column = first + tl.arange(0, BN), begin + tl.arange(0, BK)
@@ -209,8 +211,7 @@ def _plain(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """``out`` [rows_out, columns_out]: codes of 8 bits; ``out_scales`` float32 [columns_out / BK,
-    rows_out]."""
+    """Write ``out`` [rows_out, columns_out]: codes of 8 bits; ``out_scales`` float32 [columns_out / BK, rows_out]."""
     first, begin = tl.program_id(0) * BN, tl.program_id(1) * BK
     tile, piece = first // 16 + tl.arange(0, BN // 16), tl.arange(0, BK * 16)
     x = tl.load(
@@ -231,7 +232,7 @@ def _plain(
 
 
 def dense(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """The values, [rows, columns]."""
+    """Return the values, [rows, columns]."""
     out = torch.empty((weight.rows, weight.columns), dtype=dtype, device=weight.device)
     launch(_dense, (triton.cdiv(weight.rows, DENSE.width), triton.cdiv(weight.columns, _DENSE_COLUMNS)))(
         weight.codes,
@@ -249,7 +250,7 @@ def dense(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def plain(weight: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a weight in fp8: codes [rows, columns], and scales float32 [parts of 128 columns, rows]."""
+    """Return a weight in fp8 as plain rows: codes [rows, columns], and scales float32 [parts of 128 columns, rows]."""
     parts = triton.cdiv(weight.columns, PART)
     out = torch.empty((weight.rows, weight.columns), dtype=torch.uint8, device=weight.device)
     scales = torch.empty((parts, weight.rows), dtype=torch.float32, device=weight.device)
@@ -270,7 +271,7 @@ def plain(weight: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _by_library(x_RI: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """fp8 x fp8. Four rows of x: their scales are read 16 bytes at a time."""
+    """Return fp8 x fp8 by the library. Four rows of x: their scales are read 16 bytes at a time."""
     codes, scales = rounded(x_RI, fp8=True, multiple=4)
     rows, of_rows = plain(weight)
     recipe = F.ScalingType.BlockWise1x128

@@ -48,7 +48,7 @@ def _running_max(
     HP: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Grid: runs from ``first_run`` on. Token t of a decode run is t = run."""
+    """Run the recurrence. Grid: runs from ``first_run`` on. Token t of a decode run is t = run."""
     run, head = first_run + tl.program_id(0), tl.arange(0, HP)
     dtype = state.dtype.element_ty
     slot = tl.load(slots + run)

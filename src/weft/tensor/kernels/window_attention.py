@@ -38,7 +38,7 @@ BLOCK_BYTES = 16 << 10
 ROWS_MIN = 16
 UPDATE_BLOCK = 32
 FAR = tl.constexpr(1 << 30)
-"""A position that no query sees."""
+"""Position that no query sees."""
 
 
 def window_attention(
@@ -128,7 +128,7 @@ def decode_blocks(dim: int, itemsize: int, group: int) -> dict[str, Any]:
 
 
 def attend_blocks(dim: int, itemsize: int, group: int, product: tl.dtype, small: bool) -> dict[str, Any]:
-    """``small``: shared memory of 99 KiB, which holds one stage."""
+    """Return the sizes of ``attend``. ``small``: shared memory of 99 KiB, which holds one stage."""
     itemsize = 4 if product == tl.float32 else itemsize
     wide = block_dim(dim) * itemsize > 512
     tile_heads = 1 if group == 1 or wide else 2
@@ -144,7 +144,7 @@ def attend_blocks(dim: int, itemsize: int, group: int, product: tl.dtype, small:
 
 @triton.jit
 def _rows(x, at, row_mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[N, BLOCK_D]: rows of D that begin at ``x + at``."""
+    """Return [N, BLOCK_D]: rows of D that begin at ``x + at``."""
     d = tl.arange(0, BLOCK_D)
     return tl.load(x + at[:, None] + d[None, :], mask=row_mask[:, None] & (d < D)[None, :], other=0)
 

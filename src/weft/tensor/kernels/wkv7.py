@@ -22,7 +22,7 @@ from weft.tensor.native import KEY_DIM_MAX
 from weft.tensor.op import UNFIT, Unfit
 
 RECURRENT = Blocks(32, warps=1)
-"""Of K up to 128, as that of the delta rule."""
+"""Blocks for K up to 128, as for the delta rule."""
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def _token(
     K: tl.constexpr,
     V: tl.constexpr,
 ):
-    """Advances ``s`` [K, V block] and stores the token's output."""
+    """Advance ``s`` [K, V block] by a token, and store its output."""
     seen = tl.sum(s * _of_token(kk, t, head, line, kk_row, kk_head, K)[:, None], axis=0)
     s = s * decay_of(_of_token(g, t, head, line, g_row, g_head, K))[:, None]
     s += _of_token(k, t, head, line, k_row, k_head, K)[:, None] * _of_token(v, t, head, col, v_row, v_head, V)[None, :]
@@ -109,7 +109,7 @@ def recurrent(
     BV: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
+    """Run the recurrence. Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV)
     element = (head * K + line)[:, None] * V + col[None, :]

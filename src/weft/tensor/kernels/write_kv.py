@@ -64,7 +64,7 @@ def write_kv(
 
 
 def tile_count(runs: Runs) -> int:
-    """Programs that cover the step's tokens, 16 at once."""
+    """Return the number of programs that cover the step's tokens, 16 at once."""
     chunks = device_runs(runs).chunk_count if runs.decode_count < runs.run_count else 0
     return ceil_div(runs.decode_count, TILE_TOKENS) + chunks * TILES_PER_CHUNK
 
@@ -72,7 +72,7 @@ def tile_count(runs: Runs) -> int:
 def pages_of(
     cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, int, int, torch.Tensor | None, int, int]:
-    """Kernel arguments: k, v, their page strides; scales, their page stride and the stride from K to V."""
+    """Return kernel arguments: k, v, their page strides; scales, their page stride and the stride from K to V."""
     assert cache_k.dtype == cache_v.dtype, f"K pages of {cache_k.dtype}, V pages of {cache_v.dtype}"
     cache_k, cache_v = k_rows(cache_k), v_rows(cache_v)
     k_stride, v_stride = native.slot_stride(cache_k), native.slot_stride(cache_v)
@@ -84,7 +84,7 @@ def pages_of(
 
 
 def places_of(runs: Runs) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """Kernel arguments: table, its row stride, chunk_run, chunk_first, chunk_tokens, decodes."""
+    """Return kernel arguments: table, its row stride, chunk_run, chunk_first, chunk_tokens, decodes."""
     table = runs.page_table_RP
     assert table.stride(1) == 1 or table.shape[1] == 1
     if runs.decode_count == runs.run_count:  # no chunks: never read
@@ -95,7 +95,7 @@ def places_of(runs: Runs) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor
 
 @triton.jit
 def tile_tokens(tile, chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS: tl.constexpr):
-    """(index in T int64, run int64, mask of valid tokens), [TOKENS] each."""
+    """Return (index in T int64, run int64, mask of valid tokens), [TOKENS] each."""
     lane = tl.arange(0, TOKENS)
     decode_tiles = tl.cdiv(decode_count, TOKENS)
     in_chunk = tile >= decode_tiles
@@ -112,7 +112,7 @@ def tile_tokens(tile, chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS
 
 @triton.jit
 def find_places(positions, table, table_stride, token, run, token_mask):
-    """(page int64 or PAD, place in the page) of each token."""
+    """Return (page int64 or PAD, place in the page) of each token."""
     position = tl.load(positions + token, mask=token_mask, other=-1)
     # PAD positions and PAD pages write nothing (L4).
     token_mask = token_mask & (position >= 0)
@@ -122,7 +122,7 @@ def find_places(positions, table, table_stride, token, run, token_mask):
 
 @triton.jit
 def stored(x, cache, FP8: tl.constexpr):
-    """float32 converted to the numbers of a page."""
+    """Return float32 ``x`` converted to the numbers of a page."""
     if FP8:
         return fp8_bits(x)
     if cache.dtype.element_ty == tl.bfloat16:

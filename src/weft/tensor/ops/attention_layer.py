@@ -28,13 +28,14 @@ from weft.tensor.ops.write_kv import write_kv
 
 CosSin = tuple[torch.Tensor, torch.Tensor]
 Choose = Callable[[torch.Tensor], Seen]
-"""Queries [T, heads, D] -> what their tokens see. The step's keys are written."""
+"""Function from queries [T, heads, D] to the tokens that each sees. The step's keys are written."""
 
 
 @dataclass(slots=True)
 class AttentionCore:
-    """A layer without its projections. The weights of the norms of q and k come together or not at all: [D],
-    or over all heads if ``shape.norm_whole``. Immutable once a layer has run."""
+    """Attention layer without its projections. The weights of the norms of q and k come together or not at all: [D],
+    or over all heads if ``shape.norm_whole``. Immutable once a layer has run.
+    """
 
     shape: Attention
     q_norm: torch.Tensor | None
@@ -48,21 +49,21 @@ class AttentionCore:
     bank: torch.Tensor | None = None
     """float32 [R, extent], of scores that have a bias by distance."""
     bound: Any = field(default=None, repr=False, compare=False)
-    """The C++ object, after the first step."""
+    """C++ object, after the first step."""
 
 
 @op("weft.tensor.kernels.attention_layer")
 def attention_layer(
     projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
 ) -> torch.Tensor:
-    """``projected_TW`` [T, W]: output of the input projection, columns q, gate (if ``shape.gated``), k, v,
-    head gates (if ``shape.head_gated``). Returns the input [T, heads * D] of the output projection.
+    """Return the input [T, heads * D] of the output projection. ``projected_TW`` [T, W]: output of the input
+    projection, columns q, gate (if ``shape.gated``), k, v, head gates (if ``shape.head_gated``).
 
         q, k <- norms, per head or over all heads        q, k <- rotary(q, k)
         write_kv(k, v);   o = paged_attention(q)         or, for a ring, window_attention(q, k, v)
         o sigmoid(head gate) sigmoid(gate)
 
-    A layer that reads another's pages has columns q alone, and ``cache`` is that layer's.
+    A layer that reads another's pages has only columns q, and ``cache`` is that layer's.
 
     Writes the pages, or the ring, of ``cache``. Values between the ops are rounded to the dtype of
     ``projected_TW``.
@@ -75,7 +76,7 @@ def attention_layer(
 def choosing_layer(
     projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
 ) -> torch.Tensor:
-    """``attention_layer`` whose own keys choose what heads see (``mean_keys``)."""
+    """Return ``attention_layer`` with heads whose tokens are chosen by the layer's own keys (``mean_keys``)."""
     shape, runs = core.shape, inputs.runs
     index = shape.index
     assert isinstance(index, KeyIndex)
@@ -99,7 +100,7 @@ def seen_layer(
     cos_sin: CosSin | None,
     seen: Seen | Choose | None,
 ) -> torch.Tensor:
-    """``attention_layer`` in torch, of tokens that see what ``seen`` says."""
+    """Return ``attention_layer`` in torch, with tokens that see the tokens of ``seen``."""
     q_THD, gate, k_THD, v_THD, head_gate_TH = _split(projected_TW, core)
     q_THD, k_THD = _turned(q_THD, k_THD, core, cos_sin)
     if (growth := core.shape.growth) is not None:
@@ -116,7 +117,7 @@ def seen_layer(
 def write_projected(
     projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
 ) -> None:
-    """The part of ``attention_layer`` that writes keys, their means and values, for a layer with pages."""
+    """Write keys, their means and values, the writing part of ``attention_layer``, for a layer with pages."""
     q_THD, _, k_THD, v_THD, _ = _split(projected_TW, core)
     _, k_THD = _turned(q_THD, k_THD, core, cos_sin)
     scales = cache.head_scales
@@ -153,8 +154,9 @@ def attend(
     cache: LayerCache,
     seen: Seen | Choose | None,
 ) -> torch.Tensor:
-    """Write, then read. With ``core.bank`` queries have states behind them. A layer that is not causal reads the
-    step's own keys and writes none: its prompts are whole."""
+    """Write, then read. With ``core.bank`` queries are followed by states. A layer that is not causal reads the step's
+    own keys and writes none: its prompts are complete.
+    """
     shape, scales, asked_THD = core.shape, cache.head_scales, q_THD
     if not shape.causal:
         return whole_attention(q_THD, k_THD, v_THD, inputs.runs, shape.scale, shape.window, core.sinks, shape.cap)
@@ -194,7 +196,7 @@ def attend(
 def _split(
     projected_TW: torch.Tensor, core: AttentionCore
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """-> q by head, the gate [T, heads * D], k and v by head, the head gates [T, heads]; q, k normed."""
+    """Return q by head, the gate [T, heads * D], k and v by head, the head gates [T, heads]; q, k normed."""
     shape = core.shape
     if shape.clip:
         projected_TW = projected_TW.clamp(-shape.clip, shape.clip)
@@ -234,7 +236,7 @@ def _by_head(x_TC: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def by_kv_head(x_THD: torch.Tensor, scale_H: torch.Tensor) -> torch.Tensor:
-    """``x_THD`` [T, heads, D] times the scale of its KV head ([kv_heads], powers of two)."""
+    """Return ``x_THD`` [T, heads, D] times the scale of its KV head ([kv_heads], powers of two)."""
     tokens, heads, dim = x_THD.shape
     return (x_THD.view(tokens, len(scale_H), -1, dim) * scale_H[:, None, None]).view(tokens, heads, dim)
 
@@ -273,7 +275,7 @@ def _attention_layer(
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, cache: LayerCache) -> FusedLayer | None:
-    """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
+    """Return the same layer for the fused decoder (``weft.models.fused_decoder``)."""
     if fused.bound(x_TD) is None or not _takes(x_TD, core, cache):
         return None
     k_pages, v_pages = _pages(cache)
@@ -290,7 +292,7 @@ def _pages(cache: LayerCache) -> tuple[Any, Any]:
 
 
 def _around(core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> Any:
-    """The other arguments of a layer: rotary tables, pages, the page table, scales."""
+    """Return the other arguments of a layer: rotary tables, pages, the page table, scales."""
     angles = (0, 0, 0)
     if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
@@ -299,7 +301,7 @@ def _around(core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin:
 
 
 def _bound(core: AttentionCore) -> Any:
-    """The layer's C++ object, built by its first step."""
+    """Return the layer's C++ object, built by its first step."""
     if core.bound is None:
         core.bound = _bind(core)
     return core.bound

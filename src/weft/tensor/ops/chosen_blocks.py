@@ -1,18 +1,18 @@
-"""Attention over blocks that an index chooses: the choice, and the reading of what was chosen.
+"""Attention over blocks that an index chooses: the choice, and the reading of the chosen blocks.
 
     index rows of a sequence   | r0 r1 r2 K0 | r4 r5 r6 K1 | r8 r9 ..    one for each token, in pages
                                           ^ the last token of a block has the block's key, made of all its
                                           rows
     score of a query           sum over its heads of weight x relu(q . K)
-    the token at p sees        the best ``chosen`` blocks that end before or at p, and all behind them up to p
+    the token at p sees        the best ``chosen`` blocks that end before or at p, and all later tokens up to p
 
-A key takes the place of its block's last row, which nothing reads again. So a step reads one row for each
-block. A draft that turns out wrong may have ended a block; the token in its place ends it anew.
+A key takes the place of its block's last row, which nothing reads again. So a step reads one row for each block. A
+draft that turns out wrong may have ended a block; the token that replaces it ends the block again.
 
-A step none of whose tokens has more blocks than ``chosen`` reads everything, by the ordinary ops. Else each
-run goes by itself. A few tokens gather what they see; those of a prompt read with a mask the pages that any
-of them sees, at the price of full attention. All is torch's. Scores are float64 and rounded once, so that the
-choice does not depend on the shape of a product.
+A step none of whose tokens has more blocks than ``chosen`` reads everything, by the ordinary ops. Otherwise each run
+is computed by itself. A few tokens gather the tokens that they see; those of a prompt read, with a mask, the pages
+that any of them sees, at the price of full attention. All operators are torch's. Scores are float64 and rounded once,
+so that the choice does not depend on the shape of a product.
 
 Sources: transformers ``Qwen4ExpTextQSAIndexer``, ``Glm5NextTextIndexer``.
 """
@@ -31,20 +31,21 @@ from weft.tensor.ops.latent_attention import put_rows, read_rows, rows_of, write
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
 Seen = list[torch.Tensor | None]
-"""By run: bool [L, context], or [KV heads, L, context], what each of its tokens sees; None for all up to
-itself."""
+"""Tokens seen, by run: bool [L, context], or [KV heads, L, context], the tokens that each of its tokens sees; None for
+all up to itself.
+"""
 BlockKeys = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Index rows float32 [N, block, W] of blocks, and their numbers [N] -> keys [N, key_dim]."""
+"""Function from index rows float32 [N, block, W] of blocks, and their numbers [N], to keys [N, key_dim]."""
 SCORES_AT_ONCE = 1 << 22
-"""Of head, block and token."""
+"""Scores (of head, block and token) computed at once."""
 _FEW = 8
-"""Up to so many tokens of a run gather what they see."""
+"""Tokens of a run, up to which each gathers the tokens that it sees."""
 
 
 def write_index(
     row_TW: torch.Tensor, block_keys: BlockKeys, cache: LayerCache, positions_T: torch.Tensor, runs: Runs, shape: Index
 ) -> None:
-    """The index rows of the step's tokens into their pages, and the keys of blocks that end in it."""
+    """Write the index rows of the step's tokens into their pages, and the keys of blocks that end in the step."""
     assert cache.k is not None, "an index without pages"
     scale = None if cache.head_scales is None else cache.head_scales[0, 0]
     write_rows(row_TW if scale is None else row_TW / scale, cache.k, positions_T, runs, cache.token_scales)
@@ -58,11 +59,11 @@ def write_index(
 
 
 Ended = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of blocks: pages and places of their tokens [N, block], and numbers [N]."""
+"""Ended blocks: pages and places of their tokens [N, block], and numbers [N]."""
 
 
 def ended_blocks(runs: Runs, block: int) -> Ended:
-    """The blocks that end in this step."""
+    """Return the blocks that end in this step."""
     name = f"chosen_blocks.{block}"
     if name not in runs.memo:
         runs.memo[name] = _ended(runs, block)
@@ -86,15 +87,16 @@ def _ended(runs: Runs, block: int) -> Ended:
 
 
 def sees_all(runs: Runs, shape: Index) -> bool:
-    """Whether no token of the step has blocks that are not chosen."""
+    """Return whether no token of the step has blocks that are not chosen."""
     return all(
         (start + length) // shape.block <= shape.chosen for start, length in zip(runs.starts, runs.lengths, strict=True)
     )
 
 
 def choose_blocks(q_THD: torch.Tensor, weights_TH: torch.Tensor, cache: LayerCache, runs: Runs, shape: Index) -> Seen:
-    """``q_THD`` [T, queries, key_dim]; ``weights_TH``: of the queries in the sum. ``cache``: the index rows,
-    with those of this step."""
+    """Return the tokens that each token sees. ``q_THD`` [T, queries, key_dim]; ``weights_TH``: of the queries in the
+    sum. ``cache``: the index rows, with those of this step.
+    """
     assert cache.k is not None, "an index without pages"
     seen: Seen = []
     for run in range(runs.run_count):
@@ -122,11 +124,11 @@ def choose_blocks(q_THD: torch.Tensor, weights_TH: torch.Tensor, cache: LayerCac
 
 
 def _best(scores_LB: torch.Tensor, positions_L: torch.Tensor, context: int, shape: Index) -> torch.Tensor:
-    """-> bool [L, context]."""
+    """Return bool [L, context], the tokens of the best blocks."""
     blocks = scores_LB.shape[1]
     whole_L1 = ((positions_L + 1) // shape.block)[:, None]
     known_LB = torch.arange(blocks, device=scores_LB.device) < whole_L1
-    # Of equal scores (all queries below 0) the earliest block wins: topk promises nothing.
+    # Among equal scores (all queries below 0) the earliest block wins: topk promises nothing.
     ranked_LB = scores_LB.masked_fill(~known_LB, -torch.inf).sort(descending=True, stable=True).indices
     best_LK = ranked_LB[:, : shape.chosen]
     chosen_LB = torch.zeros_like(known_LB).scatter_(1, best_LK, True) & known_LB
@@ -138,9 +140,10 @@ def _best(scores_LB: torch.Tensor, positions_L: torch.Tensor, context: int, shap
 def attend_seen(
     q_THD: torch.Tensor, cache: LayerCache, runs: Runs, scale: float, seen: Seen, value_dim: int | None = None
 ) -> torch.Tensor:
-    """``softmax(scale q . k) v`` of each token over what it sees: [T, heads, value dim] in the dtype of
-    ``q_THD``. The step's own keys are written. ``value_dim``: of latents, the first numbers of a row, which
-    is the key of all heads. PAD rows give zeros; unwritten memory does not reach the output."""
+    """Return ``softmax(scale q . k) v`` of each token over the tokens that it sees: [T, heads, value dim] in the dtype
+    of ``q_THD``. The step's own keys are written. ``value_dim``: of latents, the first numbers of a row, which is the
+    key of all heads. PAD rows give zeros; unwritten memory does not reach the output.
+    """
     assert cache.k is not None, "an attention layer without pages"
     width = q_THD.shape[2] if value_dim is None else value_dim
     out_THV = torch.zeros(*q_THD.shape[:2], width, dtype=q_THD.dtype, device=q_THD.device)
@@ -178,7 +181,7 @@ def _gathered(
     value_dim: int | None,
     heads: slice,
 ) -> torch.Tensor:
-    """Token by token, over what each sees alone. ``heads``: the KV heads of the queries."""
+    """Return the attention of each token over only the tokens that it sees. ``heads``: the KV heads of the queries."""
     out = []
     for q_HD, mask_S in zip(q_LHD, mask_LS, strict=True):
         [tokens_N] = mask_S.nonzero(as_tuple=True)
@@ -193,7 +196,7 @@ def _gathered(
 def _tokens(
     cache: LayerCache, pages_N: torch.Tensor, places_N: torch.Tensor, value_dim: int | None, heads: slice
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [N, heads, dim]: keys and values of single tokens."""
+    """Return float32 [N, heads, dim]: keys and values of single tokens."""
     k, v, scales = cache.k, cache.v, cache.token_scales
     assert k is not None
     if value_dim is not None:
@@ -208,7 +211,7 @@ def _tokens(
 
 
 def keys_of(cache: LayerCache, pages: torch.Tensor, places: torch.Tensor, heads: slice = slice(None)) -> torch.Tensor:
-    """float32 [*pages.shape, heads, dim]: keys of single tokens, as they are in their pages."""
+    """Return float32 [*pages.shape, heads, dim]: keys of single tokens, as they are in their pages."""
     assert cache.k is not None, "an attention layer without pages"
     keys = cache.k[pages, heads, :, places].float().flatten(-2)
     if cache.token_scales is None:
@@ -224,7 +227,7 @@ def _masked(
     value_dim: int | None,
     heads: slice,
 ) -> torch.Tensor:
-    """All tokens of a run over the pages that any of them sees."""
+    """Return the attention of all tokens of a run over the pages that any of them sees."""
     length, context = mask_LS.shape
     mask_LPS = F.pad(mask_LS, (0, len(table_P) * PAGE_TOKENS - context)).view(length, -1, PAGE_TOKENS)
     read_P = mask_LPS.any(2).any(0)
@@ -242,7 +245,7 @@ def _masked(
 def _keys_and_values(
     cache: LayerCache, pages: torch.Tensor, value_dim: int | None, heads: slice
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [S, heads, dim] of the tokens of ``pages``."""
+    """Return float32 [S, heads, dim] of the tokens of ``pages``."""
     assert cache.k is not None
     scales = cache.token_scales
     if value_dim is not None:

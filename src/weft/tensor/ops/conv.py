@@ -1,11 +1,11 @@
-"""Depthwise causal convolution over time, with its window as state; alone, and between the gates of LFM2.
+"""Depthwise causal convolution over time, with its window as state; by itself, and between the gates of LFM2.
 
     padded rows   [ w0 w0 w0 | x0 x0 x0 x0 x0 | w1 w1 w1 | x1 x1 ]      W = K-1 = 3
     y row i       = sum_k weight[k] * padded[i + k]                     belongs to the token at row i + W
     new window    = the last W rows of the run; of a tap, the W rows up to it
 
-In torch, prefill runs lie one after the other, each behind its own window: one sliding sum of K shifted
-products serves all runs. The C++ kernel is csrc/conv.hpp.
+In torch, prefill runs are concatenated, each after its own window: one sliding sum of K shifted products serves all
+runs. The C++ kernel is csrc/conv.hpp.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def causal_conv(
     window_SCW: torch.Tensor,
     runs: Runs,
 ) -> torch.Tensor:
-    """``y[t, c] = act(bias[c] + sum_k weight[c, k] * x[t - (K-1) + k, c])`` within each run.
+    """Return ``y[t, c] = act(bias[c] + sum_k weight[c, k] * x[t - (K-1) + k, c])`` within each run.
 
     ``x_TC`` [T, C] any float dtype; ``weight_CK`` [C, K], K >= 2; ``window_SCW`` [S, C, K-1]: the last K-1
     inputs of each slot, oldest first. Returns [T, C] in the dtype of ``x_TC``; sums are float32.
@@ -95,7 +95,7 @@ def _causal_conv(
 
 
 def weights_of(weight_CK: torch.Tensor, bias_C: torch.Tensor | None) -> Any:
-    """The arguments of the extension: addresses of weight and bias, dtype, kernel size."""
+    """Return the arguments of the extension: addresses of weight and bias, dtype, kernel size."""
     assert weight_CK.is_contiguous(), f"a conv weight of strides {weight_CK.stride()} is not dense"
     assert bias_C is None or (bias_C.dtype == weight_CK.dtype and bias_C.is_contiguous())
     return (
@@ -180,7 +180,7 @@ def _prefill(
 
 
 def _windows(padded: torch.Tensor, rows_XW: torch.Tensor) -> torch.Tensor:
-    """[X, C, W]: the chosen rows of each window, oldest first."""
+    """Return [X, C, W]: the chosen rows of each window, oldest first."""
     return padded[rows_XW].transpose(1, 2)
 
 
@@ -222,7 +222,7 @@ def short_conv(
     window_SCW: torch.Tensor,
     runs: Runs,
 ) -> torch.Tensor:
-    """``C * conv(B * x)`` [T, C] of ``projected_TJ`` [T, 3 C], columns B, C, x: LFM2's layer between its two
+    """Return ``C * conv(B * x)`` [T, C] of ``projected_TJ`` [T, 3 C], columns B, C, x: LFM2's layer between its two
     projections.
 
     Weights, window and runs as in ``causal_conv``; the window holds B * x. Values between the steps are
@@ -237,8 +237,8 @@ def short_conv(
 def centred_short_conv(
     projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None, runs: Runs
 ) -> torch.Tensor:
-    """``short_conv`` of runs that are whole texts: the convolution of a token reads ``K // 2`` tokens before it, and
-    those after it that are left of K. There are zeros before a run and after it.
+    """Return ``short_conv`` of runs that are complete texts: the convolution of a token reads ``K // 2`` tokens before
+    it, and the rest of K after it. There are zeros before a run and after it.
 
     Source: transformers ``Lfm2BidirectionalShortConv``.
     """
@@ -268,7 +268,7 @@ def _short_conv(
         return UNFIT
     tokens, channels = projected_TJ.shape[0], weight_CK.shape[0]
     y_TC = torch.empty((tokens, channels), dtype=projected_TJ.dtype)
-    # A verify run logs B and x alone: C gates the output and reaches no state.
+    # A verify run logs only B and x: C gates the output and reaches no state.
     if runs.log is not None:
         rows = projected_TJ[runs.log.first : runs.log.first + runs.log.rows]
         room = runs.log.room(_replay(weight_CK, bias_C, window_SCW), 2 * channels, projected_TJ.dtype)
@@ -316,7 +316,7 @@ def staged(
     bias_C: torch.Tensor | None,
     window_SCW: torch.Tensor,
 ) -> FusedLayer | None:
-    """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
+    """Return the same layer for the fused decoder (``weft.models.fused_decoder``)."""
     if fused.bound(x_TD) is None or not in_cpp_takes(x_TD, weight_CK, window_SCW):
         return None
     return FusedLayer(fused, 1, conv=weights_of(weight_CK, bias_C), first=native.slots_of(window_SCW))

@@ -7,7 +7,7 @@ sums of log decays and S the state before the chunk:
     M(x)_ij = sum_c x_ic k_jc exp(G_ic - G_jc)       for j <= i, else 0: decayed products
     T       = (1 + beta M(k) below the diagonal)^-1
     U       = T (beta v)        W = T (beta exp(G) k)
-    v'      = U - W S                                what each token adds, given S
+    v'      = U - W S                                the addition of each token, given S
     o       = (exp(G) q) S + M(q) v'
     S      <- exp(G_C) S + (exp(G_C - G) k)^T v'
 
@@ -29,9 +29,8 @@ then made of blocks of 16 x 16 places. With s the place before a block's rows, e
 
 The C++ kernel (csrc/gated_delta.hpp) is the recurrence, token by token, with the state in the cache.
 
-Sources: Yang et al., "Parallelizing linear transformers with the delta rule" and "Gated Delta Networks"
-(2024); Kimi Team, "Kimi Linear" (2025), section 3, and for the blocks Yang et al., "Gated linear attention"
-(2024).
+Sources: Yang et al., "Parallelizing linear transformers with the delta rule" and "Gated Delta Networks" (2024); Kimi
+Team, "Kimi Linear" (2025), section 3, and for the blocks Yang et al., "Gated linear attention" (2024).
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def delta_rule(
     scale: float,
     layer: int = 0,
 ) -> torch.Tensor:
-    """Per value head, with q and k L2-normalised (eps 1e-6) and q scaled:
+    """Compute the rule per value head, with q and k L2-normalised (eps 1e-6) and q scaled:
 
         S <- exp(g_t) S;   S <- S + k_t (beta_t (v_t - k_t^T S))^T;   o_t = q_t^T S
 
@@ -79,8 +78,8 @@ def delta_rule(
 
     ``state_SHKV`` [S, v_heads, K, V]: S of each slot.
 
-    Sources: Yang et al., 2024, eqs. 8-10; Kimi Team, 2025, eqs. 1 and 7-9; transformers' qwen3_5 and
-    kimi_linear for the details.
+    Sources: Yang et al., 2024, eqs. 8-10; Kimi Team, 2025, eqs. 1 and 7-9; transformers' qwen3_5 and kimi_linear for
+    the details.
     """
     assert g_TH.ndim == 2 or k_THK.shape[1] == v_THV.shape[1], "a decay per channel goes with ungrouped heads"
     out_THV = torch.empty(v_THV.shape, dtype=q_THK.dtype, device=q_THK.device)
@@ -160,7 +159,7 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 
 def _decay_of_channels(log_decay: torch.Tensor) -> torch.Tensor:
-    """As ``decay_of``, for one exponent per channel."""
+    """Return ``decay_of`` with one exponent per channel."""
     # Rounded before exp: in float64 it costs more than the products. The copy keeps the caller's sums.
     return log_decay.to(torch.float32, copy=True).clamp_min_(LOG_DECAY_MIN).exp_()
 
@@ -174,7 +173,7 @@ def _decode(
     state_SHKV: torch.Tensor,
     runs: Runs,
 ) -> torch.Tensor:
-    """One token per run."""
+    """Compute one token per run."""
     # o = e^g q.S + (q.k) d with d = beta (v - e^g k.S): one product with the state before reads it for both.
     _, heads, k_dim, v_dim = state_SHKV.shape
     by_line = g_RH.ndim == 3
@@ -184,7 +183,7 @@ def _decode(
         kq = kq.repeat_interleave(heads // k_RHK.shape[1], dim=1)
     k_full, q_full = kq[:, :, 0], kq[:, :, 1]
     q_k_RH1 = (q_full * k_full).sum(-1, keepdim=True)
-    if by_line:  # a decay per head is rather a factor of what is read: fewer numbers
+    if by_line:  # a decay per head is a factor of the result instead: fewer numbers
         kq = kq * decay_RHX[:, :, None]
     out = torch.empty_like(v_RHV)
     for rows in decode_blocks(runs, state_SHKV):
@@ -202,10 +201,11 @@ def _decode(
 
 @dataclass(frozen=True, slots=True)
 class _ChunkWork:
-    """The inputs of the pass for consecutive chunks, all float32. ``reads`` [chunks, H, 2, size, K]: W, then
-    q̃. ``new_values`` [chunks, H, size, V]: U, and v' after the pass. ``attention`` [chunks, H, size, size].
-    ``k_left`` [chunks, H, size, K]: k̃. ``decay`` [chunks, H, 1 or K, 1]: of the state over the whole chunk.
-    ``inside(state_HKV, chunk, places, added_HCV)``: the state after ``places`` places of a chunk."""
+    """Inputs of the pass for consecutive chunks, all float32. ``reads`` [chunks, H, 2, size, K]: W, then q̃.
+    ``new_values`` [chunks, H, size, V]: U, and v' after the pass. ``attention`` [chunks, H, size, size]. ``k_left``
+    [chunks, H, size, K]: k̃. ``decay`` [chunks, H, 1 or K, 1]: of the state over the full chunk.
+    ``inside(state_HKV, chunk, places, added_HCV)``: the state after ``places`` places of a chunk.
+    """
 
     reads: torch.Tensor
     new_values: torch.Tensor
@@ -248,7 +248,7 @@ def _head_major(x: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 def _solved(a: torch.Tensor, beta: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> T diag(beta) and U, of ``a`` = beta M(k)."""
+    """Return T diag(beta) and U, from ``a`` = beta M(k)."""
     size = a.shape[-1]
     inverse = unit_lower_inverse(a.view(-1, size, size)).view(a.shape)
     inverse.mul_(beta[..., None, :])
@@ -321,8 +321,7 @@ def _work_by_line(x: dict[str, torch.Tensor]) -> _ChunkWork:
 def _inside(
     k: torch.Tensor, sums: torch.Tensor, decay: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[[torch.Tensor, int, int, torch.Tensor], torch.Tensor]:
-    """``_ChunkWork.inside``: the chunk's update without the later tokens. ``sums`` [chunks, H, size, 1 or
-    K]."""
+    """Return ``_ChunkWork.inside``: the chunk's update without the later tokens. ``sums`` [chunks, H, size, 1 or K]."""
 
     def inside(state_HKV: torch.Tensor, chunk: int, places: int, added_HCV: torch.Tensor) -> torch.Tensor:
         last_HX = sums[chunk, :, places - 1]
@@ -340,7 +339,7 @@ def _scan(
 ) -> None:
     """Advance ``state`` [rows, H, K, V] in place, chunk after chunk; taps go into ``state_SHKV``. ``out`` is
     [all chunks, size, H, V]; ``work`` begins at its chunk ``first``."""
-    # v' of a token depends on tokens before it alone, so a tap inside a chunk repeats no computation.
+    # v' of a token depends only on tokens before it, so a tap inside a chunk repeats no computation.
     _, heads, size, v_dim = work.new_values.shape
     k_dim = work.k_left.shape[-1]
     for step in steps:
@@ -365,8 +364,9 @@ def _scan(
 
 
 def unit_lower_inverse(a_BCC: torch.Tensor) -> torch.Tensor:
-    """(1 + strictly lower part of a)^-1 for [B, C, C], C = 16 x a power of 2, in scratch memory. The diagonal
-    of ``a`` and what lies above it are not read."""
+    """Return (1 + strictly lower part of a)^-1 for [B, C, C], C = 16 x a power of 2, in scratch memory. The diagonal
+    of ``a`` and the entries above it are not read.
+    """
     # Inverted, not solved: 7 times faster than triangular solves with a large right-hand side. It is as
     # exact, because the blocks are unit lower triangular with small entries.
     batch, size, _ = a_BCC.shape
@@ -396,9 +396,9 @@ def unit_lower_inverse(a_BCC: torch.Tensor) -> torch.Tensor:
 def decayed_products(
     x_XNHCK: torch.Tensor, k_NHCK: torch.Tensor, g_NHCK: torch.Tensor, sums_NHCK: torch.Tensor
 ) -> torch.Tensor:
-    """M(x)_ij = sum_c x_ic k_jc exp(sums_ic - sums_jc) for j <= i, else 0: float32 [X, N, H, C, C], for each
-    of the X tensors in ``x``. ``g`` float32, at most 0; ``sums`` its sums along C, float64; C is a multiple
-    of 16."""
+    """Return M(x)_ij = sum_c x_ic k_jc exp(sums_ic - sums_jc) for j <= i, else 0: float32 [X, N, H, C, C], for each of
+    the X tensors in ``x``. ``g`` float32, at most 0; ``sums`` its sums along C, float64; C is a multiple of 16.
+    """
     kinds, count, heads, size, k_dim = x_XNHCK.shape
     blocks = size // _BASE
     out = scratch.take("delta_rule.products", (kinds, count, heads, size, size), torch.float32).zero_()
@@ -437,15 +437,15 @@ def delta_gates(
     beta_scale: float = 1.0,
     floor: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gates of the rule, of what a layer projects: ``g_TC`` = decay * softplus(a + bias), ``beta_TH`` =
+    """Return the gates of the rule, from a layer's projections: ``g_TC`` = decay * softplus(a + bias), ``beta_TH`` =
     beta_scale * sigmoid(b), both float32. With ``floor`` (< 0) no log decay is below it: ``g_TC`` = floor *
     sigmoid(-decay * (a + bias)).
 
     C is H, or H x K for a decay of each line of the state: column c has the decay of head c // K. ``bias_C``
     and ``decay_H`` (-exp(A_log)) are float32.
 
-    Sources: Yang et al., "Gated Delta Networks" (2025); Kimi Team, "Kimi Linear" (2025); for ``floor``
-    transformers' bailing_hybrid (Ling 3).
+    Sources: Yang et al., "Gated Delta Networks" (2025); Kimi Team, "Kimi Linear" (2025); for ``floor`` transformers'
+    bailing_hybrid (Ling 3).
     """
     steps_TC = a_TC.float() + bias_C
     if floor is None:

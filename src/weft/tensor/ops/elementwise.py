@@ -14,19 +14,20 @@ from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.op import UNFIT, Unfit, op
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu"]
-"""By the name in an ``Architecture``."""
+"""Names of activations in an ``Architecture``."""
 _VECTORS = 64
-"""Numbers: a multiple of what torch's loops compute at a time, whatever the CPU's vectors."""
+"""Numbers: a multiple of the count that torch's loops compute at a time, on any CPU's vectors."""
 _SERIAL = 1 << 14
-"""Numbers: fewer than torch divides among threads."""
+"""Numbers, too few for torch to divide them among threads."""
 
 
 def each(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     """Return ``function`` of every number of ``x``, whose bits do not depend on how many there are.
 
-    On a CPU torch computes whole vectors by one routine and the rest of a tensor by another, whose last bit may
-    differ. Here every number is in a whole vector. For functions such as a sigmoid, of gates and routers: a row
-    of a decode then has the bits of that row in a prompt."""
+    On a CPU torch computes full vectors by one routine and the rest of a tensor by another, whose last bit may differ.
+    Here every number is in a full vector. For functions such as a sigmoid, of gates and routers: a row of a decode
+    then has the bits of that row in a prompt.
+    """
     if not x.is_cpu:
         return function(x)
     count = x.numel()
@@ -39,8 +40,9 @@ def each(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> t
 
 @op()
 def activate(x: torch.Tensor, name: Activation, *, spent: bool = False) -> torch.Tensor:
-    """Elementwise, in the dtype of ``x``: silu, gelu (the exact one by erf, or by tanh), the square of
-    relu. ``spent``: the result may lie in the memory of ``x``."""
+    """Return the activation of ``x``, elementwise in its dtype: silu, gelu (the exact one by erf, or by tanh), the
+    square of relu. ``spent``: the result may use the memory of ``x``.
+    """
     if name == "silu":
         return each(F.silu, x)
     if name == "gelu":
@@ -75,7 +77,7 @@ def xielu(x: torch.Tensor, positive: float, negative: float) -> torch.Tensor:
 
 @op()
 def softmax_(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Softmax of ``scale`` > 0 times ``x`` over its last dim, in float32; ``x`` holds it then."""
+    """Return the softmax of ``scale`` > 0 times ``x`` over its last dim, in float32; ``x`` holds it then."""
     return x.copy_((x.float() * scale).softmax(-1))
 
 
@@ -90,7 +92,7 @@ def _softmax_(x: torch.Tensor, scale: float) -> torch.Tensor | Unfit:
 
 @op("weft.tensor.kernels.elementwise")
 def silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor:
-    """``silu(gate) * up`` of ``gate_up_TJ`` [T, 2 I], the gate's columns first -> [T, I], same dtype; silu is
+    """Return ``silu(gate) * up`` [T, I] of ``gate_up_TJ`` [T, 2 I], the gate's columns first, same dtype; silu is
     rounded to it before the product. ``limit``: ``families.architecture.Dense``.
 
     Source: Shazeer, "GLU variants improve transformer" (2020).
@@ -101,7 +103,7 @@ def silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor:
 
 
 def within(parts: Sequence[torch.Tensor], limit: float) -> Sequence[torch.Tensor]:
-    """``parts``: gate and up. The gate is at most ``limit``, up lies within it on both sides; 0: any."""
+    """Return ``parts``, gate and up, with the gate at most ``limit`` and up within it on both sides; 0: any."""
     gate, up = parts
     return (gate.clamp(max=limit), up.clamp(-limit, limit)) if limit else parts
 
@@ -124,7 +126,7 @@ def _silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor | Un
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor) -> FusedLayer | None:
-    """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
+    """Return the same layer for the fused decoder (``weft.models.fused_decoder``)."""
     if fused.bound(x_TD) is None or fused.second.columns % native.LANES:
         return None
     return FusedLayer(fused, 0)

@@ -4,8 +4,8 @@
              gather pages once -> to fp32 [n, W, context] -> q.x -> mask -> softmax -> weights.x
     prefill  per run: gather -> to fp32 -> one fused attention call whose keys and values are the same tensor
 
-Prefill uses the absorbed form too. It costs 2 W / (key + value width of a head) times the arithmetic of
-expanded heads. But it does not expand the whole context for every chunk of a prompt.
+Prefill uses the absorbed form too. It costs 2 W / (key + value width of a head) times the arithmetic of expanded
+heads. But it does not expand the full context for every chunk of a prompt.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def latent_attention(
 def write_latents(
     x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs, scales: torch.Tensor | None = None
 ) -> None:
-    """What ``latent_attention`` writes, alone."""
+    """Write the rows ``x_TW`` as ``latent_attention`` does, and nothing more."""
     write_rows(x_TW, cache, positions_T, runs, scales)
 
 
@@ -83,7 +83,7 @@ def write_rows(
 def put_rows(
     x_NW: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, places: torch.Tensor
 ) -> None:
-    """Row i to place ``places[i]`` of page ``pages[i]``."""
+    """Write row i to place ``places[i]`` of page ``pages[i]``."""
     lanes, pack = cache.shape[2], cache.shape[4]
     if scales is not None:
         x_N1W, scale_N1 = quantized(x_NW[:, None])
@@ -96,13 +96,13 @@ def put_rows(
 def rows_of(
     cache: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, places: torch.Tensor
 ) -> torch.Tensor:
-    """float32 [*pages.shape, W]: single rows. ``places``: of the shape of ``pages``."""
+    """Return float32 [*pages.shape, W]: single rows. ``places``: of the shape of ``pages``."""
     wide = cache[pages, 0, :, places].float().flatten(-2)
     return wide if scales is None else wide * scales[pages, 0, 0, places].float()[..., None]
 
 
 def read_rows(cache: torch.Tensor, scales: torch.Tensor | None, pages_NP: torch.Tensor) -> torch.Tensor:
-    """float32 [N, P x 16, W] in scratch memory: the rows of each list of pages."""
+    """Return float32 [N, P x 16, W] in scratch memory: the rows of each list of pages."""
     count, pages = pages_NP.shape
     _, _, lanes, tokens, pack = cache.shape
     packed = scratch.take("latent_attention.packed", (count * pages, *cache.shape[1:]), cache.dtype)
@@ -153,12 +153,12 @@ def _attend_group(
 
 
 def _attend_run(q_LHW: torch.Tensor, rows_SW: torch.Tensor, scale: float) -> torch.Tensor:
-    """All queries of one prefill run over its context: [L, heads, W] float32."""
+    """Return the attention of all queries of one prefill run over its context: [L, heads, W] float32."""
     length, heads, width = q_LHW.shape
     context = rows_SW.shape[0]
     q_1HLW = q_LHW.float().transpose(0, 1)[None]
     known_1HSW = rows_SW.expand(1, heads, context, width)
-    # The fused form needs no mask in memory; it takes a square alone.
+    # The fused form needs no mask in memory; it only takes a square.
     if length == context:
         attended = F.scaled_dot_product_attention(q_1HLW, known_1HSW, known_1HSW, is_causal=True, scale=scale)
     else:

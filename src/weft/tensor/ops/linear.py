@@ -12,10 +12,11 @@ In torch one block of weight rows after the other is dequantised and multiplied.
 are int8 times int8 on every machine, with the same bits:
 
     x      each row in parts of 128 columns: codes -127..127, to nearest even, and a scale, largest / 127
-    sum    of a part: a whole number below 2^24, which float32 holds exactly, in whatever order it is added
+    sum    of a part: an integer below 2^24, which float32 represents exactly, in any order of addition
     y      sum * (scale of the weight * scale of x), part after part, then the bias: each step rounded
 
-Weights in fp8 with ``byte_inputs`` meet x in e4m3, largest / 448. The bits of their sums are the machine's.
+Weights in fp8 with ``byte_inputs`` are multiplied with x in e4m3, largest / 448. The bits of their sums are the
+machine's.
 """
 
 from __future__ import annotations
@@ -43,23 +44,23 @@ _SCALES: dict[torch.dtype, int] = {
     torch.float8_e4m3fn: 3,
     torch.float8_e8m0fnu: 4,
 }
-"""What scales are stored in -> their number there."""
+"""Dtype of scales -> its number there."""
 _DIVIDED = 5
-"""The number of e4m3 that a float divides."""
+"""Number of e4m3 that a float divides."""
 _BOTH = 6
-"""The number of int8 with ``byte_inputs``."""
+"""Number of int8 with ``byte_inputs``."""
 _WIDENED_ROWS = 16
-"""Least rows of x for which dequantising pays without byte products."""
+"""Rows of x from which on dequantising pays without byte products."""
 _BLOCK_ROWS = 512
 _BLOCK_ELEMENTS = 1 << 18
 _BYTE_BLOCK_ELEMENTS = 1 << 20
 _LEAST = 1e-30
-"""A part with a smaller largest number counts as zeros: its scale would underflow float32."""
+"""Least magnitude: a part with a smaller largest number counts as zeros, as its scale would underflow float32."""
 
 
 @op("weft.tensor.kernels.quantized_linear")
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` float32 [rows].
+    """Return ``x`` [..., columns] times the weight, [..., rows] in the dtype of ``x``; ``bias`` float32 [rows].
 
     The C++ kernels round x to int8, with a scale per 32 columns, unless ``weight.exact`` is set or the CPU
     has no byte products. torch and Triton never round x. With ``weight.byte_inputs`` every form rounds x, by
@@ -70,7 +71,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     if weight.byte_inputs:
         return byte_product(x, weight, bias)
     out = x.new_empty(*x.shape[:-1], weight.rows)
-    # A block stays in the cache between the two steps; a whole dense matrix would cost more than the product.
+    # A block stays in the cache between the two steps; a full dense matrix would cost more than the product.
     step = max(TILE_ROWS, _BLOCK_ELEMENTS // max(weight.columns, 1) // TILE_ROWS * TILE_ROWS)
     for first in range(0, weight.rows, step):
         last = min(first + step, weight.rows)
@@ -109,13 +110,13 @@ def _quantized_linear(
 
 
 def ordered_linear(x: torch.Tensor, weight: OrderedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``quantized_linear`` of ``x`` with its columns in the order of ``weight``."""
+    """Return ``quantized_linear`` of ``x`` with its columns in the order of ``weight``."""
     return quantized_linear(take_columns(x, weight.order), weight.weight, bias)
 
 
 @op()
 def take_columns(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """``x`` [..., columns] with column ``order[i]``, int32 [columns], at place i: a copy."""
+    """Return ``x`` [..., columns] with column ``order[i]``, int32 [columns], at place i: a copy."""
     return x.index_select(-1, order)
 
 
@@ -133,13 +134,14 @@ def _take_columns(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor | Unfit:
 
 
 def codes_fit(x: torch.Tensor, weight: QuantizedWeight) -> bool:
-    """Whether the C++ form takes ``x`` and ``weight``."""
+    """Return whether the C++ form takes ``x`` and ``weight``."""
     return native.in_use() and not weight.fp8 and x.device.type == "cpu" and x.dtype in (*native.DTYPES, torch.float16)
 
 
 def weight_of(weight: QuantizedWeight, order: torch.Tensor | None = None) -> Any:
-    """The arguments of the extension. Of a stack, its first weight; the others follow it in memory, and each
-    may have an ``order``, as of ``OrderedWeight``."""
+    """Return the arguments of the extension. For a stack they are of its first weight; the others follow it in memory,
+    and each may have an ``order``, as of ``OrderedWeight``.
+    """
     assert weight.codes.is_contiguous()
     assert weight.scales.is_contiguous()
     form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
@@ -175,8 +177,9 @@ def _at(numbers: torch.Tensor | None) -> int:
 def widened(rows: int, dtype: torch.dtype, weight: QuantizedWeight) -> bool:
     """Return whether oneDNN multiplies ``rows`` rows of x by dequantised blocks.
 
-    An x86 CPU without byte products (AVX2 alone) never does: a row of x would get other bits in a prompt than in a
-    decode."""
+    An x86 CPU without byte products (only AVX2) never does: a row of x would get other bits in a prompt than in a
+    decode.
+    """
     if rows < _WIDENED_ROWS or weight.byte_inputs or by_matrix_unit(dtype):
         return False
     if native.extension().has_byte_products():
@@ -185,7 +188,7 @@ def widened(rows: int, dtype: torch.dtype, weight: QuantizedWeight) -> bool:
 
 
 def by_matrix_unit(dtype: torch.dtype) -> bool:
-    """Whether codes meet x as bfloat16, in the order of a matrix unit, for any number of rows."""
+    """Return whether codes are multiplied with x as bfloat16, in the order of a matrix unit, for any number of rows."""
     return (
         dtype == torch.bfloat16
         and native.matrix_unit() != "none"
@@ -207,7 +210,7 @@ def _multiplies_bfloat16() -> bool:
 
 
 def _widened(x_RI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
-    """``x_RI`` times blocks of dequantised rows: in float32 on a CPU that only emulates products of bfloat16."""
+    """Return ``x_RI`` times blocks of dequantised rows: in float32 on a CPU that only emulates products of bfloat16."""
     out = x_RI.new_empty(x_RI.shape[0], weight.rows)
     if x_RI.dtype == torch.bfloat16 and not _multiplies_bfloat16():
         x_RI = x_RI.float()
@@ -241,8 +244,9 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
 
 
 def rounded_inputs(x_RI: torch.Tensor, *, fp8: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes [parts, R, 128] and scales [parts, R], both float32. A part with a non-finite number has codes 0
-    and a scale of NaN. ``fp8``: codes are what e4m3 holds, not whole numbers."""
+    """Return codes [parts, R, 128] and scales [parts, R], both float32. A part with a non-finite number has codes 0
+    and a scale of NaN. ``fp8``: codes are numbers of e4m3, not integers.
+    """
     x_PRK = in_parts(x_RI.float()).transpose(0, 1)
     reach = x_PRK.abs().amax(-1, keepdim=True)
     finite = reach.isfinite()  # the maximum of numbers with a NaN is NaN
@@ -255,7 +259,7 @@ def rounded_inputs(x_RI: torch.Tensor, *, fp8: bool = False) -> tuple[torch.Tens
 
 
 def in_parts(x_RI: torch.Tensor) -> torch.Tensor:
-    """[R, columns] -> [R, parts, 128], zeros behind."""
+    """Return [R, parts, 128] of [R, columns], filled with zeros."""
     parts = -(-x_RI.shape[1] // PART)
     return F.pad(x_RI, (0, parts * PART - x_RI.shape[1])).view(x_RI.shape[0], parts, PART)
 
@@ -264,8 +268,8 @@ def in_parts(x_RI: torch.Tensor) -> torch.Tensor:
 def tiled_linear(
     x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are float32. ``out``:
-    a dense tensor that the kernel may write.
+    """Return ``x`` [..., columns] times the weight, [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are
+    float32. ``out``: a dense tensor that the kernel may write.
     """
     # Slow: it lays the rows out again for each product. It serves another dtype of x, and kernels that were
     # switched off after loading.
@@ -305,7 +309,7 @@ def _tiled_linear(
 
 
 def tiles_fit(x: torch.Tensor, weight: InTiles) -> bool:
-    """Whether the C++ form (csrc/tiles.hpp) takes ``x`` and ``weight``."""
+    """Return whether the C++ form (csrc/tiles.hpp) takes ``x`` and ``weight``."""
     if not native.in_use() or x.dtype != weight.dtype or not x.is_cpu:
         return False
     if isinstance(weight, CodedTiles):

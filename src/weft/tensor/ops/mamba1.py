@@ -1,18 +1,18 @@
 """Mamba-1: a linear state per channel, each of whose entries decays at its own rate.
 
-No form of this scan is a product of matrices (Mamba-2 gave up that freedom to get one). Torch computes
-decodes by the recurrence, and prefills by the recurrence of all chunks side by side: 64 steps over
-[chunks, C, N], whatever the length of the prompt. Only the state at the begin of each chunk must be known:
+No form of this scan is a product of matrices (Mamba-2 gave up that freedom to get one). Torch computes decodes by the
+recurrence, and prefills by the recurrence of all chunks in parallel: 64 steps over [chunks, C, N], whatever the length
+of the prompt. Only the state at the beginning of each chunk must be known:
 
     1. ends     L = the state a chunk leaves if it begins at zero          place by place, all chunks at once
     2. begins   S_0 = the run's state;  S_(c+1) = exp(A sum d) S_c + L_c   chunk after chunk, one product each
     3. outputs  the recurrence again, each chunk from its own S_c          place by place, all chunks at once
 
-The state after a whole chunk is always that of line 2, wherever a run was cut: a prompt in several runs goes
-through the same numbers as in one. Taps inside a chunk and a run's last, partial chunk are those of line 3.
+The state after a complete chunk is always that of line 2, independent of the cuts of a run: a prompt in several runs
+goes through the same numbers as in one. Taps inside a chunk and a run's last, partial chunk are those of line 3.
 
-Source: Gu and Dao, "Mamba" (2023), section 3.3. The C++ kernel (csrc/mamba1.hpp) is the recurrence, token by
-token, with the state in the cache.
+Source: Gu and Dao, "Mamba" (2023), section 3.3. The C++ kernel (csrc/mamba1.hpp) is the recurrence, token by token,
+with the state in the cache.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def mamba1(
     *,
     layer: int = 0,
 ) -> torch.Tensor:
-    """Per channel, with ``d_t = softplus(dt_t + dt_bias)``:
+    """Compute per channel, with ``d_t = softplus(dt_t + dt_bias)``:
 
         S <- exp(d_t A) S + (d_t x_t) B_t;   y_t = S . C_t + D x_t
 
@@ -54,8 +54,7 @@ def mamba1(
     (-exp(A_log)); ``B_TN``, ``C_TN`` [T, N], the same for all channels; ``D_C``, ``dt_bias_C`` [C]. Any float
     dtypes; computed in float32. Returns [T, C] in the dtype of ``x_TC``; the gate is the caller's.
 
-
-    Source: Gu and Dao, "Mamba" (2023), section 3; transformers' mamba.
+     Source: Gu and Dao, "Mamba" (2023), section 3; transformers' mamba.
     """
     wide = x_TC.float()
     step_TC = F.softplus(dt_TC.float() + dt_bias_C.float())
@@ -121,8 +120,7 @@ def _advance(
     pushed: torch.Tensor,
     b: torch.Tensor,
 ) -> None:
-    """One token of each of X sequences, in place: state, decay (scratch) [X, C, N]; step, pushed [X, C];
-    b [X, N]."""
+    """Advance X sequences by one token, in place: state, decay (scratch) [X, C, N]; step, pushed [X, C]; b [X, N]."""
     torch.mul(step[:, :, None], a_CN, out=decay)
     state.mul_(decay.clamp_min_(LOG_DECAY_MIN).exp_()).addcmul_(pushed[:, :, None], b[:, None, :])
 
@@ -178,10 +176,11 @@ def _prefill(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The work on the chunks of a block, numbered from the block's first. ``links``: for each step its chunks
-    [begin, end) of rows 0, 1, ..., the rows whose run continues from a whole chunk (None: all), and the taps
-    after one. ``inner``: by place, the taps inside a chunk: (chunk, slot). ``last``: (chunk, row) of chunks
-    that are a run's last and not whole."""
+    """Work on the chunks of a block, numbered from the block's first. ``links``: for each step its chunks [begin, end)
+    of rows 0, 1, ..., the rows whose run continues from a complete chunk (None: all), and the taps after one.
+    ``inner``: by place, the taps inside a chunk: (chunk, slot). ``last``: (chunk, row) of chunks that are a run's last
+    and incomplete.
+    """
 
     links: tuple[tuple[int, int, list[int] | None, tuple[ChunkTap, ...]], ...]
     whole: tuple[int, ...]
@@ -190,7 +189,7 @@ class _Plan:
 
 
 def _whole_chunks(layout: ChunkLayout, runs: Runs) -> list[int]:
-    """For each row of ``layout.order``, the number of its chunks that end on the grid."""
+    """Return, for each row of ``layout.order``, the number of its chunks that end on the grid."""
     if layout.size < CHUNK_TOKENS:
         return [0] * len(layout.order)
     if len(layout.steps) == 1:  # the layout begins at the run's own start
@@ -199,7 +198,7 @@ def _whole_chunks(layout: ChunkLayout, runs: Runs) -> list[int]:
 
 
 def _plan(first: int, done: int, steps: list[Step], whole_R: list[int]) -> _Plan:
-    """For steps ``done``, ``done`` + 1, ... of the layout, whose first chunk is ``first``."""
+    """Return the plan for steps ``done``, ``done`` + 1, ... of the layout, whose first chunk is ``first``."""
     links, whole, last = [], [], []
     inner: dict[int, list[tuple[int, int]]] = {}
     for c, step in enumerate(steps, start=done):
@@ -225,11 +224,12 @@ def _block(
     state_SCN: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Some consecutive steps of the scan. ``state``: [rows, C, N], advanced in place; ``out``: [chunks, size,
-    C], written."""
+    """Compute some consecutive steps of the scan. ``state``: [rows, C, N], advanced in place; ``out``: [chunks, size,
+    C], written.
+    """
     count, size, _ = x["step"].shape
     begins = scratch.take("mamba1.begins", (count, *a_CN.shape), torch.float32)
-    # In float64, and summed over the whole chunk at once: line 2 gives one state, wherever the runs were cut.
+    # In float64, and summed over the full chunk at once: line 2 gives one state, independent of the cuts of runs.
     _link(plan, begins, _ends(x, a_CN, plan.whole), x["step"].double().sum(1).float(), a_CN, state, state_SCN)
     for group in _groups(range(count), a_CN):
         at = slice(group[0], group[-1] + 1)
@@ -247,7 +247,7 @@ def _block(
 
 
 def _ends(x: dict[str, torch.Tensor], a_CN: torch.Tensor, whole: Sequence[int]) -> torch.Tensor:
-    """[len(whole), C, N]: the states after the chunks ``whole`` if they begin at zero."""
+    """Return [len(whole), C, N]: the states after the chunks ``whole`` if they begin at zero."""
     ends = scratch.take("mamba1.ends", (len(whole), *a_CN.shape), torch.float32).zero_()
     for group in _groups(range(len(whole)), a_CN):
         running = ends[group[0] : group[-1] + 1]
@@ -268,7 +268,9 @@ def _link(
     state: torch.Tensor,
     state_SCN: torch.Tensor,
 ) -> None:
-    """Chunk after chunk, the state at its begin, from the run's state and the ends of the chunks before."""
+    """Write the state at the beginning of each chunk, chunk after chunk, from the run's state and the ends of the
+    chunks before.
+    """
     ends_used = 0
     for begin, end, going, taps in plan.links:
         begins[begin:end] = state[: end - begin]

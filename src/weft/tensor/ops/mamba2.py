@@ -6,9 +6,9 @@ d_t the step, L_i the sums of d A and S the state before the chunk:
     y     = [exp(L_i - L_j) C_i.B_j, j <= i] (d x) + exp(L) C S^T + D x
     S    <- exp(L_C) S + (exp(L_C - L) d x)^T B
 
-The first product of y is computed for all chunks at once; the second and the update of S are the loop over
-chunks (see ``tensor.chunks``). B and C belong to groups of heads, so their products take a group's heads side
-by side: few large matmuls instead of many small ones.
+The first product of y is computed for all chunks at once; the second and the update of S are the loop over chunks (see
+``tensor.chunks``). B and C belong to groups of heads, so their products take a group's heads together: few large
+matmuls instead of many small ones.
 
 Source: Dao and Gu, "Transformers are SSMs" (2024), section 6 (the block decomposition). The C++ kernel
 (csrc/mamba2.hpp) is the recurrence, token by token, with the state in the cache.
@@ -42,7 +42,7 @@ def mamba2(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     layer: int = 0,
 ) -> torch.Tensor:
-    """Per head, with ``d_t = clamp(softplus(dt_t + dt_bias), *dt_limit)``:
+    """Compute per head, with ``d_t = clamp(softplus(dt_t + dt_bias), *dt_limit)``:
 
         S <- exp(d_t A) S + (d_t x_t) B_t^T;   y_t = S C_t + D x_t
 
@@ -51,8 +51,7 @@ def mamba2(
     h // (heads / groups); ``D_H``, ``dt_bias_H`` [heads]. Any float dtypes; computed in float32. Returns
     [T, heads, P] in the dtype of ``x_THP``.
 
-
-    Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; transformers' granitemoehybrid.
+     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; transformers' granitemoehybrid.
     """
     wide = x_THP.float()
     step_TH = F.softplus(dt_TH.float() + dt_bias_H.float()).clamp_(*dt_limit)
@@ -171,7 +170,7 @@ def _block(
     state_SHPN: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Some consecutive steps of the scan: the intra-chunk work of their chunks, then the scan itself."""
+    """Compute some consecutive steps of the scan: the intra-chunk work of their chunks, then the scan itself."""
     count, size, heads, head_dim = x["x"].shape
     groups, width = x["b"].shape[2:]
     # float64: differences of sums in the hundreds must be right to 1e-7.
@@ -212,7 +211,7 @@ def _scan(
     x_heads: torch.Tensor,
     sums: torch.Tensor,
 ) -> None:
-    """Chunk after chunk over the states; ``out`` is [all chunks, size, heads, P] and is added to."""
+    """Scan the states, chunk after chunk; ``out`` is [all chunks, size, heads, P] and is added to."""
     _, groups, size, width = b.shape
     head_dim = state.shape[2]
     for step in steps:
@@ -239,7 +238,7 @@ def _scan(
 def _state_inside(
     state_HPN: torch.Tensor, x_HCP: torch.Tensor, b_GCN: torch.Tensor, sums_HC: torch.Tensor, places: int
 ) -> torch.Tensor:
-    """The state after ``places`` places of a chunk: the chunk's update without the later tokens."""
+    """Return the state after ``places`` places of a chunk: the chunk's update without the later tokens."""
     heads = state_HPN.shape[0]
     last_H1 = sums_HC[:, places - 1 : places]
     left_HC = decay_of(last_H1 - sums_HC[:, :places])

@@ -11,16 +11,16 @@
     the token at p sees     the best ``chosen`` blocks, up to itself; the first ones, its own and those near
                             it are always among them
 
-A token sees all that is before it while the text up to it is shorter than ``dense`` tokens. It sees windows
-that end before or at it. So the choice depends on its place and what is before it, and not on chunks. The
-tokens of a mean lie in one page and hold it together: each has a part of its numbers. A draft that turns out
-wrong may have ended a mean; the token in its place ends it anew.
+A token sees all earlier tokens while the text up to it is shorter than ``dense`` tokens. A token sees windows that end
+before or at it. So the choice depends on the token's place and the text before it, not on chunks. The tokens of a mean
+are in one page and store it together: each has a part of its numbers. A draft that turns out wrong may have ended a
+mean; the token that replaces it ends the mean again.
 
-The wide windows stand for all in the sum of the softmax: they are a quarter as many. All is torch's. Scores
-are float64 and rounded once, as in ``chosen_blocks``.
+The wide windows represent all windows in the sum of the softmax: their number is a quarter. All operators are torch's.
+Scores are float64 and rounded once, as in ``chosen_blocks``.
 
-Sources: Zhao et al., "InfLLM-V2" (2025); ``modeling_minicpm_sala.py`` of openbmb's repository MiniCPM-SALA.
-Where this differs: decision 0077.
+Sources: Zhao et al., "InfLLM-V2" (2025); ``modeling_minicpm_sala.py`` of openbmb's repository MiniCPM-SALA. Where this
+differs: decision 0077.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from weft.tensor.ops.latent_attention import put_rows, read_rows
 from weft.units import PAD, pages_for
 
 STEP_MEANS = 4
-"""A wide window has twice as many means, and the next one begins so many later."""
+"""Means from one wide window to the next; a wide window has twice this number."""
 
 
 def write_means(cache: LayerCache, runs: Runs, shape: KeyIndex) -> None:
-    """The means that end in this step, whose keys are written."""
+    """Write the means that end in this step, whose keys are written."""
     index, pages = _index_of(cache)
     pages_NK, places_NK, numbers_N = ended_blocks(runs, shape.stride)
     if not len(numbers_N):
@@ -56,7 +56,7 @@ def write_means(cache: LayerCache, runs: Runs, shape: KeyIndex) -> None:
 
 
 def _index_of(cache: LayerCache) -> tuple[LayerCache, torch.Tensor]:
-    """With its pages."""
+    """Return the index of ``cache``, with its pages."""
     index = cache.index
     assert index is not None, "an index without pages"
     assert index.k is not None, "an index without pages"
@@ -64,7 +64,7 @@ def _index_of(cache: LayerCache) -> tuple[LayerCache, torch.Tensor]:
 
 
 def sees_all(runs: Runs, shape: KeyIndex) -> bool:
-    """Whether no token of the step has blocks that are not chosen."""
+    """Return whether no token of the step has blocks that are not chosen."""
     return all(
         _sees_all(start + length, shape)
         for start, length in zip(runs.starts, runs.lengths, strict=True)
@@ -77,8 +77,9 @@ def _sees_all(context: int, shape: KeyIndex) -> bool:
 
 
 def choose_by_means(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, shape: KeyIndex, scale: float) -> Seen:
-    """``q_THD`` [T, heads, D]: as they meet keys. ``cache``: with the step's keys and means. By run: bool [KV
-    heads, L, context]."""
+    """Return the tokens that each token sees, by run: bool [KV heads, L, context]. ``q_THD`` [T, heads, D]: as
+    multiplied with keys. ``cache``: with the step's keys and means.
+    """
     seen: Seen = []
     for run in range(runs.run_count):
         context = runs.starts[run] + runs.lengths[run]
@@ -101,7 +102,7 @@ def choose_by_means(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, shape: K
 
 
 def _means(cache: LayerCache, table_P: torch.Tensor, count: int, shape: KeyIndex) -> torch.Tensor:
-    """The first ``count`` means of a sequence: float64 [count, KV heads, D]."""
+    """Return the first ``count`` means of a sequence: float64 [count, KV heads, D]."""
     index, pages = _index_of(cache)
     assert cache.k is not None, "an attention layer without pages"
     heads, dim = cache.k.shape[1], cache.k.shape[2] * cache.k.shape[4]
@@ -114,7 +115,7 @@ def _means(cache: LayerCache, table_P: torch.Tensor, count: int, shape: KeyIndex
 def _seen_by(
     q_LGD: torch.Tensor, mean_MD: torch.Tensor, positions_L: torch.Tensor, context: int, shape: KeyIndex
 ) -> torch.Tensor:
-    """What tokens at ``positions_L`` see for the queries of one KV head: bool [L, context]."""
+    """Return the tokens that tokens at ``positions_L`` see for the queries of one KV head: bool [L, context]."""
     windows_WD = (mean_MD[:-1] + mean_MD[1:]) / 2
     four_VD = mean_MD[: len(mean_MD) // STEP_MEANS * STEP_MEANS].view(-1, STEP_MEANS, mean_MD.shape[1]).sum(1)
     wide_VD = (four_VD[:-1] + four_VD[1:]) / (2 * STEP_MEANS)
@@ -130,8 +131,10 @@ def _seen_by(
 def _shares(
     q_LGD: torch.Tensor, windows_WD: torch.Tensor, wide_VD: torch.Tensor, positions_L: torch.Tensor, stride: int
 ) -> torch.Tensor:
-    """Summed over the queries: float32 [L, W]. Those of windows that a token does not see are of no use."""
-    # The first wide window stands where there is none yet: such tokens see everything.
+    """Return the shares summed over the queries: float32 [L, W]. Shares of windows that a token does not see are
+    unused.
+    """
+    # The first wide window is used if there is none yet: such tokens see everything.
     wide_L = ((positions_L + 1) // stride // STEP_MEANS - 1).clamp_(min=1)
     later_LV = torch.arange(len(wide_VD), device=q_LGD.device) >= wide_L[:, None]
     wide_LGV = (q_LGD @ wide_VD.T).masked_fill_(later_LV[:, None], -torch.inf)
@@ -139,9 +142,9 @@ def _shares(
 
 
 def _best(share_LW: torch.Tensor, positions_L: torch.Tensor, context: int, shape: KeyIndex) -> torch.Tensor:
-    """-> bool [L, context]."""
+    """Return bool [L, context], the tokens of the best blocks."""
     blocks, each = -(-context // shape.block), shape.block // shape.stride
-    # The window before a block's first reaches into it. What is padded belongs to blocks near the last token.
+    # The window before a block's first reaches into it. Padding belongs to blocks near the last token.
     share_LW = F.pad(share_LW, (0, blocks * each - share_LW.shape[1]))
     score_LB = F.max_pool1d(share_LW[:, None], each + 1, each, padding=1)[:, 0, :blocks]
     numbers_B, own_L1 = torch.arange(blocks, device=share_LW.device), (positions_L // shape.block)[:, None]

@@ -1,4 +1,4 @@
-"""A mixture of experts: the router's choice, the experts, and the shared expert beside them.
+"""A mixture of experts: the router's choice, the experts, and the shared expert.
 
 In torch the (token, choice) pairs are sorted by expert, with one pair of products per expert hit:
 
@@ -8,11 +8,10 @@ In torch the (token, choice) pairs are sorted by expert, with one pair of produc
 
 The C++ kernels have no loop over experts in Python:
 
-
     tiles       csrc/moe_tiles.hpp     any number of tokens: float experts wherever tiles serve
     quantised   csrc/moe.hpp           any number of tokens
     rows        csrc/moe.hpp           few tokens for each expert; for many, the loop of torch costs nothing
-                                       beside its products, and oneDNN computes them faster
+                                       next to its products, and oneDNN computes them faster
 """
 
 from __future__ import annotations
@@ -36,21 +35,22 @@ from weft.tensor.weights.tiles import ExpertTiles, InTiles
 from weft.units import PAD
 
 ExpertWeights = torch.Tensor | QuantizedWeight | OrderedWeight | ExpertTiles
-"""The matrices of experts: values [experts, rows, columns], quantised and stacked alike, or in tiles. Each
-quantised one may have an order of columns."""
+"""Matrices of experts: values [experts, rows, columns], quantised and stacked alike, or in tiles. Each quantised one
+may have an order of columns.
+"""
 
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2, "clamped_swiglu": 3, "gelu_tanh": 4}
 CLAMP, GAIN = 7.0, 1.702
-"""Of ``clamped_swiglu``."""
+"""Limit and gain of ``clamped_swiglu``."""
 _FLOAT_FORMS: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
 """Dtype -> its number among the forms of weights in csrc/kernels.hpp."""
 _FEW_ROWS = 8
-"""Most rows per expert, on average, for which the kernel is faster with float weights."""
+"""Rows per expert, on average, up to which the kernel is faster with float weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertBiases:
-    """float32, [experts, rows of the matrix] each: what the two products of an expert add."""
+    """Biases of the two products of an expert, float32, [experts, rows of the matrix] each."""
 
     gate_up_EJ: torch.Tensor
     down_ED: torch.Tensor
@@ -58,9 +58,10 @@ class ExpertBiases:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRule:
-    """``per_token`` experts with the best scores. ``normalized``: their weights sum to 1 (``normalizer_eps``
-    is added to the sum), times ``scale``. With ``groups`` of experts, only the ``groups_chosen`` groups with the
-    largest sum of their ``group_best`` best scores take part."""
+    """Rule that chooses ``per_token`` experts with the best scores. ``normalized``: their weights sum to 1
+    (``normalizer_eps`` is added to the sum), times ``scale``. With ``groups`` of experts, only the ``groups_chosen``
+    groups with the largest sum of their ``group_best`` best scores take part.
+    """
 
     per_token: int
     normalized: bool
@@ -72,7 +73,7 @@ class ChoiceRule:
     group_best: int = 2
 
     def by_logits(self, bias_E: torch.Tensor | None) -> bool:
-        """Return whether scores as they are choose and weigh: a softmax without a bias and without groups."""
+        """Return whether unchanged scores choose and weigh: a softmax without a bias and without groups."""
         return self.scoring == "softmax" and bias_E is None and self.groups <= self.groups_chosen
 
 
@@ -85,10 +86,10 @@ def choose_experts(
     *,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> weights [T, X] of ``dtype``, expert ids int64 [T, X], best first, X = ``rule.per_token``.
+    """Return weights [T, X] of ``dtype``, expert ids int64 [T, X], best first, X = ``rule.per_token``.
 
-    ``scores_TE``: what the router's product gives. ``bias_E`` (float32) is added for the choice alone. A PAD
-    of ``positions_T`` gives ids of PAD; None: no row is PAD. Scores are computed in float32.
+    ``scores_TE``: the router's product. ``bias_E`` (float32) is only added for the choice. A PAD of ``positions_T``
+    gives ids of PAD; None: no row is PAD. Scores are computed in float32.
 
     Sources: Shazeer et al., 2017; DeepSeek-V3, 2024, for sigmoids, the bias and groups; DeepSeek-V2, 2024, for groups
     by their best score.
@@ -120,7 +121,7 @@ def _by_scores(
         choice_TGE = choice_TE.view(-1, rule.groups, choice_TE.shape[1] // rule.groups)
         best_TG = choice_TGE.topk(rule.group_best, dim=-1).values.sum(-1)
         out_TG = best_TG.topk(rule.groups - rule.groups_chosen, dim=-1, largest=False).indices
-        # Left out by -inf: with a negative bias, a choice of 0 could win over an expert of a chosen group.
+        # Excluded by -inf: with a negative bias, a choice of 0 could win over an expert of a chosen group.
         left = torch.zeros_like(best_TG, dtype=torch.bool).scatter_(1, out_TG, True)
         choice_TE = choice_TGE.masked_fill(left[..., None], -torch.inf).flatten(1)
     ids_TX = choice_TE.topk(rule.per_token, dim=-1).indices
@@ -144,15 +145,14 @@ def moe(
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
 ) -> torch.Tensor:
-    """``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
-    ``activation`` in the place of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
+    """Return ``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
+    ``activation`` instead of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
 
-    ``x_TD`` [T, D]; ``expert_ids_TX`` int64 [T, X] (PAD: that choice is skipped) and ``expert_weights_TX``
-    [T, X], both from the router; ``gate_up_EJD`` [E, 2 I, D], the gate's rows first ([E, I, D] without
-    gates); ``down_EDI`` [E, D, I]; either may be quantised. Returns [T, D] in the dtype of ``x_TD``; the
-    choices of a token are added in float32. Experts without a token are not computed. ``biases``: added to
-    each product. ``clamped_swiglu`` stands for both factors: (up + 1) gate sigmoid(1.702 gate), with a limit
-    of 7. ``limit``: ``families.architecture.Dense``.
+    ``x_TD`` [T, D]; ``expert_ids_TX`` int64 [T, X] (PAD: that choice is skipped) and ``expert_weights_TX`` [T, X],
+    both from the router; ``gate_up_EJD`` [E, 2 I, D], the gate's rows first ([E, I, D] without gates); ``down_EDI``
+    [E, D, I]; either may be quantised. Returns [T, D] in the dtype of ``x_TD``; the choices of a token are added in
+    float32. Experts without a token are not computed. ``biases``: added to each product. ``clamped_swiglu`` replaces
+    both factors: (up + 1) gate sigmoid(1.702 gate), with a limit of 7. ``limit``: ``families.architecture.Dense``.
 
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next;
     ``GptOssExperts`` for biases and the clamp.
@@ -169,7 +169,7 @@ def moe(
 
 
 def activated(inner: torch.Tensor, activation: Activation, *, gated: bool, limit: float = 0.0) -> torch.Tensor:
-    """What lies between the two products of an expert. ``limit``: see ``families.architecture.Dense``."""
+    """Return the activation between the two products of an expert. ``limit``: see ``families.architecture.Dense``."""
     if not gated:
         return activate(inner, activation)
     gate, up = within(inner.chunk(2, dim=-1), limit_of(activation, limit))
@@ -189,7 +189,7 @@ def by_expert(
     expert_count: int,
     expert: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> torch.Tensor:
-    """``moe`` with any ``expert``: of its rows [n, D] and its number -> [n, D]."""
+    """Return ``moe`` with any ``expert``, a function of its rows [n, D] and its number -> [n, D]."""
     tokens, choices = expert_ids_TX.shape
     ids = expert_ids_TX.flatten()
     # Stable: the rows of an expert keep the order of the tokens.
@@ -209,7 +209,7 @@ def by_expert(
     place_TX = torch.empty_like(order).scatter_(0, order, torch.arange(ids.numel(), device=ids.device))
     place_TX = place_TX.view(tokens, choices)
     out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
-    # In the router's order, so that a token's sum does not depend on what else is in the batch.
+    # In the router's order, so that a token's sum does not depend on the rest of the batch.
     for choice in range(choices):
         out_TD.addcmul_(
             pair_rows.index_select(0, place_TX[:, choice]).float(), expert_weights_TX[:, choice, None].float()
@@ -315,12 +315,12 @@ def count_of(weights: ExpertWeights) -> int:
 
 
 def inner_of(down: ExpertWeights) -> int:
-    """Numbers between the two products of an expert."""
+    """Return the numbers between the two products of an expert."""
     return down.columns if isinstance(down, QuantizedWeight) else down.shape[2]
 
 
 def held_in(weights: ExpertWeights) -> torch.Tensor:
-    """The values, the codes of a quantised weight, or the tiles of the first expert."""
+    """Return the values, the codes of a quantised weight, or the tiles of the first expert."""
     if isinstance(weights, ExpertTiles):
         return weights.experts[0].body
     if isinstance(weights, OrderedWeight):
@@ -329,19 +329,19 @@ def held_in(weights: ExpertWeights) -> torch.Tensor:
 
 
 def in_tiles(gate_up: ExpertWeights, down: ExpertWeights) -> bool:
-    """Whether each part of a quantised weight (the gate's rows, the others) begins with a whole tile."""
+    """Return whether each part of a quantised weight (the gate's rows, the others) begins with a complete tile."""
     return not isinstance(gate_up, QuantizedWeight) or inner_of(down) % TILE_ROWS == 0
 
 
 def weight_of(weights: ExpertWeights, expert: int) -> torch.Tensor | InTiles | QuantizedWeight | OrderedWeight:
-    """One expert's matrix."""
+    """Return one expert's matrix."""
     if isinstance(weights, torch.Tensor):
         return weights[expert]
     return weights.experts[expert] if isinstance(weights, ExpertTiles) else weights.of(expert)
 
 
 def product(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
-    """x [..., columns] with one expert's matrix -> [..., rows]."""
+    """Return x [..., columns] times one expert's matrix, [..., rows]."""
     weight = weight_of(weights, expert)
     if isinstance(weight, torch.Tensor):
         return F.linear(x, weight)
@@ -351,8 +351,9 @@ def product(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tenso
 
 
 def rows_alone(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
-    """``product`` whose rows do not depend on each other: those of plain matrices are multiplied one by one,
-    as torch's own products differ with the number of rows."""
+    """Return ``product`` with rows that do not depend on each other: those of plain matrices are multiplied one by
+    one, as torch's own products differ with the number of rows.
+    """
     if not isinstance(weights, torch.Tensor) or len(x) == 1 or not x.is_cpu:
         return product(x, weights, expert)
     return torch.cat([product(row, weights, expert) for row in torch.split(x, 1)])
@@ -360,8 +361,8 @@ def rows_alone(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Te
 
 @op("weft.tensor.kernels.moe")
 def add_gated(y_TD: torch.Tensor, x_TD: torch.Tensor, gate_T1: torch.Tensor) -> torch.Tensor:
-    """The output of a shared expert, added to that of the routed experts through a gate for each token:
-    ``y + sigmoid(gate) * x`` in the dtype of ``y_TD``. torch rounds each step to it, Triton the sum alone.
+    """Return the output of a shared expert, added to that of the routed experts through a gate for each token:
+    ``y + sigmoid(gate) * x`` in the dtype of ``y_TD``. torch rounds each step to it, Triton only the sum.
 
     Source: transformers ``Qwen2MoeSparseMoeBlock``.
     """

@@ -103,8 +103,8 @@ def add_norm(
     scale: float = 1.0,
     plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x + scale y`` and its ``rms_norm``, both [T, D] in the one dtype of the inputs, to which the product
-    and the sum are rounded. The sum overwrites ``y_TD``; ``x_TD`` is not changed.
+    """Return ``x + scale y`` and its ``rms_norm``, both [T, D] in the dtype of the inputs, to which the product and
+    the sum are rounded. The sum overwrites ``y_TD``; ``x_TD`` is not changed.
     """
     sum_TD = (y_TD if scale == 1.0 else y_TD.mul_(scale)).add_(x_TD)
     return sum_TD, rms_norm(sum_TD, weight, eps, plus_one=plus_one)

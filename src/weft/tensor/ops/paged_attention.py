@@ -7,12 +7,12 @@ The C++ kernel (csrc/attention.hpp) reads pages in place, in one pass. Torch:
                          gather pages -> to fp32, [n x kv_heads, ctx, D] -> bmm
     prefill  per run:    gather its pages -> to fp32 -> one fused attention call with a causal mask
 
-The groups are the point. A gather of the whole batch streams K and V through memory three times; a group is
-converted and multiplied in the L2 cache. A row whose K alone is larger goes in segments of pages. So the loop
-is over bytes, never over runs.
+The groups make it fast. A gather of the full batch streams K and V through memory three times; a group is converted
+and multiplied in the L2 cache. A row with a larger K goes in segments of pages. So the loop is over bytes, never over
+runs.
 
-A group also reads memory beyond a row's context, which may hold anything: the tail of its last page, the
-pages of longer rows, page 0 for PAD. Masks there replace values (L6). Everything is float32.
+A group also reads memory beyond a row's context, which may hold anything: the tail of its last page, the pages of
+longer rows, page 0 for PAD. Masks there replace values (L6). Everything is float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weft.units import PAD, PAGE_TOKENS, pages_for
 DIM_MAX = 512
 """Largest D of the C++ form."""
 _BIASES = 1 << 22
-"""Biases of a prompt's scores that are made at a time."""
+"""Biases of a prompt's scores, number made at a time."""
 GATHER_BYTES = 2 << 20
 """K bytes of one layer per group: the best of 2, 8, 32 and 200 MB, by a factor of 2."""
 
@@ -66,7 +66,7 @@ def paged_attention(
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
-    """softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence. With a
+    """Return softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence. With a
     ``window`` it sees the last ``window`` of them, itself included.
 
     ``q_THD`` [T, heads, D] with heads = G x kv_heads, query head h reading KV head h // G. Caches as in
@@ -74,12 +74,12 @@ def paged_attention(
     written the step's own keys and values. Returns [T, heads, D] in the dtype of ``q_THD``. Softmax and sums
     are float32.
 
-    Of a row of ``page_table_RP`` only the pages of its context are used, and of the last page only the
-    written places. Unwritten memory, NaN included, does not reach the output (L6). PAD rows return zeros.
+    Only the pages of a row's context are used of ``page_table_RP``, and only the written places of the last page.
+    Unwritten memory, NaN included, does not reach the output (L6). PAD rows return zeros.
 
     ``sinks_H`` float32 [heads]: a score of each head that takes part in the softmax's sum, with no value.
 
-    ``bank_RE`` float32: scores have the bias of ``ops.relative_bias``, and queries R numbers behind their D.
+    ``bank_RE`` float32: scores have the bias of ``ops.relative_bias``, and queries have R numbers after their D.
     ``cap``: scores are cap x tanh(score / cap); 0 for none, and never with sinks.
 
     Source of the sinks: transformers ``GptOssAttention``; Xiao et al., 2023.
@@ -172,12 +172,12 @@ def _paged_attention(
 
 
 def first_page(position: int, window: int | None) -> int:
-    """The first page that the token at ``position`` reads."""
+    """Return the first page that the token at ``position`` reads."""
     return 0 if window is None else max(0, position - window + 1) // PAGE_TOKENS
 
 
 def group_decodes(runs: Runs, page_bytes: int, window: int | None = None) -> tuple[list[Group], torch.Tensor | None]:
-    """Cut the decode rows into groups, longest first. Also returns the rows that read nothing (PAD)."""
+    """Cut the decode rows into groups, longest first. Also return the rows that read nothing (PAD)."""
     device = runs.page_table_RP.device
     live = [run for run in range(runs.decode_count) if runs.starts[run] != PAD]
     empty = [run for run in range(runs.decode_count) if runs.starts[run] == PAD]
@@ -291,7 +291,7 @@ def _attend_group(
 
 
 def _lane_order(q_NHD: torch.Tensor, pack: int) -> torch.Tensor:
-    """D in the order of ``_wide_keys``: all first elements of the packed lanes, then all second."""
+    """Return D in the order of ``_wide_keys``: all first elements of the packed lanes, then all second."""
     if pack == 1:
         return q_NHD
     rows, heads, dim = q_NHD.shape
@@ -299,7 +299,7 @@ def _lane_order(q_NHD: torch.Tensor, pack: int) -> torch.Tensor:
 
 
 def _token_scales(scales_PH: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
-    """bfloat16 [pages, kv_heads, 16] -> float32 [N, kv_heads, P x 16]."""
+    """Return float32 [N, kv_heads, P x 16] of bfloat16 [pages, kv_heads, 16]."""
     gathered = scales_PH[pages_NP].float()
     return gathered.transpose(1, 2).flatten(2)
 
@@ -310,7 +310,7 @@ def _gather(cache: torch.Tensor, pages: torch.Tensor, name: str) -> torch.Tensor
 
 
 def _wide_keys(cache_k: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
-    """fp32 [N x kv_heads, D, P x 16], D in lane order."""
+    """Return fp32 [N x kv_heads, D, P x 16], D in lane order."""
     rows, pages = pages_NP.shape
     _, kv_heads, lanes, tokens, pack = cache_k.shape
     packed = _gather(cache_k, pages_NP, "paged_attention.k")
@@ -324,7 +324,7 @@ def _wide_keys(cache_k: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
 
 
 def _wide_values(cache_v: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
-    """fp32 [N, kv_heads, P x 16, D]."""
+    """Return fp32 [N, kv_heads, P x 16, D]."""
     rows, pages = pages_NP.shape
     _, kv_heads, lanes, dim, pack = cache_v.shape
     packed = _gather(cache_v, pages_NP, "paged_attention.v")
@@ -338,7 +338,7 @@ def _wide_values(cache_v: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
 
 
 def _split_pairs(pairs: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
-    """bf16 ``[..., 2]`` -> fp32 halves, by a shift of 32-bit lanes, without touching single elements."""
+    """Split bf16 ``[..., 2]`` into fp32 halves, by a shift of 32-bit lanes, without touching single elements."""
     # A bf16 is the upper half of the fp32 of the same value.
     lanes = pairs.view(torch.int32).squeeze(-1)
     torch.bitwise_left_shift(lanes, 16, out=first.view(torch.int32))
@@ -358,8 +358,9 @@ def _attend_run(
     bank_RE: torch.Tensor | None,
     cap: float,
 ) -> torch.Tensor:
-    """All queries of one prefill run over its context: [L, heads, D] float32. ``pages`` and ``context`` begin
-    with the first page that any query reads."""
+    """Return the attention of all queries of one prefill run over its context: [L, heads, D] float32. ``pages`` and
+    ``context`` begin with the first page that any query reads.
+    """
     q_LHD, states_LHR = apart(q_LHD, bank_RE)
     length, q_heads, dim = q_LHD.shape
     _, kv_heads, lanes, tokens, pack = cache_k.shape
@@ -417,17 +418,17 @@ def _attend_run(
 
 
 def capped_(scores: torch.Tensor, cap: float) -> torch.Tensor:
-    """Return ``scores``, which hold cap x tanh(score / cap) then (Gemma 2); as they are for a ``cap`` of 0."""
+    """Return ``scores``, which hold cap x tanh(score / cap) then (Gemma 2); unchanged for a ``cap`` of 0."""
     return scores.div_(cap).tanh_().mul_(cap) if cap else scores
 
 
 def softmax_with(sinks_H: torch.Tensor | None, scores_BGS: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dim of ``scores_BGS`` [n x kv_heads, G, S], the sinks in its sums."""
+    """Return the softmax over the last dim of ``scores_BGS`` [n x kv_heads, G, S], the sinks in its sums."""
     if sinks_H is None:
         return torch.softmax(scores_BGS, dim=-1)
     heads_BG1 = sinks_H.view(-1, scores_BGS.shape[1], 1)
     heads_BG1 = heads_BG1.repeat(scores_BGS.shape[0] // len(heads_BG1), 1, 1)
-    # e^x / (sum + e^sink) is e^x / sum times the logistic of what is between them: no column beside S.
+    # e^x / (sum + e^sink) is e^x / sum times the logistic of their difference: no column next to S.
     rest_BG1 = torch.sigmoid(torch.logsumexp(scores_BGS, dim=-1, keepdim=True) - heads_BG1)
     return torch.softmax(scores_BGS, dim=-1) * rest_BG1
 
@@ -441,9 +442,10 @@ def attended_with(
     scale: float,
     cap: float = 0.0,
 ) -> torch.Tensor:
-    """One fused attention call, the sinks in its sums: [kv_heads, G, L, D]. A sink is one more key, whose
-    product with a query is the sink through one more dim, and whose value is zero. Scores with a ``cap`` are products
-    and a softmax of their own."""
+    """Compute one fused attention call, the sinks in its sums: [kv_heads, G, L, D]. A sink is one more key, whose
+    product with a query is the sink through one more dim, and whose value is zero. Scores with a ``cap`` are separate
+    products and a softmax.
+    """
     if cap:
         assert sinks_H is None, "scores with a cap have no sinks"
         scores_HGLS = capped_(torch.matmul(q_HGLD * scale, k_HGSD.transpose(-1, -2)), cap)

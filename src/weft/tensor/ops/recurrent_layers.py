@@ -3,8 +3,8 @@
     gated delta net    convolution, gates, delta rule, gated norm
     Mamba-2            convolution, recurrence, gated norm
 
-In C++ (csrc/layers.cpp) the three kernels of a layer are one call, with both projections or without:
-``RecurrentCore`` is that call, ``GATED_DELTA`` and ``MAMBA2`` are what it needs of each kind.
+In C++ (csrc/layers.cpp) the three kernels of a layer are one call, with both projections or without: ``RecurrentCore``
+is that call, ``GATED_DELTA`` and ``MAMBA2`` are its parameters for each kind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.tensor.ops.norm import rms_norm
 
 class _Weights(Protocol):
     bound: Any
-    """The C++ object, after the first step."""
+    """C++ object, after the first step."""
 
 
 W = TypeVar("W", bound=_Weights)
@@ -36,10 +36,11 @@ W = TypeVar("W", bound=_Weights)
 
 @dataclass(frozen=True, slots=True)
 class RecurrentCore(Generic[W]):
-    """A layer with a window and a state between its projections, and how C++ computes it. ``layer``: its op.
-    ``number``: of ``Core``. ``takes``: whether the kernels serve these weights. ``bind``
-    makes their C++ object. ``logged``: the columns of the projection that the log of a step copies, and the
-    others, (first, count), which gate the output and reach no state. ``width``: of the output."""
+    """A layer with a window and a state between its projections, and its computation in C++. ``layer``: its op.
+    ``number``: of ``Core``. ``takes``: whether the kernels serve these weights. ``bind`` makes their C++ object.
+    ``logged``: the columns of the projection that the log of a step copies, and the others, (first, count), which gate
+    the output and reach no state. ``width``: of the output.
+    """
 
     layer: Callable[..., torch.Tensor]
     number: int
@@ -57,7 +58,7 @@ class RecurrentCore(Generic[W]):
         runs: Runs,
         layer: int = 0,
     ) -> torch.Tensor | Unfit:
-        """The C++ form of the layer's op."""
+        """Run the C++ form of the layer's op."""
         if not self._fits(projected_TW, weights, window_SCW, state_S):
             return UNFIT
         out_TC = torch.empty((projected_TW.shape[0], self.width(weights)), dtype=projected_TW.dtype)
@@ -81,7 +82,7 @@ class RecurrentCore(Generic[W]):
         state_S: torch.Tensor,
         layer: int,
     ) -> FusedLayer | None:
-        """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
+        """Return the same layer for the fused decoder (``weft.models.fused_decoder``)."""
         if fused.bound(x_TD) is None or not self._fits(x_TD, weights, window_SCW, state_S):
             return None
         return FusedLayer(
@@ -105,7 +106,7 @@ class RecurrentCore(Generic[W]):
     def _log(
         self, dtype: torch.dtype, weights: W, window_SCW: torch.Tensor, state_S: torch.Tensor, runs: Runs, layer: int
     ) -> None:
-        """The next call with these states and ``runs`` copies its projection into the log of the step."""
+        """Let the next call with these states and ``runs`` copy its projection into the log of the step."""
         if runs.log is None:
             return
 
@@ -129,8 +130,9 @@ class RecurrentCore(Generic[W]):
 
 @dataclass(slots=True)
 class GatedDeltaWeights:
-    """``conv_CK`` [channels, kernel]; ``decay_H`` (-exp(A_log)) and ``dt_bias_H``: float32 [heads];
-    ``norm_V``: [V], shared by the heads. Immutable once a layer has run."""
+    """Weights of a gated delta net: ``conv_CK`` [channels, kernel]; ``decay_H`` (-exp(A_log)) and ``dt_bias_H``:
+    float32 [heads]; ``norm_V``: [V], shared by the heads. Immutable once a layer has run.
+    """
 
     conv_CK: torch.Tensor
     decay_H: torch.Tensor
@@ -157,8 +159,8 @@ def gated_delta_layer(
     runs: Runs,
     layer: int = 0,
 ) -> torch.Tensor:
-    """``projected_TW`` [T, W]: output of the input projection, columns q, k, v, z, b, a. Returns the input
-    [T, heads * V] of the output projection.
+    """Return the input [T, heads * V] of the output projection. ``projected_TW`` [T, W]: output of the input
+    projection, columns q, k, v, z, b, a.
 
         q k v <- silu(conv(q k v))      beta = scale sigmoid(b)      g = decay softplus(a + dt_bias)
         o = gated_delta(q, k, v, g, beta)        norm(o, per head) silu(z), or gate_scale sigmoid(z)
@@ -236,9 +238,10 @@ gated_delta_layer.in_cpp(GATED_DELTA.run)
 
 @dataclass(slots=True)
 class Mamba2Weights:
-    """``conv_CK`` [channels, kernel]; ``conv_bias_C`` [channels] or None; ``a_H`` (-exp(A_log)), ``d_H``,
-    ``dt_bias_H``: float32 [heads]; ``norm_C``: [heads * head_dim], None for a layer without a norm. Immutable
-    once a layer has run."""
+    """Weights of Mamba-2: ``conv_CK`` [channels, kernel]; ``conv_bias_C`` [channels] or None; ``a_H`` (-exp(A_log)),
+    ``d_H``, ``dt_bias_H``: float32 [heads]; ``norm_C``: [heads * head_dim], None for a layer without a norm. Immutable
+    once a layer has run.
+    """
 
     conv_CK: torch.Tensor
     conv_bias_C: torch.Tensor | None
@@ -265,8 +268,8 @@ def mamba2_layer(
     runs: Runs,
     layer: int = 0,
 ) -> torch.Tensor:
-    """``projected_TW`` [T, W]: output of the input projection, columns gate, x, B, C, dt. Returns the input
-    [T, heads * P] of the output projection.
+    """Return the input [T, heads * P] of the output projection. ``projected_TW`` [T, W]: output of the input
+    projection, columns gate, x, B, C, dt.
 
         x B C <- silu(conv(x B C))      y = mamba2(x, dt, A, B, C, D)
         norm(y silu(gate)) or norm(y) silu(gate), over groups; without a norm y silu(gate)

@@ -1,11 +1,11 @@
-"""A bias on scores by the distance between query and key, which each query mixes out of learned profiles.
+"""A bias on scores by the distance between query and key, which each query mixes from learned profiles.
 
     bank        profile 0   | . . . . . . . |         a number for each distance
                 profile 1   | . . . . . . . |
-    a query     [ D numbers | states r0 r1 ]          they lie behind its own numbers
+    a query     [ D numbers | states r0 r1 ]          they follow its own numbers
     its scores  scale q . k + r . bank[:, distance]   0 <= distance < extent; nothing is added beyond
 
-A bias depends on the two positions and the query alone. So it is the same for any chunk, cache or batch.
+A bias depends only on the two positions and the query. So it is the same for any chunk, cache or batch.
 
 Source: transformers ``InklingRelativeLogits``.
 """
@@ -17,19 +17,21 @@ import torch.nn.functional as F
 
 
 def apart(q_NHD: torch.Tensor, bank_RE: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries, and the states behind them: none without a bank."""
+    """Return the queries, and the states after them: none without a bank."""
     states = 0 if bank_RE is None else len(bank_RE)
     own, behind = torch.split(q_NHD, [q_NHD.shape[2] - states, states], dim=-1)
     return own, behind
 
 
 def profiles_of(states_THR: torch.Tensor, bank_RE: torch.Tensor | None) -> torch.Tensor | None:
-    """[T, H, extent], in the dtype of the states: what each query adds, for kernels that look it up."""
+    """Return [T, H, extent], in the dtype of the states: the bias of each query by distance, for kernels that look it
+    up.
+    """
     return None if bank_RE is None else (states_THR @ bank_RE.to(states_THR.dtype)).contiguous()
 
 
 def relative_bias(states_NHR: torch.Tensor, bank_RE: torch.Tensor, distance_NS: torch.Tensor) -> torch.Tensor:
-    """float32 [N, H, S]; ``distance_NS``: from each query back to each key, int64."""
+    """Return float32 [N, H, S]; ``distance_NS``: from each query back to each key, int64."""
     extent = bank_RE.shape[1]
     profiles_NHE = states_NHR.float() @ bank_RE
     index_NHS = distance_NS.clamp(0, extent - 1)[:, None].expand(-1, states_NHR.shape[1], -1)
@@ -47,8 +49,9 @@ def attended_biased(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """One fused attention call with the bias as its mask: [kv_heads, G, L, D]. No query sees what is behind
-    it in time, or ``window`` places before."""
+    """Compute one fused attention call with the bias as its mask: [kv_heads, G, L, D]. No query sees keys after it, or
+    ``window`` places before.
+    """
     seen_LS = distance_LS >= 0
     if window is not None:
         seen_LS &= distance_LS < window

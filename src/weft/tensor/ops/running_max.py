@@ -20,8 +20,9 @@ from weft.units import PAD
 def running_max(
     log_decay_TH: torch.Tensor, x_TH: torch.Tensor, state_S1H: torch.Tensor, runs: Runs, *, layer: int = 0
 ) -> torch.Tensor:
-    """[T, H] in the dtype of ``x_TH``: m after each token. ``log_decay_TH`` [T, H] is at most 0. Any float
-    dtypes; computed in float32. A fresh state is 0."""
+    """Return [T, H] in the dtype of ``x_TH``: m after each token. ``log_decay_TH`` [T, H] is at most 0. Any float
+    dtypes; computed in float32. A fresh state is 0.
+    """
     dtype = x_TH.dtype
     log_decay_TH, x_TH = log_decay_TH.float(), x_TH.float()
     out_TH = torch.empty_like(x_TH)

@@ -1,4 +1,4 @@
-"""Attention that is not causal, over prompts that a step computes whole: keys and values of the step itself.
+"""Attention that is not causal, over prompts that a step computes completely: keys and values of the step itself.
 
 Nothing is read from pages, so no run may have tokens before it. The plan holds that (``Sizes.whole_prompts``).
 """
@@ -23,8 +23,8 @@ def whole_attention(
     sinks_H: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
-    """softmax(scale * Q K^T) V; a token sees all tokens of its run, or with a ``window`` those at most so many places
-    away. Returns [T, heads, D] in the dtype of ``q_THD``; sums are float32. Rows of PAD runs are zeros.
+    """Return softmax(scale * Q K^T) V, where a token sees all tokens of its run, or with a ``window`` tokens at most
+    ``window`` places away: [T, heads, D] in the dtype of ``q_THD``; sums are float32. Rows of PAD runs are zeros.
 
     Source: ``sliding_window_bidirectional_overlay`` of transformers.
     """

@@ -8,8 +8,8 @@
     prefill  per run:  [ the ring's tokens, oldest first | the run's own tokens ], queries in blocks of
              QUERY_BLOCK against the W - 1 + QUERY_BLOCK keys that any of them sees
 
-Prefill work is linear in the run's length, and nothing is padded to W: a prompt shorter than the window
-computes what full attention would. Unwritten places are masked in scores and values (L6).
+Prefill work is linear in the run's length, and nothing is padded to W: a prompt shorter than the window gives the
+result of full attention. Unwritten places are masked in scores and values (L6).
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ QUERY_BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodePlaces:
-    """For one block of decode rows. ``place_R``: the place of each row's new token. ``distance_RW``: from it
-    back to what each place holds. ``unread_RW``: the
-    unwritten places of each row; None if there are none. ``slot_rows_R``, ``slots``: the rows with a slot,
-    and their slots. ``fresh_slots``: the slots among them that start from zeros."""
+    """Places of one block of decode rows. ``place_R``: the place of each row's new token. ``distance_RW``: from it
+    back to the token in each place. ``unread_RW``: the unwritten places of each row; None if there are none.
+    ``slot_rows_R``, ``slots``: the rows with a slot, and their slots. ``fresh_slots``: the slots among them that start
+    from zeros.
+    """
 
     place_R: torch.Tensor
     distance_RW: torch.Tensor
@@ -58,7 +59,7 @@ def window_attention(
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
-    """softmax(scale * Q K^T) V; the token at position p sees positions (p - W, p] of its own sequence.
+    """Return softmax(scale * Q K^T) V; the token at position p sees positions (p - W, p] of its own sequence.
 
     ``q_THD`` [T, heads, D] with heads = G x kv_heads, query head h reading KV head h // G; ``k_THD`` and
     ``v_THD`` [T, kv_heads, D], after rotary. Any float dtypes; keys and values are rounded to the ring's,
@@ -143,7 +144,7 @@ def _places(runs: Runs, rows: StateRows, window: int) -> DecodePlaces:
     positions = [max(runs.starts[run], 0) for run in chosen]
     first_R = torch.tensor([_first_known(runs, run) for run in chosen], device=device)
     position_R1 = torch.tensor(positions, device=device)[:, None]
-    # The position that each place holds before this token; a negative one was never written.
+    # Distance from this token to the position in each place; a negative position was never written.
     distance_RW = (position_R1 - torch.arange(window, device=device)) % window
     unread_RW = position_R1 - distance_RW < first_R[:, None]
     slot_rows = [row for row, run in enumerate(chosen) if runs.slots[run] != PAD]
@@ -163,7 +164,7 @@ def _places(runs: Runs, rows: StateRows, window: int) -> DecodePlaces:
 
 
 def _first_known(runs: Runs, run: int) -> int:
-    """The first position whose key the run may see."""
+    """Return the first position whose key the run may see."""
     alone = runs.slots[run] == PAD or runs.fresh[run]
     return max(runs.starts[run], 0) if alone else 0
 
@@ -210,7 +211,7 @@ def _prefill(
 
 
 def _written(ring_2HWD: torch.Tensor, own_2HLD: torch.Tensor, start: int) -> torch.Tensor:
-    """``ring`` after the tokens ``own`` from position ``start`` on; in place."""
+    """Return ``ring`` after the tokens ``own`` from position ``start`` on; in place."""
     length, window = own_2HLD.shape[2], ring_2HWD.shape[2]
     count = min(length, window)
     places = torch.arange(start + length - count, start + length, device=own_2HLD.device) % window
@@ -229,7 +230,7 @@ def _attend(
     bank_RE: torch.Tensor | None,
     cap: float,
 ) -> None:
-    """Queries of one run; ``known`` ends with the run's own tokens."""
+    """Compute queries of one run; ``known`` ends with the run's own tokens."""
     q_LHD, states_LHR = apart(q_LHD, bank_RE)
     length, heads, dim = q_LHD.shape
     _, kv_heads, count, _ = known_2HSD.shape
@@ -238,7 +239,7 @@ def _attend(
     lead = count - length
     first = 0
     while first < length:
-        # Cut at absolute positions, so that a resumed prompt has the blocks of a whole one.
+        # Cut at absolute positions, so that a resumed prompt has the blocks of an uncut one.
         last = min(length, first + QUERY_BLOCK - (start + first) % QUERY_BLOCK)
         low, high = max(0, lead + first - window + 1), lead + last
         k_HGSD, v_HGSD = (part[:, None, low:high].expand(-1, heads // kv_heads, -1, -1) for part in wide)

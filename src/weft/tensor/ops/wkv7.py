@@ -1,11 +1,11 @@
-"""WKV7, the recurrence of RWKV-7: a delta rule whose keys that read, erase and write are apart.
+"""WKV7, the recurrence of RWKV-7: a delta rule with separate keys that read, erase and write.
 
     u_t = kk_t^T S;     S <- diag(exp(g_t)) S - b_t u_t^T + k_t v_t^T;     o_t = r_t^T S          S [K, V]
 
-``kk`` reads the state before it decays. What it finds is taken out by ``b`` (kk times a rate for each line),
-and ``k`` writes the value whole. With b = k = beta k' and kk = exp(g) k' this is Kimi's rule. So the C++
-kernel is the same (csrc/gated_delta.hpp). Torch goes token by token: the chunked form has four decayed
-products in place of two, and no CPU with the C++ kernels would use it.
+``kk`` reads the state before it decays. ``b`` (kk times a rate for each line) erases its result, and ``k`` writes the
+full value. With b = k = beta k' and kk = exp(g) k' this is Kimi's rule. So the C++ kernel is the same
+(csrc/gated_delta.hpp). Torch goes token by token: the chunked form has four decayed products instead of two, and no
+CPU with the C++ kernels would use it.
 
 Source: Peng et al., "RWKV-7 Goose with expressive dynamic state evolution" (2025), section 4.
 """
@@ -37,8 +37,9 @@ def wkv7(
     *,
     layer: int = 0,
 ) -> torch.Tensor:
-    """The formula above, per head. ``g_THK``: log decays, at most 0. Any float dtypes; computed in float32.
-    Returns [T, H, V] in the dtype of ``r_THK``. ``state_SHKV`` [S, H, K, V]: S of each slot."""
+    """Compute the formula above, per head. ``g_THK``: log decays, at most 0. Any float dtypes; computed in float32.
+    Returns [T, H, V] in the dtype of ``r_THK``. ``state_SHKV`` [S, H, K, V]: S of each slot.
+    """
     inputs = r_THK, g_THK, k_THK, v_THV, kk_THK, b_THK
     if runs.decode_count < runs.run_count:
         return by_token(partial(wkv7.torch, layer=layer), inputs, state_SHKV, runs, layer)

@@ -1,6 +1,6 @@
-"""Keys and values of a step's tokens into their pages.
+"""Writing of keys and values of a step's tokens into their pages.
 
-Torch scatters once for K and once for V, over the whole step. The C++ kernel is in csrc/elementwise.hpp.
+Torch scatters once for K and once for V, over the full step. The C++ kernel is in csrc/elementwise.hpp.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.units import PAGE_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """``tokens``: indices into T of the written tokens; None if every token is written."""
+    """Destinations of tokens. ``tokens``: indices into T of the written tokens; None if every token is written."""
 
     tokens: torch.Tensor | None
     pages: torch.Tensor
@@ -49,7 +49,7 @@ def write_kv(
         k_THD, k_scale_TH = quantized(k_THD)
         v_THD, v_scale_TH = quantized(v_THD)
         scales.permute(0, 3, 1, 2).index_put_((where.pages, where.places), torch.stack((k_scale_TH, v_scale_TH), dim=1))
-    # K goes in words of 32 bits, whose elements lie together in a page and in a token's row.
+    # K goes in words of 32 bits, whose elements are neighbours in a page and in a token's row.
     word_view = cache_k.view(torch.int32).permute(0, 3, 1, 2, 4)
     k_words = narrowed(k_THD, cache_k.dtype).contiguous().view(torch.int32)
     word_view.index_put_((where.pages, where.places), k_words.view(-1, *word_view.shape[2:]))
@@ -98,7 +98,7 @@ def _write_kv(
 
 
 def places_of(positions_T: torch.Tensor, runs: Runs) -> Places:
-    """Where the tokens of the step go, found once for all layers."""
+    """Return the places of the step's tokens, found once for all layers."""
     where = runs.memo.get("write_kv")
     if where is None:
         where = runs.memo["write_kv"] = _find_places(positions_T, runs)

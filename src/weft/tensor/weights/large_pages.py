@@ -1,4 +1,4 @@
-"""Memory for weights in pages of 2 MiB, where the system provides them.
+"""Memory for weights in pages of 2 MiB, if the system provides them.
 
     slab   64 MiB or more of fresh memory, advised to use large pages before the first write
            | weight | weight | weight |  not touched, so not yet backed by memory  |
@@ -7,8 +7,8 @@ A decode step reads every weight once. With pages of 4 KiB each 64 cache lines n
 and the hardware prefetch ends at each page. On two cores of an EPYC (Zen 4) one thread reads 20 to 23 GB/s
 through small pages and 28 to 31 through large ones.
 
-Linux provides them where ``transparent_hugepage`` is ``always`` or ``madvise`` (the usual setting) and memory
-is not fragmented; elsewhere this is plain memory. A slab lives as long as a tensor in it.
+Linux provides them where ``transparent_hugepage`` is ``always`` or ``madvise`` (the usual setting) and memory is not
+fragmented; elsewhere this is plain memory. A slab lives as long as a tensor in it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import threading
 import torch
 
 LARGE_PAGES_BYTES_MIN = 1 << 20
-"""Smaller tensors stay in the heap."""
+"""Bytes, the least of a tensor in large pages; smaller tensors stay in the heap."""
 _SLAB_BYTES = 1 << 26
 _PAGE_BYTES = 1 << 21
 _ALIGNMENT = 4096
 
 
 class _Slabs:
-    """The slab that is being filled. Its tensors keep it alive, as older tensors keep older slabs."""
+    """Slab that is being filled. Its tensors keep it alive, as older tensors keep older slabs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class _Slabs:
                 self._used = self._last
 
     def close(self) -> None:
-        """Further tensors lie in another slab."""
+        """Let further tensors use another slab."""
         with self._lock:
             self._memory = None
 
@@ -60,7 +60,7 @@ class _Slabs:
 
 
 def _fresh(size_bytes: int) -> mmap.mmap:
-    """Anonymous memory in large pages, where the system has them. Raises OSError if the system refuses it."""
+    """Return anonymous memory in large pages, if the system has them. Raises OSError if the system refuses it."""
     size = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # Before the first write: pages that were touched stay small.
@@ -72,7 +72,7 @@ _slabs = _Slabs()
 
 
 def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """As ``torch.empty`` on the CPU, for tensors that live long and are read whole many times."""
+    """Return ``torch.empty`` on the CPU, for tensors that live long and are read completely many times."""
     count = math.prod(shape)
     if count * dtype.itemsize < LARGE_PAGES_BYTES_MIN or sys.platform != "linux":
         return torch.empty(shape, dtype=dtype)
@@ -80,19 +80,20 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> torch.Tens
 
 
 def give_back(tensor: torch.Tensor) -> None:
-    """The memory of ``tensor``, from ``empty``, goes to the next tensor if none was made since. No other
-    tensor may share it."""
+    """Give the memory of ``tensor``, from ``empty``, to the next tensor if none was made since. No other tensor may
+    share it.
+    """
     if tensor.nbytes >= LARGE_PAGES_BYTES_MIN and sys.platform == "linux":
         _slabs.give_back(tensor)
 
 
 def close() -> None:
-    """The weights are read. A slab that a reader keeps open would outlive the last tensor in it."""
+    """Close the slab once the weights are read. A slab that a reader keeps open would outlive the last tensor in it."""
     _slabs.close()
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
-    """A dense copy of ``x``, of any strides; on another device than the CPU ``x.contiguous()``."""
+    """Return a dense copy of ``x``, of any strides; on another device than the CPU ``x.contiguous()``."""
     if x.device.type != "cpu":
         return x.contiguous()
     return empty(x.shape, x.dtype).copy_(x)

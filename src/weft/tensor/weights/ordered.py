@@ -1,11 +1,11 @@
-"""A quantised matrix whose columns lie by group, where its file has a group's columns anywhere (act-order).
+"""Quantised matrices whose columns are ordered by group, for files that have a group's columns anywhere (act-order).
 
     file      columns 0 1 2 3 4 5      their groups 1 0 0 1 0 1
     held      columns 1 2 4 0 3 5      their groups 0 0 0 1 1 1       order = [1 2 4 0 3 5]
     product   x[..., order] by the held matrix
 
-Kernels read groups of neighbouring columns, and are the same ones. A product has the factors that it has in
-the file's order; only the order of its sum is another.
+Kernels read groups of neighbouring columns, as for other matrices. A product has the same factors as in the file's
+order; only the order of its sum differs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from weft.tensor.weights.quantized import QuantizedWeight, in_stored_order, stac
 
 @dataclass(frozen=True, slots=True)
 class OrderedWeight:
-    """``order`` int32 [columns]: the column of x that each column of ``weight`` is multiplied with. Of
-    experts both are stacked, and each has an order of its own."""
+    """A weight with an order of columns. ``order`` int32 [columns]: the column of x that each column of ``weight`` is
+    multiplied with. For experts both are stacked, and each has its own order.
+    """
 
     weight: QuantizedWeight
     order: torch.Tensor
@@ -51,16 +52,16 @@ class OrderedWeight:
         return self.weight.held_bytes + self.order.numel() * self.order.itemsize
 
     def of(self, index: int) -> OrderedWeight:
-        """Weight ``index`` of a stack."""
+        """Return weight ``index`` of a stack."""
         return OrderedWeight(self.weight.of(index), self.order[index])
 
     def dense(self) -> torch.Tensor:
-        """float32 [..., rows, columns], columns as x has them."""
+        """Return float32 [..., rows, columns], columns in the order of x."""
         return in_stored_order(self.weight.dense(), self.order)
 
 
 def stacked_in_order(weights: Sequence[QuantizedWeight | OrderedWeight]) -> QuantizedWeight | OrderedWeight:
-    """``stacked``, of weights that may have an order."""
+    """Return ``stacked``, for weights that may have an order."""
     held = stacked([one.weight if isinstance(one, OrderedWeight) else one for one in weights])
     if not any(isinstance(one, OrderedWeight) for one in weights):
         return held

@@ -3,7 +3,7 @@
     value[row, column] = (code - zero) * scale        scale, zero: one for each ``group`` columns of a row
                        = code * scale - minimum       ggml's blocks; minimum: one for each ``group``
                        = (code - 8) * scale - minimum torchao's int4 (``signed``)
-                       = e4m3(code) * scale           fp8 (GPUs alone)
+                       = e4m3(code) * scale           fp8 (only GPUs)
                        = table[code] * scale          int4 whose sixteen numbers are not in steps
 
     codes   tile 0 | columns 0-3 of rows 0..15 | columns 4-7 of rows 0..15 | ...        int8: 64 bytes each
@@ -15,11 +15,11 @@ Sixteen rows are the sixteen lanes of a vector: nothing is added across lanes, a
 scales. Rows are padded to tiles, columns to lines of 32. Without ``zeros`` the zero point is the middle code
 (128, 32, 8). Every tensor may have a leading dim (experts): codes [E, rows, columns] and so on.
 
-Groups are 16 columns or whole lines. Scales and minimums are floats, or ``BlockNumbers``: a byte for each
-group times a float of many. So Q4_K takes 4.6 bits a weight, where floats would take 6, and NVFP4 4.5.
+Groups are 16 columns or a number of lines. Scales and minimums are floats, or ``BlockNumbers``: a byte for each group
+times a float of many. So Q4_K takes 4.6 bits a weight, where floats would take 6, and NVFP4 4.5.
 
-Weights that weft rounds have groups of 128 (int8) and 32 (int4), symmetric: docs/quantization.md has the
-measurements. ``Codes`` holds the same values by plain rows.
+Weights that weft rounds have groups of 128 (int8) and 32 (int4), symmetric: docs/quantization.md has the measurements.
+``Codes`` holds the same values by plain rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GROUPS: dict[int, int] = {8: 128, 4: 32}
 ZERO_POINT: dict[int, int] = {8: 128, 6: 32, 4: 8}
 """Codes are unsigned, because the byte products of CPUs take an unsigned left operand."""
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the values of floats of four bits, which are whole numbers."""
+"""Twice the values of floats of four bits, which are integers."""
 _HALF_MAX = 65504.0
 _REACHES = (7.5, 8.0, 8.5, 9.0, 10.0)
 """Candidates in int4 for the steps from zero to a group's largest weight; beyond 8 it saturates."""
@@ -65,7 +65,7 @@ class BlockNumbers:
     divides: bool = False
 
     def floats(self) -> torch.Tensor:
-        """float32 [..., rows, groups]."""
+        """Return float32 [..., rows, groups]."""
         groups = -(-self.each.shape[-1] // self.shared.shape[-1])
         shared = _per_column(self.shared, groups, self.each.shape[-1])
         return self.each.float() / shared if self.divides else self.each.float() * shared
@@ -75,7 +75,7 @@ Numbers = torch.Tensor | BlockNumbers
 
 
 def floats_of(numbers: Numbers) -> torch.Tensor:
-    """float32 [..., rows, groups]."""
+    """Return float32 [..., rows, groups]."""
     return numbers.floats() if isinstance(numbers, BlockNumbers) else numbers.float()
 
 
@@ -86,7 +86,7 @@ def _each(numbers: Numbers, change: Callable[[torch.Tensor], torch.Tensor]) -> N
 
 
 def _below(parts: Sequence[Numbers]) -> Numbers:
-    """Rows of all, one below the other; all in the same form."""
+    """Return the rows of all, stacked; all in the same form."""
     if all(isinstance(part, BlockNumbers) for part in parts):
         blocks = [part for part in parts if isinstance(part, BlockNumbers)]
         assert len({(part.each.dtype, part.divides) for part in blocks}) == 1, "bytes of other kinds"
@@ -114,13 +114,13 @@ def _joined_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """``codes`` uint8 [..., rows, columns]; ``scales`` float32 [..., rows, groups]; ``zeros`` uint8 of the
-    same shape, None for the middle code. ``group``: columns per scale. ``fp8``: codes are bytes of e4m3, and
-    there are no zeros. ``minimums``: as the scales, subtracted; then zeros are None, and stand for 0, or for
-    the middle code if codes are ``signed``.
-    ``table``: uint8 [16], of int4 without zeros and minimums: what a code stands for, and 128. Or float32
-    [16], the numbers themselves (nf4). Scales of fp8 may be e8m0. ``order``: int32 [columns], which column of
-    the matrix lies at each place; None where all lie at their own."""
+    """Codes of a matrix by plain rows. ``codes`` uint8 [..., rows, columns]; ``scales`` float32 [..., rows, groups];
+    ``zeros`` uint8 of the same shape, None for the middle code. ``group``: columns per scale. ``fp8``: codes are bytes
+    of e4m3, and there are no zeros. ``minimums``: as the scales, subtracted; then zeros are None, which means 0, or
+    the middle code if codes are ``signed``. ``table``: uint8 [16], of int4 without zeros and minimums: the value of
+    each code plus 128. Or float32 [16], the numbers themselves (nf4). Scales of fp8 may be e8m0. ``order``: int32
+    [columns], the column of the matrix at each place; None if all are at their own.
+    """
 
     bits: int
     codes: torch.Tensor
@@ -134,12 +134,12 @@ class Codes:
     signed: bool = False
 
     def dense(self) -> torch.Tensor:
-        """The values, float32 [..., rows, columns], as the matrix has them."""
+        """Return the values, float32 [..., rows, columns], in the matrix's order of columns."""
         values = self._values()
         return values if self.order is None else in_stored_order(values, self.order)
 
     def _values(self) -> torch.Tensor:
-        """As they lie."""
+        """Return the values in the stored order of columns."""
         columns = self.codes.shape[-1]
         scales = _per_column(floats_of(self.scales), self.group, columns)
         if self.fp8:
@@ -155,14 +155,14 @@ class Codes:
         return (self.codes.float() - zeros) * scales
 
     def of(self, index: int) -> Codes:
-        """Matrix ``index`` of a stack without zeros and minimums, whose scales are one tensor."""
+        """Return matrix ``index`` of a stack without zeros and minimums, whose scales are one tensor."""
         assert isinstance(self.scales, torch.Tensor)
         assert self.zeros is None
         assert self.minimums is None
         return replace(self, codes=self.codes[index], scales=self.scales[index])
 
     def in_bytes(self) -> Codes:
-        """The same values in int8 with floats for scales, of codes without zeros and minimums."""
+        """Return the same values in int8 with floats for scales, of codes without zeros and minimums."""
         assert self.zeros is None
         assert self.minimums is None
         if self.codes.is_meta:
@@ -174,7 +174,7 @@ class Codes:
         return Codes(8, codes, floats_of(self.scales), None, self.group)
 
     def reordered(self, order: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
-        """Rows in another order: ``order`` takes [rows, anything]."""
+        """Return the codes with rows in another order: ``order`` takes [rows, anything]."""
         return replace(
             self,
             codes=order(self.codes),
@@ -184,8 +184,9 @@ class Codes:
         )
 
     def above(self, *others: Codes) -> Codes:
-        """These rows with the rows of ``others`` below; all have the same bits, groups and order of columns,
-        and minimums or none."""
+        """Return these rows followed by the rows of ``others``; all have the same bits, groups and order of columns,
+        and minimums or none.
+        """
         parts = (self, *others)
         assert all((part.table is None) == (self.table is None) for part in parts), "tables and steps"
         zeros = None
@@ -212,7 +213,9 @@ class Codes:
 
 
 def in_stored_order(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """``values`` [..., columns] whose columns lie in ``order``, each at its own place; or a stack of both."""
+    """Return ``values`` [..., columns], whose columns are in ``order``, with each at its own place; or a stack of
+    both.
+    """
     if order.ndim > 1:
         return torch.stack([in_stored_order(*both) for both in zip(values, order, strict=True)])
     return torch.empty_like(values).index_copy_(-1, order.long(), values)
@@ -224,15 +227,15 @@ def _per_column(of_groups: torch.Tensor, group: int, columns: int) -> torch.Tens
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """``codes`` uint8 [..., tiles, lines x 8, 6 or 4, 16, 4]; ``scales`` float16 or float32 [..., tiles,
-    groups, 16], or with fp8 also [..., tiles, groups, 1]; ``zeros`` uint8 of the same shape or None.
-    ``exact``: inputs are never rounded to int8, whatever the kernels could do. ``byte_inputs``: inputs are
-    rounded to int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine;
-    of a weight in fp8, they are rounded to fp8.
-    ``fp8``: codes are bytes of e4m3; kernels of CPUs do not read them. ``minimums``: as the scales. Both may
-    be bytes, times ``block_scales`` and ``block_minimums``, [..., tiles, blocks, 16], or divided by them
-    (``BlockNumbers``). ``table``, ``signed``: as those of ``Codes``. Kernels of GPUs read no minimums, bytes,
-    tables or groups of 16."""
+    """A quantised weight in tiles. ``codes`` uint8 [..., tiles, lines x 8, 6 or 4, 16, 4]; ``scales`` float16 or
+    float32 [..., tiles, groups, 16], or with fp8 also [..., tiles, groups, 1]; ``zeros`` uint8 of the same shape or
+    None. ``exact``: inputs are never rounded to int8, whatever the kernels could do. ``byte_inputs``: inputs are
+    rounded to int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine; of a
+    weight in fp8, they are rounded to fp8. ``fp8``: codes are bytes of e4m3; kernels of CPUs do not read them.
+    ``minimums``: as the scales. Both may be bytes, times ``block_scales`` and ``block_minimums``, [..., tiles, blocks,
+    16], or divided by them (``BlockNumbers``). ``table``, ``signed``: as in ``Codes``. Kernels of GPUs read no
+    minimums, bytes, tables or groups of 16.
+    """
 
     bits: int
     rows: int
@@ -253,7 +256,7 @@ class QuantizedWeight:
 
     @property
     def form(self) -> str:
-        """``int8``, ``int6``, ``int4``, ``w8a8``, ``fp8``, ``fp8 x fp8``."""
+        """Name of the form: ``int8``, ``int6``, ``int4``, ``w8a8``, ``fp8``, ``fp8 x fp8``."""
         if self.fp8:
             return "fp8 x fp8" if self.byte_inputs else "fp8"
         return "w8a8" if self.byte_inputs else f"int{self.bits}"
@@ -268,30 +271,31 @@ class QuantizedWeight:
         return self.codes.device
 
     def of(self, index: int) -> QuantizedWeight:
-        """Weight ``index`` of a stack."""
+        """Return weight ``index`` of a stack."""
         return self._changed(lambda part: part[index])
 
     def rows_at(self, rows_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """int64 [T] -> the values of those rows, [T, columns] of ``dtype``."""
+        """Return the values of rows ``rows_T`` (int64 [T]), [T, columns] of ``dtype``."""
         tiles_T, lanes_T = rows_T // TILE_ROWS, rows_T % TILE_ROWS
         own = self._changed(lambda part: part[tiles_T, :, lanes_T if part.shape[2] == TILE_ROWS else 0].unsqueeze(2))
         return own._plain(1).dense()[:, : self.columns].to(dtype)
 
     def dense(self, first: int = 0, last: int | None = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Rows [first, last) as values [..., last - first, columns]; ``first`` a multiple of 16."""
+        """Return rows [first, last) as values [..., last - first, columns]; ``first`` a multiple of 16."""
         last = self.rows if last is None else last
         return self.by_rows(first, last).dense()[..., : last - first, : self.columns].to(dtype)
 
     def by_rows(self, first: int, last: int) -> Codes:
-        """The tiles of rows [first, last) by plain rows, including the padding of the last tile and the last
-        line."""
+        """Return the tiles of rows [first, last) by plain rows, including the padding of the last tile and the last
+        line.
+        """
         assert first % TILE_ROWS == 0, "tiles are taken whole"
         tiles = slice(first // TILE_ROWS, -(-last // TILE_ROWS))
         lead = self.codes.ndim - 4
         return self._changed(lambda part: part[(slice(None),) * lead + (tiles,)])._plain(TILE_ROWS)
 
     def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedWeight:
-        """With each of the tensors changed."""
+        """Return the weight with each of the tensors changed."""
 
         def maybe(part: torch.Tensor | None) -> torch.Tensor | None:
             return None if part is None else change(part)
@@ -307,7 +311,7 @@ class QuantizedWeight:
         )
 
     def _plain(self, lanes: int) -> Codes:
-        """All tiles by plain rows; a tile has ``lanes`` of them."""
+        """Return all tiles by plain rows; a tile has ``lanes`` of them."""
         plain = _unpacked(self.codes, self.bits).transpose(-3, -2).flatten(-2).flatten(-3, -2)
 
         def numbers(each: torch.Tensor, shared: torch.Tensor | None) -> Numbers:
@@ -329,13 +333,14 @@ class QuantizedWeight:
 
 
 _TILED_BYTES = 1 << 18
-"""Codes that are put into tiles at once."""
+"""Bytes of codes that are put into tiles at once."""
 _NIBBLES, _QUARTERS = 0x0F0F0F0F0F0F0F0F, 0x0303030303030303
 
 
 def _tiles(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """uint8 [..., rows, columns] -> [..., tiles, quads, 16, 4] in so many bits, some tiles at a time: their
-    temporaries stay in the cache."""
+    """Return [..., tiles, quads, 16, 4] of uint8 [..., rows, columns] in ``bits`` bits, some tiles at a time: their
+    temporaries stay in the cache.
+    """
     rows, columns = codes.shape[-2:]
     count, quads = _up(rows, TILE_ROWS) // TILE_ROWS, _up(columns, LINE) // 4 * bits // 8
     shape = (*codes.shape[:-2], count, quads, TILE_ROWS)
@@ -356,8 +361,9 @@ def _tiles(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _packed(rows: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes uint8 [..., columns] in so many bits: int32 [..., words], where a word is four columns. Two words
-    with four bits each become one. Behind two such comes one with the further bits of all four words."""
+    """Return codes uint8 [..., columns] in ``bits`` bits: int32 [..., words], where a word is four columns. Two words
+    with four bits each become one. After two such words comes one with the further bits of all four.
+    """
     if bits == 8:
         return rows.view(torch.int32)
     pairs = rows.view(torch.int64)  # the later word is the higher half
@@ -374,7 +380,7 @@ def _packed(rows: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _unpacked(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """[..., quads, 16, 4]."""
+    """Return the codes in bytes, [..., quads, 16, 4]."""
     if bits == 8:
         return codes
     if bits == 4:
@@ -386,14 +392,15 @@ def _unpacked(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _by_row(of_tiles: torch.Tensor, lanes: int) -> torch.Tensor:
-    """[..., tiles, groups, 16 or 1] -> [..., rows, groups]."""
+    """Return [..., rows, groups] of [..., tiles, groups, 16 or 1]."""
     return of_tiles.expand(*of_tiles.shape[:-1], lanes).transpose(-2, -1).flatten(-3, -2)
 
 
 def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) -> QuantizedWeight:
-    """The same values in the kernels' order. Scales become float16 if none of them changes by it.
-    ``byte_inputs`` is for int8 without zeros, with groups of one or more whole parts of 128 columns. It is
-    for fp8 of whole tiles and whole parts too. Other weights ignore it, and so do experts in fp8."""
+    """Return the same values in the kernels' order. Scales become float16 if none of them changes by it.
+    ``byte_inputs`` is for int8 without zeros, with groups of one or more full parts of 128 columns. It is for fp8 of
+    full tiles and full parts too. Other weights ignore it, and so do experts in fp8.
+    """
     rows, columns = codes.codes.shape[-2:]
     assert codes.group % LINE == 0 or codes.group == LINE // 2, f"groups of {codes.group} columns"
     assert not codes.signed or isinstance(codes.scales, torch.Tensor), "kernels read floats there"
@@ -434,7 +441,7 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
 
 
 def _meets_fp8(codes: Codes) -> bool:
-    """Whether torch's product of fp8 by blocks takes the matrix."""
+    """Return whether torch's product of fp8 by blocks takes the matrix."""
     rows, columns = codes.codes.shape[-2:]
     return codes.codes.ndim == 2 and rows % TILE_ROWS == 0 and columns % PART == 0
 
@@ -470,7 +477,7 @@ def _cut(x: torch.Tensor, dim: int, into: int) -> torch.Tensor:
 
 def _pad(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     by = (0, columns - x.shape[-1], 0, rows - x.shape[-2])
-    if x.dtype == torch.float8_e8m0fnu:  # torch pads it with no zero, which it does not have
+    if x.dtype == torch.float8_e8m0fnu:  # torch cannot pad it with a zero, which it does not have
         return torch.nn.functional.pad(x.view(torch.uint8), by).view(x.dtype)
     return torch.nn.functional.pad(x, by)
 
@@ -480,8 +487,7 @@ def _up(count: int, of: int) -> int:
 
 
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Weights of one shape stacked along a new first dim. For experts, whose kernels ignore
-    ``byte_inputs``."""
+    """Return weights of one shape stacked along a new first dim. For experts, whose kernels ignore ``byte_inputs``."""
     zeros = None
     if any(weight.zeros is not None for weight in weights):
         zeros = torch.stack(
@@ -522,11 +528,12 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def rounded(weight: torch.Tensor, bits: int) -> Codes:
-    """``weight`` [..., rows, columns] of any float dtype, rounded to ``bits``: symmetric, with scales that
-    fit float16.
+    """Return ``weight`` [..., rows, columns] of any float dtype, rounded to ``bits``: symmetric, with scales that fit
+    float16.
 
     int8: a scale maps the largest weight of its group to 127. int4: the largest, with its sign, becomes -8;
-    then the scale of least squared error is chosen among a few smaller ones."""
+    then the scale of least squared error is chosen among a few smaller ones.
+    """
     group = GROUPS[bits]
     columns = weight.shape[-1]
     if weight.is_meta:
@@ -546,7 +553,7 @@ def rounded(weight: torch.Tensor, bits: int) -> Codes:
 
 
 def _scales(groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """The scales of groups [n, columns]: float32 [n, 1], each representable in float16."""
+    """Return the scales of groups [n, columns]: float32 [n, 1], each representable in float16."""
     if bits == 8:
         return _stored(quotient(groups.abs().amax(1, keepdim=True), 127.0))
     most = groups.gather(1, groups.abs().argmax(1, keepdim=True))
@@ -563,12 +570,12 @@ def _scales(groups: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _stored(scales: torch.Tensor) -> torch.Tensor:
-    """Rounded to float16."""
+    """Return the scales rounded to float16."""
     return scales.clamp(-_HALF_MAX, _HALF_MAX).half().float()
 
 
 def _steps(groups: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    """Steps of the scale from zero, as floats; 0 where the scale is 0."""
+    """Return the steps of the scale from zero, as floats; 0 where the scale is 0."""
     # By the inverse, not by division: these codes are in checkpoints and caches.
     inverse = torch.where(scales == 0, 0.0, 1 / scales)
     return (groups * inverse).round_().clamp_(-8 if bits == 4 else -127, 7 if bits == 4 else 127)

@@ -1,27 +1,27 @@
-"""Float matrices in the order of the C++ kernels: tiles, tiles in 12 bits per weight, experts by themselves.
+"""Float matrices in the order of the C++ kernels: tiles, tiles in 12 bits per weight, separate experts.
 
     tile 0 | column 0 of rows 0..15 | column 1 of rows 0..15 | ...        64 bytes each
     tile 1 | ...                      (bfloat16: columns 0-1, columns 2-3, ...)
 
-Sixteen rows are the lanes of a vector: one instruction multiplies a column of them (bfloat16: a pair) by a
-number of x and adds. Nothing is added across lanes, and a row of x gives the same bits whatever rows are
-beside it. Tiles are also operands of a matrix unit (AMX): it multiplies many rows, and vectors multiply few
-in its order (csrc/matrix_products.hpp). Tiles replace the rows.
+Sixteen rows are the lanes of a vector: one instruction multiplies a column of them (bfloat16: a pair) by a number of x
+and adds. Nothing is added across lanes, and a row of x gives the same bits whatever other rows there are. Tiles are
+also operands of a matrix unit (AMX): it multiplies many rows, and vectors multiply few in its order
+(csrc/matrix_products.hpp). Tiles replace the rows.
 
-**12 bits per weight**, lossless, of bfloat16. Weights of a trained layer lie within sixteen powers of two,
-except one in some ten thousand:
+**12 bits per weight**, lossless, of bfloat16. Weights of a trained layer are within sixteen powers of two, except one
+in some ten thousand:
 
     bfloat16   s e e e e e e e | e m m m m m m m    sixteen upper bytes make up nearly all of a tile's weights
 
     unit       lower bytes, columns 0-3 | lower bytes, columns 4-7 | codes of the upper bytes
                of 8 columns of 16 rows, 64 bytes each; units of two tiles alternate
-    odd        the weights with another upper byte than their tile's sixteen, whole
+    odd        the weights with another upper byte than their tile's sixteen, in full
 
 The time of a step of few rows is the time to read the weights, and these are three quarters of the bytes. The
 kernel (csrc/twelve_bit.hpp) unpacks in registers, and its sums have the bits of the tiles' sums.
 
-**Experts** are packed one after the other, straight from a mapped file. The kernel (csrc/moe_tiles.hpp) finds
-an expert by its row of a table.
+**Experts** are packed one after the other, straight from a mapped file. The kernel (csrc/moe_tiles.hpp) finds an
+expert by its row of a table.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class TiledWeight:
-    """``tiles`` [tiles, columns / pack, 16, pack], float32 (pack 1) or bfloat16 (pack 2); rows are padded to
-    whole tiles."""
+    """A weight in tiles. ``tiles`` [tiles, columns / pack, 16, pack], float32 (pack 1) or bfloat16 (pack 2); rows are
+    padded to full tiles.
+    """
 
     tiles: torch.Tensor
     rows: int
@@ -64,26 +65,26 @@ class TiledWeight:
 
     @property
     def body(self) -> torch.Tensor:
-        """The tensor with nearly all of the bytes."""
+        """Return the tensor with nearly all of the bytes."""
         return self.tiles
 
     @property
     def held_bytes(self) -> int:
-        """Excludes the padding of the last tile."""
+        """Bytes without the padding of the last tile."""
         return self.rows * self.columns * self.tiles.itemsize
 
     def native(self) -> NativeWeight:
-        """The arguments of the extension."""
+        """Return the arguments of the extension."""
         assert self.tiles.is_contiguous()
         form, columns = _FORMS[self.dtype], self.columns
         return self.tiles.data_ptr(), form, columns, self.rows, 0, 0, 0, columns, 0, native.NO_MINIMUMS
 
     def dense(self) -> torch.Tensor:
-        """[rows, columns], a copy."""
+        """Return [rows, columns], a copy."""
         return self.tiles.transpose(1, 2).reshape(-1, self.columns)[: self.rows].contiguous()
 
     def rows_at(self, rows_T: torch.Tensor, out_TD: torch.Tensor | None = None) -> torch.Tensor:
-        """int64 [T] -> those rows, [T, columns]; see ``table_rows``."""
+        """Return rows ``rows_T`` (int64 [T]), [T, columns]; see ``table_rows``."""
         if not native.in_use():
             return self.tiles[rows_T // TILE_ROWS, :, rows_T % TILE_ROWS].flatten(1)
         return table_rows(self.native(), self.dtype, rows_T, out_TD)
@@ -92,9 +93,10 @@ class TiledWeight:
 def table_rows(
     weight: NativeWeight, dtype: torch.dtype, rows_T: torch.Tensor, out_TD: torch.Tensor | None
 ) -> torch.Tensor:
-    """int64 [T] -> those rows of ``weight``, [T, columns] of ``dtype``, in ``out_TD`` if it is given. Raises
-    IndexError for a row beyond the table. In one call: torch takes four operators for tiles, and the first
-    of them alone costs a small step more than the rows do."""
+    """Return rows ``rows_T`` (int64 [T]) of ``weight``, [T, columns] of ``dtype``, in ``out_TD`` if it is given.
+    Raises IndexError for a row beyond the table. In one call: torch takes four operators for tiles, and already the
+    first of them costs a small step more time than the rows do.
+    """
     rows_T = rows_T.contiguous()
     assert rows_T.dtype == torch.int64
     if out_TD is None:
@@ -105,14 +107,14 @@ def table_rows(
 
 
 def native_rows(weight: torch.Tensor) -> NativeWeight:
-    """Dense rows [rows, columns] as the extension takes a weight."""
+    """Return the extension's arguments of dense rows [rows, columns]."""
     assert weight.is_contiguous()
     rows, columns = weight.shape
     return (weight.data_ptr(), native.DTYPES[weight.dtype], columns, rows, 0, 0, 0, columns, 0, native.NO_MINIMUMS)
 
 
 def tiled(weight: torch.Tensor) -> TiledWeight | None:
-    """``weight`` [rows, columns] in tiles; None where the kernels do not serve it."""
+    """Return ``weight`` [rows, columns] in tiles; None if the kernels do not serve it."""
     rows, columns = weight.shape
     if not can_be_tiled(weight.device, weight.dtype, columns):
         return None
@@ -123,7 +125,7 @@ def tiled(weight: torch.Tensor) -> TiledWeight | None:
 
 
 def small_tiles(weight: torch.Tensor) -> TiledWeight | None:
-    """As ``tiled``, in memory of its own: for what is given back while the model serves."""
+    """Return ``tiled`` in separate memory: for weights that are freed while the model serves."""
     rows, columns = weight.shape
     if not can_be_tiled(weight.device, weight.dtype, columns):
         return None
@@ -131,19 +133,20 @@ def small_tiles(weight: torch.Tensor) -> TiledWeight | None:
 
 
 def _by_tile(weight: torch.Tensor, pack: int) -> torch.Tensor:
-    """A view [tiles, columns / pack, 16, pack] of the padded rows."""
+    """Return a view [tiles, columns / pack, 16, pack] of the padded rows."""
     padded = F.pad(weight, (0, 0, 0, -weight.shape[0] % TILE_ROWS))
     return padded.view(-1, TILE_ROWS, weight.shape[1] // pack, pack).transpose(1, 2)
 
 
 def can_be_tiled(device: torch.device, dtype: torch.dtype, columns: int) -> bool:
-    """Whether a matrix of that dtype and width goes into tiles, however small it is: torch's products have
-    bits that depend on the rows beside."""
+    """Return whether a matrix of that dtype and width goes into tiles, however small it is: torch's products have bits
+    that depend on the other rows.
+    """
     return device.type == "cpu" and serves(dtype) and not columns % (4 // dtype.itemsize)
 
 
 def bf16_tiles(parts: Sequence[MatrixRows]) -> TiledWeight:
-    """Matrices one below the other in tiles."""
+    """Return matrices, stacked, in tiles."""
     rows, columns = sum(len(part.addresses) for part in parts), parts[0].columns
     addresses = row_addresses(parts, TILE_ROWS)
     count = addresses.numel() // TILE_ROWS
@@ -153,15 +156,16 @@ def bf16_tiles(parts: Sequence[MatrixRows]) -> TiledWeight:
 
 
 class MatrixRows(NamedTuple):
-    """Rows of bfloat16 where they lie, in a tensor or a mapped file. ``owner`` keeps them alive.
-    ``addresses``: int64 [rows]."""
+    """Rows of bfloat16 in place, in a tensor or a mapped file. ``owner`` keeps them alive. ``addresses``: int64
+    [rows].
+    """
 
     owner: object
     addresses: torch.Tensor
     columns: int
 
     def reordered(self, order: Callable[[torch.Tensor], torch.Tensor]) -> MatrixRows:
-        """``order``: of rows [rows, anything]."""
+        """Return the rows in another order; ``order`` takes [rows, anything]."""
         return self._replace(addresses=order(self.addresses[:, None]).flatten())
 
 
@@ -172,18 +176,18 @@ def rows_of(weight: torch.Tensor) -> MatrixRows:
 
 
 def rows_from(owner: object, address: int, rows: int, columns: int, stride_bytes: int) -> MatrixRows:
-    """``rows`` at equal distances from ``address`` on."""
+    """Return ``rows`` at equal distances from ``address`` on."""
     return MatrixRows(owner, address + torch.arange(rows) * stride_bytes, columns)
 
 
 def row_addresses(parts: Sequence[MatrixRows], multiple: int) -> torch.Tensor:
-    """Where the rows of ``parts`` begin, with zeros behind up to a ``multiple`` of them."""
+    """Return the addresses of the rows of ``parts``, followed by zeros up to a ``multiple`` of them."""
     each = [part.addresses for part in parts]
     return F.pad(torch.cat(each), (0, -sum(map(len, each)) % multiple))
 
 
 def serves(dtype: torch.dtype) -> bool:
-    """Whether the kernel is the faster one for ``dtype`` on this CPU."""
+    """Return whether the kernel is the faster one for ``dtype`` on this CPU."""
     if not native.in_use() or dtype not in _FORMS or native.extension().instruction_set() == "portable":
         return False
     # On a CPU with AMX that these kernels cannot use, oneDNN uses it.
@@ -192,19 +196,20 @@ def serves(dtype: torch.dtype) -> bool:
 
 UNIT_COLUMNS = 8
 TWELVE_BIT_SIZE_MIN = 1 << 19
-"""Smallest weight, in elements, that is read from memory and not from a cache."""
+"""Elements of the smallest weight that is read from memory and not from a cache."""
 ODD_MOST = 1 / 256
-"""Largest share of odd weights in a matrix: each costs a separate write."""
+"""Share of odd weights in a matrix, at most: each costs a separate write."""
 _FORM = 7
-"""The form's number in csrc/kernels.hpp."""
+"""Number of the form in csrc/kernels.hpp."""
 
 
 @dataclass(frozen=True, slots=True)
 class TwelveBitWeight:
-    """``units`` uint8 [tiles / 2, columns / 8, 2, 3, 64], for an even number of tiles. ``highs`` uint8
-    [tiles, 16]: the upper bytes that codes stand for. ``odd`` int64 [tiles + n] begins with an index per
-    tile: where the tile's entries begin in ``odd``. The entries follow: place in the tile << 16 | bits,
-    ordered by place. A last entry beyond all places ends each tile."""
+    """A weight in 12 bits. ``units`` uint8 [tiles / 2, columns / 8, 2, 3, 64], for an even number of tiles. ``highs``
+    uint8 [tiles, 16]: the upper byte of each code. ``odd`` int64 [tiles + n] begins with an index per tile: the start
+    of the tile's entries in ``odd``. The entries follow: place in the tile << 16 | bits, ordered by place. A last
+    entry beyond all places ends each tile.
+    """
 
     units: torch.Tensor
     highs: torch.Tensor
@@ -230,11 +235,11 @@ class TwelveBitWeight:
 
     @property
     def held_bytes(self) -> int:
-        """Without what fills the last tile."""
+        """Bytes without the padding of the last tile."""
         return self.rows * self.columns * 3 // 2 + self.highs.numel() + self.odd.numel() * 8
 
     def native(self) -> NativeWeight:
-        """As the extension takes it."""
+        """Return the arguments of the extension."""
         return (
             self.units.data_ptr(),
             _FORM,
@@ -249,7 +254,7 @@ class TwelveBitWeight:
         )
 
     def tiled(self) -> TiledWeight:
-        """The tiles that were packed."""
+        """Return the tiles that were packed."""
         by_tile = self.units.transpose(1, 2).flatten(0, 1)
         tiles, units = by_tile.shape[:2]
         codes = torch.stack((by_tile[:, :, 2] & 15, by_tile[:, :, 2] >> 4), 2)
@@ -260,41 +265,42 @@ class TwelveBitWeight:
         for tile, begin in enumerate(self.odd[:tiles].tolist()):
             end = int(self.odd[tile + 1]) if tile + 1 < tiles else self.odd.shape[0]
             own = self.odd[begin : end - 1]
-            # The weights with another upper byte are stored whole, and replace what the codes gave.
+            # The weights with another upper byte are stored in full, and replace those from codes.
             plain[tile, own >> 16] = own.to(torch.int16)
         whole = plain.view(torch.bfloat16).view(tiles, -1, TILE_ROWS, 2)
         return TiledWeight(whole[: -(-self.rows // TILE_ROWS)], self.rows, self.columns)
 
     def dense(self) -> torch.Tensor:
-        """[rows, columns], a copy."""
+        """Return [rows, columns], a copy."""
         return self.tiled().dense()
 
     def rows_at(self, rows_T: torch.Tensor, out_TD: torch.Tensor | None = None) -> torch.Tensor:
-        """int64 [T] -> those rows, [T, columns]; see ``table_rows``."""
+        """Return rows ``rows_T`` (int64 [T]), [T, columns]; see ``table_rows``."""
         if not native.in_use():
             return self.dense()[rows_T]
         return table_rows(self.native(), torch.bfloat16, rows_T, out_TD)
 
 
 _CODED_FORMS = {8: 9, 4: 10}
-"""Bits of codes -> the form's number."""
+"""Bits of codes -> number of the form."""
 _SCALE_FORMS = {torch.float32: 0, torch.float8_e8m0fnu: 4}
 _ONE_A_TILE = 6
-"""The number of scales that are one for the rows of a tile."""
+"""Number of scales that are one for the rows of a tile."""
 FP8_SCALE_MAX = 100.0
 """Largest scale of codes in fp8: the kernel multiplies it by 2^120."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodedTiles:
-    """Tiles of bfloat16 that are codes in memory: weight = bfloat16(number of the code x scale), as the
-    library that wrote them widens it (csrc/coded_numbers.hpp).
+    """Tiles of bfloat16 that are codes in memory: weight = bfloat16(number of the code x scale), widened as by the
+    library that wrote them (csrc/coded_numbers.hpp).
 
     ``units`` uint8 [tiles / 2, columns / 8, 2, 128 or 64]: e4m3, or four bits whose numbers are ``table``
     float32 [16]. Those in words have four sums for each row in a product (csrc/coded_words.hpp), and others
     the bits of plain tiles. ``scales`` float32 [tiles, groups, 16], or [tiles, groups, 1] where the rows of
     a tile share one, or e8m0 [tiles, groups, 16]; ``group`` columns share one. ``small`` uint8 [tiles,
-    columns / 512 rounded up, 8] of e4m3 in words: a bit for each unit that has codes without an exponent."""
+    columns / 512 rounded up, 8] of e4m3 in words: a bit for each unit that has codes without an exponent.
+    """
 
     units: torch.Tensor
     scales: torch.Tensor
@@ -323,13 +329,13 @@ class CodedTiles:
 
     @property
     def held_bytes(self) -> int:
-        """Without what fills the last tile."""
+        """Bytes without the padding of the last tile."""
         bits = 8 if self.table is None else 4
         small = 0 if self.small is None else self.small.numel()
         return self.rows * self.columns * bits // 8 + self.scales.numel() * self.scales.itemsize + small
 
     def native(self) -> NativeWeight:
-        """As the extension takes it."""
+        """Return the arguments of the extension."""
         shared = self.scales.shape[2] == 1
         return (
             self.units.data_ptr(),
@@ -345,7 +351,7 @@ class CodedTiles:
         )
 
     def dense(self) -> torch.Tensor:
-        """[rows, columns], a copy."""
+        """Return [rows, columns], a copy."""
         codes = self._codes()
         plain = codes.view(torch.float8_e4m3fn).float() if self.table is None else self.table[codes.int()]
         tiles = self.scales.shape[0]
@@ -355,12 +361,13 @@ class CodedTiles:
         return (plain * wide).flatten(0, 1)[: self.rows].to(torch.bfloat16)
 
     def rows_at(self, rows_T: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> those rows, [T, columns]."""
+        """Return rows ``rows_T`` (int64 [T]), [T, columns]."""
         return self.dense()[rows_T]
 
     def with_scales_of_rows(self) -> CodedTiles:
-        """The same with a scale for each row, where the rows of a tile may share one. In fp8 the order of the
-        codes goes with the scales."""
+        """Return the same weight with a scale for each row, if the rows of a tile share one. In fp8 the order of the
+        codes depends on the scales.
+        """
         if self.scales.shape[2] > 1:
             return self
         changed = replace(self, scales=self.scales.expand(-1, -1, TILE_ROWS).contiguous())
@@ -370,7 +377,7 @@ class CodedTiles:
         return replace(changed, units=_coded_units(codes, 8, in_words=True), small=_small_units(codes))
 
     def _codes(self) -> torch.Tensor:
-        """uint8 [rows of all tiles, columns], as they were before ``_coded_units``."""
+        """Return uint8 [rows of all tiles, columns], the codes before ``_coded_units``."""
         pairs, at = self.units.shape[:2]
         if self.table is not None:  # tile, four rows, two rows, row, unit, column
             codes = torch.stack((self.units & 15, self.units >> 4)).view(2, pairs, at, 2, 4, 8, 2)
@@ -383,7 +390,7 @@ class CodedTiles:
 
 
 def _coded_units(codes: torch.Tensor, bits: int, *, in_words: bool) -> torch.Tensor:
-    """uint8 [rows of whole pairs of tiles, columns] -> units, as csrc/coded_numbers.hpp has them."""
+    """Return the units of uint8 [rows of full pairs of tiles, columns], as in csrc/coded_numbers.hpp."""
     pairs, at = codes.shape[0] // (2 * TILE_ROWS), codes.shape[1] // UNIT_COLUMNS
     if bits == 4:
         both = codes.view(pairs, 2, 4, 2, 2, at, 8).permute(4, 0, 5, 1, 2, 6, 3)
@@ -396,7 +403,7 @@ def _coded_units(codes: torch.Tensor, bits: int, *, in_words: bool) -> torch.Ten
 
 
 def _small_units(codes: torch.Tensor) -> torch.Tensor:
-    """e4m3 [rows of whole tiles, columns] -> ``CodedTiles.small``."""
+    """Return ``CodedTiles.small`` of e4m3 [rows of full tiles, columns]."""
     units = codes.shape[1] // UNIT_COLUMNS
     small = ((codes & 0x78) == 0).view(-1, TILE_ROWS, units, UNIT_COLUMNS).any(3).any(1)
     bits = F.pad(small, (0, -units % 64)).view(small.shape[0], -1, 8, 8)
@@ -408,8 +415,9 @@ def has_float_table(codes: Codes) -> bool:
 
 
 def coded_tiles(codes: Codes) -> CodedTiles | None:
-    """fp8, or four bits with a table of floats, in the kernels' order; None where no kernel serves them, or
-    rows are no whole units."""
+    """Return fp8, or four bits with a table of floats, in the kernels' order; None if no kernel serves them, or rows
+    are not a number of full units.
+    """
     rows, columns = codes.codes.shape
     group = min(codes.group, -(-columns // UNIT_COLUMNS) * UNIT_COLUMNS)
     scales = codes.scales
@@ -448,12 +456,12 @@ def coded_tiles(codes: Codes) -> CodedTiles | None:
 
 
 def _have_words(scales: torch.Tensor) -> bool:
-    """Whether codes of fp8 with ``scales`` [tiles, groups, 16 or 1] are in words."""
+    """Return whether codes of fp8 with ``scales`` [tiles, groups, 16 or 1] are in words."""
     return scales.dtype == torch.float32 and scales.shape[2] > 1
 
 
 def serves_coded(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels multiply by codes of fp8 and of floats in four bits."""
+    """Return whether the kernels multiply by codes of fp8 and of floats in four bits."""
     return (
         device.type == "cpu"
         and dtype == torch.bfloat16
@@ -466,8 +474,9 @@ InTiles = TiledWeight | TwelveBitWeight | CodedTiles
 
 
 def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True, copies: int = 1) -> InTiles | None:
-    """``weight`` [rows, columns] in the kernels' order; None where they do not serve it. ``copies``: how
-    many of this size a layer has (experts)."""
+    """Return ``weight`` [rows, columns] in the kernels' order; None if the kernels do not serve it. ``copies``: how
+    many of this size a layer has (experts).
+    """
     rows, columns = weight.shape
     if twelve_bit and gains_by_twelve_bits(weight.device, weight.dtype, copies * rows, columns):
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
@@ -478,7 +487,7 @@ def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True, copies: int 
 
 
 def gains_by_twelve_bits(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
-    """Whether a matrix of that dtype and size goes into 12 bits, odd weights aside."""
+    """Return whether a matrix of that dtype and size goes into 12 bits, apart from odd weights."""
     return (
         dtype == torch.bfloat16
         and can_be_tiled(device, dtype, columns)
@@ -489,8 +498,9 @@ def gains_by_twelve_bits(device: torch.device, dtype: torch.dtype, rows: int, co
 
 
 def to_twelve_bit(parts: Sequence[MatrixRows], *, finite: bool = False) -> TwelveBitWeight | None:
-    """Matrices with whole units, one below the other, in 12 bits. None if they have too many odd weights, or
-    with ``finite`` a NaN or infinite one."""
+    """Return matrices with full units, stacked, in 12 bits. None if they have too many odd weights, or with ``finite``
+    a NaN or infinite one.
+    """
     rows, columns = sum(len(part.addresses) for part in parts), parts[0].columns
     assert columns % UNIT_COLUMNS == 0
     addresses = row_addresses(parts, 2 * TILE_ROWS)
@@ -516,7 +526,9 @@ def to_twelve_bit(parts: Sequence[MatrixRows], *, finite: bool = False) -> Twelv
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """``experts`` have one shape and dtype. ``table``: see above; it is right as long as ``experts`` live."""
+    """Experts in tiles. ``experts`` have one shape and dtype. ``table``: see above; it is valid as long as ``experts``
+    live.
+    """
 
     experts: tuple[InTiles, ...]
     table: torch.Tensor
@@ -546,9 +558,9 @@ class ExpertTiles:
         return not all(isinstance(one, TiledWeight) for one in self.experts)
 
     def native(self) -> NativeWeight:
-        """The sizes of an expert as the extension takes a weight; its address is that of the first."""
+        """Return the sizes of an expert as arguments of the extension; the address is that of the first expert."""
         return self.experts[0].native()
 
     def dense(self) -> torch.Tensor:
-        """[experts, rows, columns], a copy."""
+        """Return [experts, rows, columns], a copy."""
         return torch.stack([one.dense() for one in self.experts])

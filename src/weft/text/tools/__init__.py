@@ -1,1 +1,1 @@
-"""Calls of tools: what a request may ask for, how each family writes them, and how they are read back."""
+"""Calls of tools: the definitions in a request, the format of each family, and the readers of answers."""

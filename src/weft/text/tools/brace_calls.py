@@ -2,9 +2,9 @@
 
     call:get_weather{city:<|"|>Paris<|"|>,days:3,tags:[<|"|>a<|"|>]}
 
-Becomes JSON while it comes: a bare key becomes a text, and so does a bare word that is no number and no constant.
-A text ends at the next quote; nothing inside is escaped. Models also write texts in the quotes of JSON or Python,
-leave commas out, and write ``call:get_weather(city=<|"|>Paris<|"|>)``.
+The calls become JSON while they come: a bare key becomes a text, and so does a bare word that is neither a number nor a
+constant. A text ends at the next quote; nothing inside is escaped. Models also write texts in the quotes of JSON or
+Python, leave commas out, and write ``call:get_weather(city=<|"|>Paris<|"|>)``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONSTANTS = {"None": "null", "True": "true", "False": "false"}
 
 
 class BraceCalls(BodyReader):
-    """``quote`` stands before and after a text."""
+    """A reader of calls in braces. ``quote`` comes before and after a text."""
 
     def __init__(self, close: str, quote: str, parameters: Parameters) -> None:
         super().__init__(close)
@@ -58,7 +58,7 @@ class BraceCalls(BodyReader):
         return deltas
 
     def _between(self, deltas: list[CallDelta], last: bool) -> bool:
-        """Whether it got anywhere."""
+        """Read between two values, and return whether any text was consumed."""
         assert self.close is not None
         rest = self.text[self._at :].lstrip()
         head = _HEAD.match(rest)
@@ -112,7 +112,7 @@ class BraceCalls(BodyReader):
         return True
 
     def _take(self, length: int, json: str) -> None:
-        if self._is_after_value and not self._comma:  # the model left it out
+        if self._is_after_value and not self._comma:  # the model left the comma out
             self._comma = ", "
         self._is_after_value = False
         self._at += length
@@ -127,7 +127,7 @@ class BraceCalls(BodyReader):
         self._is_after_value = True
 
     def _text(self, last: bool) -> bool:
-        """A text between quotes, as far as it came."""
+        """Read a text between quotes, as far as it came, and return whether any text was consumed."""
         end = self.text.find(self._quote, self._at)
         until = len(self.text) - held_characters(self.text, (self._quote,)) if end < 0 else end
         if until > self._at:
@@ -139,7 +139,7 @@ class BraceCalls(BodyReader):
         return end >= 0
 
     def _bare(self, rest: str, last: bool, pattern: re.Pattern[str]) -> bool:
-        """A key, a number, a constant or a text in other quotes."""
+        """Read a key, a number, a constant or a text in other quotes, and return whether any text was consumed."""
         assert self.close is not None
         python = _PYTHON_STRING.match(rest)
         if rest.startswith("'") and python is None and not last and self.close not in rest:
@@ -164,7 +164,7 @@ class BraceCalls(BodyReader):
         return key
 
     def _value_of(self, word: str) -> str:
-        """Return the JSON of a bare word, which is a text where the schema says so or it is nothing else."""
+        """Return the JSON of a bare word, which is a text where the schema says so or it has no other type."""
         is_text = len(self._open) == 1 and self._parameters.types(self._function, self._key[1:-1]) == {"string"}
         if word.startswith('"') or not is_text:
             try:

@@ -7,9 +7,9 @@
              f(x=<JSON schema of x>, ...)                                             python
              call:f{x:<JSON schema of x>,...}                                         braces
 
-So the arguments always fit the tool's schema. Tags and Python have one value per parameter, in the order of
-the schema, those that are not required may be left out; additional properties are not written. A string in
-tags is free text: its length and pattern are not held.
+So the arguments always fit the tool's schema. Tags and Python have one value per parameter, in the order of the schema,
+and optional ones may be left out; additional properties are not written. A string in tags is free text: its length and
+pattern are not held.
 
 ``strict_grammar`` leaves the model free to call or not: text as it likes, and from an opening marker on a
 call that fits. It holds for every tool of the request, as soon as one is strict or some are not allowed.
@@ -30,7 +30,7 @@ from weft.text.tools.values import fixed_values, followed, types_of
 
 
 class _Rules:
-    """Lark rules under way. ``add`` returns the name of a new one."""
+    """Lark rules of a grammar that is being written. ``add`` returns the name of a new one."""
 
     def __init__(self, token_of: TokenOf) -> None:
         self.lines: list[str] = []
@@ -49,14 +49,15 @@ class _Rules:
 
 
 def calls_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf, field: str) -> Grammar:
-    """The answer is one call of ``tools``, or more where ``several``."""
+    """Return the grammar of an answer that is one call of ``tools``, or more where ``several``."""
     rules = _Rules(token_of)
     body = _calls(rules, row, tools, several=several, field=field)
     return lark_grammar("\n".join([f"start: {body}", *rules.lines]), field=field)
 
 
 def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf, field: str) -> Grammar:
-    """Free text, or text and calls. Raises RequestError where the format has no marker that opens a call."""
+    """Return a grammar of free text, or text and calls. Raise RequestError where the format has no marker that opens a
+    call."""
     opening = row.writes.lead + row.writes.before
     marker = next((open for open in row.opens if opening.startswith(open)), None)
     if marker is None:
@@ -79,7 +80,7 @@ def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, tok
 def _calls(
     rules: _Rules, row: ToolFormat, tools: Sequence[Tool], *, several: bool, field: str, without: str = ""
 ) -> str:
-    """``without``: the marker that was written already, at the beginning of lead or before."""
+    """Add the rules of calls. ``without``: the marker that was written already, at the beginning of lead or before."""
     writes = row.writes
     lead, before = writes.lead, writes.before
     first_before = before
@@ -92,9 +93,10 @@ def _calls(
     named = rules.add(names)
     first = _sequence(rules.text(first_before), named, rules.text(writes.behind))
     call = _sequence(rules.text(before), named, rules.text(writes.behind))
-    # Without a lead, each call has an envelope of its own; under a strict grammar each begins anew.
+    # Without a lead, each call has an envelope of its own; under a strict grammar each begins again.
     repeats = several and (writes.lead or not without)
-    # A lexer takes the longest piece: a separator that the end begins with as well is a piece of its own, before both.
+    # A lexer takes the longest piece: a separator that is also the beginning of the end is a piece of its own, before
+    # both.
     shared = writes.between if writes.tail.startswith(writes.between) else ""
     between, behind = rules.text(writes.between.removeprefix(shared)), rules.text(shared)
     more = f"({_sequence(between, call, behind)})*" if repeats else ""
@@ -135,7 +137,7 @@ def _required(tool: Tool) -> set[str]:
 
 
 def _part_schema(tool: Tool, key: str) -> dict[str, Any]:
-    """The schema of one property, with the definitions that it may refer to."""
+    """Return the schema of one property, with the definitions that it may refer to."""
     schema = tool.properties[key]
     names = [name for name in ("$defs", "definitions") if name in tool.parameters]
     shared: dict[str, Any] = {name: tool.parameters[name] for name in names}
@@ -167,7 +169,7 @@ def _xml_parameter(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) 
 
 
 def _lists_values(schema: dict[str, Any]) -> bool:
-    """Whether an enum or a constant is anywhere in it: then free text would not do."""
+    """Return whether an enum or a constant is anywhere in the schema: then free text would not do."""
     text = json.dumps(schema)
     return '"enum"' in text or '"const"' in text
 
@@ -186,7 +188,7 @@ def _brace_member(rules: _Rules, quote: str, tool: Tool, key: str, field: str) -
 
 
 def _members(rules: _Rules, tool: Tool, separator: str, written: Callable[[str], str]) -> str:
-    """Required ones first, in order, each of the others may follow."""
+    """Return a rule of members: required ones first, in order, then any of the others."""
     comma = quoted(separator)
     required = [rules.add(written(key)) for key in tool.properties if key in _required(tool)]
     rest = [rules.add(written(key)) for key in tool.properties if key not in _required(tool)]

@@ -1,5 +1,4 @@
-"""``tools`` and ``tool_choice`` of a request, checked: what the template, the reader and the grammar take for
-granted.
+"""``tools`` and ``tool_choice`` of a request, checked for the template, the reader and the grammar.
 
     tools: [{"type": "function", "function": {"name", "description", "parameters", "strict"}}, ...]
            {"type": "custom", "custom": {"name": "sql", "format": ...}}  --> a function of ``input``
@@ -9,11 +8,10 @@ granted.
 Responses write the last two without the inner object. Allowed tools are a part of ``tools``. The prompt has
 all tools, so requests that allow different ones share a cached prefix.
 
-No chat template knows custom tools. So the template sees a function, the model calls it, and the one argument
-is the text. A ``regex`` of the format becomes the pattern of the parameter, and makes the function strict. A ``lark``
-grammar is told to the model in the description of the parameter, and no call is held to it: the client checks the
-text.
-The text is unpacked from whole calls, in streams too.
+No chat template knows custom tools. So the template sees a function, the model calls it, and the one argument is the
+text. A ``regex`` of the format becomes the pattern of the parameter, and makes the function strict. A ``lark`` grammar
+is told to the model in the description of the parameter, and no call is held to it: the client checks the text. The
+text is unpacked from complete calls, in streams too.
 
 A tool of another type is one that its own server runs (``web_search``, ``code_interpreter``, ``mcp``). There is no such
 server here, and the client does not wait for a call of it: it is left out (``hosted_types``). A choice that names one
@@ -40,8 +38,8 @@ _NOTHING_ELSE: dict[str, Any] = {**_NOTHING, "additionalProperties": False}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """``definition`` is what the template sees; ``parameters`` a JSON schema of an object. ``input_regex``:
-    of the text of a custom tool."""
+    """A tool of a request. ``definition`` is the object for the template; ``parameters`` a JSON schema of an object.
+    ``input_regex``: of the text of a custom tool."""
 
     name: str
     parameters: dict[str, Any]
@@ -58,22 +56,22 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """``name`` is set for mode "named". ``allowed``: the only tools that "auto" and "required" may call; None
-    for all."""
+    """The choice of a tool. ``name`` is set for mode "named". ``allowed``: the only tools that "auto" and "required"
+    may call; None for all."""
 
     mode: Literal["none", "auto", "required", "named"]
     name: str = ""
     allowed: frozenset[str] | None = None
 
     def among(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Those of ``tools`` that an answer may call."""
+        """Return the tools among ``tools`` that an answer may call."""
         if self.mode == "named":
             return [tool for tool in tools if tool.name == self.name]
         return [tool for tool in tools if self.allowed is None or tool.name in self.allowed]
 
 
 def read_tools(value: Sequence[Any] | None) -> tuple[Tool, ...]:
-    """Raises RequestError that names the element."""
+    """Return the tools of a request, checked. Raise RequestError that names the element."""
     if not value:
         return ()
     if len(value) > TOOLS_MAX:
@@ -87,8 +85,8 @@ def read_tools(value: Sequence[Any] | None) -> tuple[Tool, ...]:
 
 
 def hosted_type(tool: Any) -> str | None:
-    """The type of a tool that another server runs; None for every other tool. One with a definition is a function
-    whose type is wrong."""
+    """Return the type of a tool that another server runs; None for every other tool. A tool with a definition is a
+    function whose type is wrong."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str) or kind in _KINDS:
         return None
@@ -97,12 +95,12 @@ def hosted_type(tool: Any) -> str | None:
 
 
 def hosted_types(tools: Sequence[Any] | None) -> list[str]:
-    """Of the tools that ``read_tools`` leaves out, in order."""
+    """Return the types of the tools that ``read_tools`` leaves out, in order."""
     return [kind for kind in map(hosted_type, tools or ()) if kind is not None]
 
 
 def read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
-    """What ``tool_choice`` asks of these tools. Raises RequestError."""
+    """Return the choice in ``tool_choice`` among these tools. Raise RequestError."""
     if value is None:
         return ToolChoice("auto" if tools else "none")
     if value == "none":
@@ -220,7 +218,7 @@ INPUT = "input"
 
 
 def custom_function(where: str, tool: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """The function that stands for a custom tool, and the regex of its input. Raises RequestError."""
+    """Return the function that replaces a custom tool, and the regex of its input. Raise RequestError."""
     custom = tool.get("custom")
     if not isinstance(custom, dict):
         raise RequestError(f"{where}.custom is missing: an object with name", param=f"{where}.custom")
@@ -239,7 +237,7 @@ def custom_function(where: str, tool: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def function_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A past call of a custom tool, as the template sees it."""
+    """Return a past call of a custom tool, as the template sees it."""
     custom = call.get("custom")
     shown = custom if isinstance(custom, dict) else {}
     return {
@@ -250,7 +248,8 @@ def function_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def input_of(arguments: str) -> str:
-    """The text of a call. A model may write other arguments than it was shown: then they are the text."""
+    """Return the text of a call. A model may write other arguments than the one it was shown: then these are the
+    text."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -260,7 +259,7 @@ def input_of(arguments: str) -> str:
 
 
 def _regex(where: str, form: Any) -> str | None:
-    """Raises RequestError."""
+    """Return the regex of a custom tool's format, if it has one. Raise RequestError."""
     if form is None:
         return None
     kind = form.get("type") if isinstance(form, dict) else type(form).__name__
@@ -280,7 +279,7 @@ def _regex(where: str, form: Any) -> str | None:
 
 
 def lark_grammar(custom: Any) -> str | None:
-    """Return the grammar of a custom tool that no call is held to."""
+    """Return the lark grammar of a custom tool, to which no call is held."""
     form = custom.get("format") if isinstance(custom, dict) else None
     grammar = form.get("grammar", form) if isinstance(form, dict) else None
     if not isinstance(grammar, dict) or grammar.get("syntax") != "lark":

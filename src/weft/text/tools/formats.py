@@ -22,14 +22,14 @@ AUTO, NONE = "auto", "none"
 
 Body = Literal["json", "xml", "python", "headed", "braces"]
 HasToken = Callable[[str], bool]
-"""Whether a text is one added token of the vocabulary."""
+"""Test whether a text is one added token of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """``open`` "" is an answer that begins with a call. ``close`` None: the calls end by themselves.
-    ``bodies``: first character (of the text inside, "" for any) -> how it is read. ``keeps_open``: the
-    opening text is part of the first call."""
+    """Markers around calls. ``open`` "": an answer begins with a call. ``close`` None: the calls end by themselves.
+    ``bodies``: the reader by first character (of the text inside, "" for any). ``keeps_open``: the opening text is part
+    of the first call."""
 
     open: str
     close: str | None
@@ -39,8 +39,9 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """``lead`` and ``tail`` stand around all calls, ``before`` and ``behind`` around each, ``between``
-    separates them. ``style`` writes name and arguments; with JSON, ``key`` is the name of the arguments."""
+    """The text that a grammar writes around calls. ``lead`` and ``tail`` surround all calls, ``before`` and ``behind``
+    each one, ``between`` separates them. ``style`` writes name and arguments; with JSON, ``key`` is the name of the
+    arguments."""
 
     style: Body
     lead: str = ""
@@ -53,8 +54,8 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Texts around the name of a "headed" call. ``numbered`` separates the name from an id; ``name`` is how a
-    grammar writes the name."""
+    """Texts around the name of a "headed" call. ``numbered`` separates the name from an id; ``name`` is how a grammar
+    writes the name."""
 
     before: str
     arguments: str
@@ -106,8 +107,8 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """``quote`` stands around texts of the syntax "braces". ``new_id`` makes the id of a call from random hex
-    and its number; templates of some families check them."""
+    """A format of calls. ``quote`` surrounds texts of the syntax "braces". ``new_id`` makes the id of a call from
+    random hex and its number; templates of some families check them."""
 
     name: str
     envelopes: tuple[Envelope, ...]
@@ -143,6 +144,10 @@ _TOOL_CALL = Envelope("<tool_call>", "</tool_call>", _TAGGED)
 _BARE_FUNCTION = Envelope("<function=", None, (("<", "xml"),), keeps_open=True)
 
 FORMATS: tuple[ToolFormat, ...] = (
+    ToolFormat(
+        "seed_oss", (Envelope("<seed:tool_call>", "</seed:tool_call>", _TAGGED), _BARE_FUNCTION),
+        Writing("xml", before="<seed:tool_call>\n", behind="\n</seed:tool_call>", between="\n"),
+        signs=(("<seed:tool_call>",),), tokens=("<seed:tool_call>", "</seed:tool_call>"), tags=Tags(padded=False)),
     ToolFormat(
         "qwen3_xml", (_TOOL_CALL, _BARE_FUNCTION),
         Writing("xml", before="<tool_call>\n", behind="\n</tool_call>", between="\n"),
@@ -236,9 +241,9 @@ NAMES = tuple(row.name for row in FORMATS)
 
 
 def tool_format(name: str, template: str, has_token: HasToken = lambda text: False) -> ToolFormat | None:
-    """Return the row called ``name``; with "auto" the one that ``template`` (its source) speaks for, else the
-    one whose markers are tokens of the vocabulary; None for "none", or where neither tells. Raises ConfigError
-    that lists the names."""
+    """Return the row called ``name``; with "auto" the one whose signs ``template`` (its source) has, else the one whose
+    markers are tokens of the vocabulary; None for "none", or where there is neither. Raise ConfigError that lists the
+    names."""
     check_tool_parser(name)
     if name == NONE:
         return None

@@ -1,5 +1,4 @@
-"""What readers of calls give out, and calls whose arguments are JSON: objects, lists, and objects behind a
-name.
+"""The output of readers of calls, and calls whose arguments are JSON: objects, lists, and objects after a name.
 
     CallDelta(name="get_time")                     a call begins
     CallDelta(arguments='{"zone": ')               more of its arguments, JSON text
@@ -10,15 +9,14 @@ name.
     [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}                                                 Mistral
     <|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>
 
-A reader takes the text between the markers of one envelope. It keeps all of that text and counts how much of
-it has become calls. Text that turns out to be no call is shown as content, so no character is lost.
+A reader takes the text between the markers of one envelope. It keeps all of that text and counts how much of it has
+become calls. Text that turns out not to be a call is shown as content, so no character is lost.
 
-Where an object begins with its name and its arguments, as nearly all do, the arguments are given out while
-they come: the text of the value itself, with line ends inside strings escaped, as models forget to, and Python's
-constants and commas before an end as JSON has them. Any other
-order of the keys is read when the object is complete. An object that is no call is broken; one that lacks its
-last brace alone, after whole arguments and before the end of the envelope or the answer, is a call. Kimi's head is
-the id of the call; the name is between its prefix and its number.
+Where an object begins with its name and its arguments, as nearly all do, the arguments are given out while they come:
+the text of the value itself, with line ends inside strings escaped, as models forget to, and Python's constants and
+commas before an end as JSON has them. Any other order of the keys is read when the object is complete. An object that
+is not a call is broken; one that lacks only its last brace, after complete arguments and before the end of the envelope
+or the answer, is a call. Kimi's head is the id of the call; the name is between its prefix and its number.
 """
 
 from __future__ import annotations
@@ -35,10 +33,9 @@ from weft.text.tools.values import is_object, parse_json, parse_literal, to_json
 
 @dataclass(slots=True)
 class CallDelta:
-    """What a call gained. ``name`` is set on its first delta, ``complete`` on its last. ``call_id`` comes
-    with the name: the model's own where its family writes ids. ``index`` numbers the calls of an answer.
-    With ``is_custom``, ``arguments`` is the text of a custom tool. ``instead``: ``arguments`` are all of them, in place
-    of those so far."""
+    """A new part of a call. ``name`` is set on its first delta, ``complete`` on its last. ``call_id`` comes with the
+    name: the model's own where its family writes ids. ``index`` numbers the calls of an answer. With ``is_custom``,
+    ``arguments`` is the text of a custom tool. ``instead``: ``arguments`` replace all of those so far."""
 
     index: int = -1
     call_id: str | None = None
@@ -50,18 +47,18 @@ class CallDelta:
 
 
 HELD_CHARS = 512
-"""Characters of arguments that a stream holds back while their call is not complete: a stream cannot take back
-text that it sent, and a client of a long call wants to see it come."""
+"""Characters of arguments that a stream holds back while their call is not complete: a stream cannot take back text
+that it sent, and the client of a long call should see it come."""
 
 
 class CallGate:
-    """Holds the deltas of a call until it is complete, or has more than ``held_chars`` of arguments."""
+    """A buffer of the deltas of a call until it is complete, or has more than ``held_chars`` of arguments."""
 
     def __init__(self, held_chars: float) -> None:
         self._held_chars = held_chars
         self._held: list[CallDelta] = []
         self.is_open = False
-        """The beginning of the current call was given out."""
+        """Whether the beginning of the current call was given out."""
 
     def push(self, delta: CallDelta) -> CallDelta | None:
         if delta.instead:
@@ -76,17 +73,18 @@ class CallGate:
         return given
 
     def drop(self) -> None:
-        """Forget the current call, which is none."""
+        """Forget the current text, which is not a call."""
         self._held.clear()
         self.is_open = False
 
 
 class BodyReader(ABC):
-    """``close`` is the marker that ends the envelope, or None where the calls end by themselves.
+    """A reader of the text inside an envelope. ``close`` is the marker that ends the envelope, or None where the calls
+    end by themselves.
 
-    ``whole``: how many characters have become complete calls. ``emitted``: how many have been given out
-    in deltas. ``end``: where the envelope ended, once it has. ``broken``: what comes is not a call.
-    ``may_lack_ends``: the answer is over, and the model ended it: missing ends are forgiven.
+    ``whole``: how many characters have become complete calls. ``emitted``: how many have been given out in deltas.
+    ``end``: where the envelope ended, once it has. ``broken``: the text is not a call. ``may_lack_ends``: the answer is
+    over, and the model ended it: missing ends are forgiven.
     """
 
     def __init__(self, close: str | None) -> None:
@@ -100,8 +98,8 @@ class BodyReader(ABC):
         self.may_lack_ends = False
 
     def push(self, text: str, *, last: bool = False, is_cut: bool = False) -> list[CallDelta]:
-        """``last``: nothing will follow, because of a limit of tokens where ``is_cut``. After it, ``end`` is set
-        or ``broken`` is."""
+        """Add text and return its deltas. ``last``: nothing will follow, because of a limit of tokens where ``is_cut``.
+        After it, ``end`` is set or ``broken`` is."""
         self.text += text
         self.may_lack_ends = last and not is_cut
         deltas = self._read(last)
@@ -131,7 +129,7 @@ _JSON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
 
 class ObjectScanner:
-    """Follows the JSON object that begins at ``start`` of a growing text to its end: brackets and strings,
+    """A scanner of the JSON object that begins at ``start`` of a growing text, to its end: brackets and strings,
     nothing else. ``escaped`` is the text from ``copy_from`` on as strict JSON has it: control characters and lone
     backslashes in strings are escaped, constants of Python are JSON's, and no comma is before an end."""
 
@@ -147,10 +145,10 @@ class ObjectScanner:
         self._in_string = False
         self._after_backslash = False
         self._comma = self._word = ""
-        """Of the copy, outside strings: a comma and the space after it, then a word, of which more may come."""
+        """Pending text of the copy outside strings: a comma and the space after it, then a word that may go on."""
 
     def scan(self, text: str, until: int | None = None) -> None:
-        """Up to ``until``, the end of ``text``, or of the object."""
+        """Scan up to ``until``, the end of ``text``, or of the object."""
         until = len(text) if until is None else until
         while self.at < until and self.end is None:
             character = text[self.at]
@@ -177,7 +175,7 @@ class ObjectScanner:
         return raw if is_escape else f"\\{raw}"
 
     def _outside(self, character: str) -> str:
-        """Return what is sure of the copy once ``character`` came outside strings."""
+        """Return the text that is sure of the copy once ``character`` came outside strings."""
         if character.isalpha():
             self._word += character
             return ""
@@ -195,7 +193,7 @@ class ObjectScanner:
         return sure
 
     def copy(self, start: int) -> None:
-        """From here on what is scanned is kept: the value that begins at ``start``, where the scan stands."""
+        """Copy the scanned text from here on: the value that begins at ``start``, the position of the scan."""
         assert self.at == start
         self.copy_from, self._copy_depth = start, self._depth
 
@@ -216,7 +214,7 @@ class ObjectScanner:
 
 
 class JsonCalls(BodyReader):
-    """See the module."""
+    """A reader of JSON calls; see the module."""
 
     def __init__(self, close: str | None) -> None:
         super().__init__(close)
@@ -225,7 +223,7 @@ class JsonCalls(BodyReader):
         self._name: str | None = None
         self._given = 0
         self._list: bool | None = None
-        """True inside a list, False behind it, None where there was none."""
+        """True inside a list, False after it, None where there was none."""
 
     def _read(self, last: bool) -> list[CallDelta]:
         deltas: list[CallDelta] = []
@@ -238,7 +236,7 @@ class JsonCalls(BodyReader):
         return deltas
 
     def _read_between(self, last: bool) -> bool:
-        """Whether it got anywhere."""
+        """Read between two calls, and return whether any text was consumed."""
         text = self.text
         separators = " \n\t\r,;" if self.call_count else " \n\t\r"
         while self._at < len(text) and text[self._at] in separators:
@@ -268,7 +266,7 @@ class JsonCalls(BodyReader):
         return True
 
     def _read_extra_ends(self, rest: str, last: bool) -> bool:
-        """Brackets too many after a call mean nothing before the envelope's end."""
+        """Skip surplus brackets after a call, which mean nothing before the envelope's end."""
         extra = _EXTRA_ENDS.match(rest)
         behind = rest[extra.end() :] if extra and self.close else ""
         if extra and self.close and not last and (not behind or may_become(behind, (self.close,))):
@@ -325,7 +323,8 @@ class JsonCalls(BodyReader):
         return True
 
     def _lacks_only_its_end(self, scanner: ObjectScanner) -> bool:
-        """Whether the envelope or the answer ends right after the arguments: small models forget the last brace."""
+        """Return whether the envelope or the answer ends right after the arguments: small models forget the last
+        brace."""
         if scanner.copy_end is None or not is_object("".join(scanner.escaped)):
             return False
         rest = self.text[scanner.copy_end :].lstrip()
@@ -345,7 +344,7 @@ def read_call(text: str) -> tuple[str, str] | None:
 
 
 def call_of(value: Any) -> tuple[str, str] | None:
-    """The same for a decoded value."""
+    """Return (name, arguments as JSON text) of a decoded value that is a call, else None."""
     if not isinstance(value, dict):
         return None
     if isinstance(value.get("function"), dict):
@@ -365,12 +364,13 @@ def call_of(value: Any) -> tuple[str, str] | None:
 _NUMBERED = re.compile(r"(?:functions\.)?(.+?)(:\d+)?")
 _HEAD_CHARS_MAX = 256
 HEAD_WORDS_MAX = 4
-"""A name with its id. More words are prose that mentions a marker, and a stream does not wait for a name in it."""
+"""Most words of a name with its id. More words are prose that mentions a marker, and a stream does not wait for a name
+in it."""
 
 
 class HeadedCalls(BodyReader):
-    """``before`` and ``behind`` are the texts around each call, ``arguments`` separates its name from its
-    arguments, and ``numbered`` its name from an id; all but ``arguments`` may be empty."""
+    """A reader of calls with a head. ``before`` and ``behind`` are the texts around each call, ``arguments`` separates
+    its name from its arguments, and ``numbered`` its name from an id; all but ``arguments`` may be empty."""
 
     def __init__(self, close: str | None, *, before: str, arguments: str, behind: str, numbered: str) -> None:
         super().__init__(close)
@@ -387,7 +387,7 @@ class HeadedCalls(BodyReader):
         return deltas
 
     def _head(self, deltas: list[CallDelta], last: bool) -> bool:
-        """Whether it got anywhere."""
+        """Read the head of a call, and return whether any text was consumed."""
         while self._at < len(self.text) and self.text[self._at].isspace():
             self._at += 1
         rest = self.text[self._at :]
@@ -406,7 +406,7 @@ class HeadedCalls(BodyReader):
         head, marker, behind = rest[len(self._before) :].partition(self._marker)
         bare = behind.lstrip()
         if not marker or not bare or (self._behind and may_become(bare, (self._behind,))):
-            is_prose = not marker and len(head.split()) > HEAD_WORDS_MAX + 1  # the last may become the marker
+            is_prose = not marker and len(head.split()) > HEAD_WORDS_MAX + 1  # the last word may become the marker
             self.broken = self.broken or is_prose or len(head) > _HEAD_CHARS_MAX + len(self._marker)
             return False
         name = head.strip()

@@ -8,8 +8,8 @@ The syntax is wider than Python's: names and parameters may have dashes, dots an
 may have line ends, and JSON's true, false and null are values. Only literals are values. The calls are read when
 the envelope is complete, as an unfinished expression says little.
 
-Templates of these families write a text between single quotes as it is, so models do: ``say(text='It's fine')``.
-Where the calls are not to be read otherwise, a quote ends a text only where an argument may end.
+Templates of these families write a text between single quotes as it is, so models do: ``say(text='It's fine')``. Where
+the calls cannot be read in another way, a quote ends a text only where an argument may end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.text.tools.values import parse_json, to_json
 
 _NAME = re.compile(r"[A-Za-z_][\w.:/-]*")
 _BEGIN = re.compile(r"\s*\[?\s*(?:[\]{]|[A-Za-z_][\w.:/-]*\s*(?:\(|\Z)|\Z)")
-"""What calls begin with, perhaps: a stream does not wait for the end of a text that only mentions their marker."""
+"""Possible beginning of calls: a stream does not wait for the end of a text that only mentions their marker."""
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?(?![\w.])")
 _QUOTES = ('"""', "'''", '"', "'")
 _NAMES = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
@@ -40,7 +40,7 @@ class _Unfinished(ValueError):
 
 
 class PythonCalls(BodyReader):
-    """See the module."""
+    """A reader of calls in Python; see the module."""
 
     def __init__(self, close: str | None) -> None:
         super().__init__(close)
@@ -73,7 +73,7 @@ class PythonCalls(BodyReader):
 
 
 def read_python_calls(text: str, *, lacks_end: bool = False) -> list[tuple[str, str]]:
-    """Return (name, arguments as JSON text) of each call. Raises ValueError where ``text`` is anything but calls.
+    """Return (name, arguments as JSON text) of each call. Raise ValueError where ``text`` is anything but calls.
     ``lacks_end``: the bracket around them may be missing at the end."""
     listed = _json_calls(text)
     if listed is None:
@@ -90,7 +90,7 @@ def read_python_calls(text: str, *, lacks_end: bool = False) -> list[tuple[str, 
 
 
 def _json_calls(text: str) -> list[tuple[str, str]] | None:
-    """None when ``text`` is not JSON. Raises ValueError when it is and not calls."""
+    """Return calls in JSON; None when ``text`` is not JSON. Raise ValueError when it is JSON and not calls."""
     try:
         value = parse_json(text)
     except ValueError:
@@ -98,12 +98,12 @@ def _json_calls(text: str) -> list[tuple[str, str]] | None:
     calls = [call_of(item) for item in (value if isinstance(value, list) else [value])]
     valid = [call for call in calls if call is not None]
     if len(valid) < len(calls):
-        raise ValueError("an item is no call")
+        raise ValueError("an item is not a call")
     return valid
 
 
 class _Parser:
-    """``loose``: a quote ends a text only where an argument, an item or a key may end."""
+    """A parser of calls. ``loose``: a quote ends a text only where an argument, an item or a key may end."""
 
     def __init__(self, text: str, *, loose: bool = False) -> None:
         self._text, self._at, self._loose = text, 0, loose
@@ -221,7 +221,7 @@ class _Parser:
         return self._at >= len(self._text)
 
     def _take(self, *characters: str) -> bool:
-        """Whether one of ``characters`` was next."""
+        """Take the next character if it is one of ``characters``, and return whether it was."""
         self._space()
         is_next = self._text.startswith(characters, self._at)
         self._at += is_next

@@ -8,17 +8,17 @@
     <think> I look it up. <tool_call>{...}</tool_call></think>                        a call
     <think> Perhaps <tool_call>{...}</tool_call>? No. </think> It is noon.            reasoning, word for word
 
-A call is given out when it is complete, and text that turns out to be no call is content, word for word. A stream
-cannot take back what it sent. So a stream has the blocks of a whole answer, with one exception: of a call with more
-than HELD_CHARS characters of arguments, ``eager`` gives out the beginning, and more as it comes. If such a call
-breaks off, the part that was sent stays sent, and the rest is content. Under a grammar (``is_sure``) no call breaks
-off, and each is given out as it comes. No character is lost but the markers of real calls and the whitespace around
-them. Markers are forgiven where a model writes them twice, or after a call once more. With ``single`` the first
-call is the only one that is given out, as ``parallel_tool_calls: false`` asks.
+A call is given out when it is complete, and text that turns out not to be a call is content, word for word. A stream
+cannot take back text. So a stream has the blocks of a complete answer, with one exception: of a call with more than
+HELD_CHARS characters of arguments, ``eager`` gives out the beginning, and more as it comes. If such a call breaks off,
+the part that was sent stays sent, and the rest is content. Under a grammar (``is_sure``) no call breaks off, and each
+is given out as it comes. No character is lost but the markers of real calls and the whitespace around them. Markers are
+forgiven where a model writes them twice, or after a call once more. With ``single`` only the first call is given out,
+as ``parallel_tool_calls: false`` asks.
 
-``LastCalls``: a model that means a call ends its turn behind it, even where it forgot to close its reasoning.
-A model that only considers one goes on. So a call in a reasoning counts where nothing follows but other calls
-and whitespace. Until that is sure its text is held back; as soon as anything else follows it is reasoning.
+``LastCalls``: a model that means a call ends its turn after it, even where it forgot to close its reasoning. A model
+that only considers one goes on. So a call in a reasoning counts where nothing follows but other calls and whitespace.
+Until that is sure its text is held back; as soon as anything else follows it is reasoning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from weft.text.tools.values import Parameters
 
 
 class ToolCallReader:
-    """One per answer. It gives out content (text) and what calls gained, in the order of the answer."""
+    """A reader of one answer. It gives out content (text) and deltas of calls, in the order of the answer."""
 
     def __init__(
         self, row: ToolFormat, tools: Sequence[Tool], *, eager: bool, single: bool = False, is_sure: bool = False
@@ -48,9 +48,9 @@ class ToolCallReader:
         self._gate = CallGate(math.inf if not eager else -1 if is_sure else HELD_CHARS)
         self._single = single
         self._text = ""
-        """What came and is neither content nor in the body yet."""
+        """Text that is neither content nor in the body yet."""
         self._space = ""
-        """Whitespace that came last: it is content when content follows, or stood before it."""
+        """Whitespace that came last: content when content follows, or precedes it."""
         self._after_call = False
         self._envelope: Envelope | None = None
         self._opening = ""
@@ -60,7 +60,7 @@ class ToolCallReader:
         """Markers that mean nothing after the last call."""
         self._body: BodyReader | None = None
         self._begun = False
-        """Something other than whitespace came."""
+        """Whether text other than whitespace came."""
         self._parsed: list[str | CallDelta] = []
         self._index = -1
 
@@ -72,7 +72,7 @@ class ToolCallReader:
         return parsed
 
     def finish(self, *, is_cut: bool = False) -> list[str | CallDelta]:
-        """The answer is over, because of its limit of tokens where ``is_cut``."""
+        """End the answer, because of its limit of tokens where ``is_cut``."""
         self._is_cut = is_cut
         while self._advance(last=True):
             pass
@@ -87,7 +87,7 @@ class ToolCallReader:
         return self._parsed
 
     def _advance(self, *, last: bool) -> bool:
-        """One thing at a time: whether there may be more to do with the text at hand."""
+        """Process one part of the text, and return whether there may be more to do with the rest."""
         if self._envelope is None:
             return self._look_for_envelope()
         if self._body is None:
@@ -171,7 +171,7 @@ class ToolCallReader:
             done = max(body.whole, body.emitted if self._gate.is_open else 0)
             self._text, self._body, self._envelope = body.text[done:], None, None
             self._gate.drop()
-            if not done:  # the marker is content, and must not be taken for one again
+            if not done:  # the marker is content, and must not be read as a marker again
                 self._show(self._opening)
                 self._text = self._text[len(envelope.open) if envelope.keeps_open else 0 :]
             return True
@@ -187,7 +187,7 @@ class ToolCallReader:
         self._show(marker)
 
     def _show(self, content: str) -> None:
-        """Content, but for the whitespace at its end, which waits for what follows."""
+        """Give out content, but for the whitespace at its end, which waits for the next text."""
         if not content:
             return
         self._begun = self._begun or bool(content.strip())
@@ -214,22 +214,23 @@ class ToolCallReader:
 
 
 _SPACE_CHARS_MAX = 64
-"""So much whitespace is looked through for the beginning of a call."""
+"""Most whitespace, characters, that is searched for the beginning of a call."""
 
 
 class LastCalls:
-    """One per answer with reasoning and tools. ``held``: text that may be calls, and whitespace before it."""
+    """Calls at the end of the reasoning of one answer with tools. ``held``: text that may be calls, and whitespace
+    before it."""
 
     def __init__(self, row: ToolFormat, reader: ToolCallReader) -> None:
         self._opens = row.opens
         self._envelopes = {envelope.open: envelope for envelope in row.envelopes}
         self._reader = reader
         self._looked_at: int | None = None
-        """Where the last envelope in ``held`` opens."""
+        """Index in ``held`` at which the last envelope opens."""
         self.held = ""
 
     def push(self, reasoning: str) -> str:
-        """The reasoning that is sure to be no call at its end."""
+        """Return the part of the reasoning whose end is surely not a call."""
         if not reasoning:
             return ""
         self.held += reasoning
@@ -240,17 +241,17 @@ class LastCalls:
         return "".join(shown)
 
     def release(self) -> str:
-        """Something followed: what was held is reasoning."""
+        """Return the held text as reasoning, because other text followed."""
         held, self.held = self.held, ""
         return held
 
     def calls(self, *, is_cut: bool = False) -> list[str | CallDelta]:
-        """The answer is over: the calls in ``held``, empty if it is anything else than calls."""
+        """End the answer, and return the calls in ``held``; empty if it is anything else than calls."""
         parsed = [*self._reader.push(self.held.strip()), *self._reader.finish(is_cut=is_cut)]
         return [] if any(isinstance(part, str) for part in parsed) else parsed
 
     def _sure(self) -> int:
-        """How much of ``held`` is reasoning, whatever follows."""
+        """Return how much of ``held`` is reasoning, whatever follows."""
         held = self.held
         if self._looked_at is None:
             match = first_marker(held, self._opens)

@@ -10,7 +10,7 @@
 A value in tags is text, and the tool's schema gives its type (``values``). A text is given out while it comes;
 other types are read when they are complete. GLM also writes ``get_weather{"city": "Paris"}``.
 
-*Where a value ends.* At its end tag, if another tag or the end of the envelope follows. Of calls of an offered tool,
+*Where a value ends.* At its end tag, if another tag or the end of the envelope follows. In calls of an offered tool,
 missing ends are forgiven: the value ends where another parameter of the schema begins, and at the end of the function
 or of the envelope, if another call or the end of the answer follows. An end tag that other text follows may be a part
 of the value. The rest of the answer decides: if a proper end follows before another call begins, the tag was a part;
@@ -43,7 +43,7 @@ def _tag_end(tags: Tags) -> re.Pattern[str]:
 
 
 class TagCalls(BodyReader):
-    """``opens``: markers of envelopes, before which a call ends that lacks its own end."""
+    """A reader of calls in tags. ``opens``: markers of envelopes, before which a call ends that lacks its own end."""
 
     def __init__(self, close: str | None, opens: Sequence[str], parameters: Parameters, tags: Tags) -> None:
         super().__init__(close)
@@ -60,9 +60,9 @@ class TagCalls(BodyReader):
         self._parameter: str | None = None
         self._types: set[str] = set()
         self._is_text = self._is_begun = False
-        """The value is text, whatever it looks like; the line end before it was read."""
+        """Whether the value is text by its type, and whether the line end before it was read."""
         self._value_at = self._scanned = self._shown = 0
-        """Where the value begins; up to where it was searched for its end; up to where it was given out."""
+        """indices: where the value begins, up to where its end was searched, up to where it was given out."""
         self._possible_end: tuple[int, int] | None = None
         """The end of the value and of its tag, if no proper end follows."""
 
@@ -87,7 +87,7 @@ class TagCalls(BodyReader):
         return self._function is not None and self._parameters.has(self._function)
 
     def _between(self, rest: str, deltas: list[CallDelta], last: bool) -> bool:
-        """Whether it got anywhere."""
+        """Read between two values, and return whether any text was consumed."""
         tags = self._tags
         if self.close is not None and rest.startswith(self.close):
             self.end = self._at + len(self.close)
@@ -146,7 +146,7 @@ class TagCalls(BodyReader):
         return True
 
     def _may_end(self, rest: str, ends: Sequence[str]) -> bool:
-        """Whether a call without an end of its own may end before ``rest``."""
+        """Return whether a call without an end of its own may end before ``rest``."""
         by_envelope = not self._tags.function_end and self._given
         return (rest.startswith(tuple(ends)) or (not rest and self.may_lack_ends)) and bool(
             by_envelope or self._is_offered
@@ -213,7 +213,7 @@ class TagCalls(BodyReader):
         deltas.append(CallDelta(arguments=begun))
 
     def _value(self, deltas: list[CallDelta], last: bool) -> bool:
-        """Give out more of a text; whether the value has ended."""
+        """Give out more of a text, and return whether the value has ended."""
         if not self._is_begun and self._value_at < len(self.text):
             self._value_at += self.text[self._value_at] == "\n"
             self._shown = self._scanned = self._value_at
@@ -267,7 +267,8 @@ class TagCalls(BodyReader):
         return None
 
     def _at_mark(self, match: re.Match[str], last: bool) -> tuple[int, int] | None:
-        """Return the same for one mark; ``_NO_END`` where it is a part of the value, None while that is open."""
+        """Return the end of the value and of its tag for one mark; ``_NO_END`` where it is a part of the value, None
+        while that is open."""
         mark, here = match[0], match.start()
         if mark == self._tags.parameter_end:
             return self._at_proper_end(match, last)

@@ -36,7 +36,7 @@ _TYPE_NAMES = {
     "tuple": "array",
     "none": "null",
 }
-"""Names of types in schemas that Python tools send, and those of JSON Schema."""
+"""Types of JSON Schema by names that Python tools send."""
 
 
 def _refuse(constant: str) -> Any:
@@ -51,8 +51,8 @@ def _finite(text: str) -> float:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of ``text``, whose strings may have raw line ends and backslashes that escape nothing (a
-    regex, a path). Raises ValueError, for NaN and numbers beyond a double too."""
+    """Return the value of ``text``, whose strings may have raw line ends and backslashes that escape nothing (a regex,
+    a path). Raise ValueError, for NaN and numbers beyond a double too."""
     try:
         return _parsed(text)
     except ValueError:
@@ -80,7 +80,7 @@ def to_json(value: Any) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Whether ``text`` is a JSON object."""
+    """Return whether ``text`` is a JSON object."""
     try:
         return isinstance(parse_json(text), dict)
     except ValueError:
@@ -155,7 +155,7 @@ def types_of(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX) -> set
 
 
 def fixed_values(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the values that a schema lists, if it does."""
+    """Return the values that a schema lists, if any."""
     listed = schema.get("enum")
     return listed if isinstance(listed, list) else [schema["const"]] if "const" in schema else []
 

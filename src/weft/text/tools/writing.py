@@ -14,7 +14,7 @@ from typing import Any
 from weft.text.tools.formats import ToolFormat, Writing
 
 _PLAIN = Writing("json", between="\n")
-"""For a model without a format, and for one whose calls are messages of their own: no content has them."""
+"""Writing for a model without a format, and for one whose calls are messages of their own, which never are content."""
 
 
 def calls_text(row: ToolFormat | None, calls: Sequence[Mapping[str, Any]]) -> str:

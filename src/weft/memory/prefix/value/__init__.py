@@ -1,1 +1,1 @@
-"""The value policy: keep what saves the most seconds per byte; see ``policy``."""
+"""The value policy: keep the states that save the most seconds per byte; see ``policy``."""

@@ -5,10 +5,10 @@
                            v
     pool      the POOL_ROWS lowest values            two sorted lists, valued again with each request
 
-Values change with age, so no order stays right. Sorting all records at each eviction would cost milliseconds.
-So a *sweep* values one slice of the records at a time, as arrays, and the pool keeps the lowest values seen.
-Between two sweeps every request *refreshes* the pool alone. A commit puts the rows that it changed into the
-pool at once. If fewer than POOL_LOW candidates remain, the next update sweeps early.
+Values change with age, so no order stays right. Sorting all records at each eviction would cost milliseconds. So a
+*sweep* values one slice of the records at a time, as arrays, and the pool keeps the lowest values seen. Between two
+sweeps every request *refreshes* only the pool. A commit puts the rows that it changed into the pool at once. If fewer
+than POOL_LOW candidates remain, the next update sweeps early.
 
 Law: L11 (a sweep and a refresh touch a bounded number of rows).
 """
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from weft.memory.prefix.value.prospects import Prospects, Records
 
 SWEEP_EVERY = 32
-"""Requests between two sweeps."""
+"""Number of requests between two sweeps."""
 SWEEP_ROWS = 4096
 POOL_ROWS = 256
 POOL_LOW = 64
@@ -46,15 +46,15 @@ class Candidates:
         """``_opened_since`` at the last refresh."""
 
     def ranked(self) -> Iterator[tuple[float, int]]:
-        """Values and rows, the lowest value first; a copy."""
+        """Return values and rows, the lowest value first; a copy."""
         return self._pool.ranked()
 
     def opened(self) -> None:
-        """A request began: the next ``update`` has work."""
+        """Note that a request began: the next ``update`` has work."""
         self._opened_since += 1
 
     def put(self, row: int, rate: float) -> None:
-        """The state of ``row`` saves ``rate`` seconds per byte from now on; it is a candidate."""
+        """Put ``row``, whose state saves ``rate`` seconds per byte from now on, among the candidates."""
         self._records.rates[row] = rate
         self._pool.put(row, self._prospects.value(row, rate))
 
@@ -67,7 +67,7 @@ class Candidates:
             self._opened_since = SWEEP_EVERY
 
     def update(self) -> None:
-        """At the end of a commit: sweep or refresh, if a request began since the last one."""
+        """Sweep or refresh at the end of a commit, if a request began since the last one."""
         if self._opened_since == self._refreshed_at:
             return
         if self._opened_since >= SWEEP_EVERY:
@@ -106,16 +106,16 @@ class Pool:
         return len(self._rows)
 
     def ranked(self) -> Iterator[tuple[float, int]]:
-        """Values and rows, the lowest value first; a copy."""
+        """Return values and rows, the lowest value first; a copy."""
         return zip(self._values.copy(), self._rows.copy(), strict=True)
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """int64 [rows], the lowest value first."""
+        """Int64 [rows], the lowest value first."""
         return np.array(self._rows, np.int64)
 
     def put(self, row: int, value: float) -> None:
-        """``row`` has ``value`` from now on; it becomes a candidate if it was none."""
+        """Put ``row`` with ``value`` from now on; it becomes a candidate if it was none."""
         self.drop(row)
         self._members.add(row)
         at = bisect_right(self._values, value)
@@ -123,14 +123,14 @@ class Pool:
         self._rows.insert(at, row)
 
     def drop(self, row: int) -> None:
-        """``row`` is not a candidate any more."""
+        """Drop ``row``, which is not a candidate any more."""
         if row in self._members:
             self._members.remove(row)
             at = self._rows.index(row)
             del self._rows[at], self._values[at]
 
     def fill(self, rows: npt.NDArray[np.int64], values: npt.NDArray[np.float64], most: int) -> None:
-        """The candidates become the ``most`` of ``rows`` with the lowest ``values``; both [rows]."""
+        """Fill the pool with the ``most`` of ``rows`` with the lowest ``values``; both [rows]."""
         if values.size > most:
             low = np.argpartition(values, most)[:most]
             rows, values = rows[low], values[low]

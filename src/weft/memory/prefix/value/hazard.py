@@ -20,12 +20,11 @@
                      kind at its creation           a continued END is seldom asked for again
                      turn                           answers of the conversation before it
 
-This is a Poisson regression. Its coefficients are updated one at a time by observed over expected uses, each
-with a gamma prior: a feature without information stays at 1, and nothing has a learning rate. Evicted states
-add exposure as long as they are remembered; without that a policy would learn only from what it chose to see.
-Age bins double, from one second to some ten minutes. The prior falls with age like the gaps of anything that
-spans many scales (0.2 / (age + 60 s)). Buckets of features are few, because each is learned from scratch on
-live traffic.
+This is a Poisson regression. Its coefficients are updated one at a time by observed over expected uses, each with a
+gamma prior: a feature without information stays at 1, and nothing has a learning rate. Evicted states add exposure as
+long as they are remembered; without that a policy would learn only from the states that it chose to keep. Age bins
+double, from one second to some ten minutes. The prior falls with age like the gaps of anything that spans many scales
+(0.2 / (age + 60 s)). Buckets of features are few, because each is learned from scratch on live traffic.
 
 ``index_table`` is the Gittins index: the best bargain from an age on, over all times at which to give up. Per
 byte and seconds saved, keeping the highest index is the optimal rule for choosing among such waits one at a
@@ -46,11 +45,11 @@ PRIOR_USES = 2.0
 PRIOR_FACTOR = 2.5
 FACTOR_MAX = 64.0
 NO_CODE = 0
-"""The code of an absent feature: its factor is always 1."""
+"""Code of an absent feature: its factor is always 1."""
 
 _BINS = 11
 EDGES: Floats = np.concatenate([[0.0], 2.0 ** np.arange(_BINS - 1)])
-"""Seconds at which each age bin begins; the last has no end."""
+"""Start of each age bin, seconds; the last has no end."""
 WIDTHS: Floats = np.append(np.diff(EDGES), EDGES[-1])
 _ENDS: Floats = np.append(EDGES[1:], np.inf)
 _ENDS_LIST: list[float] = _ENDS.tolist()
@@ -58,7 +57,7 @@ _LAST_END = float(EDGES[-1] + WIDTHS[-1])
 
 
 def bin_of(age_s: float) -> int:
-    """The bin of an age in seconds."""
+    """Return the bin of an age in seconds."""
     return min(_BINS - 1, int(age_s).bit_length())
 
 
@@ -68,19 +67,19 @@ def bins_of(ages_s: Floats) -> Ints:
 
 
 def seconds_by_bin(since_s: Floats, until_s: Floats) -> Floats:
-    """[rows, bins]: how much of the ages [since, until) lies in each bin."""
+    """Return [rows, bins]: the part of the ages [since, until) in each bin."""
     spent: Floats = np.clip(until_s[:, None], EDGES, _ENDS) - np.clip(since_s[:, None], EDGES, _ENDS)
     return spent
 
 
 def prior_rates() -> Floats:
-    """Uses per second that are assumed before any observation."""
+    """Return the uses per second that are assumed before any observation."""
     rates: Floats = 0.2 / (EDGES + WIDTHS / 2 + 60.0)
     return rates
 
 
 class Hazard:
-    """``kinds`` and ``codes``: their counts. NO_CODE stands for no feature."""
+    """The learned hazard. ``kinds`` and ``codes``: their counts. NO_CODE means no feature."""
 
     __slots__ = ("_code_expected", "_code_uses", "_exposure", "_prior", "_uses", "factors", "rates")
 
@@ -96,25 +95,25 @@ class Hazard:
         """[codes]; as of the last ``learn``."""
 
     def factor_of(self, codes: tuple[int, ...]) -> float:
-        """The product of the factors of ``codes``, clipped to FACTOR_MAX."""
+        """Return the product of the factors of ``codes``, clipped to FACTOR_MAX."""
         product = 1.0
         for code in codes:
             product *= float(self.factors[code])
         return min(FACTOR_MAX, max(1 / FACTOR_MAX, product))
 
     def factors_of(self, codes: Ints) -> Floats:
-        """[rows] for [rows, features]."""
+        """Return the factors, [rows], for [rows, features]."""
         products: Floats = np.clip(self.factors[codes].prod(axis=1), 1 / FACTOR_MAX, FACTOR_MAX)
         return products
 
     def uses_from(self, kind: int, age_s: float, factor: float) -> float:
-        """Uses expected from ``age_s`` on, up to the end of the last bin."""
+        """Return the expected uses from ``age_s`` on, up to the end of the last bin."""
         at = bin_of(age_s)
         left_s = max(0.0, min(_ENDS_LIST[at], _LAST_END) - age_s)
         return factor * float(self.rates[kind, at] * left_s + self.rates[kind, at + 1 :] @ WIDTHS[at + 1 :])
 
     def waited(self, kinds: Ints, codes: Ints, factors: Floats, since_s: Floats, until_s: Floats) -> None:
-        """Records with ``kinds`` [rows], ``codes`` [rows, features] and ``factors`` [rows] were not used
+        """Count that records with ``kinds`` [rows], ``codes`` [rows, features] and ``factors`` [rows] were not used
         between the ages ``since_s`` and ``until_s`` [rows]."""
         weighted = seconds_by_bin(since_s, until_s) * factors[:, None]
         for kind in range(len(self.rates)):
@@ -124,7 +123,7 @@ class Hazard:
             self._code_expected += np.bincount(column, expected / self.factors[column], minlength=self.factors.size)
 
     def one_waited(self, kind: int, codes: tuple[int, ...], factor: float, since_s: float, until_s: float) -> None:
-        """``waited`` of one record, in a tenth of the time."""
+        """Count ``waited`` of one record, in a tenth of the time."""
         expected, at = 0.0, bin_of(since_s)
         while since_s < until_s:
             end_s = min(until_s, _ENDS_LIST[at])
@@ -135,7 +134,7 @@ class Hazard:
             self._code_expected[code] += expected * factor / self.factors[code]
 
     def used(self, kind: int, codes: tuple[int, ...], age_s: float) -> None:
-        """One record was used at age ``age_s``."""
+        """Count a use of one record at age ``age_s``."""
         self._uses[kind, bin_of(age_s)] += 1.0
         for code in codes:
             self._code_uses[code] += 1.0
@@ -148,7 +147,7 @@ class Hazard:
 
 
 def index_table(rates: Floats, widths: Floats, factors: Floats) -> Floats:
-    """float64 [factors, ages]: the index per second at the beginning of each age bin. The hazard is ``rates``
+    """Return float64 [factors, ages]: the index per second at the beginning of each age bin. The hazard is ``rates``
     (float64 [ages], uses per second in each bin) times a factor of ``factors`` (float64 [factors]).
     ``widths``: seconds of each bin, float64 [ages]."""
     hazard = factors[:, None] * rates
@@ -183,7 +182,7 @@ CODE_COUNT = _CODES_PER_KIND * len(Kind)
 
 
 def codes_of_new(kind: Kind, *, prompt_tokens: int, known_tokens: int, answer_tokens: int | None) -> Codes:
-    """Codes of a state before its first use. ``known_tokens``: how much of the prompt was seen before.
+    """Return the codes of a state before its first use. ``known_tokens``: how much of the prompt was seen before.
     ``answer_tokens`` None: the request continues."""
     first = kind * _CODES_PER_KIND
     share = min(_SHARES, known_tokens * _SHARES // max(1, prompt_tokens))
@@ -195,7 +194,7 @@ def codes_of_new(kind: Kind, *, prompt_tokens: int, known_tokens: int, answer_to
 
 
 def codes_of_used(*, uses: int, mean_gap_s: float | None, origin: Kind, turn: int) -> Codes:
-    """Codes of a state after ``uses`` uses. ``mean_gap_s``: mean seconds between them, None if unknown.
+    """Return the codes of a state after ``uses`` uses. ``mean_gap_s``: mean seconds between them, None if unknown.
     ``origin``: its kind at creation. ``turn``: the turn of its conversation then, 0 for the first."""
     first = Kind.USED * _CODES_PER_KIND
     gap = 0 if mean_gap_s is None else 1 + min(_GAP_BITS, int(mean_gap_s + 1).bit_length())

@@ -21,7 +21,8 @@ from weft.units import PAD, SeqId, SlotId
 
 
 class History:
-    """Records are numbers, in the place of slots in the live tree. ``token_count``: tokens of all edges."""
+    """A tree of recent tokens. Records are numbers, kept where the live tree has slots. ``token_count``: tokens of all
+    edges."""
 
     __slots__ = ("_held", "_tree", "token_count")
 
@@ -31,7 +32,7 @@ class History:
         self.token_count = 0
 
     def find(self, salt: str, tokens: bytes) -> tuple[int, int]:
-        """How far ``tokens`` was seen, in whole pages, and the deepest record on the path, PAD without
+        """Return how far ``tokens`` was seen, in complete pages, and the deepest record on the path, PAD without
         one."""
         match = self._tree.find(salt, tokens)
         if match is None:
@@ -39,13 +40,13 @@ class History:
         return match.kv_tokens, match.anchor.slot if match.anchor is not None else PAD
 
     def opened(self, seq: SeqId, place: Node) -> None:
-        """``seq`` opens at ``place``; its new tokens follow the whole pages of it."""
+        """Note that ``seq`` opens at ``place``; its new tokens follow the complete pages of it."""
         at = place.parent if place.is_tail else place
         if at is not None and at.parent is not None:
             self._hold(seq, at)
 
     def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
-        """``seq`` computed ``tokens`` (int32 bytes; whole pages count) from ``start`` on."""
+        """Add ``tokens`` (int32 bytes; complete pages count) that ``seq`` computed from ``start`` on."""
         base = self._held.get(seq)
         if (base.end if base is not None else 0) < start:
             return
@@ -58,7 +59,7 @@ class History:
             self._hold(seq, node)
 
     def place(self, seq: SeqId, position: int, rest: bytes) -> Node | None:
-        """The place of a state after ``position`` tokens of ``seq``; ``rest``: its tokens past whole pages.
+        """Return the place of a state after ``position`` tokens of ``seq``; ``rest``: its tokens past complete pages.
         None if the path was forgotten."""
         path = self._held.get(seq)
         if path is None:

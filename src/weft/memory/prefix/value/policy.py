@@ -1,4 +1,4 @@
-"""The value policy: evict first what saves the fewest seconds per byte and second held.
+"""The value policy: evict first the states that save the fewest seconds per byte and second held.
 
     value = index  x  (seconds to compute from the snapshot above)  /  (slot bytes + KV bytes only it needs)
 
@@ -50,16 +50,16 @@ GHOST_S = 600.0
 """Seconds after its last use at which a ghost is forgotten."""
 GHOSTS_MAX = 16384
 HISTORY_SHARE = 256
-"""The history takes at most one byte of tokens per 256 bytes of the arena."""
+"""Bytes of the arena per byte of tokens in the history, at least."""
 HISTORY_TOKENS_MIN = 1 << 20
 FORGET_PER_COMMIT = 64
 _TRIES = 32
-"""Candidates that are valued again for each one that is named."""
+"""Most candidates that are valued again for each one that is named."""
 _CLOSE = 1.02
-"""A candidate keeps its place if its value rose by no more than this factor."""
+"""Factor by which a candidate's value may rise before it loses its place."""
 _LAST_SHARE = 8
 _LAST_TOKENS = 512
-"""A state is at the end of its prompt if at most an eighth of the prompt plus 512 tokens follow it."""
+"""Tokens that may follow a state at the end of its prompt, in addition to an eighth of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class _Context:
 
 
 class ValuePolicy(Policy):
-    """See the module. Only commits read ``clock``, and only those in which a sequence opens, closes or
-    publishes, or a snapshot is evicted. All plans between two of them see one time, so a simulation can
-    skip steps that change nothing."""
+    """The policy; see the module. Only commits read ``clock``, and only those in which a sequence opens, closes or
+    publishes, or a snapshot is evicted. All plans between two of them see one time, so a simulation can skip steps that
+    change nothing."""
 
     name = "value"
 
@@ -123,7 +123,7 @@ class ValuePolicy(Policy):
             yield self._node_of(heappop(risen)[1])
 
     def candidates(self) -> Iterator[tuple[Node, float]]:
-        """The candidates for eviction with the values at which they are ranked, the lowest first."""
+        """Return the candidates for eviction with the values at which they are ranked, the lowest first."""
         return ((self._node_of(row), value) for value, row in self._candidates.ranked())
 
     def uses_of(self, node: Node) -> float | None:
@@ -131,7 +131,7 @@ class ValuePolicy(Policy):
         return None if row is None else self._prospects.uses(row)
 
     def audit(self, states: Mapping[NodeId, Node]) -> None:
-        """Raises AssertionError where the records and the snapshots ``states`` do not agree."""
+        """Raise AssertionError where the records and the snapshots ``states`` do not agree."""
         records = self._records
         assert set(self._rows) == set(states), "a snapshot has no record, or a record has no snapshot"
         live = [row for row, node in enumerate(records.nodes) if node is not None]
@@ -236,13 +236,13 @@ class ValuePolicy(Policy):
         self._candidates.update()
 
     def _touch(self, node: Node | None) -> None:
-        """The pages that only the snapshot of ``node`` needs have changed."""
+        """Touch the record of ``node``, as the pages that only its snapshot needs have changed."""
         row = self._rows.get(node.id) if node is not None else None
         if row is not None:
             self._touched[row] = None
 
     def _revalue(self) -> None:
-        """Value again the rows that this commit touched and those that ``order`` saw rise."""
+        """Revalue the rows that this commit touched and those that ``order`` saw rise."""
         self._touched.update(self._outdated)
         for row in self._touched:
             node = self._records.nodes[row]
@@ -270,7 +270,7 @@ class ValuePolicy(Policy):
 
 
 def _features(context: _Context, position: int, *, ended: bool) -> tuple[Kind, Codes]:
-    """Kind and codes of a new state of the request at ``position``."""
+    """Return kind and codes of a new state of the request at ``position``."""
     if not ended and position <= context.seen_tokens:
         return Kind.USED, codes_of_used(uses=1, mean_gap_s=None, origin=Kind.USED, turn=context.turn)
     kind, answer = Kind.END, position - context.prompt_tokens + 1

@@ -1,5 +1,5 @@
-"""What the policy knows of each state, and what is expected of it: how soon it is used, what a use saves per
-byte.
+"""The policy's records of states and their expectations: how soon a state is used, and the seconds per byte that a use
+saves.
 
     row   kind codes factor | born counted | rate | live | place node | uses gap
           what it is          age, waiting   gain   in       where        observed
@@ -10,15 +10,14 @@ byte.
             heir where that is larger
     rate    (seconds to compute from the snapshot above) / (slot bytes + KV bytes that only it needs)
 
-Records are columns of numbers, a row each, in memory or evicted of late. A column is a numpy array if a sweep
-reads all of its rows at once. Others are lists. Rows are reused, the last one freed first, so the same run
-has the same rows. ``heir``: a ghost further on the path. A conversation whose end was evicted resumes at the
-state before it, so that state is now worth what was expected of the end.
+Records are columns of numbers, a row each, in memory or evicted of late. A column is a numpy array if a sweep reads all
+of its rows at once. Others are lists. Rows are reused, the last one freed first, so the same run has the same rows.
+``heir``: a ghost further on the path. A conversation whose end was evicted resumes at the state before it, so that
+state now has the expected uses of the end.
 
-The hazard learns from uses and from waiting. Waiting is counted when a record changes (``count_waiting``) and
-for whole slices of records in a sweep (``count_rows``). ``learn`` turns the counts into the table of indexes.
-Each method for one record has a twin for many, over arrays: a loop over 4096 records would cost 50 times as
-much.
+The hazard learns from uses and from waiting. Waiting is counted when a record changes (``count_waiting``) and for whole
+slices of records in a sweep (``count_rows``). ``learn`` turns the counts into the table of indexes. Each method for one
+record has a twin for many, over arrays: a loop over 4096 records would cost 50 times more.
 
 Law: L11 (everything is a fixed table or a column of the records).
 """
@@ -87,8 +86,7 @@ class Records:
         """The same as tuples, for single rows."""
         self.factors = np.ones(rows)
         self.tables = np.zeros(rows, np.int64)
-        """Where the indexes of its kind and factor begin in the table of ``Prospects``, which also sets
-        ``factors``."""
+        """Where the indexes of its kind and factor begin in the table of ``Prospects``, which also sets ``factors``."""
         self.born_s = np.zeros(rows)
         """Time of creation, or of the last use."""
         self.counted_s = np.zeros(rows)
@@ -133,7 +131,7 @@ class Records:
         return row
 
     def become(self, row: int, kind: Kind, codes: Codes, now_s: float) -> None:
-        """The record changes its kind and codes, and its age begins at 0. ``Prospects`` sets its factor."""
+        """Change the kind and codes of a record; its age begins at 0. ``Prospects`` sets its factor."""
         self.kinds[row] = kind
         self.codes[row] = self._codes[row] = codes
         self.born_s[row] = self.counted_s[row] = now_s
@@ -149,11 +147,11 @@ class Records:
         self._free.append(row)
 
     def ghosts(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Which of ``rows`` are ghosts."""
+        """Return which of ``rows`` are ghosts."""
         return self.used[rows] & ~self.live[rows]
 
     def rows(self, first: int, end: int) -> Ints:
-        """The rows of [first, end) with a record."""
+        """Return the rows of [first, end) with a record."""
         return first + np.flatnonzero(self.used[first:end])
 
     def _grow(self) -> None:
@@ -181,7 +179,8 @@ _GAP_MEMORY = 0.7
 
 
 class Prospects:
-    """``cost``: of computing a prompt; ``now_s``: the time at which values hold. The policy sets both."""
+    """Prospects of all records. ``cost``: of computing a prompt; ``now_s``: the time at which values hold. The policy
+    sets both."""
 
     __slots__ = ("_hazard", "_page_bytes", "_records", "_slot_bytes", "_table", "_tables", "cost", "now_s")
 
@@ -194,14 +193,14 @@ class Prospects:
         self._hazard = Hazard(len(Kind), CODE_COUNT)
         self._tables: Floats = np.zeros(0)
         self._table: list[float] = []
-        """The index by kind, step of the factor and age, in that order. Both hold the same numbers: the array
-        serves many records at once, the list one."""
+        """The index by kind, step of the factor and age, in that order; both hold the same numbers: the array serves
+        many records at once, the list one."""
         self.learn()
 
     # ------------------------------------------------------------------ learning
 
     def use(self, row: int) -> None:
-        """A request began at the state of ``row``, or would have if the state were still in memory."""
+        """Count a request that began at the state of ``row``, or would have if the state were still in memory."""
         records = self._records
         age_s = self.now_s - records.born_s.item(row)
         self.count_waiting(row)
@@ -229,7 +228,7 @@ class Prospects:
         records.counted_s[row] = now_s
 
     def count_rows(self, rows: Ints) -> None:
-        """``count_waiting`` of many rows."""
+        """Count the waiting of many rows."""
         records = self._records
         born = records.born_s[rows]
         self._hazard.waited(
@@ -248,13 +247,13 @@ class Prospects:
         self._table = self._tables.tolist()
 
     def weigh(self, row: int, kind: Kind, codes: Codes) -> None:
-        """The features of ``row`` changed: look up its factor again."""
+        """Look up the factor of ``row`` again, whose features changed."""
         self._records.factors[row] = factor = self._hazard.factor_of(codes)
         step = round((log2(factor) + _OCTAVES) * _STEPS_PER_OCTAVE)
         self._records.tables[row] = (kind * len(_FACTORS) + step) * len(WIDTHS)
 
     def weigh_rows(self, rows: Ints) -> None:
-        """``weigh`` of many rows."""
+        """Look up the factors of many rows, as ``weigh`` does."""
         records = self._records
         records.factors[rows] = factors = self._hazard.factors_of(records.codes[rows])
         steps = np.rint((np.log2(factors) + _OCTAVES) * _STEPS_PER_OCTAVE).astype(np.int64)
@@ -263,7 +262,7 @@ class Prospects:
     # ------------------------------------------------------------------ valuing
 
     def rate(self, node: Node) -> float:
-        """Seconds that a use of the state at ``node`` saves, per byte that only it needs."""
+        """Return the seconds that a use of the state at ``node`` saves, per byte that only it needs."""
         above = snapshot_above(node)
         saved = self.cost.between(above.end if above is not None else 0, node.end)
         return saved / (self._slot_bytes + pages_alone(node) * self._page_bytes)
@@ -274,7 +273,7 @@ class Prospects:
         return (index if heir == PAD else max(index, self.index(heir))) * rate
 
     def values(self, rows: Ints) -> Floats:
-        """``value`` of many rows, with the rate that each row has in its record."""
+        """Return the values of many rows, with the rate that each row has in its record."""
         records = self._records
         values = self._indexes(rows)
         heirs = records.heirs[rows]
@@ -284,7 +283,7 @@ class Prospects:
         return values * records.rates[rows]
 
     def heir(self, row: int) -> int:
-        """The ghost of which ``row`` has the prospects; PAD without one."""
+        """Return the ghost of which ``row`` has the prospects; PAD without one."""
         heir: int = self._records.heirs.item(row)
         return heir if heir != PAD and self._records.nodes[heir] is None else PAD
 
@@ -293,7 +292,7 @@ class Prospects:
         return self._table[records.tables.item(row) + bin_of(self.now_s - records.born_s.item(row))]
 
     def uses(self, row: int) -> float:
-        """Uses expected of ``row`` or its heir within the ages that the hazard knows, from now on."""
+        """Return the expected uses of ``row`` or its heir within the ages that the hazard knows, from now on."""
         heir = self.heir(row)
         return max(self._uses(one) for one in ((row,) if heir == PAD else (row, heir)))
 

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from weft.errors import ConfigError
-from weft.router.blind import ROUTERS, PrefixHash, RoundRobin, make_router
+from weft.router import choice
 from weft.router.protocol import LeastLoaded, ReplicaLoad, RoutedRequest
+from weft_tools.sim.routers import ROUTERS, PrefixHash, RoundRobin, make_router
 
 REQUEST = RoutedRequest("a", [1, 2, 3])
 
@@ -73,5 +74,6 @@ def test_a_prefix_that_all_prompts_have_spreads_by_load() -> None:
 
 def test_routers_by_name() -> None:
     assert {make_router(name, lambda: 0.0).wants for name in ROUTERS} == {"nothing", "states", "pages"}
-    with pytest.raises(ConfigError, match="there are seconds, kv-only"):
-        make_router("fastest", lambda: 0.0)
+    for make, last in ((make_router, "round-robin$"), (choice.make_router, "least-loaded$")):
+        with pytest.raises(ConfigError, match=f"there are seconds, kv-only.*{last}"):
+            make("fastest", lambda: 0.0)

@@ -1,11 +1,10 @@
-"""Further routers that look at no cache: round robin, and a hash of the beginning of the prompt.
+"""Routers of simulations: those of a server, and two that look at no cache, as a comparison.
 
-    round-robin     the next one
-    prefix-hash     by the first tokens of the prompt; another one where that replica has too much in flight
+    round-robin     the next replica
+    prefix-hash     by the first tokens of the prompt; another replica where that one has too much in flight
 
 The hash is rendezvous hashing: if a replica leaves, only its own prefixes move. A replica with more than
-LOAD_SHARE_MAX of the mean load is passed over, so a prefix that all prompts have spreads. ROUTERS has all by
-the names of ``debug.router``.
+LOAD_SHARE_MAX of the mean load is passed over, so a prefix that all prompts have spreads.
 """
 
 from __future__ import annotations
@@ -13,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.errors import ConfigError
-from weft.router.protocol import LeastLoaded, ReplicaLoad, Route, RoutedRequest, Router, Wants, least_loaded
+from weft.prefix_digests import prefix_digests
+from weft.router.choice import ROUTERS as SERVED
+from weft.router.choice import make_router as make_served
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, Router, least_loaded
 from weft.units import PAGE_TOKENS
 
 PREFIX_TOKENS = 2048
@@ -23,7 +25,7 @@ _MIX = 0xBF58476D1CE4E5B9
 
 
 class RoundRobin(Router):
-    """A ``Router``."""
+    """A ``Router`` that takes each candidate in turn."""
 
     def __init__(self) -> None:
         self._last = -1
@@ -37,14 +39,12 @@ class RoundRobin(Router):
 
 
 class PrefixHash(Router):
-    """A ``Router``. ``prefix_tokens``: the part of the prompt that is hashed."""
+    """A ``Router`` by rendezvous hashing of the first ``prefix_tokens`` tokens of the prompt."""
 
     def __init__(self, prefix_tokens: int = PREFIX_TOKENS) -> None:
         self._prefix_tokens = prefix_tokens
 
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
-        from weft.prefix_digests import prefix_digests  # numpy; the other routers need none
-
         length = min(len(request.tokens), self._prefix_tokens)
         digests = prefix_digests(request.tokens[: max(length, PAGE_TOKENS)], request.salt)
         if not digests.size:  # shorter than a page: there is nothing to share
@@ -59,35 +59,23 @@ class PrefixHash(Router):
 
 
 def _weight(prefix: int, replica: int) -> int:
-    """A number that mixes both; the same in every process."""
+    """Return a number that mixes both; the same in every process."""
     mixed = (prefix ^ ((replica + 1) * _MIX)) & _WORD
     mixed = ((mixed ^ (mixed >> 30)) * _MIX) & _WORD
     return mixed ^ (mixed >> 31)
 
 
-DEFAULT_ROUTER = "seconds"
+_BLIND: dict[str, Callable[[], Router]] = {"prefix-hash": PrefixHash, "round-robin": RoundRobin}
+ROUTERS = (*SERVED, *_BLIND)
 
 
-def _by_seconds(clock: Callable[[], float], wants: Wants = "states", *, always_splits: bool = False) -> Router:
-    from weft.router.seconds import Seconds  # numpy, which a server of one replica has no use for
-
-    return Seconds(clock, wants, always_splits=always_splits)
-
-
-_MAKERS: dict[str, Callable[[Callable[[], float]], Router]] = {
-    "seconds": _by_seconds,
-    "kv-only": lambda clock: _by_seconds(clock, "pages"),
-    "split": lambda clock: _by_seconds(clock, always_splits=True),
-    "prefix-hash": lambda clock: PrefixHash(),
-    "round-robin": lambda clock: RoundRobin(),
-    "least-loaded": lambda clock: LeastLoaded(),
-}
-ROUTERS = tuple(_MAKERS)
+def check_router(name: str) -> None:
+    """Raise ConfigError, which lists the names, where no router is called ``name``."""
+    if name not in ROUTERS:
+        raise ConfigError(f"--router {name!r} is not a router: there are {', '.join(ROUTERS)}", param="--router")
 
 
 def make_router(name: str, clock: Callable[[], float]) -> Router:
-    """Raises ConfigError that lists the names."""
-    maker = _MAKERS.get(name)
-    if maker is None:
-        raise ConfigError(f"debug.router {name!r} is no router: there are {', '.join(ROUTERS)}", param="debug.router")
-    return maker(clock)
+    """Return the router called ``name``. Raise ConfigError that lists the names."""
+    check_router(name)
+    return _BLIND[name]() if name in _BLIND else make_served(name, clock)
