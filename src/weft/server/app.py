@@ -32,6 +32,7 @@ from weft.server.batches.routes import BatchHandlers, BatchRunner
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import CHAT, chat_conversation
 from weft.server.completions import COMPLETIONS
+from weft.server.decisions import DECISIONS, SYSTEM_ONE
 from weft.server.edge import EdgeError
 from weft.server.errors import error_response, on_bug, on_weft_error
 from weft.server.gate import Gate
@@ -171,6 +172,8 @@ _WAYS = {
     "embeddings": EMBEDDINGS,
     **dict.fromkeys(("rerank", "plain_rerank", "cohere_rerank"), RERANK),
     **dict.fromkeys(("score", "plain_score"), SCORE),
+    "decisions": DECISIONS,
+    "system_one": SYSTEM_ONE,
 }
 _OLLAMA_ANSWERS = {"ollama_chat": OLLAMA_CHAT, "ollama_generate": OLLAMA_GENERATE}
 _OLLAMA_EMBEDDINGS = {"ollama_embed": OLLAMA_EMBED, "ollama_embeddings": OLLAMA_EMBEDDINGS}

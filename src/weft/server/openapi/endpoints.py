@@ -22,6 +22,7 @@ from weft.server.batches.files import FileObject
 from weft.server.batches.routes import PURPOSES, BatchBody, BatchList, BatchObject, DeletedFile, FileList
 from weft.server.chat import ChatChunk, ChatCompletion
 from weft.server.completions import CompletionResponse
+from weft.server.decisions import DecisionAnswers, DecisionBody, SystemOneAnswers, SystemOneBody
 from weft.server.ollama import protocol as ollama
 from weft.server.pooling import EmbeddingBody, EmbeddingList, RerankAnswer, RerankBody, ScoreBody, ScoreList
 from weft.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody, TokenizePromptBody
@@ -463,6 +464,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              errors=(404, 413, 422)),
     Endpoint(operation="plain_score", method="POST", path="/score", group="Embed and rank",
              text="The same as /v1/score.", body=ScoreBody, answer=ScoreList, errors=(404, 413, 422)),
+    Endpoint(operation="decisions", method="POST", path="/v1/decisions", group="Decide",
+             text="The probability of each answer to questions about one text.", body=DecisionBody,
+             answer=DecisionAnswers, errors=(404, 413, 422)),
+    Endpoint(operation="system_one", method="POST", path="/v1/systemone", group="Decide",
+             text="The same in the form of System One.", body=SystemOneBody, answer=SystemOneAnswers,
+             errors=(404, 413, 422)),
     Endpoint(operation="ollama_embed", method="POST", path="/api/embed", group="Ollama",
              text="The embeddings of texts, in Ollama's dialect.", body=ollama.OllamaEmbedBody,
              answer=OllamaEmbeddings, error=OllamaError, errors=(404, 413, 422)),
