@@ -135,6 +135,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/store.md", "weft store verify s3://"): BUCKET,
     ("docs/store.md", "weft store prune s3://"): BUCKET,
     ("docs/store.md", "weft store rm s3://"): BUCKET,
+    ("docs/sessions.md", "echo 'Where is the sea?' | weft chat"): TERMINAL,
     ("docs/sessions.md", "openssl rand"): SHELL,
     ("docs/sessions.md", "WEFT_SESSION_KEY=/etc/weft/session.key weft serve"): KEY,
     ("docs/store.md", "openssl rand"): SHELL,

@@ -35,7 +35,7 @@ def session_store(service: Service) -> SessionStore:
     """Raises UnknownSessionError where this server keeps none."""
     if service.sessions is None:
         raise UnknownSessionError(
-            "this server keeps no sessions (server.response_store off)", param="session", code="session_not_found"
+            "this server keeps no sessions (server.response_store off)", param="session", code="sessions_off"
         )
     return service.sessions
 
