@@ -139,6 +139,12 @@ class EngineConfig:
         "Count in /metrics the prompt tokens that only another cache_salt holds: "
         "for operators, as it reveals which prompts other tenants sent.",
     )
+    session_memory: float = limit(
+        0.25,
+        "Share of --memory in which the states of sessions are evicted last; what memory needs gives way all the same.",
+        least=0,
+        most=0.9,
+    )
     store: str | None = flag(
         None,
         "Directory or bucket (s3://bucket/prefix, gs://, az://) of a store: "

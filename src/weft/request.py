@@ -242,7 +242,8 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a prompt that replaces an answer: a value of its hidden rows after the final norm. ``kind``: the
     first row, the last one, or the mean of all rows from position ``skip`` on. ``score``: the last row goes through the
-    checkpoint's score head. ``tokens``: the last row's logits of these tokens."""
+    checkpoint's score head. ``tokens``: the last row's log-probabilities
+    of these tokens, over the whole vocabulary."""
 
     kind: Literal["first", "last", "mean"] = "last"
     skip: int = 0

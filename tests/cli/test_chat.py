@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from weft.cli.chat import converse
 from weft.cli.conversation import Conversation, TerminalChat
 from weft.cli.main import main
 from weft.cli.remote import AnswerDelta, RemoteModel
@@ -497,3 +498,66 @@ def test_what_a_server_refuses_is_known_by_its_field(status: int, error: dict[st
     with pytest.raises(WeftError) as caught:
         list(model.stream_chat([], {}))
     assert caught.value.param == param
+
+
+class SessionServer:
+    """Keeps one session as a server of weft does, and says what was sent to it."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Any] | None = None
+        self.refuses = False
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "tiny", "max_model_len": 600}]})
+        if request.url.path == "/v1/chat/completions":
+            delta = {"choices": [{"index": 0, "delta": {"content": "fine"}, "finish_reason": "stop"}]}
+            return httpx.Response(200, text=f"data: {json.dumps(delta)}\n\ndata: [DONE]\n\n")
+        if request.method == "POST":
+            if self.refuses:
+                error = {"message": "you have 1000 sessions", "type": "rate_limit_error", "code": "too_many_sessions"}
+                return httpx.Response(429, json={"error": error})
+            self.saved = json.loads(request.content)
+            return httpx.Response(200, json={})
+        if self.saved is None:
+            error = {"message": "there is no session", "type": "not_found_error", "code": "session_not_found"}
+            return httpx.Response(404, json={"error": error})
+        return httpx.Response(200, json={"messages": self.saved["messages"], "tokens": 40})
+
+    def chat(self, *lines: str, system: str | None = None) -> str:
+        """Everything written after typing ``lines`` in a chat of its own."""
+        written, left = list[str](), list(lines)
+
+        def read(prompt: str) -> str:
+            if not left:
+                raise EOFError
+            return left.pop(0)
+
+        model = RemoteModel("http://server", transport=httpx.MockTransport(self))
+        converse(model, Conversation(system), {}, read=read, write=written.append, session="trip")
+        return "".join(written)
+
+
+def test_a_chat_with_a_session_goes_on_where_the_last_one_ended() -> None:
+    server = SessionServer()
+    assert "the session trip is new" in server.chat("one", "two", system="Be brief.")
+    assert server.saved is not None
+    assert server.saved["name"] == "trip"
+    assert "goes on after 2 turns" in server.chat("three")
+    said = [(one["role"], one["content"]) for one in server.saved["messages"]]
+    assert said[0] == ("system", "Be brief.")
+    assert [content for role, content in said if role == "user"] == ["one", "two", "three"]
+
+
+def test_a_session_that_is_not_saved_costs_a_line_and_no_turn() -> None:
+    server = SessionServer()
+    server.refuses = True
+    written = server.chat("one", "two")
+    assert written.count("the session was not saved: you have 1000 sessions") == 2
+
+
+def test_a_session_of_tokens_is_no_conversation_of_the_terminal() -> None:
+    server = SessionServer()
+    server.saved = {"messages": None}
+    with pytest.raises(ConfigError, match="--session trip: it has no questions"):
+        server.chat("one")

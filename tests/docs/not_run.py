@@ -21,6 +21,7 @@ MACHINES = "needs engines of their own on other machines; tests/fleet and tests/
 RAY = "needs Ray; tests/ray has it"
 ADAPTERS = "needs adapters; tests/server/test_adapters.py makes some"
 GGUF = "needs a file of the reader's; tests/api/test_gguf.py makes one"
+KEY = "needs a file with a key; tests/server/test_sessions.py has one"
 FRAGMENT = "a part of a function that the page explains"
 FUZZ = "minutes; tests/server/test_openapi.py sends a few hundred of these requests"
 BACKUP = "needs the directories of a server that runs; docs/store.md runs the check of a store"
@@ -134,6 +135,9 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/store.md", "weft store verify s3://"): BUCKET,
     ("docs/store.md", "weft store prune s3://"): BUCKET,
     ("docs/store.md", "weft store rm s3://"): BUCKET,
+    ("docs/sessions.md", "echo 'Where is the sea?' | weft chat"): TERMINAL,
+    ("docs/sessions.md", "openssl rand"): SHELL,
+    ("docs/sessions.md", "WEFT_SESSION_KEY=/etc/weft/session.key weft serve"): KEY,
     ("docs/store.md", "openssl rand"): SHELL,
     ("docs/store.md", "WEFT_STORE_KEY=/etc/weft/store.key weft serve"): BUCKET,
     ("docs/store.md", "pip install"): HUB,

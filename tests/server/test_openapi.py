@@ -220,6 +220,7 @@ def test_an_endpoint_says_that_it_may_not_find_a_model_or_a_replica() -> None:
 
 COMPUTED = re.compile(
     r"/v1/(chat/completions|completions|responses|messages|embeddings)|(/v1|/v2)?/rerank|(/v1)?/score"
+    r"|/v1/(decisions|systemone)"
     r"|/api/(chat|generate|embed|embeddings)"
 )
 """Endpoints whose answer an engine computes."""
@@ -243,7 +244,7 @@ def test_an_endpoint_names_the_errors_of_what_it_does(document: dict[str, Any]) 
             elif path in CHANGES_THE_ENGINE:
                 assert "409" in said, (method, path)
             assert ("422" in said) == (path in computed and method == "post"), (method, path)
-    assert len(computed) == 14
+    assert len(computed) == 16
     assert "413" in document["paths"]["/api/blobs/{digest}"]["post"]["responses"]
 
 
@@ -275,7 +276,7 @@ def test_a_page_of_a_list_has_twenty_entries_and_a_hundred_at_most(document: dic
         for parameter in operation.get("parameters", ())
         if parameter["name"] == "limit"
     ]
-    assert len(limits) == 3
+    assert len(limits) == 4
     assert all((one["minimum"], one["default"], one["maximum"]) == (1, 20, 100) for one in limits)
 
 

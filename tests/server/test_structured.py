@@ -184,3 +184,26 @@ async def test_many_grammars_at_once_disturb_nobody(server: RunningServer) -> No
         assert json.loads(text) in (f"answer {at}", at)
     others = [result.choices[0].token_ids for result in results if hasattr(result, "choices")]
     assert others == [alone] * 12
+
+
+def test_a_form_after_a_trigger(server: RunningServer) -> None:
+    pet = {"type": "json_schema", "json_schema": Pet.model_json_schema()}
+    tags = [{"begin": "<pet kind>", "content": pet, "end": "</pet>"}]
+    form = {
+        "type": "triggered_tags",
+        "triggers": ["<pet"],
+        "tags": tags,
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+    begun = {"type": "sequence", "elements": [{"type": "const_string", "value": "So: <pet kind>"}, pet]}
+    for asked in (form, begun):
+        made = chat(server, response_format={"type": "structural_tag", "format": asked}, max_tokens=PET_TOKENS_MAX)
+        [choice] = made.choices
+        text = choice.message.content
+        if asked is begun or "<pet" in text:
+            found = re.search(r"<pet kind>(.*?)(?:</pet>)?$", text, flags=re.DOTALL)
+            assert found is not None, text
+            if choice.finish_reason == "stop":
+                Pet.model_validate_json(found[1])
+    assert choice.finish_reason == "stop"

@@ -124,7 +124,7 @@ class _InFlightExecutor:
 
 class Simulation:
     """``drafter``: where verify runs get their drafts; None: no speculation. ``store``: prefixes beyond
-    memory, through buffers of ``buffer_bytes``."""
+    memory, through buffers of ``buffer_bytes``. ``pins_share``: of the arena, for prefixes with names."""
 
     def __init__(
         self,
@@ -133,6 +133,7 @@ class Simulation:
         store: Store | None = None,
         *,
         buffer_bytes: int = 1 << 22,
+        pins_share: float = 0.0,
     ) -> None:
         self.scenario = scenario
         sizes = scenario.sizes
@@ -146,7 +147,7 @@ class Simulation:
             step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max),
             grid_tokens=sizes.grid_tokens,
         )
-        memory = Memory(scenario.arena, cache=scenario.cache)
+        memory = Memory(scenario.arena, cache=scenario.cache, pins_share=pins_share)
         self.tier = None if store is None else self._tier(store, memory, buffer_bytes)
         self.core = EngineCore(
             vocab_size=VOCAB_SIZE,

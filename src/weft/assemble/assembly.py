@@ -141,7 +141,9 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     notes += [*placed.notes, *unknown_keys(directory)]
     defaults, cost = loaded.generation_defaults.ending(end), _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
-    memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
+    memory = Memory(
+        arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy, pins_share=config.session_memory
+    )
     tier = None
     if config.moves_records:
         if config.store is not None:

@@ -112,6 +112,7 @@ def open_tier(
                 cache_directory=config.store_cache,
                 key_file=config.store_key,
                 required=config.store_required,
+                pinned=lambda: ((prefix.salt, prefix.tokens) for prefix in memory.pins),
             ),
         )
         if not packing.is_available():

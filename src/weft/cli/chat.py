@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 
 _SYSTEM = click.Option(["--system"], help="System message.")
+_SESSION = click.Option(
+    ["--session"],
+    help="Name of a session of the server: the conversation goes on from it, and is saved after each answer.",
+)
 
 
 @click.command(
@@ -34,11 +38,14 @@ _SYSTEM = click.Option(["--system"], help="System message.")
         click.Option(["--url"], envvar="WEFT_URL", help="Talk to this server instead of starting one."),
         click.Option(["--api-key"], envvar="WEFT_API_KEY", help="Key for --url."),
         _SYSTEM,
+        _SESSION,
         *sampling_parameters(),
     ],
 )
 @click.pass_context
-def command(ctx: click.Context, /, url: str | None, api_key: str | None, system: str | None, **values: Any) -> int:
+def command(
+    ctx: click.Context, /, url: str | None, api_key: str | None, system: str | None, session: str | None, **values: Any
+) -> int:
     """Talk to a model in the terminal.
 
     MODEL is a checkpoint directory or a hub name; without one, the embedded model. With --url it is the
@@ -60,13 +67,13 @@ def command(ctx: click.Context, /, url: str | None, api_key: str | None, system:
                 f"{'it' if len(idle) == 1 else 'them'} to `weft serve`",
                 param=idle[0],
             )
-        return _converse(url, values["model"], api_key, Conversation(system), fields)
-    return _with_own_server(values, Conversation(system), fields)
+        return _converse(url, values["model"], api_key, Conversation(system), fields, session)
+    return _with_own_server(values, Conversation(system), fields, session)
 
 
-@click.command("run", cls=FlagCommand, configs=(EngineConfig,), params=[_SYSTEM, *sampling_parameters()])
+@click.command("run", cls=FlagCommand, configs=(EngineConfig,), params=[_SYSTEM, _SESSION, *sampling_parameters()])
 @click.pass_context
-def run(ctx: click.Context, /, system: str | None, **values: Any) -> int:
+def run(ctx: click.Context, /, system: str | None, session: str | None, **values: Any) -> int:
     """Fetch a model if this machine does not have it, and talk to it in the terminal.
 
     MODEL is a hub name such as LiquidAI/LFM2-350M, or owner/name:Q4_K_M for one GGUF file of a repository; a checkpoint
@@ -77,7 +84,7 @@ def run(ctx: click.Context, /, system: str | None, **values: Any) -> int:
         from weft.cli.models import pull_missing
 
         pull_missing(values["model"], values["revision"])
-    return _with_own_server(values, Conversation(system), fields)
+    return _with_own_server(values, Conversation(system), fields, session)
 
 
 def _fields(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -86,14 +93,16 @@ def _fields(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "seed": given["seed"]} if "seed" in given else fields
 
 
-def _with_own_server(values: dict[str, Any], conversation: Conversation, fields: dict[str, Any]) -> int:
+def _with_own_server(
+    values: dict[str, Any], conversation: Conversation, fields: dict[str, Any], session: str | None
+) -> int:
     """Run a chat with a server that lives as long as the chat. Return the exit code."""
     from weft.cli.remote import own_server, waiting
 
     config = build(EngineConfig, values)
     with waiting("starting the engine") as on_wait, own_server(config, on_wait=on_wait) as own:
         on_wait.done()
-        return _converse(own, first_adapter(config), None, conversation, fields)
+        return _converse(own, first_adapter(config), None, conversation, fields, session)
 
 
 def first_adapter(config: EngineConfig) -> str | None:
@@ -104,7 +113,12 @@ def first_adapter(config: EngineConfig) -> str | None:
 
 
 def _converse(
-    url: str, name: str | None, api_key: str | None, conversation: Conversation, fields: dict[str, Any]
+    url: str,
+    name: str | None,
+    api_key: str | None,
+    conversation: Conversation,
+    fields: dict[str, Any],
+    session: str | None = None,
 ) -> int:
     """Return the exit code: 1 where an answer failed and no terminal showed the user so."""
     from weft.cli.remote import RemoteModel
@@ -114,7 +128,7 @@ def _converse(
         if terminal:
             import readline  # noqa: F401  (input() edits lines and keeps a history once it is imported)
         read = _terminal_line if terminal else _piped_line
-        failures = converse(model, conversation, fields, read=read, write=_write, greets=terminal)
+        failures = converse(model, conversation, fields, read=read, write=_write, greets=terminal, session=session)
         return 1 if failures and not terminal else 0
 
 
@@ -126,12 +140,19 @@ def converse(
     read: ReadLine,
     write: Write,
     greets: bool = False,
+    session: str | None = None,
 ) -> int:
     """Run a chat with the sampling and the context that the server lists for the model, which are printed first. Return
     the number of answers that failed."""
     card = model.card()  # before the first message: a wrong address, key or name is said at once
     conversation.context_tokens = card.get("max_model_len") or 0
     chat = TerminalChat(model, conversation, fields, read=read, write=write, defaults=card.get("chat_sampling"))
+    if session is not None:
+        from weft.cli.chat_session import ChatSession
+
+        saved = ChatSession(model, session)
+        write(click.style(saved.load(conversation), dim=True))
+        chat.on_turn = saved.save
     if greets:
         write(f"{model.model} at {model.url}. /help for commands, /exit to leave.\n")
         write(click.style(chat.choices(), dim=True) + "\n")

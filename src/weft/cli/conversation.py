@@ -182,6 +182,8 @@ class TerminalChat:
         self.model, self.conversation, self.fields = model, conversation, fields
         self.defaults = defaults or {}
         self.failures = 0
+        self.on_turn: Callable[[Conversation], str] = lambda conversation: ""
+        """Called after each answer; returns a line for the user."""
         self._read, self._write = read, write
         self._left = False
 
@@ -294,8 +296,10 @@ class TerminalChat:
         finally:
             pieces.close()
         self.conversation.add(content, "".join(parts), usage)
+        unsaved = self.on_turn(self.conversation)
         note = _cut_note(usage, fields.get("max_tokens")) if is_cut else note
         self._write("\n" + click.style(_cost(usage, first, time.monotonic() - begin) + note, dim=True) + "\n")
+        self._write(unsaved)
         return True
 
     def _write_piece(self, piece: AnswerDelta) -> None:

@@ -129,6 +129,10 @@ class RemoteModel:
         """Send a POST request, and wait as long as the server takes. Raise as ``get``."""
         return self._request("POST", path, params=params)
 
+    def send(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """Send a POST request with a JSON body. Raise as ``get``."""
+        return self._request("POST", path, json=body)
+
     def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **more)

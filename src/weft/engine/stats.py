@@ -69,6 +69,25 @@ class Flushed(msgspec.Struct, frozen=True):
     tokens: int = 0
 
 
+class NamedPrefix(msgspec.Struct, frozen=True):
+    """``salt``: that of ``Request.salt``; ``tokens``: int32 bytes."""
+
+    name: str
+    salt: str
+    tokens: bytes
+
+
+class PinState(msgspec.Struct, frozen=True):
+    """Tokens of a pinned prefix up to its deepest snapshot in memory, and whether the snapshot of all of them is
+    durable in the store. ``nbytes``: KV and state of it. ``goes_last``: within the memory of pins."""
+
+    name: str
+    tokens: int
+    is_stored: bool
+    nbytes: int
+    goes_last: bool
+
+
 def check_level(level: int) -> None:
     """Raise RequestError for an unknown level."""
     if level not in LEVELS:

@@ -51,6 +51,14 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     return replace(architecture, vision=read_qwen3_5_tower(keys) if family == "qwen3_5" else None)
 
 
+def read_jev(family: str, keys: ConfigKeys) -> Architecture:
+    """Read a decision model: Qwen3.5, and a head that ``models/score_head`` reads."""
+    text = keys.get("model_type")
+    if text not in ("qwen3_5_text", "qwen3_5_moe_text"):
+        fail("text_config.model_type", text, "the text parts served here are qwen3_5_text and qwen3_5_moe_text")
+    return read_qwen_hybrid(family, keys)
+
+
 def read_gated_delta(
     keys: ConfigKeys,
     *,
@@ -293,6 +301,7 @@ KIMI_NAMES = Names(
 )
 FAMILIES = (
     Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid, names=_QWEN),
+    Family("qwen3_5", ("jev",), read_jev, names=_QWEN),
     Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid, names=_QWEN_NEXT),
     Family(
         "olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid, names=Names(layer_reader="weft.models.spellings:olmo_layers")

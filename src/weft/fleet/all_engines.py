@@ -4,6 +4,7 @@
     load_adapter, unload_adapter  the same
     sleep, wake_up                all or none: where one refuses to sleep, the others wake again
     update_weights, pause         the same
+    pin, unpin                    every engine that serves, and each that starts later (``pinned``)
     stats                         the last report of each engine, by replica
 
 An engine that restarts gets the weights of the last update before it gets a request, and sleeps while the fleet
@@ -13,10 +14,10 @@ sleeps (``follow``): other processes use the memory that the fleet gave back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from weft.adapters import Adapter
-from weft.engine.stats import AWAKE, EngineStats, Flushed, Part, SleepState, WeightsState
+from weft.engine.stats import AWAKE, EngineStats, Flushed, NamedPrefix, Part, PinState, SleepState, WeightsState
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.replica import Replica
 from weft.memory.usage import CacheShape
@@ -35,6 +36,8 @@ class AllEngines:
         """Directory and version of the weights that replaced those of the start."""
         self._digest = ""
         """Digest of those weights."""
+        self.pinned: Callable[[], Awaitable[Sequence[NamedPrefix]]] = _nothing_pinned
+        """Returns the prefixes that an engine pins when it starts."""
 
     def stats(self) -> list[tuple[int, EngineStats]]:
         """Return the number of each replica and the last report of its engine, if it has sent one."""
@@ -55,6 +58,16 @@ class AllEngines:
     async def unload_adapter(self, digest: str) -> None:
         """Drop the adapter: engines in which no request runs with it drop it now, others when they need the memory."""
         await asyncio.gather(*(engine.unload_adapter(digest) for engine in self._serving()))
+
+    async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> dict[str, list[PinState]]:
+        """Return the state of each prefix in each engine, by name. Raises EngineUnavailableError."""
+        answers = await asyncio.gather(*(engine.pin(named, waits=waits) for engine in self._serving()))
+        states = [state for answer in answers for state in answer]
+        return {one.name: [state for state in states if state.name == one.name] for one in named}
+
+    async def unpin(self, names: Sequence[str]) -> None:
+        """Raises EngineUnavailableError."""
+        await asyncio.gather(*(engine.unpin(names) for engine in self._serving()))
 
     async def cache_shapes(self) -> list[tuple[int, CacheShape]]:
         """Return the contents of each replica's cache. Raise EngineUnavailableError."""
@@ -160,13 +173,16 @@ class AllEngines:
         return infos[0].directory if infos else ""
 
     async def follow(self, engine: EngineClient) -> None:
-        """Bring a process that has just started, or was reset, to the state of the fleet: it gets the fleet's weights,
-        sleeps if and only if the fleet does, and is paused if the fleet is."""
+        """Bring a process that has just started, or was reset, to the state of the fleet: it gets the fleet's weights
+        and pins, sleeps if and only if the fleet does, and is paused if the fleet is."""
         weights = engine.weights
         if self._update is not None and (weights.digest, weights.version) != (self._digest, self._update[1]):
             if engine.sleep_state.level:
                 await engine.wake_up(None)
             await engine.update_weights(*self._update, "keep", 0.0)
+        named = await self.pinned()
+        if named:
+            await engine.pin(named, waits=False)
         if self._paused:
             await engine.pause("keep", 0.0, flush=False)
         if self._asleep_level:
@@ -185,6 +201,10 @@ class AllEngines:
                 "no engine serves at the moment: " + "; ".join(replica.reason for replica in self._replicas)
             )
         return engines
+
+
+async def _nothing_pinned() -> Sequence[NamedPrefix]:
+    return ()
 
 
 def _sum_of(outcomes: Sequence[WeightsOutcome]) -> WeightsOutcome:

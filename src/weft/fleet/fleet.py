@@ -150,6 +150,11 @@ class Fleet:
         return self.engines.weights.version
 
     @property
+    def weights_digest(self) -> str | None:
+        """Digest of the weights of the last update; empty for those of the start, None where it is not known."""
+        return self.engines.weights.digest
+
+    @property
     def has_several(self) -> bool:
         """Whether the fleet is for more engines than one, however many serve at the moment."""
         return self._own_count > 1 or self.joined is not None

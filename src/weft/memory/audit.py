@@ -74,6 +74,7 @@ def audit(memory: MemoryState) -> None:
     _audit_frames(memory.arena, memory.pages.packing, memory.slots.packing)
     _audit_tree(memory.cache)
     _audit_holds(memory.cache, memory.leases)
+    memory.cache.pins.audit()
 
 
 class _Recount:

@@ -28,6 +28,7 @@ from weft.memory.audit import audit
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.cache import with_lost_to_salt
 from weft.memory.prefix.followers import BlockFollower, SnapshotFollower
+from weft.memory.prefix.pins import Pins
 from weft.memory.prefix.policy import Policy, pages_alone
 from weft.memory.prefix.readings import SnapshotContents, shape_of, snapshot_contents
 from weft.memory.prefix.tree import PrefixTree
@@ -46,13 +47,20 @@ class Memory:
     """The memory of one rank. ``plan`` is its geometry; not thread safe, as one engine owns it."""
 
     def __init__(
-        self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None, count_salt: bool = False
+        self,
+        plan: ArenaPlan,
+        *,
+        cache: bool = False,
+        policy: Policy | None = None,
+        count_salt: bool = False,
+        pins_share: float = 0.0,
     ) -> None:
         """Make an empty memory. ``cache``: prefixes are cached. ``policy``: the order of eviction, None for least
-        recently used. ``count_salt``: count tokens that only another salt has as lost (see ``salts``)."""
+        recently used. ``count_salt``: count tokens that only another salt has as lost (see ``salts``).
+        ``pins_share``: share of the arena that pinned prefixes may hold (``prefix.pins``)."""
         self.plan = plan
         self.counts_salt = count_salt
-        self._state = MemoryState(plan, cache=cache, policy=policy)
+        self._state = MemoryState(plan, cache=cache, policy=policy, pins_bytes=int(plan.arena_bytes * pins_share))
         self._pages_held_max = 0
         self._slots_held_max = 0
         self._moved = MoveCounts()
@@ -66,6 +74,11 @@ class Memory:
     def prefix_tree(self) -> PrefixTree:
         """The tree of cached prefixes. Read it between two steps; only a commit changes it."""
         return self._state.cache.tree
+
+    @property
+    def pins(self) -> Pins:
+        """Return the prefixes with names. Change them between two steps only."""
+        return self._state.cache.pins
 
     def match(self, tokens: Sequence[int] | npt.NDArray[np.int32], *, salt: str) -> Match:
         """Return the longest cached prefix of ``tokens`` under ``salt``, without a change. At least the last token is
@@ -208,6 +221,7 @@ class Memory:
             compressed_kv_dtype=plan.compressed_kv_dtype if plan.compressed_kv_bytes else None,
             cached_bytes=pages_cached * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
             evictable_bytes=state.cache.evictable_bytes,
+            pinned_bytes=state.cache.pins.held_bytes,
             cache_nodes=len(tree.by_id),
             cache=replace(state.cache.counts),
             moves=replace(self._moved),

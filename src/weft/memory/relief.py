@@ -446,7 +446,8 @@ class Relief:
             return pages, slots
         reserve, ahead = max(pages, self.reserve_pages()), self._memory.slots_ahead
         to_compress_in = self._memory.plan.compressed_pages if cache.order.in_slots else 0
-        evictable = cache.evictable_except(self._last)
+        evictable, pinned = cache.evictable_except(self._last), cache.pins.held
+        evictable = max(0, evictable[0] - pinned[0]), max(0, evictable[1] - pinned[1])
         for wanted in ((reserve + to_compress_in, slots + ahead), (reserve, slots + ahead), (reserve, slots)):
             if not any(self.room().short(*wanted)) or self._demand(*wanted).met(*evictable):
                 return wanted
@@ -472,7 +473,7 @@ class Relief:
             demand,
             ranked=cache.policy.order(cache.order.states),
             spared=self._nodes_in_use(),
-            last=self._last,
+            last=() if self._flushed else (*self._last, *cache.pins.last),
             limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP,
             compression=CompressionRoom(plan.compressed_pages, at_once),
             kv_compression=KvCompression(cache.compressed_kv, enabled=not self._flushed),

@@ -52,7 +52,9 @@ class MemoryState:
 
     __slots__ = ("arena", "cache", "leases", "pages", "plan", "slots", "slots_ahead", "version")
 
-    def __init__(self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None) -> None:
+    def __init__(
+        self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None, pins_bytes: int = 0
+    ) -> None:
         self.plan = plan
         self.arena = Arena(plan.frame_count)
         self.pages = Pages(plan.pages_per_frame, plan.frame_count)
@@ -60,7 +62,12 @@ class MemoryState:
         self.slots_ahead = slots_ahead(plan.slot_count)
         """Slots to keep free ahead of need."""
         self.cache = PrefixCache(
-            plan, enabled=cache, page_owners=self.pages.owners, slot_owners=self.slots.owners, policy=policy
+            plan,
+            enabled=cache,
+            page_owners=self.pages.owners,
+            slot_owners=self.slots.owners,
+            policy=policy,
+            pins_bytes=pins_bytes,
         )
         self.leases: dict[SeqId, Lease] = {}
         self.version = 0

@@ -105,6 +105,8 @@ class MemoryUsage:
     cached_bytes: int = 0
     """Bytes of ``pages_cached`` and ``slots_cached``."""
     evictable_bytes: int = 0
+    pinned_bytes: int = 0
+    """KV and states of pinned snapshots that are evicted last."""
     cache_nodes: int = 0
     cache: CacheCounts = field(default_factory=CacheCounts)
     moves: MoveCounts = field(default_factory=MoveCounts)

@@ -32,7 +32,7 @@ from weft.models.mtp import load_mtp
 from weft.models.rank_share import RankGroup, RankShare
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
-from weft.models.score_head import SCORE_HEAD, architecture_in, is_headless, read_score_head
+from weft.models.score_head import HEAD_TENSORS, architecture_in, is_headless, read_score_head
 from weft.models.stored_values import check_copies, check_derived, check_unused
 from weft.models.weights import OnProgress
 from weft.models.weights_cache import WeightsCache
@@ -128,9 +128,9 @@ def load_model(
         kv_scales, scale_names = read_kv_scales(checkpoint, whole_spec)
         drafts = DraftWeights.of(checkpoint, DTYPES[chosen], architecture.layer_count)
         used = check.used if share is None else _used_by_all_ranks(checkpoint, whole)
-        unused = checkpoint.unused(used | scale_names | {SCORE_HEAD} | (drafts.names if drafts else frozenset()))
+        unused = checkpoint.unused(used | scale_names | HEAD_TENSORS | (drafts.names if drafts else frozenset()))
         check_unused(checkpoint, unused)
-        score_LD = read_score_head(checkpoint, whole_spec.hidden_size, device)
+        score_LD, score_bias_L = read_score_head(checkpoint, whole_spec.hidden_size, device)
         if share is not None:
             kv_scales = share.head_scales(kv_scales)
         vision = None
@@ -143,7 +143,7 @@ def load_model(
             ) as reader,
         ):
             model = build(architecture, reader)
-    model.score_LD = score_LD
+    model.score_LD, model.score_bias_L = score_LD, score_bias_L
     model.vision = None if vision is None else vision.encoder
     head_bytes, head_line = _add_mtp(model, drafts, runtime, device, share) if mtp and drafts else (0, None)
     read_s = time.perf_counter() - started_s

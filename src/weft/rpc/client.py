@@ -19,7 +19,7 @@ import dataclasses
 import os
 import shutil
 import signal
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -29,7 +29,7 @@ import zmq.asyncio
 
 from weft.adapters import Adapter
 from weft.config import EngineConfig
-from weft.engine.stats import AWAKE, EngineStats, Part, SleepState, WeightsState
+from weft.engine.stats import AWAKE, EngineStats, NamedPrefix, Part, PinState, SleepState, WeightsState
 from weft.environment import engine_variables
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
@@ -393,6 +393,16 @@ class EngineClient:
         """Wake the engine, and return when the parts are back. Raise the error of waking, or EngineUnavailableError."""
         reply = await self._ask(lambda number: messages.Wake(number, tags))
         return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
+
+    async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> list[PinState]:
+        """Name prefixes. Return their states in the engine; it ``waits`` until their states are durable in the
+        store, or are not to become so. Raises EngineUnavailableError."""
+        reply = await self._ask(lambda number: messages.PinPrefixes(number, list(named), waits))
+        return msgspec.msgpack.decode(reply, type=list[PinState])
+
+    async def unpin(self, names: Sequence[str]) -> None:
+        """Forget names of prefixes. Raises EngineUnavailableError."""
+        await self._ask(lambda number: messages.UnpinPrefixes(number, list(names)))
 
     @property
     def weights(self) -> WeightsState:

@@ -52,6 +52,7 @@ from weft.rpc.messages import (
     Launch,
     LoadAdapter,
     Pause,
+    PinPrefixes,
     Progress,
     Ready,
     Refusal,
@@ -63,9 +64,11 @@ from weft.rpc.messages import (
     StepReport,
     Submit,
     UnloadAdapter,
+    UnpinPrefixes,
     UpdateWeights,
     Wake,
 )
+from weft.rpc.pin_queue import PinQueue
 from weft.rpc.queues import AdapterQueue, GrammarQueue
 from weft.rpc.standstill import Standstill
 from weft.snapshot_report import SnapshotReport
@@ -122,6 +125,7 @@ class EngineLoop:
         self._submit_numbers: dict[str, int] = {}
         """Numbers of the submits that wait for a grammar or an adapter, by request."""
         self._standstill = Standstill(core)
+        self._pin_queue = PinQueue(core)
         self._replies: list[Reply] = []
         self._step_tokens: list[int] = []
         self._handoffs: dict[str, str] = {}
@@ -143,7 +147,7 @@ class EngineLoop:
         audit."""
         audited = True
         while not self._stopping:
-            self._replies += self._standstill.look()
+            self._replies += self._standstill.look() + self._pin_queue.look(self._step_count)
             for number, request in self._standstill.released():
                 self._submit(number, request)
             self._report_when_idle()
@@ -243,6 +247,8 @@ class EngineLoop:
             self._replies.append(Reply.of(command.number, self._core.cache_shape()))
         elif isinstance(command, Sleep | Wake | Pause | Resume | UpdateWeights):
             self._replies += self._standstill.take(command)
+        elif isinstance(command, PinPrefixes | UnpinPrefixes):
+            self._replies += self._pin_queue.take(command, self._step_count)
         elif isinstance(command, LoadAdapter):
             self._load_adapter(command)
         elif isinstance(command, UnloadAdapter):
@@ -263,6 +269,7 @@ class EngineLoop:
             self._adapter_queue.cancel(request_id)
         self._submit_numbers.clear()
         self._standstill.forget()
+        self._pin_queue.forget()
         self._handoffs.clear()
         if self._peers is not None:
             self._peers.forget_orders()

@@ -7,7 +7,8 @@
     Submit, Flush, GetCacheShape,
     Sleep, Wake, Pause, Resume,
     UpdateWeights, Reset,
-    LoadAdapter, UnloadAdapter   ------------------------->  questions: each has a number ...
+    LoadAdapter, UnloadAdapter,
+    PinPrefixes, UnpinPrefixes                   ------------------------->  questions: each has a number ...
               <-------------------------------------------   ... and a Reply in a StepReport
     Cancel, Follow, Stop         ------------------------->  commands without a reply
               <-------------------------------------------   StepReport: at most one message per step
@@ -26,7 +27,7 @@ from typing import Any, Literal
 import msgspec
 
 from weft.adapters import Adapter
-from weft.engine.stats import EngineStats, Flushed, Part, SleepState, WeightsState
+from weft.engine.stats import EngineStats, Flushed, NamedPrefix, Part, SleepState, WeightsState
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
 from weft.kv_events import KvEventsConfig
@@ -172,6 +173,22 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
+class PinPrefixes(msgspec.Struct, frozen=True, tag=True):
+    """A question: name these prefixes. The reply is a list of ``PinState``; it ``waits`` until their states are
+    durable in the store, or are not to become so."""
+
+    number: int
+    named: list[NamedPrefix]
+    waits: bool
+
+
+class UnpinPrefixes(msgspec.Struct, frozen=True, tag=True):
+    """A question: forget these names of prefixes. The reply: how many there were."""
+
+    number: int
+    names: list[str]
+
+
 class Follow(msgspec.Struct, frozen=True, tag=True):
     """A command: the next StepReport has a full report of the snapshots, and later ones the changes. ``pages``: of KV
     pages too."""
@@ -208,6 +225,8 @@ Command = (
     | UpdateWeights
     | LoadAdapter
     | UnloadAdapter
+    | PinPrefixes
+    | UnpinPrefixes
     | Reset
     | Follow
     | Cancel

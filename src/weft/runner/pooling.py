@@ -2,7 +2,7 @@
 
     first  [ x . . . . . . ]           the row of the first token (CLS)
     last   [ . . . . . . x ]           the row of the last token: as it is, through the score head, or its
-                                       logits of some tokens
+                                       log-probabilities of some tokens
     mean   [ skip | 1 1 1 | 2 2 2 ]    sums of rows between multiples of CHUNK_TOKENS, float64
 
 A chunk of a prompt ends at a multiple of CHUNK_TOKENS or at its end. So the sums are the same however the prompt was
@@ -21,7 +21,8 @@ from weft.units import CHUNK_TOKENS
 
 
 class Heads(Protocol):
-    """Model with heads. ``score_LD``: float32 [labels, D], if the model has a score head."""
+    """Model with heads. ``score_LD``: float32 [labels, D], if the model has a score head, and ``score_bias_L`` if that
+    has a bias."""
 
     def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor: ...
 
@@ -41,10 +42,13 @@ def _row(model: Heads, span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tenso
         score_LD = getattr(model, "score_LD", None)
         assert score_LD is not None, "a model without a score head was asked for a score"
         scores_1L: torch.Tensor = row_1D.float() @ score_LD.T
-        return scores_1L
+        bias_L = getattr(model, "score_bias_L", None)
+        return scores_1L if bias_L is None else scores_1L + bias_L
     if span.pooling.tokens:
-        logits_1V = model.logits(row_1D)  # a list of indices would be a copy that waits for the device
-        return torch.cat([logits_1V[:, token : token + 1] for token in span.pooling.tokens], dim=1)
+        logits_1V = model.logits(row_1D).double()
+        total_11 = torch.logsumexp(logits_1V, dim=1, keepdim=True)
+        # A list of indices would be a copy that waits for the device.
+        return torch.cat([logits_1V[:, token : token + 1] for token in span.pooling.tokens], dim=1) - total_11
     return row_1D
 
 

@@ -45,6 +45,8 @@ FETCHES_MAX = 16
 """Most fetches at once (law L11)."""
 WAIT_S_MIN = 0.05
 """Seconds, shortest deadline of a fetch: clocks and disks are coarse."""
+PINNED_WAIT_S = 5.0
+"""Seconds, shortest deadline of a pinned prefix, which is read at any price."""
 ANSWERS_MAX = 4096
 AHEAD_MAX = 16
 """Most waiting requests after the admitted ones whose fetches may begin."""
@@ -124,13 +126,21 @@ class Restores:
     back."""
 
     def __init__(
-        self, store: Store, buffers: TransferBuffers, prices: RestorePrices, clock: Callable[[], float], *, exact: bool
+        self,
+        store: Store,
+        buffers: TransferBuffers,
+        prices: RestorePrices,
+        clock: Callable[[], float],
+        *,
+        exact: bool,
+        is_pinned: Callable[[StoredPrefix], bool] = lambda prefix: False,
     ) -> None:
         self.counts = RestoreCounts()
         self.fetches: dict[FetchKey, Restore] = {}
         self._store = store
         self._buffers = buffers
         self._prices = prices
+        self._is_pinned = is_pinned
         self._clock = clock
         self._exact = exact
         self._by_ticket: dict[Ticket, FetchKey] = {}
@@ -208,12 +218,9 @@ class Restores:
         fetch = self.fetches.get(key)
         if fetch is None and not prefix.near:
             queued = sum(one.read_bytes for one in self.fetches.values() if one.state is FetchState.READING)
-            if (
-                self._prices.saved_s(
-                    cached_tokens, prefix.position, answer.read_bytes, others=others, queued_bytes=queued
-                )
-                <= 0
-            ):
+            if self._prices.saved_s(
+                cached_tokens, prefix.position, answer.read_bytes, others=others, queued_bytes=queued
+            ) <= 0 and not self._is_pinned(prefix):
                 return "stored"
         wish = FetchWish(seq.id, key, prefix, _page_floor(cached_tokens), others)
         if fetch is not None:
@@ -268,9 +275,8 @@ class Restores:
         self._by_ticket[ticket] = wish.key
         self._next_lease += 1
         # A record in memory is copied for sure, however busy the machine is.
-        wait_s = (
-            inf if prefix.near else max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position, wish.others))
-        )
+        least_s = PINNED_WAIT_S if self._is_pinned(prefix) else WAIT_S_MIN
+        wait_s = inf if prefix.near else max(least_s, self._prices.compute_s(wish.start, prefix.position, wish.others))
         load = SnapshotLoad(
             buffer, wish.start, prefix.position, prefix.exact, rows.kv, rows.kv_count if rows.state_count else PAD
         )

@@ -58,7 +58,14 @@ class StoreTier:
         """Called when the weights are others: records belong to their namespace from then on."""
         self.buffers = buffers
         self.prices = prices
-        self.restores = Restores(store, buffers, prices, clock, exact=exact)
+        self.restores = Restores(
+            store,
+            buffers,
+            prices,
+            clock,
+            exact=exact,
+            is_pinned=lambda prefix: memory.pins.covers(prefix.salt or "", prefix.tokens),
+        )
         self.writes = StoreWrites(
             store,
             memory,

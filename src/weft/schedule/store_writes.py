@@ -16,8 +16,9 @@ job was done ends the job, which is counted. One that was compressed meanwhile i
 
 A snapshot is written if its expected uses save more than writing costs (``costs.restore``). The uses are those that the
 cache policy expects; a policy without expectations counts PRIOR_USES and the hits so far. The candidate that is
-expected to save the most tokens per byte is first, or the oldest. Snapshots that another engine waits for (``Orders``)
-go before all of them, without a price and without a pace; then they are candidates again.
+expected to save the most tokens per byte is first, or the oldest. Snapshots that another engine waits for (``Orders``),
+and those of pinned prefixes (``weft.memory.prefix.pins``), go before all of them, without
+a price and without a pace; then they are candidates again.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
 buffers are bounded; ``write_bytes_s`` paces jobs; restores have half of the buffers).
@@ -37,6 +38,7 @@ from weft.costs.restore import PRIOR_USES, RestorePrices
 from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
 from weft.memory.memory import Memory
 from weft.memory.prefix.edge import COMPRESSED
+from weft.memory.prefix.pins import PinnedPrefix
 from weft.memory.prefix.readings import SnapshotContents
 from weft.memory.prefix_store import (
     EXACT_FORM,
@@ -91,6 +93,7 @@ class _Job:
     last_step: int = -1
     begun_step: int = -1
     is_ordered: bool = False
+    pin: PinnedPrefix | None = None
     is_dropped: bool = False
     """Whether the store was cleared: the copied part is not put."""
 
@@ -136,6 +139,7 @@ class StoreWrites:
         self._puts: dict[Ticket, BufferId] = {}
         self._ordered: dict[Ticket, NodeId] = {}
         """Puts for other engines."""
+        self._pinned: dict[Ticket, PinnedPrefix] = {}
         self._step_bytes = step_bytes
         self._paced_until_s = 0.0
         self._is_full = False
@@ -232,6 +236,7 @@ class StoreWrites:
             node = self._ordered.pop(event.ticket, None)
             if node is not None:
                 self.add(node)  # the store of this engine may want it too
+            _settle(self._pinned.pop(event.ticket, None), written=event.kind == "written")
             self.counts.written += event.kind == "written"
             self.counts.dropped += event.kind != "written"
 
@@ -246,10 +251,12 @@ class StoreWrites:
         """Forget candidates and jobs of a memory that is lost. No step is in flight; puts go on to their ends."""
         for job in self._jobs:
             self._buffers.free(job.buffer)
+            _settle(job.pin, written=False)
         self._jobs.clear()
         self._candidates.clear()
         self._skipped.clear()
         self._ordered.clear()
+        self._pinned.clear()
         self._is_full = False
         self._memory.take_new_snapshots()
 
@@ -259,6 +266,7 @@ class StoreWrites:
             if job.last_step < 0 and job.begun_step <= self._finished_step and not self._goes_on(job):
                 self._jobs.remove(job)
                 self._buffers.free(job.buffer)
+                _settle(job.pin, written=False)
         self._put_copied()
         later: list[tuple[float, int, NodeId]] = []
         for _ in range(LOOKS_PER_POLL):
@@ -285,6 +293,7 @@ class StoreWrites:
                 self._buffers.free(job.buffer)
                 self._is_full = False
                 self.counts.dropped += 1
+                _settle(job.pin, written=False)
             else:
                 self._put(job)
 
@@ -309,15 +318,23 @@ class StoreWrites:
         return False
 
     def _priority(self, node: NodeId) -> float:
-        """Return tokens that ``node`` is expected to save per byte; infinity where another engine waits for it."""
-        if self._orders is not None and self._orders.open:
+        """Return the tokens that ``node`` is expected to save per byte; infinity where another engine
+        or a name waits for it."""
+        if (self._orders is not None and self._orders.open) or self._memory.pins.has_due:
             contents = self._memory.snapshot_contents(node)
-            if contents is not None and self._orders.wants(contents.salt or None, contents.tokens):
+            if contents is not None and (self._is_ordered(contents) or self._due(contents) is not None):
                 return inf
         outlook = self._memory.snapshot_outlook(node)
         if outlook is None or outlook.uses is None:
             return 0.0
         return outlook.uses * outlook.position / max(1, outlook.alone_bytes)
+
+    def _is_ordered(self, contents: SnapshotContents) -> bool:
+        return self._orders is not None and self._orders.wants(contents.salt or None, contents.tokens)
+
+    def _due(self, contents: SnapshotContents) -> PinnedPrefix | None:
+        """Return the pinned prefix that ends at this snapshot and is still to be written."""
+        return self._memory.pins.due(contents.salt, contents.tokens.tobytes())
 
     def add(self, node: NodeId) -> None:
         """Add ``node`` as a candidate."""
@@ -335,7 +352,12 @@ class StoreWrites:
             self.counts.lost += 1
             return _Begin.DONE
         offer = self._store.offer(form.salt or None, form.tokens, form.position, exact=form.exact)
+        pin = self._due(form)
         if offer is None:
+            is_stored = pin is not None and self._has_stored(form)
+            if pin is not None and not is_stored and self._puts:
+                return _Begin.SHARES  # perhaps one of these puts has it
+            _settle(pin, written=is_stored)
             return _Begin.DONE
         if not _is_apart(self._jobs, form, offer.start):
             return _Begin.SHARES
@@ -346,8 +368,9 @@ class StoreWrites:
         size_bytes = self._buffers.bytes_for(pages)
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
+            _settle(pin, written=False)
             return _Begin.DONE
-        ordered = self._orders is not None and self._orders.wants(form.salt or None, form.tokens)
+        ordered = pin is not None or self._is_ordered(form)
         uses = self._expected_uses(form)
         read_bytes = ceil_div(form.position - offer.above, PAGE_TOKENS) * self._buffers.page_bytes + (
             0 if offer.above else self._buffers.slot_bytes
@@ -360,7 +383,9 @@ class StoreWrites:
             return _Begin.NO_ROOM
         buffer, saved_s = self._buffers.add(pages), self._prices.compute_s(0, form.position)
         has_work = form.pages or form.slot >= 0
-        self._jobs.append(_Job(form, buffer, saved_s, last_step=-1 if has_work else 0, is_ordered=ordered))
+        self._jobs.append(_Job(form, buffer, saved_s, last_step=-1 if has_work else 0, is_ordered=ordered, pin=pin))
+        if pin is not None:
+            pin.write = "begun"
         if self._write_bytes_s and not ordered:
             # Time that passed between two looks counts, so a step between them does not slow the pace.
             self._paced_until_s = (
@@ -368,6 +393,10 @@ class StoreWrites:
                 + size_bytes * self._stored_share() / self._write_bytes_s
             )
         return _Begin.DONE
+
+    def _has_stored(self, form: SnapshotContents) -> bool:
+        """Return whether the store has this snapshot, durably."""
+        return self._store.match(form.salt or None, form.tokens, form.position - 1) is not None
 
     def _is_share(self, size_bytes: int) -> bool:
         """Return whether buffers that wait to be written leave half of the limit to restores, or this is the only
@@ -407,8 +436,11 @@ class StoreWrites:
         if ticket is None:
             self._buffers.free(job.buffer)
             self.counts.dropped += 1
+            _settle(job.pin, written=False)
         else:
             self._puts[ticket] = job.buffer
+            if job.pin is not None:
+                self._pinned[ticket] = job.pin
             if job.is_ordered:
                 self._ordered[ticket] = contents.node
 
@@ -428,6 +460,11 @@ class StoreWrites:
                 pieces.append(KvPiece(start, end, payload.data if self._has_pages else memoryview(b""), form))
                 start = end
         return pieces
+
+
+def _settle(pin: PinnedPrefix | None, *, written: bool) -> None:
+    if pin is not None:
+        pin.write = "written" if written else "failed"
 
 
 def _is_apart(jobs: Iterable[_Job], contents: SnapshotContents, start: int) -> bool:

@@ -32,6 +32,7 @@ from weft.server.batches.routes import BatchHandlers, BatchRunner
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import CHAT, chat_conversation
 from weft.server.completions import COMPLETIONS
+from weft.server.decisions import DECISIONS, SYSTEM_ONE
 from weft.server.edge import EdgeError
 from weft.server.errors import error_response, on_bug, on_weft_error
 from weft.server.gate import Gate
@@ -55,6 +56,8 @@ from weft.server.protocol import DetokenizeBody, TokenizeChatBody, did_you_mean,
 from weft.server.responses.routes import ResponseHandlers
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
+from weft.server.sessions.routes import SessionHandlers, Sessions
+from weft.server.sessions.slots import SlotHandlers
 from weft.server.sse import (
     JSON_LINES,
     ClientGoneError,
@@ -98,11 +101,17 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
             tenant_of=keys.tenant_of,
         )
         service.background.append(batches)
+    sessions = Sessions(service)
+    if forward is None:  # the process with the engines
+        service.background.append(sessions)
+        service.pinned = sessions.named
     own = _Handlers(service)
     groups = (
         own,
         AdapterHandlers(service),
         ResponseHandlers(service, forward),
+        SessionHandlers(service, sessions),
+        SlotHandlers(service, sessions),
         replicas.ReplicaHandlers(service),
         BatchHandlers(service.files, batches),
         OllamaModelHandlers(service),
@@ -163,6 +172,8 @@ _WAYS = {
     "embeddings": EMBEDDINGS,
     **dict.fromkeys(("rerank", "plain_rerank", "cohere_rerank"), RERANK),
     **dict.fromkeys(("score", "plain_score"), SCORE),
+    "decisions": DECISIONS,
+    "system_one": SYSTEM_ONE,
 }
 _OLLAMA_ANSWERS = {"ollama_chat": OLLAMA_CHAT, "ollama_generate": OLLAMA_GENERATE}
 _OLLAMA_EMBEDDINGS = {"ollama_embed": OLLAMA_EMBED, "ollama_embeddings": OLLAMA_EMBEDDINGS}

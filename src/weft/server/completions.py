@@ -39,6 +39,7 @@ from weft.server.protocol import (
 )
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
+from weft.server.sessions.continuing import continued_prompts, session_of
 from weft.server.sse import DONE, Way, sse_line
 from weft.text.chat_request import Prompt
 from weft.text.choices import Choice, Piece
@@ -75,7 +76,7 @@ class CompletionJob:
 
     def __init__(self, service: Service, model: ServedModel, body: CompletionBody, prompts: list[Prompt]) -> None:
         self._body = body
-        self._grammar = grammar_of(body)
+        self._grammar = grammar_of(body, model.tokenizer.added_id)
         self._banned = banned_sequences(body.bad_words, model.tokenizer)
         self._model = model
         self._id = f"cmpl-{body.request_id or token_hex(16)}"
@@ -91,6 +92,7 @@ class CompletionJob:
             [self._sampling(prompt) for prompt in prompts],
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            id_slot=body.id_slot,
         )
         self.generation.check_logprob_count(streamed=bool(body.stream), field="logprobs")
         self._shown_chars = [0] * len(self.generation.choices)
@@ -219,7 +221,7 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
     check_count(len(listed), model.info.sizes.queue_max)  # before the work of tokenizing them
     for given in listed:
         if isinstance(given, str):
-            add_special_tokens = body.add_special_tokens is not False
+            add_special_tokens = body.add_special_tokens is not False and body.session is None
             if body.truncate_prompt_tokens is None:
                 await model.check_text(given, param="prompt")
                 text, places = given, marks
@@ -233,6 +235,8 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
         else:
             model.check_ids(given, param="prompt")
             prompts.append(Prompt(given, marks=marks))
+    if body.session is not None:
+        prompts = continued_prompts(await session_of(service, body, body.session, model), prompts)
     answer_tokens = default_tokens(model) if body.max_tokens is None else body.max_tokens
     context_tokens = model.info.sizes.max_model_len
     prompts = [

@@ -24,6 +24,7 @@ from weft.server.edge import EdgeLimits, Origins, is_loopback
 from weft.server.objects import Bounds
 from weft.server.responses.store import StoreLimits, default_path
 from weft.server.running import state_directory
+from weft.server.sessions.objects import SessionLimits
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
 from weft.text.reasoning import check_reasoning_parser
@@ -329,6 +330,18 @@ class ServerConfig:
     response_days: float = limit(
         30.0, "Days that a response is kept after its conversation was last continued.", least=0.001, most=DAYS_MAX
     )
+    session_key: str | None = flag(
+        None,
+        "File with a secret of at least 32 bytes: sessions are encrypted with it (needs weft[encryption]).",
+        table="server",
+    )
+    max_sessions: int = limit(1000, "Sessions that one API key may have (429).", least=1, most=1_000_000)
+    session_store_size: str = limit(
+        "256MB", "Size of the tokens and messages of one API key's sessions (429).", size=True
+    )
+    session_days: float = limit(
+        30.0, "Days that a session is kept at most after it was saved.", least=0.001, most=DAYS_MAX
+    )
     max_response_turns: int = limit(1000, "Responses that one conversation may have (400).", least=1, most=1_000_000)
     file_store: str | None = flag(
         None,
@@ -431,7 +444,13 @@ class ServerConfig:
             age_s=self.response_days * 86_400,
             turns=self.max_response_turns,
             turn_bytes=self.max_body_mb * _MB,
+            session_age_s=self.session_days * DAY_S,
         )
+
+    def session_limits(self) -> SessionLimits:
+        """Raises ConfigError."""
+        size = parse_bytes(self.session_store_size, flag="limits.session_store_size")
+        return SessionLimits(self.max_sessions, size, self.session_days * DAY_S)
 
     def file_directory(self) -> Path | None:
         """Return the directory of the store of files; None where it is off. Raise ConfigError."""
@@ -638,6 +657,7 @@ class ServerConfig:
             check_endpoint(self.otlp_endpoint)
         self.response_path()
         self.response_limits()
+        self.session_limits()
         self.file_directory()
         self.file_limits()
         self.names()

@@ -34,6 +34,8 @@ from weft.server.models import KeepAlive, ModelUse
 from weft.server.protocol import SamplingFields, grammar_of, key_of_request, note_ignored, sampling_params
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
+from weft.server.sessions.continuing import continued_chat, known_prefix, session_of
+from weft.server.sessions.slot_table import SlotContent
 from weft.server.tracing import GenerationOutcome
 from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, check_spans
 from weft.text.choices import Choice, Piece, TextDecoder
@@ -73,8 +75,8 @@ class Generation:
     """The prompts of one request, from submit to the last piece. ``samplings``: one for each prompt (they differ where
     max_tokens depends on the prompt's length). ``decoder``: makes text of the answers' tokens, if it is not the model's
     tokenizer. ``prompt_field``: the field of the request that the prompts came in, for errors; ``answer_field``: that
-    of max_tokens. Raises RequestError and ContextLengthError here, so that no engine has to read a prompt that is far
-    too long.
+    of max_tokens. ``id_slot``: the slot that has the tokens afterwards (``sessions.slots``). Raises RequestError and
+    ContextLengthError here, so that no engine has to read a prompt that is far too long.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
@@ -91,6 +93,7 @@ class Generation:
         decoder: TextDecoder | None = None,
         prompt_field: str = "prompt",
         answer_field: str = "max_tokens",
+        id_slot: int | None = None,
     ) -> None:
         self._service = service
         self._model = model
@@ -102,6 +105,9 @@ class Generation:
         self._arrived_s = time.perf_counter()
         self._stream: RequestStream | None = None
         self._closed = False
+        self._slot = None if id_slot is None or id_slot < 0 else (key_of_request(), id_slot, cache_salt)
+        self._slot_tokens: list[int] = []
+        """Tokens of the first answer, where a slot is to have them."""
         self._context_tokens = model.info.sizes.max_model_len
         self._model_name = model.name
         self._error_type: str | None = None
@@ -182,6 +188,7 @@ class Generation:
                     if choice.finished:
                         continue
                     piece = choice.take(event)
+                    self._note_tokens(choice, event)
                     self._metrics.event_came(self._times[choice.index], event, time.perf_counter())
                     if piece is not None:
                         pieces.append(piece)
@@ -218,6 +225,7 @@ class Generation:
             for index, events in by_choice.items():
                 choice, event = self.choices[index], joined(events)
                 piece = choice.take(event)
+                self._note_tokens(choice, event)
                 if choice.finished:
                     self._note_end(choice, event)
                 if piece is not None:
@@ -232,12 +240,24 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        self._fill_slot()
         self._service.leave()
         try:
             self._cancel_rest()
         finally:
             if self._use is not None:
                 self._use.end()
+
+    def _note_tokens(self, choice: Choice, event: TokenEvent) -> None:
+        if self._slot is not None and choice.index == 0:
+            self._slot_tokens += event.tokens
+
+    def _fill_slot(self) -> None:
+        """Give the slot of the request its tokens, but for the last one, which no step has read."""
+        if self._slot is not None and self.choices[0].generated_tokens:
+            owner, number, salt = self._slot
+            content = SlotContent(self._model_name, salt, self.prompts[0].tokens, self._slot_tokens[:-1])
+            self._service.slots.put(owner, number, content)
 
     def _cancel_all(self) -> None:
         for request in self._requests:
@@ -562,6 +582,7 @@ class PreparedTurn:
             decoder=model.tokenizer.showing(plan.shown_ids),
             prompt_field=turn.prompt_field,
             answer_field=turn.answer_field,
+            id_slot=fields.id_slot,
         )
         self.generation.check_logprob_count(streamed=bool(fields.stream), field=turn.logprobs_field)
         self._readers = [
@@ -594,8 +615,12 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     fields = turn.fields
     check_truncation(fields, is_chat=True)
     model = await service.model_for(fields.model)
+    if fields.session is not None:
+        session = await session_of(service, fields, fields.session, model)
+        conversation = continued_chat(session, turn.conversation)
+        turn = msgspec.structs.replace(turn, conversation=conversation, known=known_prefix(session))
     request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)
-    plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
+    plan = request.plan(model.dialect, prompt.text, grammar_of(fields, model.tokenizer.added_id))
     if request.thinking_token_budget is not None and not model.dialect.bounds_reasoning:
         note_ignored(turn.conversation.budget_field)
     if fields.truncate_prompt_tokens is None:

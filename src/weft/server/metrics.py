@@ -306,6 +306,8 @@ class FleetReport:
     resident: Resident | None = None
     budget: int | None = None
     """Bytes that the models of a server with several share."""
+    sessions: tuple[int, int] | None = None
+    """Count and bytes of the sessions of all models, with the first one."""
 
 
 @dataclass(frozen=True)
@@ -379,6 +381,9 @@ def _uploads(stats: EngineStats) -> dict[str, float]:
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "request_success": ("Sequences that ended, by reason.", ("finished_reason",)),
     "http_refusals": ("Requests refused by a limit of the HTTP edge.", ("code",)),
+    "session_saves": ("Sessions that were saved.", ()),
+    "session_hits": ("Requests that continued a session.", ()),
+    "session_restores": ("Sessions whose state was asked back into memory.", ()),
     "http_requests": ("Requests that were answered, by path of the API and status.", ("route", "method", "status")),
 }
 """Counters of HTTP processes: name, help and labels."""
@@ -401,6 +406,20 @@ FLEET = (
     ),
     Row[FleetReport](
         "request_deadly", "counter", "Requests refused because engines died of them.", lambda fleet: fleet.deadly
+    ),
+    Row[FleetReport](
+        "sessions",
+        "gauge",
+        "Sessions that are kept.",
+        lambda fleet: fleet.sessions and fleet.sessions[0],
+        combine="once",
+    ),
+    Row[FleetReport](
+        "session_bytes",
+        "gauge",
+        "Bytes of the tokens and messages of sessions.",
+        lambda fleet: fleet.sessions and fleet.sessions[1],
+        combine="once",
     ),
     Row[FleetReport](
         "model_memory_budget_bytes",
@@ -445,6 +464,7 @@ ENGINE = (
     E("prefix_cache_queries", "counter", "Prompt tokens looked for in the cache.", lambda s: s.prompt_tokens),
     E("prefix_cache_hits", "counter", "Prompt tokens found in the cache.", lambda s: s.cached_tokens),
     E("prefix_cache_bytes", "gauge", "Bytes of cached pages and states.", lambda s: s.memory.cached_bytes),
+    E("pinned_bytes", "gauge", "Bytes of cached states of sessions, and of their KV.", lambda s: s.memory.pinned_bytes),
     E("prefix_cache_state_bytes", "gauge", "Bytes of cached states.", lambda s: _uses(s)["cached_states"]),
     E("prefix_cache_states", "gauge", "States cached.",
       lambda s: s.memory.slots_cached + s.memory.states_compressed),

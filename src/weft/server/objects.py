@@ -150,6 +150,24 @@ class ObjectDatabase:
         )
         return True
 
+    def replace(self, kind: str, new: NewObject) -> None:
+        """Put ``new`` in the place of an object of its owner with its id, if there is one."""
+        with self.transaction():
+            self.delete(new.id, new.owner)
+            self.insert(kind, new, self._clock())
+
+    def forget(self, object_id: str) -> None:
+        """Delete an object of any owner."""
+        self.db.execute("DELETE FROM objects WHERE id = ?", (object_id,))
+
+    def owned(self, kind: str, owner: str, *, but: str) -> tuple[int, int]:
+        """Return the count and the bytes of an owner's objects, except the one with the id ``but``."""
+        count, size = self.db.execute(
+            "SELECT count(*), coalesce(sum(size), 0) FROM objects WHERE kind = ? AND owner = ? AND id <> ?",
+            (kind, owner, but),
+        ).fetchone()
+        return count, size
+
     def finish(self, kind: str, new: NewObject) -> bool:
         """Replace an unfinished object by its result. Return False if there is none, as it was deleted."""
         now_s = self._clock()

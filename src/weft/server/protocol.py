@@ -45,7 +45,8 @@ import msgspec
 from weft.errors import RequestError
 from weft.request import Grammar, SamplingParams
 from weft.text.chat import ChatMessage
-from weft.text.grammars import KINDS, from_response_format, from_structured_outputs, grammar_from
+from weft.text.grammar_fields import from_response_format, from_structured_outputs
+from weft.text.grammars import KINDS, TokenOf, grammar_from
 
 COMPLETION_TOKENS_DEFAULT = 16
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -54,6 +55,8 @@ Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Salt = Annotated[str, msgspec.Meta(max_length=1024)]
 """Cache salts, kept for as long as the cache has something under them (law L11)."""
 AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
+SlotNumber = Annotated[int, msgspec.Meta(ge=-1, le=63)]
+"""-1: none, as llama-server has it."""
 
 LARGE_BODY_BYTES = 256 << 10
 """Bytes above which a worker looks through a body before it is parsed, and a thread parses it: a megabyte of small
@@ -95,6 +98,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     priority: Priority | None = None
     cache_salt: Salt | None = None
     cache_boundaries: list[Int] | None = None
+    session: AnswerId | None = None
+    id_slot: SlotNumber | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
@@ -523,14 +528,14 @@ def _kind(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def grammar_of(body: SamplingFields) -> Grammar | None:
-    """Return the grammar of the body's fields. Raise RequestError that names the field. The engine checks the content
-    of the grammar."""
+def grammar_of(body: SamplingFields, token_of: TokenOf) -> Grammar | None:
+    """Return the grammar of the body's fields, whose markers are tokens by ``token_of``. Raise RequestError that names
+    the field. The engine checks the content of the grammar."""
     asked: list[tuple[str, Grammar]] = []
     if body.response_format is not None and body.response_format.get("type") != "text":
-        asked.append(("response_format", from_response_format(body.response_format)))
+        asked.append(("response_format", from_response_format(body.response_format, token_of)))
     if body.structured_outputs:
-        asked.append(("structured_outputs", from_structured_outputs(body.structured_outputs)))
+        asked.append(("structured_outputs", from_structured_outputs(body.structured_outputs, token_of)))
     for kind in KINDS:
         name, value = f"guided_{kind}", getattr(body, f"guided_{kind}")
         if value is not None:

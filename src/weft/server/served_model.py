@@ -38,6 +38,7 @@ from weft.text.chat_request import (
     show_pictures,
 )
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, ControlTokens, control_texts
+from weft.text.decisions import DecisionSettings, read_decision_settings
 from weft.text.dialect import Dialect, answer_markers, call_format
 from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.template_worker import ChatPrompt
@@ -68,6 +69,7 @@ class ServedModel:
     pictures: PictureReader | None
     """None where the model reads text only."""
     pooler: Pooler
+    decisions: DecisionSettings
     vocabulary: bytes
     """Identifies the tokenizer: equal token ids mean equal text under the same one."""
     adapter: Adapter | None = None
@@ -223,6 +225,7 @@ def load_served_model(
             score_labels=info.score_labels,
             control=ControlTokens(_control(tokenizer, "", info)),
         ),
+        read_decision_settings(directory),
         _vocabulary(directory),
     )
 

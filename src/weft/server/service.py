@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from weft.engine.stats import NamedPrefix
 from weft.errors import EngineUnavailableError, RequestError, UnknownModelError
 from weft.fleet.fleet import Fleet
 from weft.fleet.live_request import UnreadAnswers
@@ -29,6 +30,8 @@ from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, key_of_request
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.served_model import ServedModel, preset_style
+from weft.server.sessions.objects import SessionStore, read_cipher
+from weft.server.sessions.slot_table import SlotTable
 from weft.server.tracing import RequestTrace, RequestTracer
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
@@ -100,12 +103,25 @@ class Service:
         self.background: list[Background] = []
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
         self.response_runs = None if self.responses is None else ResponseRuns(self.responses)
+        self.sessions = (
+            None
+            if self.responses is None
+            else SessionStore(self.responses, config.session_limits(), read_cipher(config.session_key))
+        )
+        self.slots = SlotTable()
+        self.pinned: Callable[[HostedModel], Awaitable[Sequence[NamedPrefix]]] | None = None
+        """Returns the prefixes that engines of a model pin when they start."""
         self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
         self._active = Tally() if counts is None else counts.requests
         self._drains = Tally() if counts is None else counts.drains
 
     def _count_steps(self, model: HostedModel, fleet: Fleet) -> None:
+        if isinstance(fleet, Fleet):  # an HTTP worker has none
+            fleet.engines.pinned = functools.partial(self._pinned, model)
         fleet.on_step_tokens = lambda replica, sizes: self.metrics.steps_ran(model.name, replica, sizes)
+
+    async def _pinned(self, model: HostedModel) -> Sequence[NamedPrefix]:
+        return () if self.pinned is None else await self.pinned(model)
 
     def metrics_of(self, model: ServedModel) -> ModelMetrics:
         """Return the metrics under the name of the model itself, not of an adapter."""
@@ -241,7 +257,10 @@ class Service:
 
     def fleet_reports(self) -> list[FleetReport]:
         """Return a report of each model, for /metrics."""
-        return [_report(model, self.models.budget) for model in self.models.hosted]
+        reports = [_report(model, self.models.budget) for model in self.models.hosted]
+        if self.sessions is not None:
+            reports[0] = replace(reports[0], sessions=(self.sessions.count, self.sessions.bytes))
+        return reports
 
     def health(self) -> tuple[int, Mapping[str, Any]]:
         status, body = self.models.health()

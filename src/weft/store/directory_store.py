@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from weft.memory.prefix_store import (
     STORED_PAGE_TOKENS,
@@ -44,6 +44,8 @@ FINAL_WRITES_S = 5.0
 """Seconds that ``close`` waits for queued puts, and for reads."""
 STALL_S = 5.0
 """Seconds of one call of the disk above which it is reported."""
+PINNED_SHARE = 0.5
+"""Share of a store that pinned prefixes may hold: the rest stays for traffic."""
 
 
 class DirectoryStore:
@@ -64,7 +66,9 @@ class DirectoryStore:
         self._next_number = opened.live.last_number + 1 if opened.live is not None else 1
         self._outcomes: queue.SimpleQueue[WriteOutcome | RecordFetch | Compacted | Refreshed] = queue.SimpleQueue()
         free = free_bytes(opened)
-        self.records = StoreRecords(opened, options, self._namespace, free)
+        self.records = StoreRecords(
+            opened, options, self._namespace, free, lambda: pinned_entries(self, options.pinned())
+        )
         # for a small store, at most one row per block: else the ledger outgrows the records that it names
         blocks = self.records.space.capacity_bytes // BLOCK_BYTES
         least = min(compact_rows_least, max(blocks, COMPACT_ROWS_FEW))
@@ -243,3 +247,21 @@ class DirectoryStore:
     def _new_ticket(self) -> Ticket:
         self._ticket += 1
         return Ticket(self._ticket)
+
+
+def pinned_entries(store: DirectoryStore, prefixes: Iterable[tuple[str, bytes]]) -> set[int]:
+    """Return the entries of the stored snapshots of ``prefixes``, as far as they take PINNED_SHARE of the store
+    together. The first ones go before the others."""
+    index, pinned = store.records.index, set[int]()
+    left = int(store.records.space.capacity_bytes * PINNED_SHARE)
+    for salt, tokens in prefixes:
+        root = store.root(salt or None)
+        hit = None if root is None else index.deepest(root[1], tokens, above=0, exact=store.exact)
+        if hit is None:
+            continue
+        entries = {*hit[1].entries, hit[0]} - pinned
+        size = sum(index.c["payload"].item(entry) for entry in entries)
+        if size <= left:
+            left -= size
+            pinned |= entries
+    return pinned

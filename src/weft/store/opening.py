@@ -27,6 +27,7 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +68,8 @@ class StoreOptions:
 
     ``cache_directory``: the directory in front of a bucket; None is one under ~/.cache/weft/store. ``refresh_s``:
     seconds between two searches for new segments of other writers. ``key_file``: of the signatures of a bucket
-    (``signing``). ``required``: a bucket that does not answer at the start is an error."""
+    (``signing``). ``required``: a bucket that does not answer at the start is an error. ``pinned``: (salt, token
+    bytes) of prefixes whose records are not evicted, the most wanted first."""
 
     capacity_bytes: int | None = None
     write_bytes_per_second: float = WRITE_BYTES_PER_SECOND
@@ -81,6 +83,7 @@ class StoreOptions:
     key_file: str | None = None
     refresh_s: float = 10.0
     required: bool = False
+    pinned: Callable[[], Iterable[tuple[str, bytes]]] = tuple
 
 
 @dataclass(slots=True)

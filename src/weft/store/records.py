@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import fields
 
 import numpy as np
@@ -56,9 +57,17 @@ class StoreCounters(StoreCounts):
 
 
 class StoreRecords:
-    """The records of a directory; see the essay. ``events`` are read by ``poll``."""
+    """The records of a directory; see the essay. ``events`` are read by ``poll``. ``pinned``: entries that are not
+    evicted, as of now."""
 
-    def __init__(self, opened: OpenDirectory, options: StoreOptions, namespace: bytes, disk_free_bytes: int) -> None:
+    def __init__(
+        self,
+        opened: OpenDirectory,
+        options: StoreOptions,
+        namespace: bytes,
+        disk_free_bytes: int,
+        pinned: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         self._opened = opened
         self.index, self._namespace = StoreIndex(options.forms), namespace
         self._changes_before = 0
@@ -71,6 +80,7 @@ class StoreRecords:
         self.writer: WriteThread | None = None
         self.counters = StoreCounters(damaged=Counter(live.dropped if live is not None else {}))
         self.pins: Counter[int] = Counter()
+        self._pinned = pinned
         self.events: list[StoreEvent] = []
         self._used: Counter[int] = Counter()
         opened.live = None  # the rows: 144 bytes each, which the index no longer needs
@@ -88,7 +98,7 @@ class StoreRecords:
             wanted = max(wanted, blocks)
         if wanted:
             least = self.space.capacity_bytes // BLOCK_BYTES // EVICTED_SHARE
-            retired = evict(self.index, max(wanted, least), self.pins)
+            retired = evict(self.index, max(wanted, least), {*self.pins, *self._pinned()})
             self.counters.evicted += len(retired)
             self._retire(retired)
 

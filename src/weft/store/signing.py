@@ -48,7 +48,11 @@ class Signer:
 
 def read_signer(file: str, *, flag: str) -> Signer:
     """Return the signer of a key file. Raise ConfigError that names ``flag``."""
-    path = Path(file).expanduser()
+    return Signer(read_secret(Path(file).expanduser(), flag=flag))
+
+
+def read_secret(path: Path, *, flag: str) -> bytes:
+    """Return the secret in ``path``, a file that only its owner can read. Raises ConfigError that names ``flag``."""
     try:
         with path.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -66,4 +70,4 @@ def read_signer(file: str, *, flag: str) -> Signer:
             "`openssl rand -hex 32`",
             param=flag,
         )
-    return Signer(secret)
+    return secret

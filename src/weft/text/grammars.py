@@ -38,9 +38,6 @@ ANY_TOKENS = "<[*]>*"
 BUDGET_FIELD = "thinking_token_budget"
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 KINDS = ("json", "regex", "choice", "grammar")
-_OUTPUT_KINDS = (*KINDS, "json_object")
-_UNSERVED_OUTPUTS = ("structural_tag", "disable_additional_properties")
-_ANY_OBJECT = {"type": "object"}
 _BODY = "body"
 _ESCAPED = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 _LINE_ENDS = "LINE_ENDS: /\\n{0,3}/\n"
@@ -61,46 +58,6 @@ def grammar_from(kind: str, value: Any, field: str, *, whitespace: str | None = 
     if not isinstance(value, str):
         raise RequestError(f"{field}: expected str, got {type(value).__name__}", param=field)
     return regex_grammar(value, field=field) if kind == "regex" else text_grammar(value, field=field)
-
-
-def from_response_format(value: dict[str, Any]) -> Grammar:
-    """Return the grammar of the field ``response_format``, which is not text. Raise RequestError."""
-    kind = value.get("type")
-    if kind == "json_object":
-        return json_grammar(_ANY_OBJECT, field="response_format")
-    if kind != "json_schema":
-        raise RequestError(
-            f"response_format.type is {kind!r}; it is text, json_object or json_schema", param="response_format.type"
-        )
-    inner = value.get("json_schema")
-    schema = inner.get("schema") if isinstance(inner, dict) else None
-    if schema is None:
-        raise RequestError("response_format.json_schema.schema is missing", param="response_format.json_schema.schema")
-    return json_grammar(schema, field="response_format.json_schema.schema")
-
-
-def from_structured_outputs(value: dict[str, Any]) -> Grammar:
-    """Return the grammar of the field ``structured_outputs``. Raise RequestError."""
-    for name in _UNSERVED_OUTPUTS:
-        if value.get(name):
-            raise RequestError(
-                f"structured_outputs.{name} is not supported",
-                param=f"structured_outputs.{name}",
-                code="unsupported_parameter",
-            )
-    given = [kind for kind in _OUTPUT_KINDS if value.get(kind) not in (None, False)]
-    if len(given) != 1:
-        said = f"has {' and '.join(given)}" if given else "asks for nothing"
-        raise RequestError(
-            f"structured_outputs {said}; it takes one of {', '.join(_OUTPUT_KINDS)}", param="structured_outputs"
-        )
-    kind = given[0]
-    whitespace: str | None = value.get("whitespace_pattern") or WHITESPACE
-    if value.get("disable_any_whitespace"):
-        whitespace = None
-    if kind == "json_object":
-        kind, value = "json", {"json": _ANY_OBJECT}
-    return grammar_from(kind, value[kind], f"structured_outputs.{kind}", whitespace=whitespace)
 
 
 def json_grammar(schema: Any, *, field: str, whitespace: str | None = WHITESPACE) -> Grammar:

@@ -21,6 +21,7 @@ class OneSnapshot:
 
     def __init__(self) -> None:
         self.gone = False
+        self.pins = SimpleNamespace(has_due=False, due=lambda *_: None)
         self.new = [7]
         self.plan = SimpleNamespace(pages_per_frame=1, compressed_kv_dtype=None, compressed_kv_bytes=0, page_bytes=4)
         self.contents = SimpleNamespace(

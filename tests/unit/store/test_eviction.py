@@ -8,8 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.unit.store.contents import opened, prompt, written
-from weft.store.directory_store import DirectoryStore
+from tests.unit.store.contents import event_of, opened, prompt, put, written
+from weft.store.directory_store import DirectoryStore, pinned_entries
 from weft.store.eviction import positions_above, ranked_victims
 from weft.store.index import NO_ENTRY, StoreIndex
 from weft.store.ledger import KV, SNAPSHOT, token_bytes
@@ -131,4 +131,33 @@ def test_an_answer_far_behind_a_stored_prompt_goes_after_it(store: DirectoryStor
     written(store, tokens[:64], seconds=0.64)
     written(store, tokens[:1090], seconds=10.90)
     assert victims(store) == [64, 1090]
+    store.close()
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_pinned_prefix_outlives_what_fills_the_store(tmp_path: Path, pinned: bool) -> None:
+    session = prompt(64, seed=1)
+    kept = [("", token_bytes(session))] if pinned else []
+    store = opened(tmp_path, capacity_bytes=1 << 20, volume_bytes=1 << 18, pinned=lambda: kept)
+    written(store, session)
+    for seed in range(2, 1000):
+        ticket = put(store, prompt(64, seed=seed))
+        if ticket is not None:
+            event_of(store, ticket)
+        if store.stats().evicted > 40:
+            break
+    assert store.stats().evicted > 40
+    assert (store.match(None, session, 0) is not None) == pinned
+    store.close()
+
+
+def test_pinned_prefixes_take_half_of_a_store_at_most(tmp_path: Path) -> None:
+    prompts = [prompt(64, seed=seed) for seed in range(60)]
+    kept = [("", token_bytes(tokens)) for tokens in prompts]
+    store = opened(tmp_path, capacity_bytes=1 << 20, volume_bytes=1 << 18, pinned=lambda: kept)
+    for tokens in prompts:
+        written(store, tokens)
+    entries = pinned_entries(store, kept)
+    size = sum(int(store.records.index.c["payload"][entry]) for entry in entries)
+    assert (1 << 18) < size <= 1 << 19
     store.close()

@@ -168,7 +168,7 @@ def test_tools_that_cannot_be_served_are_refused_with_what_to_do() -> None:
         Dialect(ChatTemplate("{{ tools }}", special_tokens={}), tokenizer(with_markers=False)),
         dialect("granite", tool_parser="none"),
     ):
-        with pytest.raises(RequestError, match=r"--tool-parser and one of qwen3_xml, zaya, glm") as caught:
+        with pytest.raises(RequestError, match=r"--tool-parser and one of seed_oss, qwen3_xml, zaya, glm") as caught:
             unknown.plan("", tools=TOOLS, choice=AUTO)
         assert caught.value.param == "tools"
     assert deaf.plan("", tools=TOOLS, choice=ToolChoice("none")).grammar is None

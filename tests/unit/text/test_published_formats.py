@@ -50,6 +50,11 @@ XML_BODY = (
 )
 XML = f"<tool_call>\n{XML_BODY}\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>"
 XML_WORDS = "Reply with <tool_call><function=NAME><parameter=NAME>value</parameter></function></tool_call>."
+SEED = (
+    '<seed:tool_call>\n<function=get-weather.v1>\n<parameter=city>Zürich "HB"\n<b></parameter>\n'
+    "<parameter=days>3</parameter>\n<parameter=note>null</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=get_time>\n</function>\n"
+    "</seed:tool_call>"
+)
 GLM_WORDS = "Write <tool_call>NAME and then <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> for each.</tool_call>"
 GLM = (
     '<tool_call>get-weather.v1\n<arg_key>city</arg_key>\n<arg_value>Zürich "HB"\n<b></arg_value>\n<arg_key>days'
@@ -74,6 +79,12 @@ class Published:
 PYTHON = "get-weather.v1(city='Zürich \"HB\"\n<b>', days=3, note=None)"
 FAMILIES = {
     "Qwen3, Qwen3-Next": Published("<think> <tool_call>\\n{name}</tool_call>", ("think", "hermes"), HERMES, THINK),
+    "Seed-OSS": Published(
+        f"<seed:think> {XML_WORDS.replace('tool_call', 'seed:tool_call')}",
+        ("seed_oss", "seed_oss"),
+        SEED,
+        ("<seed:think>Hm, rain?</seed:think>", "Hm, rain?"),
+    ),
     "Qwen3.5, Qwen3-Coder, Nemotron 3": Published(f"<think> {XML_WORDS}", ("think", "qwen3_xml"), XML, THINK),
     "Qwen3-Coder without the envelope": Published(
         XML_WORDS, (None, "qwen3_xml"), f"{XML_BODY}\n<function=get_time>\n</function>\n</tool_call>"

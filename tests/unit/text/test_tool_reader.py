@@ -276,5 +276,5 @@ def test_the_format_can_be_named_or_left_out() -> None:
     assert tool_format("auto", "nothing of the kind") is None
     assert tool_format("none", "<tool_call>") is None
     assert tool_format("lfm2", "<tool_call>") is BY_NAME["lfm2"]
-    with pytest.raises(ConfigError, match=r"--tool-parser 'x'.*auto, none, qwen3_xml.*llama3_json"):
+    with pytest.raises(ConfigError, match=r"--tool-parser 'x'.*auto, none, seed_oss, qwen3_xml.*llama3_json"):
         tool_format("x", "")

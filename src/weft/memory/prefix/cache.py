@@ -32,6 +32,7 @@ from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.compressed_kv import CompressedKv
 from weft.memory.prefix.edge import COMPRESSED, PAGE_KEY_BYTES, TOKEN_BYTES, Node
 from weft.memory.prefix.eviction import CompressedStates, Recency
+from weft.memory.prefix.pins import Pins
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.tree import Owners, PrefixTree, note_change
 from weft.memory.reservation import Lease, Opening, Publication
@@ -63,6 +64,7 @@ class PrefixCache:
         "enabled",
         "new_snapshots",
         "order",
+        "pins",
         "plan",
         "policy",
         "stateful",
@@ -70,7 +72,14 @@ class PrefixCache:
     )
 
     def __init__(
-        self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners, policy: Policy | None = None
+        self,
+        plan: ArenaPlan,
+        *,
+        enabled: bool,
+        page_owners: Owners,
+        slot_owners: Owners,
+        policy: Policy | None = None,
+        pins_bytes: int = 0,
     ) -> None:
         self.plan = plan
         self.policy = policy or Policy()
@@ -78,6 +87,7 @@ class PrefixCache:
         self.stateful = plan.slots_per_frame > 0
         self.tree = PrefixTree(paged=plan.pages_per_frame > 0, page_owners=page_owners, slot_owners=slot_owners)
         self.order = Recency()
+        self.pins = Pins(self.tree, plan, pins_bytes)
         self.compressed_states = CompressedStates()
         self.compressed_kv = CompressedKv(plan)
         self.counts = CacheCounts()
@@ -226,6 +236,7 @@ class PrefixCache:
         for save in publication.saves:
             self._save(lease, node, save, tokens[whole * PAGE_KEY_BYTES :], freed, inexact=inexact)
         if not self.stateful and node.end:
+            self.pins.came(node)
             _note_new(self, lease, node)
         self.counts.published += 1
         return freed
@@ -277,6 +288,7 @@ class PrefixCache:
             node.state_inexact = inexact
             self.order.refresh(node, newest=True)
             self.policy.saved(lease.seq, node, rest, ended=ended)
+            self.pins.came(node)
             _note_new(self, lease, node)
             return
         self.order.touch(node)
@@ -309,9 +321,11 @@ class PrefixCache:
                 freed.slots.append(self.tree.take_slot(node))
             self.counts.evicted_states += 1
             self.counts.evicted_tails += node.is_tail
+            self.pins.went(node)
             self._refile(node, freed, newest=False)
         elif eviction.pages_left:
             freed.pages += self.tree.trim(node, eviction.pages_left)
+            self.pins.went(node)
         else:
             self._remove(node, freed)
         self.counts.evicted_pages += len(freed.pages)
@@ -364,6 +378,7 @@ class PrefixCache:
         freed.pages += pages if compressed is None else compressed
         self.order.forget(node)
         self.compressed_kv.forget(node)
+        self.pins.went(node)
         if parent.parent is not None:
             self._refile(parent, freed, newest=False)
             self.policy.child_removed(parent)

@@ -234,7 +234,7 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
         fields,
         {**OLLAMA_SAMPLING, **model.sampling_defaults},
         max_tokens=max_tokens(options),
-        grammar=grammar_of(fields),
+        grammar=grammar_of(fields, model.tokenizer.added_id),
         n=None,
         logprobs=None,
         prompt_logprobs=None,

@@ -22,6 +22,7 @@ from weft.server.batches.files import FileObject
 from weft.server.batches.routes import PURPOSES, BatchBody, BatchList, BatchObject, DeletedFile, FileList
 from weft.server.chat import ChatChunk, ChatCompletion
 from weft.server.completions import CompletionResponse
+from weft.server.decisions import DecisionAnswers, DecisionBody, SystemOneAnswers, SystemOneBody
 from weft.server.ollama import protocol as ollama
 from weft.server.pooling import EmbeddingBody, EmbeddingList, RerankAnswer, RerankBody, ScoreBody, ScoreList
 from weft.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody, TokenizePromptBody
@@ -37,6 +38,8 @@ from weft.server.replicas import (
 )
 from weft.server.responses.answers import ResponseObject
 from weft.server.responses.items import ResponsesBody
+from weft.server.sessions.routes import DeletedSession, ForkBody, SessionBody, SessionList, SessionObject
+from weft.server.sessions.slots import ACTIONS, SlotAnswer, SlotBody, SlotCard
 from weft.server.sse import EVENTS, JSON_LINES, PAGE_DEFAULT, PAGE_MAX
 from weft.server.weights import IsPausedAnswer, PauseBody, PausedAnswer, ResetAnswer, UpdateAnswer, UpdateWeightsBody
 from weft.text.chat_request import PictureSpan
@@ -340,6 +343,9 @@ _DRAIN_S = Parameter(
 )
 _RESTART = Parameter("restart", "query", {"type": "boolean", "default": False}, "Start a new process.")
 
+_SESSION = Parameter("name", "path", {"type": "string"}, "The name of a session.")
+_SLOT = Parameter("id_slot", "path", {"type": "integer", "minimum": 0, "maximum": 63}, "The number of a slot.")
+_ACTION = Parameter("action", "query", {"type": "string", "enum": list(ACTIONS)}, "What is done with the slot.")
 _FILE = Parameter("file_id", "path", {"type": "string"}, "The id of a file.")
 _DIGEST = Parameter("digest", "path", {"type": "string"}, "sha256: and 64 hexadecimal digits.")
 _BATCH = Parameter("batch_id", "path", {"type": "string"}, "The id of a batch.")
@@ -384,6 +390,28 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="response_input_items", method="GET", path="/v1/responses/{response_id}/input_items",
              group="Responses", text="The input items of a response's own request.", answer=ItemList,
              parameters=(_RESPONSE, _PAGE, _ORDER, _AFTER), errors=(404,)),
+    Endpoint(operation="save_session", method="POST", path="/v1/sessions", group="Sessions",
+             text="Saves a conversation or a prompt under a name.", body=SessionBody, answer=SessionObject,
+             errors=(404, 409, 413)),
+    Endpoint(operation="list_sessions", method="GET", path="/v1/sessions", group="Sessions",
+             text="The sessions of this key, the oldest first.", answer=SessionList, parameters=(_AFTER, _PAGE),
+             errors=(404,)),
+    Endpoint(operation="retrieve_session", method="GET", path="/v1/sessions/{name}", group="Sessions",
+             text="A session of this key, with its messages and tokens.", answer=SessionObject,
+             parameters=(_SESSION,), errors=(404, 409)),
+    Endpoint(operation="delete_session", method="DELETE", path="/v1/sessions/{name}", group="Sessions",
+             text="Deletes a session of this key.", answer=DeletedSession, parameters=(_SESSION,), errors=(404,)),
+    Endpoint(operation="restore_session", method="POST", path="/v1/sessions/{name}/restore", group="Sessions",
+             text="Brings the state of a session into memory.", answer=SessionObject, parameters=(_SESSION,),
+             errors=(404, 409)),
+    Endpoint(operation="fork_session", method="POST", path="/v1/sessions/{name}/fork", group="Sessions",
+             text="A second name for a session; nothing is copied.", body=ForkBody, answer=SessionObject,
+             parameters=(_SESSION,), errors=(404, 409)),
+    Endpoint(operation="slots", method="GET", path="/slots", group="Sessions",
+             text="The slots of this key that have tokens, for llama-server's clients.", answer=list[SlotCard]),
+    Endpoint(operation="slot_action", method="POST", path="/slots/{id_slot}", group="Sessions",
+             text="Saves, restores or erases a slot, for llama-server's clients.", body=SlotBody,
+             body_is_optional=True, answer=SlotAnswer, parameters=(_SLOT, _ACTION), errors=(404, 409)),
     Endpoint(operation="list_files", method="GET", path="/v1/files", group="Batches",
              text="The files of this key, the newest first.", answer=FileList,
              parameters=(_AFTER, _PAGE, _PURPOSE), errors=(404,)),
@@ -436,6 +464,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              errors=(404, 413, 422)),
     Endpoint(operation="plain_score", method="POST", path="/score", group="Embed and rank",
              text="The same as /v1/score.", body=ScoreBody, answer=ScoreList, errors=(404, 413, 422)),
+    Endpoint(operation="decisions", method="POST", path="/v1/decisions", group="Decide",
+             text="The probability of each answer to questions about one text.", body=DecisionBody,
+             answer=DecisionAnswers, errors=(404, 413, 422)),
+    Endpoint(operation="system_one", method="POST", path="/v1/systemone", group="Decide",
+             text="The same in the form of System One.", body=SystemOneBody, answer=SystemOneAnswers,
+             errors=(404, 413, 422)),
     Endpoint(operation="ollama_embed", method="POST", path="/api/embed", group="Ollama",
              text="The embeddings of texts, in Ollama's dialect.", body=ollama.OllamaEmbedBody,
              answer=OllamaEmbeddings, error=OllamaError, errors=(404, 413, 422)),

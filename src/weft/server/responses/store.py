@@ -32,6 +32,8 @@ from weft.server.running import LockFile, is_locked, state_directory
 
 WAITING_MAX = 4096
 KIND = "response"
+SESSION_KIND = "session"
+"""Objects of ``weft.server.sessions``, in the same file."""
 T = TypeVar("T")
 
 
@@ -49,13 +51,14 @@ class UnknownResponseError(NotFoundError):
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
     """Limits of conversations. ``turns``: responses that a conversation may have; ``turn_bytes``: bytes that all of
-    them may have."""
+    them may have. ``session_age_s``: seconds that sessions are kept at most."""
 
     count: int
     bytes: int
     age_s: float
     turns: int
     turn_bytes: int
+    session_age_s: float = 30 * 86_400.0
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,11 +130,11 @@ class ResponseStore:
                 self._runner = LockFile(self.path.with_name(f"{self.path.name}.runner-{token_hex(16)}"))
             return database.put(KIND, unfinished.as_object(owner, self._runner.path.name))
 
-        return await self._run(put)
+        return await self.run(put)
 
     async def finish(self, make: Callable[[], StoredResponse], owner: str) -> bool:
         """Store the end of a response of ``begin``. Return False if it was deleted."""
-        return await self._run(lambda database: database.finish(KIND, make().as_object(owner)))
+        return await self.run(lambda database: database.finish(KIND, make().as_object(owner)))
 
     async def runner_is_gone(self, response_id: str, owner: str) -> bool:
         """Return whether no process computes an unfinished response any more."""
@@ -140,23 +143,23 @@ class ResponseStore:
             runner = database.runner_of(response_id, owner)
             return runner is not None and not is_locked(self.path.with_name(runner))
 
-        return await self._run(is_gone)
+        return await self.run(is_gone)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response. Raise UnknownResponseError."""
-        body = await self._run(lambda database: database.get(KIND, response_id, owner))
+        body = await self.run(lambda database: database.get(KIND, response_id, owner))
         if body is None:
             raise _unknown(response_id)
         return _decode(body)
 
     async def delete(self, response_id: str, owner: str) -> None:
         """Delete a response. Raise UnknownResponseError."""
-        if not await self._run(lambda database: database.delete(response_id, owner)):
+        if not await self.run(lambda database: database.delete(response_id, owner)):
             raise _unknown(response_id)
 
     async def path_to(self, response_id: str, owner: str) -> list[StoredResponse]:
         """Return the conversation up to this response. Raise UnknownResponseError, RequestError."""
-        return await self._run(lambda database: read_path(database, response_id, owner, self.limits))
+        return await self.run(lambda database: read_path(database, response_id, owner, self.limits))
 
     async def close(self) -> None:
         """Wait for the calls that have begun, and close."""
@@ -192,7 +195,8 @@ class ResponseStore:
 
         self._begin(put_all, end)
 
-    async def _run(self, work: Callable[[ObjectDatabase], T]) -> T:
+    async def run(self, work: Callable[[ObjectDatabase], T]) -> T:
+        """Return ``work`` of the database, done in the thread. Raises ResponseStoreError, and its own errors."""
         self._check_room(self._waiting)
         self._waiting += 1
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -256,7 +260,10 @@ def _settle(waiting: asyncio.Future[T], result: T | Exception) -> None:
 
 def open_database(path: Path, limits: StoreLimits, clock: Callable[[], float]) -> ObjectDatabase:
     """Open the file. Raise ConfigError."""
-    bounds = {KIND: Bounds(limits.count, limits.bytes, limits.age_s)}
+    bounds = {
+        KIND: Bounds(limits.count, limits.bytes, limits.age_s),
+        SESSION_KIND: Bounds(float("inf"), float("inf"), limits.session_age_s),
+    }
     return ObjectDatabase(path, bounds, clock, flag="server.response_store", migrate=_migrate)
 
 

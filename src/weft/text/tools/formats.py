@@ -145,6 +145,10 @@ _BARE_FUNCTION = Envelope("<function=", None, (("<", "xml"),), keeps_open=True)
 
 FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
+        "seed_oss", (Envelope("<seed:tool_call>", "</seed:tool_call>", _TAGGED), _BARE_FUNCTION),
+        Writing("xml", before="<seed:tool_call>\n", behind="\n</seed:tool_call>", between="\n"),
+        signs=(("<seed:tool_call>",),), tokens=("<seed:tool_call>", "</seed:tool_call>"), tags=Tags(padded=False)),
+    ToolFormat(
         "qwen3_xml", (_TOOL_CALL, _BARE_FUNCTION),
         Writing("xml", before="<tool_call>\n", behind="\n</tool_call>", between="\n"),
         signs=(("<function=", "<parameter="),)),
