@@ -449,7 +449,7 @@ def test_a_measured_prefill_rate_stands_in_for_a_device(capsys: pytest.CaptureFi
     ("flags", "says"),
     [
         (["--store", "fast"], "--store 'fast' is not a rate"),
-        (["--store", "3GB/s@soon"], "no latency"),
+        (["--store", "3GB/s@soon"], "not a latency"),
         (["--store", "3GB/s", "--device", "abacus"], "--device 'abacus'"),
     ],
 )
