@@ -16,7 +16,7 @@
 //
 // A part of x with a number that is not finite has a scale of NaN: its row is NaN, no other.
 //
-// Why parts of 128, not of 32 (as linear.hpp rounds) nor the whole row: docs/decisions/0016-w8a8.md.
+// Why parts of 128, not of 32 (as linear.hpp rounds) nor the whole row: docs/decisions/quantized-weights.md (0016).
 #pragma once
 
 #include "flush_denormals.hpp"
