@@ -280,7 +280,7 @@ MUTANTS: dict[str, Mutant] = {
     "old 6: a plan of FlashInfer is written while the one before is copied": Mutant(
         prefill_backend._Planner, "plan", "wait_for(self._copied[turn])", "pass", plans,
         "^reused: the host wrote"),
-    "old 7: the reserve measures decodes alone": Mutant(
+    "old 7: the reserve measures only decodes": Mutant(
         reserve._Measurement, "run", "for shape in self._shapes}", "for shape in self._shapes[-1:]}",
         long_prompt, "^reserve: .* more than the start counted"),
     "old 8: kernels of the arena's work compile when they are first needed": Mutant(

@@ -33,7 +33,7 @@ from weft.request import SamplingParams
 from weft.tensor import native
 
 DIFFERS: dict[str, tuple[str, ...]] = {
-    "a width that is no multiple of 16": (
+    "a width that is not a multiple of 16": (
         "bamba", "bamba_bias", "jamba", "jamba_dense", "zamba", "zamba_plain", "zamba2", "zamba2_plain",
         "minimax_plain", "olmo_hybrid_rope",
     ),

@@ -53,6 +53,7 @@ GOOD = {
     "python": "look-up.v2(import='a<b', n=3)",
 }
 OWN = {
+    "seed_oss": "<function=look-up.v2>\n<parameter=import>a<b</parameter>\n<parameter=n>3</parameter>\n</function>",
     "glm": "look-up.v2\n<arg_key>import</arg_key>\n<arg_value>a<b</arg_value>\n"
     "<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n",
     "gemma4": 'call:look-up.v2{import:<|"|>a<b<|"|>,n:3}',

@@ -104,11 +104,11 @@ def test_the_least_value_of_a_limit_is_taken_and_nothing_below(name: str, least:
 
 def test_the_pages_name_the_defaults_of_limits() -> None:
     pages = "".join(page.read_text() for page in (Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
-    told = re.findall(r"^\| `limits\.(\w+)` \| ([\d,]+)|`limits\.(\w+)` \(([\d,]+)", pages, re.M)
+    told = re.findall(r"^\| `limits\.(\w+)` \| ([\d,.]+)|`limits\.(\w+)` \(([\d,]+)", pages, re.M)
     defaults = {one.name: one.default for config in (EngineConfig, ServerConfig) for one in fields(config)}
     compared = set()
     for in_table, value, in_text, other in told:
-        name, number = in_table or in_text, int((value or other).replace(",", ""))
+        name, number = in_table or in_text, float((value or other).replace(",", ""))
         if isinstance(defaults[name], int | float):
             assert defaults[name] == number, f"limits.{name}"
             compared.add(name)

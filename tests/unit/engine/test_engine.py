@@ -108,7 +108,7 @@ def test_split_seeds_are_64_bit_and_differ() -> None:
         ([], {}, RequestError, ["empty"]),
         ([1, 97], {}, RequestError, ["97", "96"]),
         ([-1], {}, RequestError, ["-1"]),
-        ([2**70], {}, RequestError, ["no token id"]),
+        ([2**70], {}, RequestError, ["not a token id"]),
         ([1], {"n": 0}, RequestError, ["n is 0"]),
         ([1] * 91, {"max_tokens": 10}, ContextLengthError, ["91", "101", "100", "--max-model-len"]),
         ([1] * 100, {"max_tokens": None}, ContextLengthError, ["100", "101"]),
