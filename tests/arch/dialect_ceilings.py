@@ -21,7 +21,6 @@ RATES = dict(zip(HABITS, (0.5, 0.5, 0.2, 0.2, 0.2, 0.2), strict=True))
 
 # fmt: off
 CEILINGS: dict[str, tuple[int, ...]] = {
-    "docs/adding-a-model.md": (0, 1, 0, 0, 0, 0),
 }
 # fmt: on
 """``rules.area_of`` -> occurrences of each of ``HABITS``."""

@@ -12,8 +12,8 @@ makes itself.
 
 A product may be one matrix of several stored ones (q, k and v). Its A's are stacked, and each range of rows has a B. A
 change may also scale the product (DoRA), shift it (biases), or replace it (a matrix of which all numbers were trained).
-The adapter of each row is set once a step (``ActiveAdapters.step``). A product finds its rows by the number of rows that
-it gets (``tensor.adapter_rows``).
+The adapter of each row is set once a step (``ActiveAdapters.step``). A product finds its rows by the number of rows
+that it gets (``tensor.adapter_rows``).
 
 Rejected: rows as an argument of each product (sixty calls that hand it on, for one model in a hundred);
 merged copies of the weights (one model's bytes for each adapter); a factor as wide as all parts of a product,
