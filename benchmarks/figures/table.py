@@ -40,7 +40,7 @@ def circumstances(report: dict[str, Any]) -> str:
 def figures_table(made: list[dict[str, Any]]) -> str:
     """Return the table in Markdown, and the sentences under it."""
     kinds = [report["kind"] for report in made]
-    rows = [["what", *kinds, "how to repeat it"], ["---"] * (len(kinds) + 2)]
+    rows = [["measured", *kinds, "how to repeat it"], ["---"] * (len(kinds) + 2)]
     for part in PARTS:
         measured = [report["parts"].get(part.name) for report in made]
         for row in part.rows:

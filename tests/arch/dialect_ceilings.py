@@ -21,24 +21,6 @@ RATES = dict(zip(HABITS, (0.5, 0.5, 0.2, 0.2, 0.2, 0.2), strict=True))
 
 # fmt: off
 CEILINGS: dict[str, tuple[int, ...]] = {
-    "README.md": (0, 2, 1, 0, 0, 0),
-    "docs/adding-a-model.md": (0, 2, 0, 0, 0, 0),
-    "docs/benchmarks.md": (0, 1, 3, 0, 0, 0),
-    "docs/cli.md": (0, 3, 0, 0, 0, 0),
-    "docs/debugging.md": (0, 1, 0, 0, 0, 0),
-    "docs/gpu.md": (0, 4, 0, 0, 0, 0),
-    "docs/page.md": (0, 1, 0, 0, 0, 0),
-    "docs/pictures.md": (0, 0, 0, 0, 1, 0),
-    "docs/scope.md": (0, 2, 0, 0, 0, 0),
-    "docs/speculation.md": (0, 0, 3, 0, 0, 0),
-    "src/weft/assemble": (0, 0, 0, 0, 1, 0),
-    "src/weft/costs": (0, 1, 0, 0, 0, 0),
-    "src/weft/families": (18, 89, 46, 9, 31, 106),
-    "src/weft/images": (0, 1, 0, 1, 3, 0),
-    "src/weft/models": (0, 0, 0, 3, 8, 0),
-    "src/weft/planning": (0, 0, 0, 3, 0, 0),
-    "src/weft/speculation": (0, 0, 0, 2, 2, 0),
-    "src/weft_tools/eval": (0, 0, 0, 1, 0, 0),
 }
 # fmt: on
 """``rules.area_of`` -> occurrences of each of ``HABITS``."""

@@ -43,7 +43,7 @@ def test_a_kind_without_a_part_has_an_empty_cell() -> None:
     one["parts"] = {"restart": run | {"figures": {"of_cold": 0.061}}}
     other = one | {"kind": "B", "parts": {"recall": run | {"figures": {"accuracy": 0.5}, "others": 0.01}}}
     shown = table.figures_table([one, other])
-    assert "| what | A | B | how to repeat it |" in shown
+    assert "| measured | A | B | how to repeat it |" in shown
     assert "| 0.06 of the cold one | | `python" in shown
     assert "exact answers | | 50.0 % |" in shown
     assert "A: 2 cores, other programs used up to 20 % of it, torch 2, commit abc (2026-01-02)." in shown

@@ -34,7 +34,7 @@ from weft.families.mixers.feed_forward import Experts
 from weft.models.loading import load_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-TITLE = "## What was compared with transformers\n"
+TITLE = "## Comparisons with transformers\n"
 """The section of ``PAGE`` that begins so goes to its end."""
 
 

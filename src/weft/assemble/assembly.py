@@ -293,7 +293,7 @@ def load_adapters(
 
 def registered_adapters(config: EngineConfig) -> tuple[list[Adapter], dict[str, str]]:
     """Return the adapters of ``--lora`` that can be served, and why others are refused. Raises CheckpointError for a
-    directory that is no adapter, or too large a rank, with ``lora_required``.
+    directory that is not an adapter, or too large a rank, with ``lora_required``.
     """
     from weft.models.hub import resolve_adapter
 

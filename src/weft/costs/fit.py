@@ -13,8 +13,8 @@ two terms of a prompt needs long prompts, which are rare, and a slow device does
 
 **The pace.** A limit on the time of the next step cannot wait for 200. So each step moves one factor by a share of its
 error. **The guess.** The first steps are often prefills of one length. So the fit begins with steps as the geometry of
-the model expects them, in the unit of the first step. Steps that verify drafts are left out: their rows cost what
-``weft.costs.rows`` says.
+the model expects them, in the unit of the first step. Steps that verify drafts are left out: ``weft.costs.rows`` has
+the cost of their rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""``config.json`` -> Architecture and ModelSpec: the table of what weft serves, and the dialects it reads.
+"""``config.json`` -> Architecture and ModelSpec: the models that weft serves, and the dialects that it reads.
 
     model_type        family           mixers                         feed-forward
     llama, mistral    llama            attention                      dense
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
-    smollm3           smollm3          attention, some unturned       dense
+    smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
     mixtral ...       routed           attention                      experts
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
@@ -31,20 +31,20 @@
     gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
     gemma, gemma2     gemma            attention, caps and windows    dense
     gemma3[_text]     gemma3           attention, windows             dense
-    gemma4[_text]     gemma4           attention, windows, shared KV  dense, or experts beside dense
+    gemma4[_text]     gemma4           attention, windows, shared KV  dense, or experts and dense
     minimax           minimax          lightning + attention          experts
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
     bamba             bamba            Mamba-2 + attention            dense
-    falcon_h1         falcon_h1        Mamba-2 beside attention       dense
+    falcon_h1         falcon_h1        Mamba-2 and attention at once  dense
     nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
     jamba             jamba            Mamba-1 + attention            dense or experts
-    zamba2            zamba2           Mamba-2, some beside a shared transformer block
+    zamba2            zamba2           Mamba-2, some with a shared transformer block
     mamba2            mamba2           Mamba-2                        none
     mamba             mamba            Mamba-1                        none
     falcon_mamba      falcon_mamba     Mamba-1                        none
     rwkv7             rwkv7            time mixing (WKV7), channel mixing, in turns
 
-One file here for each kin of families, over ``reading.py``. Further families are found by the entry point group
+Related families share a file here, over ``reading.py``. Further families are found by the entry point group
 ``weft.families``, by name of their ``model_type``, and are imported when a checkpoint names them: those in ``more``,
 which are rarely served, and those of other packages (docs/adding-a-model.md).
 
@@ -98,16 +98,16 @@ if TYPE_CHECKING:
 
 
 def read_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """What memory needs of the model that ``config`` (the parsed config.json) describes.
+    """Return the part of a model's geometry that memory needs. ``config``: the parsed config.json.
 
-    Raises UnknownArchitectureError for a ``model_type`` outside ``served``, and CheckpointError naming the
-    key for a setting that is missing, malformed, or not served.
+    Raises UnknownArchitectureError for a ``model_type`` outside ``served``, and CheckpointError naming the key for a
+    setting that is missing, malformed, or not served.
     """
     return read_architecture(config).spec()
 
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
-    """As ``read_spec``, with everything the model code needs besides."""
+    """Return the whole geometry of a model, for the model code. Raises as ``read_spec``."""
     model_type = config.get("model_type")
     family = _family_of(config)
     if family is None:
@@ -141,7 +141,7 @@ def _family_of(config: Mapping[str, Any]) -> Family | None:
 
 
 def is_text_alone(config: Mapping[str, Any]) -> bool:
-    """Return whether ``config`` is of a wrapper of which weft knows the text part only."""
+    """Return whether ``config`` describes a wrapper of which weft knows only the text part."""
     return text_config(config) is not config and find_family(config.get("model_type")) is None
 
 
@@ -156,7 +156,7 @@ _KEYS_LEAST, _KEYS_SHOWN, _TRIES = 3, 12, 8
 
 
 def _nearest(config: Mapping[str, Any]) -> str:
-    """Of the families, which one leaves the fewest keys of ``config`` unread; "" where it has too few."""
+    """Return words that name the family which leaves the fewest keys of ``config`` unread; "" where it has too few."""
     stated = text_config(config)
     own = {key for key, value in stated.items() if value not in (None, False) and not is_harmless("", key)}
     if len(own) < _KEYS_LEAST:
@@ -174,7 +174,7 @@ def _nearest(config: Mapping[str, Any]) -> str:
 
 
 def _unread(family: Family, stated: Mapping[str, Any], own: set[str]) -> set[str]:
-    """Of the keys ``own``, those that the family does not ask for, or refuses."""
+    """Return those of the keys ``own`` that the family does not ask for, or refuses."""
     refused = {"hidden_act"} if stated.get("hidden_act", family.activation) != family.activation else set()
     for _ in range(_TRIES):
         rest = {key: value for key, value in stated.items() if key not in refused}
@@ -193,7 +193,7 @@ def _unread(family: Family, stated: Mapping[str, Any], own: set[str]) -> set[str
 
 
 def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """What names of tensors in released files are called here."""
+    """Return a function from the name of a tensor in released files to its name here."""
     family = _family_of(config)
 
     def renamed(name: str) -> str:
@@ -205,12 +205,12 @@ def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:
 
 
 def named_dtype(config: Mapping[str, Any]) -> DTypeName | None:
-    """The dtype that config.json names for its weights, None where it is silent (then the tensors decide)."""
+    """Return the dtype that config.json names for its weights; None where it is silent (then the tensors decide)."""
     return ConfigKeys(text_config(config), fallback=config).dtype()
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language part of a multimodal configuration; the configuration itself for any other."""
+    """Return the language part of a multimodal configuration; the configuration itself for any other."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else config
 
@@ -267,7 +267,8 @@ FAMILIES: tuple[Family, ...] = tuple(
 )
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 GROUP = "weft.families"
-"""Entry points of further families: a ``model_type``, and where a tuple of families is that has it."""
+"""Entry points of further families: each has the name of a ``model_type``, and refers to a tuple of families of which
+one serves it."""
 
 
 def _further() -> Mapping[str, EntryPoint]:
@@ -306,7 +307,7 @@ def served() -> tuple[str, ...]:
 
 
 def all_families() -> tuple[Family, ...]:
-    """Return all families, but those of packages that cannot be imported."""
+    """Return all families, except those of packages that cannot be imported."""
     families = dict.fromkeys(FAMILIES)
     for point in _further().values():
         with suppress(CheckpointError):

@@ -5,8 +5,8 @@
                                                                  +--> weft.models.<family> builds blocks
 
 A checkpoint's configuration comes in dialects: keys were renamed, moved and nested as transformers grew.
-Everything downstream sees only these values. ``ModelSpec`` is what memory needs of it; ``Architecture`` is
-what the model code needs besides.
+Everything downstream sees only these values. ``ModelSpec`` is the part that memory needs;
+``Architecture`` has everything that the model code needs.
 
 A layer has one mixer and one feed-forward, or only one of the two. Pure data, no torch.
 """
@@ -30,30 +30,31 @@ from weft.spec import DTypeName, LayerSpec, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class MtpLayer:
-    """The layer of a multi-token prediction head. What its attention keeps lies in the pages, as that of any
-    other layer. ``residual``: of several residual streams, the head reads and carries the trunk's (Qwen4); else it
-    reads the trunk's hidden state."""
+    """The layer of a multi-token prediction head. Its attention caches in the pages, as that of any other layer.
+    ``residual``: with several residual streams, the head reads and carries the trunk's (Qwen4); else it reads the
+    trunk's hidden state."""
 
     attention: Attention | LatentAttention
     feed_forward: FeedForward
     residual: Residual = PLAIN
 
     def layer_specs(self) -> tuple[LayerSpec, ...]:
-        """Its own, and that of its index."""
+        """Return the spec of its attention, and that of its index."""
         width = self.attention.index_width
         return replace(self.attention.layer_spec(), kind="mtp"), *([spec.index_rows(width)] if width else [])
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """``mixers`` and ``feed_forwards`` are in depth order, one of each per layer; None for a layer without.
+    """Geometry of a model. ``mixers`` and ``feed_forwards`` are in depth order, one of each per layer; None for a
+    layer without.
 
-    The multipliers are Granite's and Falcon-H1's; 1 everywhere else. ``logits_divisor`` divides the logits.
-    ``rounded_multiplier``: that of the embedding is rounded to the model's dtype first (Gemma).
-    ``logits_cap``: logits are cap x tanh(logits / cap); 0 for none. ``mtp``: the head that drafts next tokens, of
-    families whose checkpoints may have one. ``vision``: what makes rows of pictures; None for a model of text alone.
-    ``head_tokens``: tokens that the head knows, where it is padded to the vocabulary; 0: all. ``residual``: how blocks
-    are joined to the stream. ``names``: where a checkpoint has the blocks."""
+    The multipliers are 1 in most families (Granite and Falcon-H1 have others). ``logits_divisor`` divides the logits.
+    ``rounded_multiplier``: that of the embedding is rounded to the model's dtype first (Gemma). ``logits_cap``: logits
+    are cap x tanh(logits / cap); 0 for none. ``mtp``: the head that drafts next tokens, of families whose checkpoints
+    may have one. ``vision``: the tower that makes rows of pictures; None for a text-only model. ``head_tokens``:
+    tokens that the head knows, where it is padded to the vocabulary; 0: all. ``residual``: how blocks are joined to
+    the stream. ``names``: where a checkpoint has the blocks."""
 
     family: str
     vocab_size: int
@@ -76,20 +77,21 @@ class Architecture:
 
     @property
     def indexed(self) -> tuple[int, ...]:
-        """The layers whose attention sees chosen blocks. What their tokens keep is a layer of ``spec`` each,
-        in this order, behind those of the depth."""
+        """Numbers of the layers whose attention sees chosen blocks. ``spec`` has a further layer for the index rows of
+        each, in this order, after the layers of the model."""
         return tuple(number for number, mixer in enumerate(self.mixers) if getattr(mixer, "index", None) is not None)
 
     @property
     def why_no_gpu(self) -> str:
-        """What it does that GPUs have no kernel for; nothing where they compute it."""
+        """Feature of the model that GPUs have no kernel for, as a verb phrase; "" where they compute it."""
         if any(getattr(mixer, "cap", 0.0) for mixer in self.mixers):
             return "caps the scores of attention"
         return "attends over chosen blocks" if self.indexed else ""
 
     @property
     def causal(self) -> bool:
-        """Whether no token sees a later one. Others embed text and generate none; their prompts are computed whole."""
+        """Whether no token sees a later one. Other models embed text and generate none; each of their prompts is
+        computed in one step."""
         return all(getattr(mixer, "causal", True) for mixer in self.mixers)
 
     @property
@@ -98,17 +100,19 @@ class Architecture:
 
     @property
     def tables_beside(self) -> Iterator[tuple[str, Table]]:
-        """All tables beside the blocks, embedding, head and towers aside, each with what plans count it as."""
+        """All tables outside the blocks, except embedding, head and towers, each with the name under which plans count
+        it."""
         records = tuple(record for record in (*self.mixers, *self.feed_forwards) if record is not None)
         return self.residual.tables(ModelShape(self.hidden_size, self.vocab_size, self.layer_count, records))
 
     @property
     def turn_sections(self) -> tuple[int, ...]:
-        """Of a model that turns by the places of pictures; see ``VisionTower.sections``."""
+        """Sections of a model that turns by the places of pictures, see ``VisionTower.sections``; () for any other."""
         return () if self.vision is None else self.vision.sections
 
     def spec(self, *, mtp: bool = False) -> ModelSpec:
-        """``mtp``: with the layer of the head and its index, behind all others."""
+        """Return the geometry that memory needs. ``mtp``: with the layer of the head and its index, after all
+        others."""
         assert self.mtp is not None or not mtp, f"{self.family} has no head for multi-token prediction"
         heads = self.mtp.layer_specs() if mtp and self.mtp is not None else ()
         return ModelSpec(

@@ -1,6 +1,6 @@
 """Attention in every layer: Llama and Mistral, Qwen3 (dense and sparse), SmolLM3, OLMo 3. Some layers with a window.
 
-OLMo's attention norms queries and keys over all heads at once, and what comes out of a layer.
+OLMo's attention norms queries and keys over all heads at once, and the outputs of blocks are normed too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.families.residuals import Residual
 NAMES = Names({Attention: "self_attn"})
 OUT_NAMES = replace(NAMES, out_norms=("post_attention_layernorm", "post_feedforward_layernorm"))
 OUT_NORMED = Residual(in_norms=False, out_norms=True)
-"""Norms follow blocks, and none is before them."""
+"""Residual with a norm after each block, and none before it."""
 
 
 def read_llama(family: str, keys: ConfigKeys) -> Architecture:
@@ -30,7 +30,7 @@ def read_llama(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_mistral(family: str, keys: ConfigKeys) -> Architecture:
-    """``sliding_window`` is 4096 where config.json is silent, and none where it says null."""
+    """Read Mistral. ``sliding_window`` is 4096 where config.json is silent; null means no window."""
     return _llama(family, keys, window=reading.states_window(keys), max_positions=131_072)
 
 
@@ -44,9 +44,9 @@ def _llama(family: str, keys: ConfigKeys, *, window: bool, max_positions: int) -
 
 
 def read_qwen(family: str, keys: ConfigKeys, *, qk_norm: bool) -> Architecture:
-    """Read Qwen 3 (``qk_norm``) and Qwen 2 (with biases), dense and mixture of experts. Windows, where
-    ``use_sliding_window`` says so: the layers that ``layer_types`` names, or those from ``max_window_layers`` on; in
-    the sparse models all."""
+    """Read Qwen 3 (``qk_norm``) and Qwen 2 (with biases), dense and mixture of experts. With ``use_sliding_window``,
+    windows are in the layers that ``layer_types`` names; where it is silent, in those from ``max_window_layers`` on,
+    in all of a sparse Qwen 3, and in every other one before ``max_window_layers`` of a sparse Qwen 2."""
     count = keys.integer("num_hidden_layers")
     sparse = _expert_count(keys) > 0
     full = read_attention(keys, qk_norm=qk_norm, head_dim=None if sparse or not qk_norm else 128)
@@ -81,8 +81,8 @@ def _expert_count(keys: ConfigKeys) -> int:
 
 
 def qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool, normalized: bool = False) -> FeedForward:
-    """``shared``: the families with a shared expert. ``normalized``: weights are normalised where config.json is
-    silent."""
+    """Read the feed-forward of a layer. ``shared``: the family has a shared expert. ``normalized``: weights are
+    normalised where config.json is silent."""
     count = _expert_count(keys)
     sparse = count > 0 and (layer + 1) % keys.integer("decoder_sparse_step", 1) == 0
     if not sparse or layer in (keys.get("mlp_only_layers") or ()):
@@ -98,7 +98,8 @@ def qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool, normalized:
 
 
 def read_smollm3(family: str, keys: ConfigKeys) -> Architecture:
-    """Layers turn where ``no_rope_layers`` says 1: all but every fourth. Windows are of layers that do not turn."""
+    """Read SmolLM 3. Layers turn where ``no_rope_layers`` says 1: by default all but every fourth. Where
+    ``layer_types`` is silent, windows are in the layers that do not turn."""
     keys = keys.with_defaults(
         vocab_size=128_256,
         hidden_size=2048,
@@ -128,7 +129,7 @@ def read_smollm3(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:
-    """The rotary scaling of a release is for its full layers; window layers turn at the plain base."""
+    """Read OLMo 3. The rotary scaling of a release is for its full layers; window layers turn at the plain base."""
     count = keys.integer("num_hidden_layers")
     kinds = reading.kinds_with_windows(
         keys,

@@ -5,7 +5,7 @@
     Lfm2Bidirectional... (architectures)  LFM2.5-Embedding: attention as above, and convolutions are centred
     use_bidirectional_attention (Gemma)   read by the family, as its windows change too
 
-Such a model generates no text. Its prompts are computed whole, in one step, and no prefix is kept: a token's
+Such a model generates no text. Each prompt is computed in one step, and no prefix is kept: a token's
 keys depend on tokens that come after it (``spec.ModelSpec.causal``). Layers that hold attention in a form of their
 own (latents, chosen blocks, shared pages) are refused by name.
 
@@ -24,7 +24,7 @@ from weft.families.mixers.attention import Attention
 from weft.families.mixers.short_conv import ShortConv
 
 CENTRED = "Lfm2Bidirectional"
-"""The beginning of the names of classes whose convolutions are centred."""
+"""Prefix of the names of classes whose convolutions are centred."""
 
 
 def as_causality_says(architecture: Architecture, keys: ConfigKeys) -> Architecture:

@@ -1,6 +1,6 @@
-"""Typed reading of ``config.json``: each error names the key, its value, and what would be right.
+"""Typed reading of ``config.json``: each error names the key, its value, and the values that would be right.
 
-Two things every family shares live here: ``ConfigKeys``, a view over the parsed JSON that checks types and
+Two things that every family shares are here: ``ConfigKeys``, a view over the parsed JSON that checks types and
 ranges, and ``read_rope``, which folds the two spellings of rotary settings into one ``Rope``:
 
     old  {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.25}
@@ -21,31 +21,32 @@ from weft.families.mixers.attention import Rope, RopeKind
 from weft.spec import DTypeName
 
 INTEGER_MAX = 2**31 - 1
-"""No size of a published model is larger, and products of two such sizes fit into 64 bits."""
+"""Largest integer of a key: no size of a published model is larger, and products of two such sizes fit into 64
+bits."""
 _MOST = {"num_hidden_layers": 10_000}
 _SHOWN_CHARS = 200
 
 
 HEAD_DIM_MAX = 1 << 16
-"""Numbers of a head: no model has a hundredth of that many."""
+"""Largest head size, numbers: no model has a hundredth of it."""
 
 
 def fail(key: str, value: object, reason: str) -> NoReturn:
-    """Raise the one form of configuration error."""
+    """Raise CheckpointError: every error about a setting has this form."""
     shown = repr(value) if not isinstance(value, int) or abs(value) <= INTEGER_MAX else "a number too large"
     shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
     raise CheckpointError(f"config.json: {key} is {shown}: {reason}", param="model")
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is a finite number that a float can hold."""
+    """Return whether it is a finite number that a float can hold."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 class ConfigKeys:
-    """Reads keys of one configuration. ``fallback`` is the outer configuration of a multimodal wrapper (the
-    same mapping otherwise): a key absent from the text part may stand there (dtype, tied embeddings).
-    ``seen``: the keys that were asked for."""
+    """Reader of the keys of one configuration. ``fallback`` is the outer configuration of a multimodal wrapper (else
+    the same mapping), which may have a key that the text part lacks (dtype, tied embeddings). ``seen``: the keys that
+    were asked for."""
 
     def __init__(self, config: Mapping[str, Any], *, fallback: Mapping[str, Any], seen: set[str] | None = None) -> None:
         self._config = config
@@ -54,20 +55,20 @@ class ConfigKeys:
 
     @property
     def outer(self) -> ConfigKeys:
-        """Those of the wrapper."""
+        """Keys of the wrapper."""
         return ConfigKeys(self._fallback, fallback=self._fallback, seen=self.seen)
 
     def with_defaults(self, **defaults: Any) -> ConfigKeys:
-        """Where these are silent, ``defaults``."""
+        """Return these keys, with ``defaults`` where they are silent."""
         stated = {key: value for key, value in self._config.items() if value is not None or key not in defaults}
         return ConfigKeys(defaults | stated, fallback=self._fallback, seen=self.seen)
 
     def over(self, stated: Mapping[str, Any]) -> ConfigKeys:
-        """``stated`` first, of one layer."""
+        """Return these keys, with the values of ``stated`` first."""
         return ConfigKeys({**self._config, **stated}, fallback=self._fallback, seen=self.seen)
 
     def inner(self, key: str) -> ConfigKeys | None:
-        """Those of a part, None without it."""
+        """Return the keys of a part; None without it."""
         part = self.get(key)
         return ConfigKeys(part, fallback=part) if isinstance(part, Mapping) else None
 
@@ -77,7 +78,8 @@ class ConfigKeys:
         return default if value is None else value
 
     def only(self, place: str = "", /, **served: Any) -> None:
-        """Refuse other values of these settings; silence means the served one. ``place``: of the keys."""
+        """Refuse other values of these settings; silence means the served one. ``place``: prefix of the keys in
+        errors."""
         for key, value in served.items():
             stated = self.get(key, value)
             if stated != value or isinstance(stated, bool) != isinstance(value, bool):
@@ -85,12 +87,13 @@ class ConfigKeys:
                 fail(f"{place}{key}", stated, f"only {shown} is served")
 
     def has(self, key: str) -> bool:
-        """Whether the configuration says anything about ``key``, null included."""
+        """Return whether the configuration says anything about ``key``, null included."""
         self.seen.add(key)
         return key in self._config
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """``default`` None means required. Raises CheckpointError below ``least`` and for absurd sizes."""
+        """Return a whole number; ``default`` None means that it is required. Raises CheckpointError below ``least``
+        and for absurd sizes."""
         value = self.get(key, default)
         if value is None:
             raise CheckpointError(f"config.json: {key} is missing", param="model")
@@ -107,7 +110,7 @@ class ConfigKeys:
         return float(value)
 
     def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
-        """A list of as many numbers as ``default`` has."""
+        """Return the numbers of a list that is as long as ``default``."""
         value = self.get(key, default)
         if not (isinstance(value, (list, tuple)) and len(value) == len(default) and all(map(_is_number, value))):
             fail(key, value, f"it must be a list of {len(default)} numbers")
@@ -120,12 +123,12 @@ class ConfigKeys:
         return value
 
     def outer_boolean(self, key: str, default: bool) -> bool:
-        """As ``boolean``, for settings that belong to the head's owner: the wrapper's own value first."""
+        """Return the wrapper's own value first, else as ``boolean``: for settings that belong to the head's owner."""
         value = self._fallback.get(key)
         return value if isinstance(value, bool) else self.boolean(key, default)
 
     def dtype(self) -> DTypeName | None:
-        """The dtype the configuration names; None where it names none."""
+        """Return the dtype that the configuration names; None where it names none."""
         for config in (self._config, self._fallback):
             for key in ("dtype", "torch_dtype"):
                 value = config.get(key)
@@ -138,7 +141,7 @@ class ConfigKeys:
         return None
 
     def limits(self, key: str, default: tuple[float, float]) -> tuple[float, float]:
-        """A (low, high) pair; infinity may be spelled as JSON's Infinity, a string, or a tagged object."""
+        """Return a (low, high) pair; infinity may be spelled as JSON's Infinity, a string, or a tagged object."""
         value = self.get(key, default)
         if not isinstance(value, (list, tuple)) or len(value) != 2:
             fail(key, value, "it must be a pair of numbers")
@@ -152,9 +155,9 @@ class ConfigKeys:
 def read_rope(
     keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, layer_kind: str | None = None, scaled: bool = True
 ) -> Rope:
-    """The rotary settings of ``keys``; ``theta`` and ``partial`` are the family's defaults. ``layer_kind``
-    ("sliding_attention") selects a set where each kind of layer has its own. ``scaled`` False: the scaling
-    of a single set is for other layers than these, its theta for all.
+    """Return the rotary settings of ``keys``; ``theta`` and ``partial`` are the family's defaults. ``layer_kind``
+    ("sliding_attention") selects a set where each kind of layer has its own. ``scaled`` False: the scaling of a single
+    set is for other layers, and only its theta is used.
 
     Raises CheckpointError for a scaling that is not served or lacks a number, and for heads beyond HEAD_DIM_MAX.
     """
@@ -237,7 +240,7 @@ def _longrope(inner: ConfigKeys, theta: float, rotary_dim: int, most: int, origi
 
 
 def _attention_factor(inner: ConfigKeys, factor: float) -> float:
-    """YaRN's softmax temperature, folded into cos and sin (Peng et al., 2023, section 3.4)."""
+    """Return YaRN's softmax temperature, which is folded into cos and sin (Peng et al., 2023, section 3.4)."""
     if inner.get("attention_factor") is not None:
         return inner.number("attention_factor", 1.0)
     mscale, all_dim = inner.number("mscale", 0.0), inner.number("mscale_all_dim", 0.0)

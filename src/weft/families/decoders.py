@@ -2,9 +2,9 @@
 
     Family("arcee", ("arcee",), Decoder({...defaults...}, feed=plain_feed), "relu2")
 
-``defaults`` are those of transformers' configuration class. ``renamed`` has keys by the name that they have here:
-``layer_norm_eps`` of Cohere is ``rms_norm_eps``. Further differences are fields of ``Attention`` and ``Residual``.
-Families that read more than that are functions in the files of their kin. Pure.
+``defaults`` are those of transformers' configuration class. ``renamed`` has the key of config.json for a name here:
+``rms_norm_eps`` is ``layer_norm_eps`` in Cohere's. Further differences are fields of ``Attention`` and ``Residual``.
+Families that need more are functions in the files of related families. Pure.
 """
 
 from __future__ import annotations
@@ -75,11 +75,12 @@ def ungated(activation: Any) -> Callable[[ConfigKeys, int], FeedForward]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decoder:
-    """``theta``, ``partial``: of the rotary embedding. ``attention``: fields of ``Attention`` in all layers.
-    ``attention_of``: those that keys decide. ``kinds``: which layers have a window; None: all have the one that
-    ``sliding_window`` names. ``unturned``: kinds of layers without positions. ``feed``: of a layer. ``residual`` and
-    ``more`` (further fields of ``Architecture``): of the keys. ``only``: settings of which one value is served.
-    ``keys_of``: changes to keys that come in a form of their own."""
+    """Reader of a decoder. ``theta``, ``partial``: defaults of the rotary embedding. ``attention``: fields of
+    ``Attention`` in all layers; ``attention_of``: fields that keys decide. ``kinds``: which layers have a window where
+    ``layer_types`` is silent; None: all have the one that ``sliding_window`` names. ``unturned``: kinds of layers
+    without positions. ``feed``: reads the feed-forward of a layer. ``residual`` and ``more`` (further fields of
+    ``Architecture``) read keys. ``only``: settings of which one value is served. ``keys_of``: changes keys that come
+    in a form of their own."""
 
     defaults: Mapping[str, Any]
     renamed: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The shape of DeepSeek V3, which many have: experts that a bias and groups choose, after some dense layers.
+"""Models of DeepSeek V3's shape: experts that a bias and groups choose, after some dense layers.
 
 Attention is latent (DeepSeek V2 and V3, GLM 4.7 Flash, Youtu) or usual (GLM 4.5, dots.llm1). Sources: the configuration
 class and the model of transformers 5.24 for each ``model_type``; their defaults are here.
@@ -98,7 +98,7 @@ def read_exaone_moe(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_dots1(family: str, keys: ConfigKeys) -> Architecture:
-    """Read a model whose windows are of the layers from ``max_window_layers`` on, where ``layer_types`` is silent."""
+    """Read dots.llm1: windows are in the layers from ``max_window_layers`` on, where ``layer_types`` is silent."""
 
     def kinds(keys: ConfigKeys, count: int) -> list[str]:
         first = keys.integer("max_window_layers", 62, least=0)
@@ -117,7 +117,7 @@ def read_dots1(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_deepseek_v2(family: str, keys: ConfigKeys) -> Architecture:
-    """Read a model whose groups are as good as their best score, and whose weights are shares of all experts."""
+    """Read DeepSeek V2: a group counts by its best score, and weights are shares of the sum over all experts."""
     keys = keys.with_defaults(**sizes(102_400, 4096, 11_008, 32, 32, 32, 2048), **_rank(keys, 1536))
     keys.only(scoring_func="softmax", mlp_bias=False, norm_topk_prob=False, moe_layer_freq=1)
     method = keys.get("topk_method", "greedy")

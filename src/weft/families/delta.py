@@ -35,7 +35,8 @@ from weft.families.towers import read_qwen3_5_tower
 
 
 def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
-    """Qwen3-Next and Qwen3.5 differ in how tensors are stored, not in geometry. Qwen3.5 may see."""
+    """Read Qwen3-Next or Qwen3.5: they differ in how tensors are stored, not in geometry. Qwen3.5 may have a vision
+    tower."""
     kinds = layer_kinds(keys, every_nth_attention(keys))
     attention = read_attention(keys, qk_norm=True, gated=True, partial=0.25, head_dim=256)
     keys.only(attn_output_gate=True)
@@ -68,7 +69,7 @@ def read_gated_delta(
     v_dim: int = 128,
     beta_scale: float = 1.0,
 ) -> GatedDelta:
-    """From the ``linear_*`` keys; the arguments are the family's defaults."""
+    """Read a gated delta net from the ``linear_*`` keys; the arguments are the family's defaults."""
     delta = GatedDelta(
         k_heads=keys.integer("linear_num_key_heads", k_heads),
         v_heads=keys.integer("linear_num_value_heads", v_heads),
@@ -83,7 +84,8 @@ def read_gated_delta(
 
 
 def qwen_mtp(keys: ConfigKeys, attention: Attention, residual: Residual = PLAIN) -> MtpLayer | None:
-    """One layer that shares the embedding. Qwen3-Next's config.json does not mention its head."""
+    """Return the head, if it is one layer that shares the embedding. Qwen3-Next's config.json does not mention its
+    head."""
     layers = keys.integer("mtp_num_hidden_layers", 1, least=0)
     if layers != 1 or keys.boolean("mtp_use_dedicated_embeddings", False):
         return None
@@ -91,7 +93,8 @@ def qwen_mtp(keys: ConfigKeys, attention: Attention, residual: Residual = PLAIN)
 
 
 def read_olmo_hybrid(family: str, keys: ConfigKeys) -> Architecture:
-    """A rotary base of null, as released, means attention without positions; silence means the default."""
+    """Read OLMo hybrid. A rotary base of null, as released, means attention without positions; silence means the
+    default."""
     kinds = layer_kinds(keys, _last_of_four)
     rope = keys.get("rope_parameters") or {}
     theta = rope["rope_theta"] if "rope_theta" in rope else keys.get("rope_theta")
@@ -147,11 +150,11 @@ def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_ling(family: str, keys: ConfigKeys) -> Architecture:
-    """Ling 3. That of before has lightning attention: ``lightning.read_ling_2_5``."""
+    """Read Ling 3. Ling 2.5 has lightning attention: ``lightning.read_ling_2_5``."""
     floor = keys.number("kda_lower_bound", -5.0) if keys.boolean("kda_safe_gate", True) else None
     if floor is not None and floor >= 0:
         fail("kda_lower_bound", floor, "a floor of log decays is below 0")
-    # What transformers saves has the dims that positions turn under head_dim.
+    # In files that transformers saves, head_dim has the dims that positions turn.
     head_dim = keys.integer("linear_head_dim", keys.integer("head_dim", 128))
     delta = KimiDelta(
         heads=keys.integer("num_attention_heads", 32),
@@ -180,14 +183,15 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
 def mtp_behind(
     keys: ConfigKeys, attention: Attention | LatentAttention, feed: FeedForward, residual: Residual = PLAIN
 ) -> MtpLayer | None:
-    """A head that is stored as the layer behind the last (DeepSeek-V3), with the last one's feed-forward. Of
-    several, one for each place of a draft, the first drafts all places."""
+    """Return a head that is stored as the layer after the last (DeepSeek-V3), with the feed-forward ``feed``; None
+    without it. Where several are stored, one for each place of a draft, the first drafts all places."""
     stored = keys.integer("num_nextn_predict_layers", keys.integer("num_mtp_layers", 0, least=0), least=0)
     return MtpLayer(attention, feed, residual) if stored else None
 
 
 def scale_of_rope(keys: ConfigKeys) -> float:
-    """What DeepSeek's ``mscale_all_dim`` makes of the scale of the scores, where positions are stretched."""
+    """Return the factor that DeepSeek's ``mscale_all_dim`` puts on the scale of the scores, where positions are
+    stretched; else 1."""
     stated = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
     inner = ConfigKeys(stated if isinstance(stated, Mapping) else {}, fallback={})
     factor, scale = inner.number("factor", 1.0), inner.number("mscale_all_dim", 0.0)
@@ -235,7 +239,7 @@ def read_latent_attention(keys: ConfigKeys) -> LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class FeedDefaults:
-    """Of the feed-forwards, as transformers' configuration classes have them."""
+    """Defaults of the feed-forwards, as in transformers' configuration classes."""
 
     dense_first: int
     dense_width: int
@@ -291,7 +295,7 @@ def _kimi_experts(keys: ConfigKeys, default: FeedDefaults) -> Experts:
 
 
 _QWEN = Names({Attention: "self_attn", GatedDelta: "linear_attn"}, shared="shared_expert", plus_one=True)
-# Two tensors for the projection of a delta layer in place of four, with rows grouped by key head.
+# Two tensors for the projection of a delta layer instead of four, with rows grouped by key head.
 _QWEN_NEXT = replace(_QWEN, spelled={GatedDelta: {"names": "by_key_head"}})
 KIMI_NAMES = Names(
     layer_reader="weft.models.spellings:kimi_layers",

@@ -1,6 +1,6 @@
 """Common dense decoders: Qwen 2, Phi 3 and 4, Granite 3, GLM 4, OLMo 1 and 2, EXAONE 4, Cohere and others.
 
-Each is Llama but for the row that it has here. Sources: the configuration class and the model of transformers 5.24 for
+Each is Llama, except for its row here. Sources: the configuration class and the model of transformers 5.24 for
 each ``model_type``; their defaults are in the rows.
 """
 

@@ -10,7 +10,7 @@ before them. A second embedding gives each token some numbers for each layer.
     layer      0 w   1 w   2 full   3 w   4 full        w: a window, in a ring
     reads      0     1     2        1     2             1 is read by 3 too, so it is in pages
 
-Source: transformers ``GemmaConfig`` to ``Gemma4TextConfig`` and their models; their defaults stand here.
+Source: transformers ``GemmaConfig`` to ``Gemma4TextConfig`` and their models; their defaults are used here.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
     keys.only(hidden_activation="gelu_pytorch_tanh")
     if keys.get("use_bidirectional_attention") == "all":
         fail("use_bidirectional_attention", "all", "text is read from left to right here")
-    kinds = [*_kinds(keys, 6)[:-1], FULL]  # the last one is full whatever is said, as in transformers
+    kinds = [*_kinds(keys, 6)[:-1], FULL]  # the last one is always full, as in transformers
     count = len(kinds)
     own = count - keys.integer("num_kv_shared_layers", 0, least=0)
     if not 0 < own <= count or set(kinds[:own]) != set(kinds):
@@ -137,14 +137,14 @@ _ROPES4 = {
 
 
 def _attention4(keys: ConfigKeys, layer: int, kind: str) -> Attention:
-    """Of a layer with keys of its own."""
+    """Read the attention of a layer, as one with keys of its own."""
     same = kind == FULL and keys.boolean("attention_k_eq_v", False)
     stated: dict[str, Any] = {}
     if kind == FULL:
         stated["head_dim"] = keys.integer("global_head_dim", 512)
         if same and keys.get("num_global_key_value_heads") is not None:
             stated["num_key_value_heads"] = keys.integer("num_global_key_value_heads")
-    if by_layer := keys.get("per_layer_config"):  # what transformers saves in place of both
+    if by_layer := keys.get("per_layer_config"):  # transformers saves this instead of both
         stated = by_layer.get(str(layer)) or {}
     plain = read_attention(keys.over(stated), rotary=False, scale=1.0, qk_norm=True)
     theta = 10_000.0 if kind == WINDOW_KIND else 1e6

@@ -1,4 +1,4 @@
-"""GigaChat 3.5: gated delta nets and latent attention, with every norm gated by what it gives.
+"""GigaChat 3.5: gated delta nets and latent attention, with every norm gated by its own output.
 
     norm(x)      n = rms(x) (1 + w)        n factor sigmoid(out(silu(into(n))))        over a bottleneck of 16
     a layer      x += norm(mixer(norm(x)))          x += norm(feed(norm(x)))
@@ -34,7 +34,7 @@ from weft.families.residuals import Residual
 from weft.families.tensors import NormGate
 
 GATE_RANK = 16
-"""No configuration names it."""
+"""Width of the bottleneck of a norm's gate, numbers: no configuration names it."""
 _FEED = FeedDefaults(3, 18_432, 256, 2048, 2.5, 1, 1)
 _SERVED = {
     "norm_type": "ZeroCenteredGatedNorm",
@@ -49,13 +49,13 @@ _SERVED = {
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
 }
-"""Settings of which one value is served, which is also what silence means."""
+"""Settings of which one value is served; silence means that value too."""
 _GATES = ("gated_rmsnorm", "gated_rmsnorm_sigmoid", "gated_rmsnorm_sigmoid_zero_centered")
 
 
 def read_gigachat3_5(family: str, keys: ConfigKeys) -> Architecture:
     keys.only(**_SERVED)
-    rank = {} if keys.has("q_lora_rank") else {"q_lora_rank": 1536}  # null is no bottleneck
+    rank = {} if keys.has("q_lora_rank") else {"q_lora_rank": 1536}  # null means no bottleneck
     keys = keys.with_defaults(
         vocab_size=128_256,
         hidden_size=7168,

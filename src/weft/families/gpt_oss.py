@@ -3,7 +3,7 @@
 A sink is a score that each head has learned. It takes part in the sum of the softmax and adds no value, so a
 head may look at nothing. Experts multiply (up + 1) by a clamped, gated activation.
 
-Source: transformers ``GptOssConfig`` and ``GptOssForCausalLM``; its defaults stand here.
+Source: transformers ``GptOssConfig`` and ``GptOssForCausalLM``; its defaults are used here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_
 
 MAX_POSITIONS = 131_072
 SERVED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
-"""What the kernels of ``clamped_swiglu`` compute with."""
+"""Settings of ``clamped_swiglu`` that its kernels have as constants."""
 
 
 def read_gpt_oss(family: str, keys: ConfigKeys) -> Architecture:
@@ -57,7 +57,7 @@ def read_gpt_oss(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def _rope(keys: ConfigKeys, head_dim: int) -> Rope:
-    """YaRN of 32 over 4,096 positions where config.json is silent."""
+    """Return the rotary settings: where config.json is silent, YaRN with a factor of 32 over 4,096 positions."""
     theta = 150_000.0
     if keys.get("rope_scaling") or keys.get("rope_parameters"):
         return read_rope(keys, head_dim, theta=theta, partial=1.0)

@@ -1,4 +1,4 @@
-"""Mamba-2 and attention: Bamba, Falcon-H1 (beside each other in every layer), Granite 4 H."""
+"""Mamba-2 and attention: Bamba, Falcon-H1 (both in every layer), Granite 4 H."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def read_bamba(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_falcon_h1(family: str, keys: ConfigKeys) -> Architecture:
-    """The key's multiplier joins the attention scale; that of the head is a divisor of the logits here."""
+    """Read Falcon-H1. The key's multiplier joins the attention scale; that of the head is a divisor of the logits
+    here."""
     count = keys.integer("num_hidden_layers")
     attention = read_attention(keys)
     attention = replace(attention, scale=attention.scale * keys.number("key_multiplier", 1.0))

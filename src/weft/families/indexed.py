@@ -1,8 +1,8 @@
 """Attention over chosen blocks, and several residual streams: Qwen4-Exp, GLM-5-next.
 
 Delta nets and attention as in Qwen3.5. Attention sees ``budget / block`` blocks of the text, which an index
-chooses for each token, and the unfinished block behind them. Blocks read a mix of several residual streams.
-Some delta layers add what tables know of the last tokens: a hash of each n-gram names a row.
+chooses for each token, and the unfinished block after them. Blocks read a mix of several residual streams.
+Some delta layers add rows of tables for the last tokens: a hash of each n-gram selects a row.
 
     rows of table h    the (h + 1)-th prime from ``ngram_vocab_size_base`` on, counted over all such layers
     row of an n-gram   (t0 m0) xor (t1 m1) xor ..., in 64 bits, modulo the rows; t1 is the token before t0
@@ -11,8 +11,7 @@ GLM-5-next has Kimi delta layers, and latent attention without positions. Its in
 the key of their block. Its streams are mixed by a matrix, and gates of its feed-forwards are limited.
 
 Sources: transformers ``Qwen4ExpTextConfig`` and ``Qwen4ExpTextNGramEmbedding``, ``Glm5NextTextConfig``, whose
-defaults stand here;
-multipliers are numbers of splitmix64 (Steele et al., 2014).
+defaults are used here; multipliers are numbers of splitmix64 (Steele et al., 2014).
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def _index(keys: ConfigKeys) -> Index:
 
 
 def _ngrams(keys: ConfigKeys, stream_width: int, kinds: list[str]) -> dict[int, Ngrams]:
-    """By layer."""
+    """Return the n-gram tables of each layer that has them."""
     numbers = sorted(set(keys.get("ple_layer_ids") or ()))
     if any(not isinstance(n, int) or not 0 < n <= len(kinds) or kinds[n - 1] == "attention" for n in numbers):
         fail("ple_layer_ids", numbers, "it must name delta layers, counted from 1")
@@ -141,7 +140,7 @@ def _ngrams(keys: ConfigKeys, stream_width: int, kinds: list[str]) -> dict[int, 
 
 
 def _primes(first: int) -> Iterator[int]:
-    """From ``first`` on."""
+    """Yield the primes from ``first`` on."""
     for number in range(max(2, first), 1 << 62):
         if all(number % divisor for divisor in range(2, math.isqrt(number) + 1)):
             yield number
@@ -152,7 +151,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 
 def _multipliers(vocab: int, count: int, seed: int) -> Iterator[int]:
-    """Odd, and so small that a token times one fits into 63 bits."""
+    """Yield odd multipliers, small enough that a token times one fits into 63 bits."""
     half = max(1, ((1 << 63) - 1) // vocab // 2)
     for place in range(count):
         mixed = (seed + _GAMMA * (place + 2)) & _BITS
@@ -182,7 +181,7 @@ def read_glm5_next(family: str, keys: ConfigKeys) -> Architecture:
     kinds = layer_kinds(keys, every_nth_attention(keys), INDEXED_KINDS)
     inner = keys.inner("linear_attn_config") or ConfigKeys({}, fallback={})
     floor = inner.get("gate_lower_bound", keys.get("linear_lower_bound"))
-    # Null is no floor, silence the default.
+    # Null means no floor, silence the default.
     if floor is None and (inner.get("safe_gate") or not keys.has("linear_lower_bound")):
         floor = -5.0
     delta = KimiDelta(

@@ -34,11 +34,11 @@ COMMON: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _STEP_SIZES = ("time_step_floor", "time_step_max", "time_step_min")
-"""Of Mamba: the first values of a parameter that is stored. transformers' plain torch code also keeps step sizes
-above ``time_step_min``; its kernels, with which these models were trained and are served, do not."""
+"""Keys of Mamba's first step sizes, values of a parameter that is stored. transformers' plain torch code also keeps
+step sizes above ``time_step_min``; its kernels, with which these models were trained and are served, do not."""
 _MAMBA_CODE = ("use_associative_scan", "use_mamba_kernels", "use_mambapy", "use_mem_eff_path", "num_logits_to_keep")
 _SCANNED = ("chunk_size", "mamba_chunk_size")
-"""Tokens that are computed at once."""
+"""Keys of the number of tokens that are computed at once."""
 OF_FAMILY: dict[str, tuple[str, ...]] = {
     "granite_hybrid": _SCANNED,
     "mamba2": (*_SCANNED, *_STEP_SIZES, "rescale_prenorm_residual", "time_step_rank"),
@@ -176,18 +176,18 @@ OF_FILE: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 _NAMED_TOKENS = "_token"
-"""The end of names of tokens in ``TOKENIZER_CONFIG`` and ``SPECIAL_TOKENS``: all of them are read."""
+"""Suffix of the names of tokens in ``TOKENIZER_CONFIG`` and ``SPECIAL_TOKENS``: all of them are read."""
 _SHOWN_KEYS = 8
 _COMMON = frozenset(key for keys in COMMON.values() for key in keys)
 
 
 def is_harmless(family: str, key: str) -> bool:
-    """Whether ``key`` changes no token of a model of ``family``."""
+    """Return whether ``key`` changes no token of a model of ``family``."""
     return key in _COMMON or key in OF_FAMILY.get(family, ())
 
 
 def is_known(file: str, key: str) -> bool:
-    """Whether ``key`` of the side file ``file`` is read, or changes no token."""
+    """Return whether ``key`` of the side file ``file`` is read, or changes no token."""
     named = file in (TOKENIZER_CONFIG, SPECIAL_TOKENS) and key.endswith(_NAMED_TOKENS)
     return named or any(key in keys for keys in OF_FILE[file].values())
 

@@ -53,7 +53,8 @@ def read_lfm2(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def _lfm2_width(keys: ConfigKeys) -> int:
-    """LFM2 names the width before SwiGLU's third matrix is paid for: 2/3 of it, rounded up to a multiple."""
+    """Return the inner width. LFM2 names the width of a feed-forward with two matrices; SwiGLU has three, so 2/3 of it
+    is used, rounded up to a multiple, unless ``block_auto_adjust_ff_dim`` is false."""
     width = keys.integer("block_ff_dim", keys.integer("intermediate_size", 0, least=0))
     if not keys.boolean("block_auto_adjust_ff_dim", True):
         return width
@@ -66,9 +67,9 @@ def _lfm2_width(keys: ConfigKeys) -> int:
 
 
 def read_lfm2_moe(family: str, keys: ConfigKeys) -> Architecture:
-    """The defaults are those of LFM2-8B-A1B. ``layer_types`` has no default."""
+    """Read LFM2 with experts. The defaults are those of LFM2-8B-A1B. ``layer_types`` has no default."""
     kinds = layer_kinds(
-        keys, lambda count: fail("layer_types", None, "it must say what each layer is"), CONVOLVED_KINDS
+        keys, lambda count: fail("layer_types", None, "it must list the kind of each layer"), CONVOLVED_KINDS
     )
     hidden = keys.integer("hidden_size", 2048)
     attention = read_attention(keys, qk_norm=True, theta=1e6)
@@ -98,8 +99,8 @@ def read_lfm2_moe(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_lfm2_vl(family: str, keys: ConfigKeys) -> Architecture:
-    """A text part of LFM2 and a SigLIP2 tower, whose settings stand in the wrapper. A configuration without
-    ``vision_config`` is of its text part alone."""
+    """Read a text part of LFM2 and a SigLIP2 tower, whose settings are in the wrapper. A configuration without
+    ``vision_config`` has only the text part."""
     text = keys.get("model_type", "lfm2")
     readers = {"lfm2": read_lfm2, "lfm2_vl": read_lfm2, "lfm2_moe": read_lfm2_moe}
     if text not in readers:
@@ -108,13 +109,13 @@ def read_lfm2_vl(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def _seeing(text: Architecture, keys: ConfigKeys, tower: VisionTower | None) -> Architecture:
-    """Whether embeddings are tied is said by the wrapper."""
+    """Return ``text`` with a tower. The wrapper says whether embeddings are tied."""
     tied = keys.outer_boolean("tie_embedding", keys.outer_boolean("tie_word_embeddings", text.tied_embeddings))
     return dataclasses.replace(text, tied_embeddings=tied, vision=tower)
 
 
 def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
-    """Window and full layers have rotary settings of their own. The defaults are those of LFM3-1.7B."""
+    """Read LFM3. Window and full layers have rotary settings of their own. The defaults are those of LFM3-1.7B."""
     hidden, count = keys.integer("hidden_size", 2048), keys.integer("num_hidden_layers", 24)
     of_four = (WINDOW_KIND, "conv", "full_attention", "conv")
     kinds = kinds_with_windows(
@@ -149,8 +150,8 @@ def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_lfm3_vl(family: str, keys: ConfigKeys) -> Architecture:
-    """A text part of LFM3 and a tower of convolutions and attention. A configuration without
-    ``vision_config`` is of its text part alone."""
+    """Read a text part of LFM3 and a tower of convolutions and attention. A configuration without ``vision_config``
+    has only the text part."""
     text = keys.get("model_type", "lfm3")
     if text not in ("lfm3", "lfm3_vl"):
         fail("text_config.model_type", text, "the text part served here is lfm3")

@@ -1,17 +1,17 @@
-"""Lightning attention beside softmax attention: MiniMax-Text-01, Ling and Ring 2.5.
+"""Lightning attention and softmax attention: MiniMax-Text-01, Ling and Ring 2.5.
 
-A state for each head that forgets at a rate of its own, the same for every token: the later the layer and the
-head, the slower. Queries, keys and values pass a silu; a norm over all heads and a gate follow. The stream is
-what the norm in front of a block gives, so a layer forgets what came in before it.
+Each head has a state that forgets at a rate of its own, the same for every token: the later the layer and the
+head, the slower. Queries, keys and values pass a silu; a norm over all heads and a gate follow. The output of
+the norm before a block becomes the stream, so the input of that norm is lost.
 
     x = norm(x);   x = alpha x + beta block(x)
 
-Ling 2.5 has latent attention beside it, and feed-forwards as Ling 3; it shares that one's ``model_type``. Its
-queries and keys pass a norm and are turned in place of the silu, and the norm of the output has groups.
+Ling 2.5 has latent attention in its other layers, and the feed-forwards and the ``model_type`` of Ling 3. Queries
+and keys of lightning layers pass a norm and are turned, instead of the silu, and the norm of the output has groups.
 
 Sources: Qin et al., "Lightning Attention-2" (2024); transformers ``MiniMaxConfig`` and
 ``MiniMaxForCausalLM``; ``modeling_bailing_moe_v2_5.py`` of inclusionAI's repository Ring-V2.5. Their defaults
-stand here.
+are used here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _LING_2_5 = FeedDefaults(1, 5120, 256, 512, 1.0, 8, 4)
 
 
 def read_ling(family: str, keys: ConfigKeys) -> Architecture:
-    """Any Ling. Only 3 has a short convolution, and only 2.5 (and 2.6) the class of that name."""
+    """Read any Ling. Only 3 has a short convolution, and only 2.5 and 2.6 have the class BailingMoeV2_5ForCausalLM."""
     named = "BailingMoeV2_5ForCausalLM" in keys.get("architectures", ())
     stated = keys.has("group_norm_size") and not keys.has("short_conv_kernel_size")
     is_2_5 = keys.get("model_type") == "bailing_moe_v2_5" or named or stated

@@ -1,7 +1,7 @@
-"""Mamba alone, and beside attention: Mamba, Falcon-Mamba, Mamba-2; Jamba.
+"""Mamba without attention: Mamba, Falcon-Mamba, Mamba-2. Mamba with attention: Jamba.
 
 Nothing limits how long texts of the first three are: the state has one size, and KV takes no memory.
-``POSITIONS`` is what is served unless ``--max-model-len`` says less.
+``POSITIONS`` is the limit unless ``--max-model-len`` says less.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ POSITIONS = 1 << 20
 
 
 def read_mamba(family: str, keys: ConfigKeys) -> Architecture:
-    """Falcon-Mamba is Mamba with norms inside. ``intermediate_size`` wins over ``expand``: Falcon-Mamba 7B
-    states both, and they differ."""
+    """Read Mamba or Falcon-Mamba, which is Mamba with norms inside. ``intermediate_size`` wins over ``expand``:
+    Falcon-Mamba 7B states both, and they differ."""
     hidden = keys.integer("hidden_size")
     rank = step_rank(keys, "time_step_rank", hidden)
     norms: InnerNorms = "plain" if family == "falcon_mamba" else "none"
@@ -118,7 +118,8 @@ def _jamba_feed_forwards(keys: ConfigKeys, layers: int) -> list[FeedForward]:
 
 
 def every_nth(keys: ConfigKeys, what: str, period: int, offset: int) -> Callable[[int], bool]:
-    """Whether a layer is one of every ``what``_period layers, the first of them at ``what``_offset."""
+    """Return a function that says whether a layer is one of every ``what``_period layers, the first of them at
+    ``what``_offset."""
     period = keys.integer(f"{what}_period", period)
     offset = keys.integer(f"{what}_offset", offset, least=0)
     if offset >= period:

@@ -22,15 +22,15 @@ W_NAMES = ("w1", "w3", "w2")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Names:
-    """``mixers``: where each kind of mixer is. ``spelled``: what the reader of a kind is called with, of mixers and
-    feed-forwards. ``stack``: what the layers are called. ``shared``: where the expert that every token passes is, if
-    it has a width. ``swiglu``: dense feed-forwards are of the usual form. ``plus_one``: norms are stored as the
-    distance from 1. ``embeddings``: the first of them that the files have. ``out_norms``: of a model with sandwich
-    norms. ``mixes``: where what mixes several streams is, around mixer and feed-forward.
+    """Names of a family's blocks. ``mixers``: where each kind of mixer is. ``spelled``: arguments for the reader of a
+    kind, of mixers and feed-forwards. ``stack``: the name of the list of layers. ``shared``: where the expert that
+    every token passes is, if it has a width. ``swiglu``: dense feed-forwards are of the usual form. ``plus_one``:
+    norms are stored as the distance from 1. ``embeddings``: the first of them that the files have. ``out_norms``: of a
+    model with sandwich norms. ``mixes``: where the mixes of several streams are, around mixer and feed-forward.
 
-    ``feed_reader`` and ``layer_reader``: "module:function" of what reads a feed-forward, or whole layers, in place of
-    the usual way; ``ends_reader``: of what reads blocks before the first layer and behind the last one. ``mixer_norm``,
-    ``feed_norm`` and ``final_norm`` are "" where there is none."""
+    ``feed_reader`` and ``layer_reader``: "module:function" that reads a feed-forward, or all of a layer, instead of
+    the usual way; ``ends_reader``: the one that reads blocks before the first layer and after the last one.
+    ``mixer_norm``, ``feed_norm`` and ``final_norm`` are "" where there is none."""
 
     mixers: Mapping[type[Mixer], str] = field(default_factory=dict)
     feed: str = "mlp"

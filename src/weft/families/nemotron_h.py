@@ -1,7 +1,7 @@
-"""Nemotron-H: layers that are one thing each, Mamba-2 or attention or a feed-forward.
+"""Nemotron-H: layers of one block each, Mamba-2 or attention or a feed-forward.
 
-Which is which stands in ``hybrid_override_pattern`` (M, *, -, E) or in a list of names. The step is clamped to
-``time_step_limit``, for prompts and for single tokens alike. ``time_step_min`` bounds the initialisation alone.
+``hybrid_override_pattern`` (M, *, -, E) or a list of names says which a layer has. The step is clamped to
+``time_step_limit``, for prompts and for single tokens alike. ``time_step_min`` only bounds the initialisation.
 transformers clamps prompts (only) to it; the models were trained without, and perplexity suffers from it
 (docs/models.md).
 """
@@ -67,7 +67,8 @@ def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def _nemotron_mtp(keys: ConfigKeys, attention: Attention) -> MtpLayer | None:
-    """Nemotron 3: one head of an attention layer and an experts layer. Other heads are not served."""
+    """Return the head of Nemotron 3, of an attention layer and an experts layer; None for other heads, which are not
+    served."""
     if keys.integer("num_nextn_predict_layers", 0, least=0) != 1:
         return None
     kinds = keys.get("mtp_layers_block_type", keys.get("mtp_hybrid_override_pattern", ""))
@@ -133,7 +134,7 @@ def _nemotron_experts(keys: ConfigKeys) -> Experts:
     )
 
 
-# Each layer is one thing. Hub releases keep each expert by itself; transformers saves two tensors.
+# Each layer is one block. Hub releases keep each expert by itself; transformers saves two tensors.
 _NEMOTRON = Names(
     {Attention: "mixer", Mamba2: "mixer"},
     feed="mixer",

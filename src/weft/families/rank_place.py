@@ -1,4 +1,4 @@
-"""Which span of a dim a rank of several holds. Pure arithmetic."""
+"""Spans of a dim that ranks hold. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ShardSpan:
-    """``count`` entries from ``begin`` on, of ``total``."""
+    """Span of ``count`` entries from ``begin`` on, of ``total``."""
 
     total: int
     begin: int
@@ -23,18 +23,20 @@ class RankPlace:
     by_expert: bool = False
 
     def of_units(self, own: int, width: int = 1, copies: int = 1) -> ShardSpan:
-        """Of units of ``width`` entries, ``own`` a rank; ``copies`` neighbours hold the same."""
+        """Return the span of a dim of units of ``width`` entries, ``own`` a rank; ``copies`` neighbours hold the
+        same."""
         # Queries of neighbours need the same KV head. Choosing it by `rank % heads` gives numbers that look
         # right and are not (SGLang issue 30997); a test keeps that as its control.
         return ShardSpan(own * self.size // copies * width, self.rank // copies * own * width, own * width)
 
     def of_tokens(self, count: int) -> ShardSpan:
-        """Of the vocabulary: spans of equal length, the last ones shorter."""
+        """Return the span of the vocabulary: all have equal length, except shorter ones at the end."""
         own = -(-count // self.size)
         begin = min(self.rank * own, count)
         return ShardSpan(count, begin, min(own, count - begin))
 
     def of_experts(self, count: int) -> ShardSpan:
-        """Spans whose lengths differ by one at most: none is empty while there are as many as ranks."""
+        """Return the span of experts: lengths differ by one at most, and no span is empty unless experts are fewer
+        than ranks."""
         begin = self.rank * count // self.size
         return ShardSpan(count, begin, (self.rank + 1) * count // self.size - begin)

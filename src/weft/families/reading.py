@@ -1,7 +1,7 @@
-"""What the readers of all families share: layer kinds, attention, sliding windows, and the record they fill.
+"""Functions that all readers of families share: layer kinds, attention, sliding windows, and the record that they fill.
 
 Layer kinds come by many names; they are "attention" or "recurrent" from here on. Windows are named by
-``layer_types`` ("sliding_attention" beside "full_attention"), or by one ``sliding_window`` for all. Pure.
+``layer_types`` ("sliding_attention" and "full_attention"), or by one ``sliding_window`` for all. Pure.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from weft.families.names import Names
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``model_types``: of config.json. ``activation``: the one that its feed-forward may have. ``names``: where its
-    blocks are. ``released``: patterns of names in released files, and what stands in their place here, one after the
-    other."""
+    """Models that one function reads. ``model_types``: of config.json. ``activation``: the one that its feed-forward
+    may have. ``names``: where its blocks are. ``released``: patterns of names in released files, and their
+    replacements here, applied one after the other."""
 
     name: str
     model_types: tuple[str, ...]
@@ -54,8 +54,8 @@ CONVOLVED_KINDS = {
 def layer_kinds(
     keys: ConfigKeys, fallback: Callable[[int], Sequence[str]], words: Mapping[str, str] = KINDS
 ) -> list[str]:
-    """ "attention" or "recurrent" for each layer, from the names the checkpoint uses, each one of ``words``, else
-    ``fallback``."""
+    """Return "attention" or "recurrent" for each layer, from the names that the checkpoint uses, each one of
+    ``words``; where it has none, ``fallback``."""
     count = keys.integer("num_hidden_layers")
     name = "layer_types" if keys.get("layer_types") is not None else "layers_block_type"
     listed = keys.get(name)
@@ -114,8 +114,8 @@ def read_mamba2(
     multipliers: tuple[float, ...] = (),
     output_bias: bool | None = None,
 ) -> Mamba2:
-    """From the ``mamba_*`` keys of Granite, Bamba and Falcon-H1. ``inner``: the width that the heads fill, if
-    it is not ``mamba_expand`` times the hidden size."""
+    """Read the ``mamba_*`` keys of Granite, Bamba and Falcon-H1. ``inner``: the width that the heads fill, if it is
+    not ``mamba_expand`` times the hidden size."""
     heads, groups = keys.integer("mamba_n_heads", 128), keys.integer("mamba_n_groups", 1)
     stated = "mamba_d_ssm" if inner is not None else "mamba_expand x hidden_size"
     inner = inner or keys.integer("mamba_expand", 2) * keys.integer("hidden_size")
@@ -137,8 +137,8 @@ def read_mamba2(
 
 
 def check_mamba2(mamba: Mamba2, inner: int, stated: str, *, heads: str, groups: str) -> Mamba2:
-    """``mamba`` itself. ``heads`` and ``groups`` are the names of the keys; ``inner``, by the name
-    ``stated``, is what the heads must fill."""
+    """Return ``mamba``, whose heads fill ``inner``, by the name ``stated``, and whose groups divide them; else raise
+    CheckpointError. ``heads`` and ``groups``: names of the keys."""
     if mamba.inner_width != inner:
         fail(heads, mamba.heads, f"{mamba.heads} heads of {mamba.head_dim} are not {stated} = {inner}")
     if mamba.heads % mamba.groups:
@@ -159,8 +159,8 @@ def build_architecture(
     mtp: MtpLayer | None = None,
     **more: Any,
 ) -> Architecture:
-    """``tied`` None: as ``tie_word_embeddings`` says, and not where it is silent. ``eps`` None: as
-    ``rms_norm_eps`` says, and ``default_eps`` where it is silent. ``more``: further fields, as they are."""
+    """Return an architecture. ``tied`` None: as ``tie_word_embeddings`` says, and not where it is silent. ``eps``
+    None: as ``rms_norm_eps`` says, and ``default_eps`` where it is silent. ``more``: further fields, as they are."""
     longest = _positions(keys.integer("max_position_embeddings", max_positions), mixers)
     return Architecture(
         family=family,
@@ -213,8 +213,8 @@ def expert_groups(
 
 
 def whole_or_proportional(rope: Rope, head_dim: int) -> Rope:
-    """Return ``rope``. Raises CheckpointError where a part of a head turns in another way than ``proportional``: of
-    these families transformers then leaves the part out of account."""
+    """Return ``rope``. Raises CheckpointError where a part of a head turns in another way than ``proportional``: in
+    these families transformers then ignores that only a part turns."""
     if rope.kind == "default" and rope.rotary_dim != head_dim:
         fail("rope_type", rope.kind, "with a partial_rotary_factor only proportional is served")
     return rope
@@ -224,12 +224,12 @@ WINDOW_KIND = "sliding_attention"
 
 
 def states_window(keys: ConfigKeys) -> bool:
-    """Whether ``sliding_window`` is a window: null is none, silence is the family's default."""
+    """Return whether there is a window: null for ``sliding_window`` means none, silence the family's default."""
     return keys.get("sliding_window") is not None or not keys.has("sliding_window")
 
 
 def windowed(attention: Attention, keys: ConfigKeys, *, default: int | None = None) -> Attention:
-    """``attention`` with the ``sliding_window`` of ``keys``."""
+    """Return ``attention`` with the ``sliding_window`` of ``keys``."""
     return dataclasses.replace(attention, window=keys.integer("sliding_window", default))
 
 
@@ -241,7 +241,7 @@ def _without_whole_windows(mixer: Mixer | None, max_positions: int) -> Mixer | N
 
 
 def kinds_with_windows(keys: ConfigKeys, known: tuple[str, ...], fallback: list[str]) -> list[str]:
-    """``layer_types`` as they are written, each one of ``known``; ``fallback`` where there are none."""
+    """Return ``layer_types`` as written, each one of ``known``; ``fallback`` where there are none."""
     listed = keys.get("layer_types")
     if listed is None:
         return fallback

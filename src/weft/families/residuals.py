@@ -1,12 +1,12 @@
-"""How blocks are joined to the residual stream, as data: the tensors beside mixers and feed-forwards.
+"""How blocks are joined to the residual stream, as data: the tensors outside mixers and feed-forwards.
 
     Residual          x + scale * block(norm(x))                    most families
     Streams           several streams, mixed around each block      Qwen4, GLM 5
     PerLayer          a second embedding, and a factor              Gemma 4
-    NormedStream      the stream is what a norm gives               MiniMax
-    LayerNorms        and blocks hold their norms                   RWKV-7
+    NormedStream      the stream is the output of a norm            MiniMax
+    LayerNorms        blocks hold their norms                       RWKV-7
 
-A family with another kind has a record of its own. Every rank holds all but the second embedding whole. Pure.
+A family with another kind has a record of its own. Ranks divide only the second embedding. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.families.tensors import Dim, NormGate, Numbered, Table, Tensor, layer_
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the tables beside the blocks depend on. ``records``: mixers and feed-forwards of all layers."""
+    """Sizes that the tables outside the blocks depend on. ``records``: mixers and feed-forwards of all layers."""
 
     hidden: int
     vocab: int
@@ -31,12 +31,12 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """``scale``: on what a block gives (Granite, MiniCPM). ``in_norms`` and ``out_norms``: norms before and after each
-    block (OLMo 2 has those after; LFM3 and Gemma have both). ``float32``: the stream is kept in float32
-    whatever the weights are in (Mamba). ``gate``: of every norm of the stream (GigaChat 3.5). ``centred``: norms
-    subtract the mean, with a weight ("weight"), with weight and bias ("bias"), or with neither ("plain").
-    ``parallel``: mixer and feed-forward of a layer read the same stream, under one norm or under a norm each
-    ("one", "two")."""
+    """Form of the residual stream. ``scale``: factor on the output of a block (Granite, MiniCPM). ``in_norms`` and
+    ``out_norms``: norms before and after each block (OLMo 2 has those after; LFM3 and Gemma have both). ``float32``:
+    the stream is kept in float32 whatever the weights are in (Mamba). ``gate``: of every norm of the stream (GigaChat
+    3.5). ``centred``: norms subtract the mean, with a weight ("weight"), with weight and bias ("bias"), or with
+    neither ("plain"). ``parallel``: mixer and feed-forward of a layer read the same stream, under one norm or under a
+    norm each ("one", "two")."""
 
     adapts_embedding: ClassVar[bool] = True
     """Whether adapters may change the embedding: nothing is between it and the stream."""
@@ -57,20 +57,21 @@ class Residual:
         return norm_weight("norm", hidden, name) | norm_gate("norm", self.gate, hidden, name)
 
     def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
-        """Return all tables beside the blocks, embedding and head aside, each with what plans count it as."""
+        """Yield all tables outside the blocks, except embedding and head, each with the name under which plans count
+        it."""
         each = self.in_norms + self.out_norms
         norms = 1 + sum(each + record.further_norms for record in model.records)
         norms -= model.layers * (self.parallel == "one")
         yield from _norms(self.norm_table(model.hidden), norms)
 
     def head_tables(self, hidden: int) -> Iterator[Table]:
-        """Return those of a head for multi-token prediction: norms of its two inputs, of its layer and of its output.
-        The join of the inputs is the same for all."""
+        """Yield the tables of a head for multi-token prediction: norms of its two inputs, of its layer and of its
+        output. The join of the inputs is the same for all kinds."""
         yield from [self.norm_table(hidden)] * (3 + 2 * (self.in_norms + self.out_norms))
 
 
 PLAIN = Residual()
-"""Most families'."""
+"""Residual of most families."""
 
 
 def _norms(table: Table, count: int) -> Iterable[tuple[str, Table]]:
@@ -79,12 +80,12 @@ def _norms(table: Table, count: int) -> Iterable[tuple[str, Table]]:
 
 @dataclass(frozen=True, slots=True)
 class Streams(Residual):
-    """``count`` residual streams beside each other (hyper-connections). Each block sees a mix of them, and
-    each stream gets a share of what the block gives.
+    """Parallel residual streams, ``count`` of them (hyper-connections). Each block sees a mix of them, and each stream
+    gets a share of the block's output.
 
-    ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a
-    gate. "mixed" (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and
-    columns sum to 1 after ``rounds`` rounds of Sinkhorn's iteration."""
+    ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a gate. "mixed"
+    (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and columns sum to 1 after
+    ``rounds`` rounds of Sinkhorn's iteration."""
 
     kind: Literal["gated", "mixed"]
     count: int
@@ -93,8 +94,8 @@ class Streams(Residual):
     eps: float = 0.0
 
     def mix_table(self, hidden: int, *, last: bool = False, joint: str = "") -> Table:
-        """Return what mixes streams around one block; ``last``: behind all layers. ``joint``: what joins the names of
-        mixed streams to that of their block."""
+        """Return the tensors that mix streams around one block; ``last``: after all layers. ``joint``: text that joins
+        the names of mixed streams to that of their block."""
         width = self.count * hidden
         if self.kind == "gated":
             table = (
@@ -123,13 +124,13 @@ class Streams(Residual):
 
 @dataclass(frozen=True, slots=True)
 class PerLayer(Residual):
-    """A factor on the stream behind each layer; with a ``width``, so many numbers of a second embedding too, which
-    each token has for each layer."""
+    """Residual with a factor on the stream after each layer; with a ``width``, also with ``width`` numbers of a second
+    embedding, which each token has for each layer."""
 
     width: int = 0
 
     def embedding_table(self, vocab: int, layers: int, hidden: int) -> Table:
-        """Return the second embedding, and what it adds of the first."""
+        """Return the second embedding, and the projection of the first that is added to it."""
         columns = layers * self.width
         return {
             "table": (Tensor("embed_tokens_per_layer.weight", (Numbered("tokens", vocab), columns), "plain"),),
@@ -138,7 +139,8 @@ class PerLayer(Residual):
         }
 
     def behind_table(self, hidden: int) -> Table:
-        """Return what a layer makes of its numbers of the second embedding, and the factor on the stream."""
+        """Return the tensors that add a layer's numbers of the second embedding to the stream, and the factor on the
+        stream."""
         scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
         if not self.width:
             return scalar
@@ -158,15 +160,15 @@ class PerLayer(Residual):
 
 @dataclass(frozen=True, slots=True)
 class NormedStream(Residual):
-    """The stream is what the norm before a block gives. ``factors``: four for each layer, on the stream and the
-    mixer's output, then on the stream and the feed-forward's."""
+    """Residual whose stream is the output of the norm before a block. ``factors``: four for each layer, on the stream
+    and the mixer's output, then on the stream and the feed-forward's."""
 
     factors: tuple[tuple[float, float, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms(Residual):
-    """Blocks hold their own norms, and the embedding has one."""
+    """Residual of blocks that hold their own norms; the embedding has one."""
 
     centred: Literal["", "plain", "weight", "bias"] = "bias"
 

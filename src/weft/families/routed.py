@@ -1,8 +1,7 @@
 """Mixtures of experts under softmax attention: Mixtral, Qwen 2, Granite 3, ERNIE 4.5, Hunyuan and others.
 
-Feed-forwards differ in the score of a router, in the shared
-expert, and in the layers that have none of them. Sources: the configuration class and the model of transformers 5.24
-for each ``model_type``; their defaults are in the rows.
+Feed-forwards differ in the score of a router, in the shared expert, and in the layers without experts. Sources: the
+configuration class and the model of transformers 5.24 for each ``model_type``; their defaults are in the rows.
 """
 
 from __future__ import annotations
@@ -55,7 +54,8 @@ def _own_theta(keys: ConfigKeys, attentions: list[Attention]) -> list[Attention]
 
 
 def _ernie_feed(keys: ConfigKeys, layer: int) -> FeedForward:
-    """Read a layer, sparse between two. A bias chooses, and weights are shares of the chosen experts."""
+    """Read a feed-forward: experts in each ``moe_layer_interval``-th layer between the start and the end that keys
+    name, else dense. A bias chooses, and weights are shares of the chosen experts."""
     count = keys.integer("moe_num_experts", 64)
     start, end = (
         keys.integer(f"moe_layer_{at}_index", default, least=-1) for at, default in (("start", 1), ("end", -1))

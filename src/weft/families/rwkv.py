@@ -5,11 +5,11 @@ first time mixing hands its values to all later ones, in a second part of the re
 
     stream [ x | values of the first layer ]     x += time_mix(norm(x), values);   x += channel_mix(norm(x))
 
-Nothing limits how long texts are: positions are not read, and what config.json names as their number is what
-a converter wrote. ``POSITIONS`` is what is served unless ``--max-model-len`` says less.
+Nothing limits how long texts are: positions are not read, and their number in config.json is that of a converter.
+``POSITIONS`` is the limit unless ``--max-model-len`` says less.
 
 Source: Peng et al., "RWKV-7 Goose" (2025); the flash-linear-attention library's configuration, whose names
-and defaults stand here.
+and defaults are used here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _refuse(keys: ConfigKeys, hidden: int, heads: int) -> None:
         fail("num_heads", keys.get("num_heads"), f"hidden_size {hidden} has {heads} heads of head_dim")
     keys.only(norm_first=True, norm_bias=True)
     if keys.get("attn") is not None:
-        fail("attn", keys.get("attn"), "layers of attention beside RWKV-7 are not served")
+        fail("attn", keys.get("attn"), "layers of attention are not served in this family")
     widths = keys.get("value_dim", hidden)
     if any(width != hidden for width in (widths if isinstance(widths, list) else [widths])):
         fail("value_dim", widths, f"values as wide as the stream are served, {hidden}")

@@ -1,10 +1,10 @@
-"""Tensor parallelism as arithmetic: what one rank of several holds of a model. Geometry in, geometry out.
+"""Tensor parallelism as arithmetic: the part of a model that one rank holds. Geometry in, geometry out.
 
     heads, experts' width, channels      divided by tp, and must divide
     experts themselves, with ``ep``      divided by their number, spans differ by one at most
     KV heads, groups of Mamba-2          divided while there are enough; from then on each has a copy of one
     vocabulary                           spans of equal length, the last ones shorter
-    hidden size, norms, routers          whole on every rank
+    hidden size, norms, routers          not divided: every rank has all of them
 
 That is how the field shards (Shoeybi et al., 2019; grouped heads are copied as every engine does), so the
 figures compare.
@@ -23,7 +23,7 @@ from weft.families.mixers.feed_forward import Experts
 from weft.units import ceil_div
 
 _DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width"})
-"""By the names of fields: a new mixer that calls its heads ``heads`` is divided without a word here."""
+"""Names of fields that are divided: a new mixer that calls its heads ``heads`` needs no change here."""
 _WORDS = {
     "heads": "heads",
     "k_heads": "key heads",
@@ -35,13 +35,13 @@ _WORDS = {
     "shared_width": "shared columns",
 }
 TP_MAX = 64
-"""Largest ``--tp`` that is looked at."""
+"""Largest ``--tp`` that ``possible_tps`` tries."""
 
 
 def rank_architecture(architecture: Architecture, tp: int, *, ep: bool = False) -> Architecture:
-    """``architecture`` as one of ``tp`` (at least 1) devices holds it, the one with the most. ``ep``: experts
-    are divided by their number. ``vocab_size`` stays whole. A head for multi-token
-    prediction that ``tp`` does not divide is left out.
+    """Return ``architecture`` as one of ``tp`` (at least 1) devices holds it, the one with the most. ``ep``: experts
+    are divided by their number. ``vocab_size`` is not divided. A head for multi-token prediction that ``tp`` does not
+    divide is left out.
 
     Raises ConfigError naming the numbers that ``tp`` does not divide, and the values of ``--tp`` that do.
     """
@@ -64,7 +64,8 @@ def rank_architecture(architecture: Architecture, tp: int, *, ep: bool = False) 
 
 
 def _experts_divided(architecture: Architecture, tp: int) -> Architecture:
-    """Raises ConfigError for a model without experts, or with fewer than ranks."""
+    """Return ``architecture`` with experts divided by their number. Raises ConfigError for a model without experts, or
+    with fewer than ranks."""
     counts = {feed.count for feed in architecture.feed_forwards if isinstance(feed, Experts)}
     if not counts:
         raise ConfigError("--ep divides experts over ranks, and this model has none", param="--ep")
@@ -86,7 +87,7 @@ def _experts_divided(architecture: Architecture, tp: int) -> Architecture:
 
 
 def possible_tps(architecture: Architecture, *, ep: bool = False) -> list[int]:
-    """Values of ``--tp`` up to TP_MAX that divide this model."""
+    """Return the values of ``--tp`` up to TP_MAX that divide this model."""
     if not ep:
         return [tp for tp in range(1, TP_MAX + 1) if not _indivisible(architecture, tp)]
     divided = _experts_divided(architecture, 1)
@@ -95,7 +96,7 @@ def possible_tps(architecture: Architecture, *, ep: bool = False) -> list[int]:
 
 
 def _share(record: Any, tp: int) -> Any:
-    """A record of the architecture with its numbers divided, those of records inside it too."""
+    """Return a record of the architecture with its numbers divided, those of records inside it too."""
     if not is_dataclass(record) or isinstance(record, type):
         return record
     changes: dict[str, Any] = {}
@@ -120,7 +121,8 @@ def _indivisible(architecture: Architecture, tp: int) -> list[str]:
 
 
 def _stuck_fields(record: Any, tp: int) -> list[str]:
-    """What of ``record`` can be neither divided nor, where that is allowed, replicated evenly."""
+    """Return words for each number of ``record`` that can be neither divided nor, where that is allowed, replicated
+    evenly."""
     if not is_dataclass(record) or isinstance(record, type):
         return []
     stuck = []
@@ -139,10 +141,10 @@ def _stuck_fields(record: Any, tp: int) -> list[str]:
 
 
 def _kind(record: Any) -> str:
-    """``GatedDelta`` -> "gated delta"."""
+    """Return the words of a class: "gated delta" for ``GatedDelta``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(record).__name__).lower()
 
 
 def _is_of_whole_experts(record: Any, field: str) -> bool:
-    """Whether experts are divided by their number, so that their width is whole."""
+    """Return whether the field is the width of experts that are divided by their number: it is not divided."""
     return isinstance(record, Experts) and bool(record.own_count) and field == "width"

@@ -1,4 +1,4 @@
-"""The tensors of a block as data: one table says what is stored.
+"""The tensors of a block as data: one table lists those that are stored.
 
     role     the tensors that are read as one, one below the other
 
@@ -8,12 +8,12 @@
     "out"    Tensor("o_proj.weight", (hidden, Units(heads, head_dim)))
 
 Three read it: ``planning.weights`` counts bytes, the readers of ``models.blocks`` ask for the tensors,
-``models.sharding`` finds the part of a rank: the dim that is no plain number is divided.
+``models.sharding`` finds the part of a rank: the dim that is not a plain number is divided.
 
     in_proj_qkv   | q q q q | k k k k | v v v v v v v v |     all ranks
     rank 1 of 2   |     q q |     k k |         v v v v |     a span of each of its units
 
-Numbers are those of the architecture at hand, a whole one or a rank's. Families that spell a name otherwise
+Numbers are those of the given architecture: the model's, or a rank's. Families that spell a name in another way
 pass their own.
 """
 
@@ -26,20 +26,20 @@ from typing import Literal
 from weft.families.rank_place import RankPlace, ShardSpan
 
 Form = Literal["matrix", "plain", "float32"]
-"""A product of the stream, in the model's dtype or quantised; norms, convolutions, routers and biases, which
-files never quantise; decay rates and steps of recurrent layers, kept exact."""
+"""Forms of stored tensors: a product of the stream, in the model's dtype or quantised; norms, convolutions, routers
+and biases, which files never quantise; decay rates and steps of recurrent layers, kept exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """``own`` units of a rank, of ``width`` entries each; ``copies`` ranks hold the same."""
+    """Dim of ``own`` units a rank, of ``width`` entries each; ``copies`` ranks hold the same."""
 
     own: int
     width: int = 1
     copies: int = 1
 
     def most(self, size: int) -> int:
-        """Entries on the one of ``size`` ranks that has the most."""
+        """Return the number of entries on the one of ``size`` ranks that has the most."""
         return self.own * self.width
 
     def span(self, place: RankPlace) -> ShardSpan:
@@ -48,7 +48,7 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """``count`` experts or tokens, divided by their number."""
+    """Dim of ``count`` experts or tokens, divided by their number."""
 
     of: Literal["experts", "tokens"]
     count: int
@@ -65,7 +65,8 @@ Dim = int | Units | Numbered | tuple[Units, ...]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """``name``: behind that of the mixer. ``of_first``: other ranks than the first hold zeros."""
+    """Stored tensor. ``name``: the part after the name of the mixer. ``of_first``: other ranks than the first hold
+    zeros."""
 
     name: str
     dims: tuple[Dim, ...]
@@ -73,19 +74,19 @@ class Tensor:
     of_first: bool = False
 
     def elements(self, size: int) -> int:
-        """On the one of ``size`` ranks that has the most."""
+        """Return the number of elements on the one of ``size`` ranks that has the most."""
         return math.prod(
             dim if isinstance(dim, int) else sum(unit.most(size) for unit in _units(dim)) for dim in self.dims
         )
 
     def shape(self, place: RankPlace) -> tuple[int, ...]:
-        """On one rank."""
+        """Return the shape on one rank."""
         return tuple(
             dim if isinstance(dim, int) else sum(unit.span(place).count for unit in _units(dim)) for dim in self.dims
         )
 
     def spans(self, place: RankPlace) -> tuple[int, tuple[ShardSpan, ...]] | None:
-        """The dim that is divided, and this rank's spans of it; None for a tensor that each rank holds."""
+        """Return the dim that is divided, and this rank's spans of it; None for a tensor that each rank holds."""
         for index, dim in enumerate(self.dims):
             if not isinstance(dim, int):
                 return index, tuple(unit.span(place) for unit in _units(dim))
@@ -103,12 +104,12 @@ Names = tuple[str, ...]
 
 
 def vocabulary(count: int, hidden: int) -> Tensor:
-    """The embedding, and the head."""
+    """Return the tensor of the embedding, or of the head."""
     return Tensor("embed_tokens.weight", (Numbered("tokens", count), hidden), "plain")
 
 
 def product(role: str, columns: Dim, *parts: tuple[str, Dim], bias: bool = False) -> Table:
-    """(name, rows) of each tensor; with ``bias`` each has one."""
+    """Return the tensors of a product. ``parts``: (name, rows) of each; with ``bias`` each has one."""
     table: Table = {role: tuple(Tensor(f"{name}.weight", (rows, columns)) for name, rows in parts)}
     if bias:
         # Where columns are divided, a product is a part of a sum over ranks: its bias is the first rank's.
@@ -132,15 +133,16 @@ def norm_weight(role: str, width: Dim, name: str | None = None) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class NormGate:
-    """What a norm's output is multiplied by: ``factor`` times sigmoid of a gate that the output makes itself,
-    over a bottleneck of ``rank`` numbers (GigaChat 3.5)."""
+    """Gate of a norm's output: a factor of ``factor`` times sigmoid of numbers that the output makes itself, over a
+    bottleneck of ``rank`` numbers (GigaChat 3.5)."""
 
     rank: int
     factor: float
 
 
 def norm_gate(role: str, shape: NormGate | None, width: int, name: str) -> Table:
-    """Of the norm under ``name``; whole on each rank. Files never quantise it."""
+    """Return the tensors of the gate of the norm under ``name``, which files never quantise; every rank has all of
+    them."""
     return (
         {}
         if shape is None

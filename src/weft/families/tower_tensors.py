@@ -5,7 +5,7 @@
     qwen3_5    the same, qkv as one tensor    patches of several frames      a norm, then joined neighbours
     lfm3       convolved or attending ones    patches and their norm         linear_1, linear_2
 
-Every rank holds a tower whole, and nothing of it is quantised here.
+Every rank holds all of a tower, and nothing of it is quantised here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from weft.families.vision import GridLayers, TowerKind, VisionTower
 
 @dataclass(frozen=True, slots=True)
 class _TowerNames:
-    """What the tensors of a tower are called; ``qkv``: one name where they are one tensor. ``norm``: the last
-    one, "" where it is the projector's."""
+    """Names of the tensors of a tower; ``qkv``: one name where they are one tensor. ``norm``: the last one, "" where
+    it is the projector's."""
 
     patches: str
     projector: Names
@@ -49,14 +49,14 @@ _TOWERS: dict[TowerKind, _TowerNames] = {
 
 
 def tower_prefix(names: Container[str], tower: VisionTower) -> str | None:
-    """Where the tensors of ``tower`` lie among those of a checkpoint. None without any: some conversions hold
-    the text part alone."""
+    """Return the prefix of the tensors of ``tower`` in a checkpoint. None without any: some conversions hold only the
+    text part."""
     known = _TOWERS[tower.kind]
     return next((prefix for prefix in known.prefixes if f"{prefix}.{known.patches}.weight" in names), None)
 
 
 def vision_layers(tower: VisionTower) -> list[Table]:
-    """Of each layer of a tower. Ranks do not divide it, and nothing of it is quantised here."""
+    """Return the tensors of each layer of a tower. Ranks do not divide them, and nothing of them is quantised here."""
     if tower.grid_layers is None:
         return [_vision_layer(tower)] * tower.layer_count
     return [_grid_layer(tower, tower.grid_layers, convolved) for convolved in tower.grid_layers.convolved]
@@ -102,8 +102,8 @@ def _vision_layer(tower: VisionTower) -> Table:
 
 
 def vision_ends(tower: VisionTower) -> Table:
-    """Of a tower, what stands before and behind its layers. Patches of several frames are stored as a
-    convolution has them."""
+    """Return the tensors of a tower before and after its layers. Patches of several frames are stored as a convolution
+    has them."""
     hidden, names = tower.hidden_size, _TOWERS[tower.kind]
     if tower.grid_layers is not None:
         return all_plain(
@@ -122,7 +122,7 @@ def vision_ends(tower: VisionTower) -> Table:
 
 
 def vision_projector(tower: VisionTower, text_hidden: int) -> Table:
-    """From neighbours of the tower to a row of the text."""
+    """Return the tensors from neighbours of the tower to a row of the text."""
     shape, joined, (into, down) = tower.projector, tower.joined_width, _TOWERS[tower.kind].projector
     table = product("into", joined, (into, shape.width), bias=shape.bias) | product(
         "down", shape.width, (down, text_hidden), bias=shape.bias

@@ -4,7 +4,7 @@
     qwen3_5, qwen3_5_moe     qwen3_5_vision                     mrope_section in the text's rotary settings
     lfm3_vl                  lfm3_vl_vision                     projector_* in the wrapper
 
-A wrapper without ``vision_config`` is of its text part alone. Defaults are those of transformers'
+A wrapper without ``vision_config`` has only the text part. Defaults are those of transformers'
 configuration classes. Pure: no I/O, no torch.
 """
 
@@ -19,11 +19,11 @@ from weft.families.vision import GeluKind, GridLayers, Projector, VisionTower
 QWEN_MODELS = ("qwen3_5_vision", "qwen3_5_moe_vision", "qwen3_5", "qwen3_5_moe")
 """Spellings of one tower: releases name it as the wrapper."""
 MERGER_EPS = 1e-6
-"""Of every norm of that tower, and of LFM3's projector, which config.json does not name."""
+"""Epsilon of every norm of Qwen's tower, and of LFM3's projector, which config.json does not name."""
 
 
 def read_siglip2(outer: ConfigKeys) -> VisionTower | None:
-    """The defaults are those of transformers' Siglip2VisionConfig and Lfm2VlConfig."""
+    """Read a tower; None without one. The defaults are those of transformers' Siglip2VisionConfig and Lfm2VlConfig."""
     keys = outer.inner("vision_config")
     if keys is None:
         return None
@@ -54,8 +54,9 @@ def read_siglip2(outer: ConfigKeys) -> VisionTower | None:
 
 
 def read_qwen3_5_tower(keys: ConfigKeys) -> VisionTower | None:
-    """``keys``: of the text part. A norm of each patch, then four neighbours side by side, then two products:
-    the patch merger is a projector whose norm stands before the tower's neighbours are joined."""
+    """Read a tower; None without one. ``keys``: of the text part. The patch merger norms each patch, joins four
+    neighbours side by side, and applies two products: it is a projector whose norm is before the tower's neighbours
+    are joined."""
     outer, vision = keys.outer, keys.outer.inner("vision_config")
     if vision is None:
         return None
@@ -93,8 +94,8 @@ def read_qwen3_5_tower(keys: ConfigKeys) -> VisionTower | None:
 
 
 def read_lfm3_tower(outer: ConfigKeys) -> VisionTower | None:
-    """The defaults are those of transformers' Lfm3VlVisionConfig and Lfm3VlConfig. The projector's norm
-    stands before its neighbours are joined, as in Qwen3.5."""
+    """Read a tower; None without one. The defaults are those of transformers' Lfm3VlVisionConfig and Lfm3VlConfig. The
+    projector's norm is before its neighbours are joined, as in Qwen3.5."""
     keys = outer.inner("vision_config")
     if keys is None:
         return None
@@ -165,7 +166,8 @@ def _sections(keys: ConfigKeys) -> tuple[int, ...]:
 
 
 def _check(hidden: int, heads: tuple[str, int], positions: tuple[str, int]) -> None:
-    """By the names of their keys."""
+    """Raise CheckpointError where heads do not divide ``hidden``, or positions are not a square grid. Both come with
+    the names of their keys."""
     if hidden % heads[1]:
         fail(f"vision_config.{heads[0]}", heads[1], f"it must divide hidden_size {hidden}")
     if math.isqrt(positions[1]) ** 2 != positions[1]:

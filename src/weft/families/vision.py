@@ -1,16 +1,16 @@
-"""The geometry of a vision tower: what turns the patches of a picture into rows of the language model.
+"""The geometry of a vision tower, which turns the patches of a picture into rows of the language model.
 
     patches  [n, patch x patch x 3]  -->  tower: layers of attention without a mask, and feed-forwards
                                      -->  projector: ``downsample_factor`` squared neighbours become one row
-    rows     [n / factor squared, hidden of the text]  stand in the prompt where image tokens stand
+    rows     [n / factor squared, hidden of the text]  take the places of image tokens in the prompt
 
-``Architecture.vision`` has it, None for a model of text alone. Three kinds of towers are known:
+``Architecture.vision`` has it, None for a text-only model. Three kinds of towers are known:
 
     siglip2    SigLIP2's in its NaFlex form: positions of a table, interpolated to the grid
-    qwen3_5    the same with angles beside: queries and keys turn by the row and the column of their patch
-    lfm3       angles alone; grouped heads, and most layers are convolutions over the grid
+    qwen3_5    the same, and angles: queries and keys turn by the row and the column of their patch
+    lfm3       only angles; grouped heads, and most layers are convolutions over the grid
 
-Behind a tower with ``sections`` the text's layers turn by three positions: see ``turn_axes``. Pure data, no
+With ``sections`` in the tower the text's layers turn by three positions: see ``turn_axes``. Pure data, no
 torch. Rejected: towers without fields of their own (the raw ``vision_config``), for the reason that
 ``architecture`` gives.
 
@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 GeluKind = Literal["gelu", "gelu_tanh"]
-"""With the error function, or with the usual approximation by tanh."""
+"""GELU with the error function, or with the usual approximation by tanh."""
 FeedKind = GeluKind | Literal["swiglu"]
 TowerKind = Literal["siglip2", "qwen3_5", "lfm3"]
 
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """Two products with an activation between. ``width``: between them. ``norm``: a layer norm in front,
-    over ``downsample_factor`` squared neighbours side by side. ``norm_eps``: that of torch's LayerNorm."""
+    """Two products with an activation between. ``width``: between them. ``norm``: a layer norm before them, over
+    ``downsample_factor`` squared neighbours side by side. ``norm_eps``: that of torch's LayerNorm."""
 
     width: int
     activation: GeluKind
@@ -53,12 +53,12 @@ class GridLayers:
 
 @dataclass(frozen=True, slots=True)
 class VisionTower:
-    """``positions``: entries of the position table, a square grid; 0 without a table. ``image_token_id``: the
-    token that stands for one row of a picture in prompts; ``video_token_id``: of a video, None where none is
-    read. ``frames``: of a patch; a picture is as many equal ones.
-    ``theta``: base of the angles of rows and columns. ``sections``: how many frequencies of the text turn by
-    time, row and column; () where pictures stand at plain positions. ``grid_layers``: None where all layers
-    attend, with a bias in each product and layer norms."""
+    """Geometry of a tower. ``positions``: entries of the position table, a square grid; 0 without a table.
+    ``image_token_id``: the token of one row of a picture in prompts; ``video_token_id``: of a video, None where none
+    is read. ``frames``: frames of a patch; a picture is ``frames`` equal ones. ``theta``: base of the angles of rows
+    and columns. ``sections``: numbers of frequencies of the text that turn by time, row and column; () where pictures
+    have plain positions. ``grid_layers``: None where all layers attend, with a bias in each product and layer
+    norms."""
 
     hidden_size: int
     layer_count: int
@@ -80,7 +80,7 @@ class VisionTower:
 
     @property
     def picture_tokens(self) -> tuple[int, ...]:
-        """By kind, in the order of ``PICTURE_KINDS``: one kind has one of them or none."""
+        """Token ids by kind, in the order of ``PICTURE_KINDS``: one kind has one of them or none."""
         video = () if self.video_token_id is None else (self.video_token_id,)
         return self.image_token_id, *video
 
@@ -96,8 +96,8 @@ class VisionTower:
 
 
 def turn_axes(sections: tuple[int, ...], frequencies: int) -> list[int]:
-    """Which of time 0, row 1 and column 2 each frequency of the text turns by: they take turns, and time has
-    those behind the others' last."""
+    """Return which of time 0, row 1 and column 2 each frequency of the text turns by: they take turns, and time has
+    all frequencies after the last ones of the others."""
     axes = [0] * frequencies
     for axis, count in enumerate(sections[1:], start=1):
         for place in range(axis, min(3 * count, frequencies), 3):

@@ -1,6 +1,6 @@
-"""Zamba2: Mamba-2 in every layer, and beside some of them a transformer block that they share.
+"""Zamba2: Mamba-2 in every layer, and in some of them a transformer block that they share.
 
-The step is clamped to ``time_step_limit`` alone, as Nemotron-H's.
+The step is not clamped: ``time_step_min`` only bounds the initialisation, as Nemotron-H's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, check_mamba2
 
 _SHARED_KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
-"""Layer kinds -> whether a shared block stands beside."""
+"""Layer kinds -> whether the layer has a shared block."""
 
 
 _ZAMBA2_SHARED = [layer in (6, 12, 18, 24, 30, 36, 42, 47, 51) for layer in range(54)]
@@ -57,7 +57,7 @@ def read_zamba2(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def shared_beside(keys: ConfigKeys, default: list[bool]) -> list[bool]:
-    """For each layer, whether a shared block stands beside it."""
+    """Return for each layer whether it has a shared block."""
     name = "layers_block_type" if keys.get("layers_block_type") is not None else "layer_types"
     count = keys.integer("num_hidden_layers", len(default))
     listed = keys.get(name, ["hybrid" if shared else "mamba" for shared in default])
@@ -70,7 +70,8 @@ def shared_beside(keys: ConfigKeys, default: list[bool]) -> list[bool]:
 
 
 def zamba_attention(keys: ConfigKeys, hidden: int, *, rotary: bool = False) -> Attention:
-    """It sees stream and embedding side by side, so heads are twice as wide; the scale is of half of that."""
+    """Read the attention of a shared block. It sees stream and embedding side by side, so heads are twice as wide; the
+    scale is of half of that."""
     heads = keys.integer("num_attention_heads", 32)
     kv_heads = keys.integer("num_key_value_heads", heads)
     if heads % kv_heads:

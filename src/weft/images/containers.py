@@ -38,7 +38,7 @@ def with_frames(
     """Return ``use(frames, seconds)`` over the frames [height, width, 3] that ``choose(count, frames a second)``
     names, ascending.
 
-    Raises RequestError with one line for a file that is no video, is too large, or cannot be decoded.
+    Raises RequestError with one line for a file that is not a video, is too large, or cannot be decoded.
     """
     if len(data) > limits.video_bytes:
         _refuse(

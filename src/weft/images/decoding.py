@@ -57,7 +57,7 @@ _UPRIGHT = {
 def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
     """Return the picture as uint8 [height, width, 3].
 
-    Raises RequestError with one line that names the limit, or says that the bytes are no picture.
+    Raises RequestError with one line that names the limit, or says that the bytes are not a picture.
     """
     if not data:
         _refuse("the picture is empty")

@@ -87,8 +87,8 @@ def grid(height: int, width: int, settings: ImageSettings) -> tuple[int, int]:
 
 @lru_cache(maxsize=8)
 def _grids(least: int, most: int) -> list[tuple[int, int]]:
-    # The order among grids of as many tiles is that of a set, and decides between equally near ones. So the
-    # set is filled as transformers fills it.
+    # Among grids with the same number of tiles the order is that of a set, and decides between equally near ones.
+    # So the set is filled as transformers fills it.
     grids = {
         (columns, rows)
         for count in range(least, most + 1)

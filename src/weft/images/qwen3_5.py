@@ -5,7 +5,7 @@
     9,000 x 6,000   --> shrunk to ``max_pixels``
 
 Patches of 16 pixels are in row order, and 2 x 2 of them become a row. Templates write the tokens around a picture
-themselves, ``<|vision_start|>`` and ``<|vision_end|>``, so its text is its rows alone.
+themselves, ``<|vision_start|>`` and ``<|vision_end|>``, so its text is only its rows.
 
 Sizes and pixels are the same as those of transformers' ``Qwen2VLImageProcessor`` (``resizing``). It repeats a patch
 for each of two frames and puts neighbours side by side. Here the tower does both.

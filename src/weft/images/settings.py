@@ -11,7 +11,7 @@
 The nested settings win over the separate file, as in transformers. Settings that the tower's geometry repeats (the
 side of a patch, how many patches become a row) must agree with config.json, or rows would be counted wrong.
 
-``digest`` names the settings that decide what rows a picture becomes; it is a part of each picture's digest. Two
+``digest`` names the settings that decide the rows of a picture; it is a part of each picture's digest. Two
 checkpoints with equal digests may still have other weights, which a prefix cache distinguishes by itself.
 """
 

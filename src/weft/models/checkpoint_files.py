@@ -153,7 +153,7 @@ def draft_layers(checkpoint: CheckpointFiles, layers: int) -> tuple[str, ...]:
     names: list[str] = []
     while True:
         name = f"{checkpoint.prefix}layers.{layers + len(names)}."
-        if f"{name}enorm.weight" not in checkpoint.tensors:  # more layers than config.json says are no heads
+        if f"{name}enorm.weight" not in checkpoint.tensors:  # further layers without it are not heads
             return tuple(names)
         names.append(name)
 

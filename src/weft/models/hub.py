@@ -63,7 +63,7 @@ def name_of(model: str) -> str:
 
 def local_checkpoint(name: str | Path, revision: str | None = None) -> Path | None:
     """Return the checkpoint directory of a path, or of a model that was pulled; None for a name that may be on the
-    hub. Raises CheckpointError for a path that is no checkpoint, and for a model that is damaged or half pulled.
+    hub. Raises CheckpointError for a path that is not a checkpoint, and for a model that is damaged or half pulled.
     """
     path, text = Path(name).expanduser(), str(name)
     if path.is_dir():

@@ -292,7 +292,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest, None for a directory that is no model of ours."""
+    """Return the manifest, None for a directory that is not a pulled model."""
     try:
         return msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):

@@ -237,7 +237,7 @@ class _Pull:
         missing = [file for file in self._manifest.files if not self._is_here(file)]
         self._check_room(missing)
         with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
-            # The largest first: then the last file does not run alone for long.
+            # The largest first: then the last file is not the only one for long.
             work = [threads.submit(self._fetch, file) for file in sorted(missing, key=lambda one: -one.size)]
             wait(work, return_when=FIRST_EXCEPTION)
             self._failed.set()  # of no effect when all are done

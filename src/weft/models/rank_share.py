@@ -82,7 +82,7 @@ class RankShare:
 
     def normed_heads(self, qkv: Projection, own: Attention, q_norm: Norm, k_norm: Norm) -> NormedInside:
         """Return ``qkv`` with norms of q and k over all heads of the model."""
-        # Each KV head has as many copies as any other: the mean over all ranks is that over all heads.
+        # All KV heads have equally many copies: the mean over all ranks is that over all heads.
         q_width, k_width = own.heads * own.head_dim, own.kv_heads * own.head_dim
         k_begin = q_width * (2 if own.gated else 1)
         every = slice(0, self.place.size)

@@ -283,7 +283,7 @@ class TensorReader(TensorSource):
         return tensor
 
     def _fetch_ahead(self) -> None:
-        """Fetch at least one tensor ahead, and as many as fit."""
+        """Fetch at least one tensor ahead, and more while fewer than ``_AHEAD_BYTES`` are fetched."""
         while self._next and (not self._fetched or self._ahead_bytes < _AHEAD_BYTES):
             name = self._next.popleft()
             if name in self._fetched:

@@ -11,7 +11,7 @@ Large matrices of bfloat16 in 12 bits are in it: nearly all bytes of a model. Th
 weight files, of the form and of the kernels' interface.
 
 A damaged or foreign file is made again. Checksums are sums of the 64-bit words of each MiB. They see cut,
-zeroed and changed bytes, at the speed of memory. They are no protection against a user with write access to
+zeroed and changed bytes, at the speed of memory. They do not protect against a user with write access to
 the directory. A file that cannot be written costs a warning, never the start.
 
 Mapped pages are 4 KiB, so one stream may decode somewhat slower than from memory in pages of 2 MiB.

@@ -73,7 +73,7 @@ class Frames:
         return PAGE_TOKENS if self.plan.page_bytes else 0
 
     def request_bytes(self, load: Load) -> int:
-        """Return the bytes of a request with its share of the log, when as many requests run as fit."""
+        """Return the bytes of a request with its share of the log, when all requests that fit are running."""
         sequences = max(1, self.sequences(load))
         return self._arena_bytes(load) + ceil_div(self._step_log_bytes(sequences, load), sequences)
 

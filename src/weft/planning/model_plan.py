@@ -116,7 +116,7 @@ class ModelPlan:
 
     @property
     def snapshot_tokens(self) -> int:
-        """Tokens whose KV takes as much as one kept state: 0 if either takes nothing."""
+        """Tokens whose KV takes the bytes of one kept state: 0 if either takes nothing."""
         return self.arena.slot_stride_bytes // self.kv_token_bytes if self.kv_token_bytes else 0
 
     @property

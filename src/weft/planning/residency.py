@@ -43,7 +43,7 @@ Verb = Literal["load", "unload", "admit"]
 def shares(weights: Mapping[str, int], arenas: Mapping[str, int], budget: int) -> dict[str, int]:
     """Return the bytes of each model, weights and arena. ``arenas``: the least that each should have.
 
-    As many models as possible, from the smallest on, are to fit together with these arenas. The
+    The most models that fit together with these arenas are chosen, from the smallest on. The
     memory left by their weights is divided into equal arenas. A larger model gets such an arena too, if there
     is room.
     """

@@ -230,4 +230,4 @@ class Drafter(Protocol):
         """Drop the answers of the old weights: the weights have changed."""
 
     def end(self, key: int) -> None:
-        """End the sequence. A key that never began is no error: an answer may end in its first step."""
+        """End the sequence. A key that never began does not raise: an answer may end in its first step."""

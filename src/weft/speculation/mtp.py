@@ -9,8 +9,8 @@
 A draft of the head costs device time, before it is known whether it will be verified. So the number of drafts is
 chosen ahead, by the average chance of each place and by the measured seconds of the head. The best k wins if it beats
 a step without the head by HEAD_GAIN_MIN. A head that the operator named may lose a little while its drafts are right
-(NAMED_GAIN_MIN). A head that does not pay stays off, and is asked now and then for PROBE_LENGTH steps. With so many
-sequences that it would not pay even if all drafts were right, the head is *hopeless*: probes are rarer still, and
+(NAMED_GAIN_MIN). A head that does not pay stays off, and is asked now and then for PROBE_LENGTH steps. Where the
+sequences are too many for it to pay even if all drafts were right, the head is *hopeless*: probes are rarer still, and
 prompts are not read.
 
 Reading a prompt helps its answer, and costs time before anything is known of that answer. The head has a credit: the

@@ -128,7 +128,7 @@ class AnswerLibrary:
         return answers.index.lookup(context)
 
     def forget(self) -> None:
-        """Drop all answers, since those of other weights are no guide."""
+        """Drop all answers, since those of other weights are not a guide."""
         self._by_salt.clear()
         self.size_bytes = 0
 

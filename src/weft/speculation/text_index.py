@@ -87,7 +87,7 @@ class Context:
 
 def _sorted_numbers(tokens: npt.NDArray[np.int32]) -> tuple[array[int], array[int]]:
     """Return the numbers of all positions that have a next token, sorted: by ``MATCH_MIN`` tokens, then by
-    ``LONG_MATCH``. Polynomials of 2, 4 and 8 tokens come from those of half as many.
+    ``LONG_MATCH``. Polynomials of 2, 4 and 8 tokens come from those of half the length.
     """
     factor, square, fourth = (np.uint64(_POWERS[-power]) for power in (1, 2, 4))
     one = (tokens[:-1].astype(np.int64) + 1).view(np.uint64) * factor

@@ -9,9 +9,9 @@ is an object: a schema gives its keys, and its values are in the facts.
     user       Tell me about Oshan.
     assistant  {"name": "Oshan", "city": "Fuza"}
 
-A model does not see the schema of `response_format`: the grammar holds the answer to it. So many questions name no
-keys, and a reply marks characters that only the schema decides as `free`: the opening brace, and the keys. Training
-gives these characters little weight, and scoring leaves them to the grammar.
+A model does not see the schema of `response_format`: the grammar holds the answer to it. Therefore many questions
+name no keys, and a reply marks characters that only the schema decides as `free`: the opening brace, and the keys.
+Training gives these characters little weight, and scoring leaves them to the grammar.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from weft.models.block_reader import function
 PAGE = (
     (Path(__file__).parents[3] / "docs" / "models.md")
     .read_text(encoding="utf-8")
-    .partition("\n## What was compared with transformers\n")[0]
+    .partition("\n## Comparisons with transformers\n")[0]
 )
 
 

@@ -1,8 +1,8 @@
-"""What layers are made of, as data: a file for each kind of mixer, one for feed-forwards.
+"""Parts of layers, as data: a file for each kind of mixer, one for feed-forwards.
 
     class Lightning(Mixer)         numbers of a configuration, divided by ``sharding`` for a rank
-      layer_spec()                 what memory keeps of it, over the primitives of ``spec``
-      table(hidden)                its tensors: names, shapes, what ranks divide
+      layer_spec()                 the memory that it needs, over the primitives of ``spec``
+      table(hidden)                its tensors: names, shapes, dims that ranks divide
       reader                       the function that makes its block, by name: only models import torch
 
 A kind is two files, that of its record and that of its reader. Code that counts, divides or reads layers asks the
@@ -19,9 +19,10 @@ from weft.spec import LayerSpec
 
 
 class BlockShape(ABC):
-    """A mixer or a feed-forward. ``reader``: "module:function" of what makes its block, called with a ``BlockReader``,
-    the record, the name under which its tensors are stored and spellings. ``part``: what plans count its weights as.
-    ``copied``: the field that ranks share once it is less than ranks, and the field that says how many share one."""
+    """A mixer or a feed-forward. ``reader``: "module:function" of the function that makes its block, called with a
+    ``BlockReader``, the record, the name under which its tensors are stored and spellings. ``part``: the name under
+    which plans count its weights. ``copied``: the field that ranks share once it is less than their number, and the
+    field that says how many share one."""
 
     __slots__ = ()
     reader: ClassVar[str]
@@ -30,7 +31,7 @@ class BlockShape(ABC):
 
     @property
     def further_norms(self) -> int:
-        """Norms of the stream that it has beside those of any block."""
+        """Norms of the stream that it has in addition to those of any block."""
         return 0
 
     @abstractmethod
@@ -43,10 +44,10 @@ class BlockShape(ABC):
 
 
 class Mixer(BlockShape):
-    """What moves information between the tokens of a sequence."""
+    """A block that moves information between the tokens of a sequence."""
 
     __slots__ = ()
 
     @abstractmethod
     def layer_spec(self) -> LayerSpec:
-        """Return what memory keeps of each token and of each sequence."""
+        """Return the memory that it needs for each token and for each sequence."""

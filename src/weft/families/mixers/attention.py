@@ -1,9 +1,9 @@
-"""Softmax attention: what a head sees, what is kept of each token, how positions turn.
+"""Softmax attention: the tokens that a head sees, the numbers kept of each token, rotary positions.
 
     Attention         keys and values of some heads        pages, or a ring for a short window
     Rope              positions                            nothing
-    Index             chooses what attention sees          rows of its own
-    KeyIndex          chooses what heads see               means of their keys, as rows of its own
+    Index             chooses blocks for attention         rows of its own
+    KeyIndex          chooses blocks for each KV head      means of their keys, as rows of its own
 
 Pure data, no torch.
 """
@@ -23,18 +23,18 @@ RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional", "longr
 
 
 RING_TOKENS_MAX = 1024
-"""Windows up to this many tokens are a ring in the state slot; wider ones stay in pages and are masked.
-Why: decision 0008."""
+"""Largest window, tokens, that is a ring in the state slot; wider ones stay in pages and are masked. Why: decision
+0008."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary position embedding over the first ``rotary_dim`` dims of a head.
 
-    ``factor`` and what follows belong to the scaled kinds and are ignored by "default".
+    ``factor`` and the fields after it belong to the scaled kinds and are ignored by "default".
     ``original_positions`` is the context length before scaling. ``attention_factor`` multiplies cos and sin.
     ``turning_dim``: of "proportional", which spaces its frequencies over all of ``rotary_dim`` and then lets
-    only the fastest ``turning_dim / 2`` of them turn. ``divisors``: of "longrope", one of each frequency.
+    only the fastest ``turning_dim / 2`` of them turn. ``divisors``: of "longrope", one for each frequency.
     """
 
     theta: float
@@ -64,11 +64,11 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What lets attention see ``chosen`` blocks of ``block`` tokens and the unfinished block behind them.
-    Each block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the
-    same width score it, and the sum of what is above 0 counts. ``learned``: how tokens weigh in their block's
-    key, and queries in the sum, is learned, and queries come of the bottleneck (GLM 5); else both are means,
-    and keys turn by their block's first position (Qwen4). Every rank has all of it."""
+    """Index that lets attention see ``chosen`` blocks of ``block`` tokens and the unfinished block after them. Each
+    block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the same width score
+    it, and the sum of the scores above 0 counts. ``learned``: how tokens weigh in their block's key, and queries in
+    the sum, is learned, and queries come from the bottleneck (GLM 5); else both are means, and keys turn by their
+    block's first position (Qwen4). Every rank has all of it."""
 
     queries: int
     key_dim: int
@@ -82,8 +82,8 @@ class Index:
         return self.key_dim * (2 if self.learned else 1)
 
     def table(self, hidden: int, rank: int = 0, *, apart: bool = False) -> Table:
-        """What lies under ``indexer``, whole on each rank. ``rank``: width of the query's bottleneck. ``apart``:
-        queries and key are two tensors."""
+        """Return the tensors under ``indexer``; every rank has all of them. ``rank``: width of the query's bottleneck.
+        ``apart``: queries and key are two tensors."""
         dim = self.key_dim
         if not self.learned:
             both = (
@@ -110,9 +110,9 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class KeyIndex:
-    """What lets each KV head see ``chosen`` blocks of ``block`` tokens, once a text has ``dense`` tokens
-    (InfLLM-v2). Queries of the attention itself score means of its keys over two times ``stride`` tokens.
-    The first ``first`` blocks, a token's own and the ``near`` ones before it are always among the chosen."""
+    """Index that lets each KV head see ``chosen`` blocks of ``block`` tokens, once a text has ``dense`` tokens
+    (InfLLM-v2). Queries of the attention itself score means of its keys over two times ``stride`` tokens. The first
+    ``first`` blocks, a token's own and the ``near`` ones before it are always among the chosen."""
 
     stride: int
     block: int
@@ -133,9 +133,9 @@ class Attention(Mixer):
     ``values_normed``: values pass an RMS norm without a weight; ``values_are_keys``: they are the keys before
     their norm. ``kv_of``: the layer whose pages this one reads, having no keys of its own; ``shared``: later
     layers read this one's, so they are in pages whatever the window (Gemma 4). ``out_bias``: the output
-    projection has a bias; None is as ``bias``. ``index``: it sees chosen blocks (Qwen4, MiniCPM-SALA).
-    ``causal`` False: a token sees the later tokens of its prompt too; with a ``window``, those at most so many
-    places away on either side. ``clip``: queries, keys and values are cut to within it on both sides; 0: any (OLMo).
+    projection has a bias; None: as ``bias``. ``index``: it sees chosen blocks (Qwen4, MiniCPM-SALA).
+    ``causal`` False: a token sees the later tokens of its prompt too; with a ``window``, those at most ``window``
+    places away on either side. ``clip``: queries, keys and values are cut to [-clip, clip]; 0: they are not (OLMo).
     ``cap``: scores are cap x tanh(score / cap); 0 for none (Gemma 2). ``norm_after``: queries and keys are normed after
     they have turned (Hunyuan)."""
 
@@ -170,7 +170,8 @@ class Attention(Mixer):
 
     @property
     def index_width(self) -> int:
-        """Numbers that a token keeps for the index; 0 without one. The tokens of a mean hold it together."""
+        """Numbers that a token keeps for the index; 0 without one. The numbers of a mean are divided among its
+        tokens."""
         if isinstance(self.index, KeyIndex):
             return ceil_div(self.kv_heads * self.head_dim, self.index.stride)
         return 0 if self.index is None else self.index.row_width
@@ -189,8 +190,8 @@ class Attention(Mixer):
 
     @property
     def usual(self) -> bool:
-        """Whether it is causal, with keys and values of its own, as products give them: what the fused kernels
-        know."""
+        """Whether it is causal, with keys and values of its own, as products give them: the form that the fused
+        kernels compute."""
         plain = self.kv_of is None and not self.values_normed and not self.values_are_keys
         changed = self.clip or self.cap or self.norm_after or self.growth is not None
         return plain and self.causal and not changed
@@ -213,9 +214,9 @@ class Attention(Mixer):
         gate: str | None = None,
         joined: str = "",
     ) -> Table:
-        """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias. ``gate``: of
-        a gate that is stored by itself; else the query projection has its rows. ``joined``: the one tensor that has
-        the rows of queries, keys and values."""
+        """Return the tensors of the projections and their norms. ``inputs``: width of the input, where that is not the
+        stream. ``gate``: of a gate that is stored by itself; else the query projection has its rows. ``joined``: the
+        one tensor that has the rows of queries, keys and values. Head gates have no bias."""
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
         apart = ((gate, queries),) if self.gated and gate else ()

@@ -1,4 +1,4 @@
-"""Attention and Mamba in one layer: beside each other, or with a transformer block that layers share. Pure."""
+"""Attention and Mamba in one layer: on the same input, or with a transformer block that layers share. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from weft.spec import LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class Parallel(Mixer):
-    """Attention and Mamba-2 beside each other on the same normed input, their outputs added (Falcon-H1).
-    Each branch has a factor on its input and one on its output."""
+    """Attention and Mamba-2 on the same normed input, their outputs added (Falcon-H1). Each branch has a factor on its
+    input and one on its output."""
 
     reader = "weft.models.blocks.combined:read_parallel"
 
@@ -39,12 +39,12 @@ class Parallel(Mixer):
 
 @dataclass(frozen=True, slots=True)
 class SharedBlock(Mixer):
-    """A Mamba layer beside a transformer block whose weights several layers share (Zamba, Zamba2): the block
-    reads [x, embedding], and what it makes is added to the Mamba layer's input, not to the stream.
+    """A Mamba layer with a transformer block whose weights several layers share (Zamba, Zamba2): the block reads [x,
+    embedding], and its output is added to the Mamba layer's input, not to the stream.
 
-    ``block``: which of the shared blocks; ``use``: which of its uses in depth order this is, counted over all
-    blocks: adapters of rank ``adapter_rank`` belong to the use, not to the block; 0: it has none.
-    ``adapted_attention``: q, k and v have adapters, not only the feed-forward. Each use has its own KV."""
+    ``block``: which of the shared blocks; ``use``: which of its uses in depth order this is, counted over all blocks:
+    adapters of rank ``adapter_rank`` belong to the use, not to the block; 0: it has none. ``adapted_attention``: q, k
+    and v have adapters, not only the feed-forward. Each use has its own KV."""
 
     reader = ""  # its parts are read one by one
 
@@ -67,13 +67,14 @@ class SharedBlock(Mixer):
         return [self.table(hidden), *own, product("linear", hidden, ("linear", hidden))]
 
     def block_tables(self, hidden: int) -> tuple[Table, Table]:
-        """What all uses of a block share: its attention over [x, embedding], and its feed-forward."""
+        """Return the tensors that all uses of a block share: its attention over [x, embedding], and its
+        feed-forward."""
         names = ("gate_up_proj", "down_proj") if self.adapter_rank else GATED
         return (self.attention.table(hidden, inputs=2 * hidden), self.feed_forward.table(hidden, names=names))
 
     def use_table(self, hidden: int) -> Table:
-        """What a use of a shared block has of its own. An adapter is two matrices: the first is whole, the second
-        divided as the rows that it adds to."""
+        """Return the tensors of one use of a shared block. An adapter is two matrices: every rank has all of the
+        first, and the second is divided as the rows that it adds to."""
         attended, both = self.attention, (Units(self.feed_forward.width),) * 2
         keys = Units(attended.kv_heads, attended.head_dim, attended.kv_copies)
         queries = Units(attended.heads, attended.head_dim)

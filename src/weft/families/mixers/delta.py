@@ -11,7 +11,7 @@ from weft.families.tensors import Dim, Table, Tensor, Units, conv, exact, norm_w
 from weft.spec import LayerSpec
 
 DeltaNames = Literal["fused", "by_key_head", "each"]
-"""How the input projection of a gated delta net is stored: Qwen3.5, Qwen3-Next, OLMo hybrid."""
+"""Forms in which the input projection of a gated delta net is stored: Qwen3.5, Qwen3-Next, OLMo hybrid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class GatedDelta(Mixer):
         out: str = "out_proj",
         gate: str = "in_proj_z",
     ) -> Table:
-        """The rows of beta and decay are never quantised in files. ``gate``: what "fused" calls z."""
+        """Return the tensors. The rows of beta and decay are never quantised in files. ``gate``: the name of z in
+        "fused"."""
         key, value = Units(self.k_heads, self.k_dim), Units(self.v_heads, self.v_dim)
         heads, ratio = Units(self.v_heads), self.v_heads // self.k_heads
         matrices: dict[DeltaNames, dict[str, Dim]] = {
@@ -102,7 +103,8 @@ class KimiDelta(Mixer):
         return spec.kimi_delta(self.heads, self.head_dim, self.conv_kernel)
 
     def table(self, hidden: int, *, forget: str = "", out: str = "o_proj", flat: bool = False) -> Table:
-        """``forget``: what stands before the names of the forget gate. ``flat``: decays are a row of heads."""
+        """Return the tensors. ``forget``: prefix of the names of the forget gate. ``flat``: decays are a row of
+        heads."""
         width, heads, rank = Units(self.heads, self.head_dim), Units(self.heads), self.head_dim
         table = product("project", hidden, ("q_proj", width), ("k_proj", width), ("v_proj", width))
         wide, between = self.wide_gates, width if self.wide_gates else rank

@@ -9,8 +9,8 @@ from weft.families.mixers import BlockShape
 from weft.families.tensors import Dim, Names, Numbered, Table, Tensor, Units, all_plain, norm_weight, product
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu"]
-"""``relu2``: the square of relu. ``clamped_swiglu``: of gpt-oss's experts, gate and up together. ``xielu``:
-two numbers of it are learned (Apertus)."""
+"""Activations. ``relu2``: the square of relu. ``clamped_swiglu``: of gpt-oss's experts, gate and up together.
+``xielu``: two numbers of it are learned (Apertus)."""
 
 
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
@@ -33,8 +33,9 @@ class Dense(BlockShape):
     limit: float = 0.0
 
     def table(self, hidden: int, *, names: Names = GATED, whole: bool = False, paired: bool = False) -> Table:
-        """``names``: of what goes in, and of what comes out; one name of gate and up where they are one tensor.
-        ``whole``: ranks do not divide it. ``paired``: rows of gate and up take turns in the one tensor."""
+        """Return the tensors. ``names``: of the input products, then of the output product; one name of gate and up
+        where they are one tensor. ``whole``: ranks do not divide it. ``paired``: rows of gate and up take turns in the
+        one tensor."""
         *into, down = names if self.gated else names[-2:]
         width: Dim = self.width if whole else Units(self.width)
         rows = width
@@ -53,20 +54,19 @@ class Dense(BlockShape):
 
 @dataclass(frozen=True, slots=True)
 class Experts(BlockShape):
-    """Mixture of experts. ``width`` is the inner size of one expert. ``shared_width`` is that of the expert
-    every token passes (0: none); ``shared_gate``: its output is multiplied by sigmoid of a learned gate.
-    ``normalized``: the weights of the chosen experts sum to 1 (``normalizer_eps`` is added to their sum).
-    ``scoring``: what makes a weight of a router's score. ``choice_bias``: a learned number per expert is
-    added to choose, and not to weigh. ``scale`` multiplies the weights. ``groups``: experts come in so many
-    groups, of which the ``groups_chosen`` with the best ``group_best`` scores in sum are chosen from. ``latent_width``:
-    routed experts work on a projection of this width (0: on the stream itself). ``own_count``: most experts
-    that a rank holds where ranks divide them (0: all). ``bias``: the router and both products of an expert
-    have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and
-    each expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``. ``router_width``: the router is
-    a feed-forward of this width over a state that layers hand on, and may choose none (ZAYA); 0: a product.
-    ``router_continues``: there is a layer before. ``shared_count``: so many experts of ``shared_width`` that
-    every token passes; the router scores them too, and weights are shares of the sum over them and the chosen
-    ones (Inkling)."""
+    """Mixture of experts. ``width`` is the inner size of one expert. ``shared_width`` is that of the expert every
+    token passes (0: none); ``shared_gate``: its output is multiplied by sigmoid of a learned gate. ``normalized``: the
+    weights of the chosen experts sum to 1 (``normalizer_eps`` is added to their sum). ``scoring``: how a router's
+    score becomes a weight. ``choice_bias``: a learned number per expert is added to choose, and not to weigh.
+    ``scale`` multiplies the weights. ``groups``: number of groups of experts; experts are chosen from the
+    ``groups_chosen`` whose ``group_best`` best scores have the largest sums. ``latent_width``: routed experts work on
+    a projection of this width (0: on the stream itself). ``own_count``: most experts that a rank holds where ranks
+    divide them (0: all). ``bias``: the router and both products of an expert have one. ``normed_apart``: the shared
+    expert, the routed ones and the router have norms of their own, and each expert a factor on its weight (Gemma 4).
+    ``limit``: as of ``Dense``. ``router_width``: the router is a feed-forward of this width over a state that layers
+    hand on, and may choose none (ZAYA); 0: a product. ``router_continues``: there is a layer before. ``shared_count``:
+    number of experts of ``shared_width`` that every token passes; the router scores them too, and weights are shares
+    of the sum over them and the chosen ones (Inkling)."""
 
     reader = "weft.models.blocks.feed_forward:read_experts"
     part = "experts"
@@ -116,10 +116,10 @@ class Experts(BlockShape):
         paired: bool = False,
         transposed: bool = False,
     ) -> Table:
-        """The routed experts as one tensor each way, whatever they are stored as (``stacks``: what those are
-        called), and what belongs to them beside the expert that every token passes. ``paired``: rows of gate and
-        up take turns. ``transposed``: each matrix is stored as [columns, rows]. ``choice_row``: the bias on the choice
-        is a matrix of one row (ERNIE)."""
+        """Return the tensors of the routed experts, as one each way however they are stored (``stacks``: the names of
+        stored ones), and those that belong to them, without the expert that every token passes. ``paired``: rows of
+        gate and up take turns. ``transposed``: each matrix is stored as [columns, rows]. ``choice_row``: the bias on
+        the choice is a matrix of one row (ERNIE)."""
         count: Dim = Numbered("experts", self.count) if self.own_count else self.count
         into, down = stacks or ("experts.gate_up_proj" if self.gated else "experts.up_proj", "experts.down_proj")
         fused = self.expert_table(hidden, names=("into", "down"))
@@ -165,7 +165,7 @@ class Experts(BlockShape):
         return [self.table(hidden), *shared, *apart]
 
     def _router_over_layers(self, hidden: int) -> Table:
-        """It has one choice more than experts: none."""
+        """Return the tensors of a router that has one choice more than experts: none."""
         width, inner = self.router_width, "gate.router_mlp"
         table = (
             product("router", hidden, ("gate.down_proj", width), bias=True)
@@ -179,7 +179,8 @@ class Experts(BlockShape):
         return all_plain(table) | norm_weight("router_norm", width, f"{inner}.norm") | {"choice_bias": (biases,)}
 
     def shared_table(self, hidden: int, *, paired: bool = False) -> Table:
-        """``shared_count`` experts, always divided by their width. ``paired``: as of ``experts``."""
+        """Return the tensors of ``shared_count`` experts, always divided by their width. ``paired``: rows of gate and
+        up take turns."""
         count, width = self.shared_count, Units(self.shared_width)
         into = tuple(Tensor(f"shared_experts.{part}_proj", (count, width, hidden)) for part in ("gate", "up"))
         if paired:
@@ -188,14 +189,14 @@ class Experts(BlockShape):
         return {"into": into, "down": (Tensor(down, (count, hidden, width)),)}
 
     def apart_table(self, hidden: int) -> Table:
-        """Of Gemma 4's router, besides its product."""
+        """Return the tensors of Gemma 4's router, without its product."""
         return {
             "scale": (Tensor("scale", (hidden,), "plain"),),
             "factors": (Tensor("per_expert_scale", (self.count,), "plain"),),
         }
 
     def expert_table(self, hidden: int, *, names: Names = GATED) -> Table:
-        """One of them. Its width is divided, unless experts are divided by their number."""
+        """Return the tensors of one expert. Its width is divided, unless experts are divided by their number."""
         one = Dense(self.width, self.activation, self.gated)
         return one.table(self.latent_width or hidden, names=names, whole=bool(self.own_count))
 

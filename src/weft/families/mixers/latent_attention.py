@@ -19,8 +19,8 @@ class LatentAttention(Mixer):
     value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. ``rope`` turns
     the shared part, None for no positions (Kimi); ``head_gated``: the output is multiplied by sigmoid of one
     number per head (Ling 3), ``gated``: of one for each number of it (GigaChat 3.5). ``index``: it sees
-    chosen blocks alone (GLM 5). ``norm_eps``: of the norms inside, ``norm_gate``: what gates them;
-    ``query_factor`` and ``latent_factor``: on what they give."""
+    only chosen blocks (GLM 5). ``norm_eps``: of the norms inside, ``norm_gate``: the gate of each;
+    ``query_factor`` and ``latent_factor``: factors on their outputs."""
 
     reader = "weft.models.blocks.latent_attention:read_latent_attention"
     part = "attention"
@@ -52,14 +52,14 @@ class LatentAttention(Mixer):
 
     @property
     def gate_width(self) -> int:
-        """Numbers for each head that the output is multiplied by sigmoid of."""
+        """Gate numbers of each head: the output is multiplied by their sigmoid."""
         return self.value_dim if self.gated else int(self.head_gated)
 
     def layer_spec(self) -> LayerSpec:
         return spec.latent_attention(self.latent_dim + self.shared_dim)
 
     def table(self, hidden: int, *, out: str = "o_proj") -> Table:
-        """Gates have no bias."""
+        """Return the tensors. Gates have no bias."""
         rank, latent = self.query_rank, self.latent_dim
         into: tuple[tuple[str, Dim], ...] = (("kv_a_proj_with_mqa", latent + self.shared_dim),)
         queries = Units(self.heads, self.key_dim)

@@ -11,7 +11,7 @@ from weft.families.tensors import Dim, Table, Units, norm_weight, product
 from weft.spec import LayerSpec
 
 LightningNames = tuple[str | tuple[str, str, str], str, str, str]
-"""Of q, k and v, in one tensor or in three, of the gate, of the norm and of what comes out."""
+"""Names of q, k and v, in one tensor or in three, of the gate, of the norm and of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Lightning(Mixer):
     """Lightning attention (Qin et al., 2024): a state for each head that decays by exp(-slope) a token. The
     slope of head h of n is 2 ^ (-8 (h + 1) / n) times ``factor``, which is of the layer. Queries, keys and
     values pass a silu (``silu``); or queries and keys pass a norm of each head, and are turned by ``rope``
-    (Ling 2.5). ``scale``: of queries. ``norm_groups``: groups of heads, over all ranks, that the norm of the
+    (Ling 2.5). ``scale``: factor on queries. ``norm_groups``: groups of heads, over all ranks, that the norm of the
     output takes one by one."""
 
     reader = "weft.models.blocks.lightning:read_lightning"
@@ -44,8 +44,8 @@ class Lightning(Mixer):
         by_head: bool = True,
         norms: tuple[str, str] = ("query_layernorm", "key_layernorm"),
     ) -> Table:
-        """``by_head``: rows of q, k and v in one tensor are head by head. What decays follow from may be stored
-        too, and is not read."""
+        """Return the tensors. ``by_head``: rows of q, k and v in one tensor are head by head. Files may also store
+        numbers that decays follow from, which are not read."""
         qkv, gate, norm, out = names
         width = Units(self.heads, self.head_dim)
         rows: Dim = Units(self.heads, 3 * self.head_dim) if by_head else (width,) * 3

@@ -11,7 +11,7 @@ from weft.families.tensors import Table, Tensor, Units, conv, exact, norm_weight
 from weft.spec import LayerSpec
 
 GatedNorm = Literal["gate_first", "gate_last", "none"]
-"""What becomes of a Mamba-2 output y and its gate: norm(y silu(gate)), norm(y) silu(gate), y silu(gate)."""
+"""Orders of norm and gate on a Mamba-2 output y: norm(y silu(gate)), norm(y) silu(gate), y silu(gate)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ InnerNorms = Literal["none", "plain", "weighted"]
 @dataclass(frozen=True, slots=True)
 class Mamba1(Mixer):
     """Mamba (Gu and Dao, 2023). ``dt_rank``: width of the bottleneck that makes the steps. ``heads``: each
-    makes steps, B and C of its own channels alone (Zamba); 0: all channels make those of all."""
+    makes steps, B and C only from its own channels (Zamba); 0: all channels make those of all."""
 
     reader = "weft.models.blocks.mamba:read_mamba1"
 
@@ -105,7 +105,8 @@ class Mamba1(Mixer):
         return table
 
     def _table_by_head(self, hidden: int) -> Table:
-        """Rows of x and gate take turns. What makes steps, B and C is a tensor of all heads."""
+        """Return the tensors. Rows of x and gate take turns. The projections to steps, B and C are tensors of all
+        heads."""
         rank, width, own = self.dt_rank, self.state_dim, self.channels // self.heads
         heads, channels, rows = Units(self.heads), Units(self.heads, own), Units(self.heads, 2 * own)
         table: Table = {

@@ -1,4 +1,4 @@
-"""The layers of RWKV-7, as ``architecture`` has those of others: pure data.
+"""The layers of RWKV-7, as pure data.
 
     layer n of a release      2n   time mixing       shift [C, 1], S [heads, D, D]
                               2n+1 channel mixing    shift [C, 1]
@@ -21,9 +21,9 @@ from weft.spec import LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class TimeMix(Mixer):
-    """WKV7 over six mixes of a token and the one before. Ranks of the products that make decays, rates,
-    gates, and how much of the first layer's values a later one takes; that one is 0 in the first layer
-    itself. ``hidden``: of the stream."""
+    """WKV7 over six mixes of a token and the one before. The ranks are those of the products that make
+    decays, rates, gates, and the share of the first layer's values that a later one takes; ``value_rank`` is 0 in
+    the first layer itself. ``hidden``: width of the stream."""
 
     reader = "weft.models.blocks.rwkv:read_time_mix"
 
@@ -44,8 +44,8 @@ class TimeMix(Mixer):
         return spec.together("wkv7", spec.wkv7(self.heads, self.head_dim), spec.shifts(self.hidden, 0, 1))
 
     def table(self, hidden: int, *, joined: bool = False) -> Table:
-        """``joined``: the six mixes are one tensor. What is low in rank is two products: the first whole, the
-        second divided."""
+        """Return the tensors. ``joined``: the six mixes are one tensor. A low-rank product is two matrices: the first
+        is on every device, the second is divided."""
         width = Units(self.heads, self.head_dim)
         table = product("out", width, ("o_proj", hidden)) | layer_norm("norm", width, "g_norm")
         for part in ("r", "k", "v"):

@@ -1,4 +1,4 @@
-"""N-grams that a layer of Qwen4 adds in front of its mixer. Pure."""
+"""N-grams that a layer of Qwen4 adds before its mixer. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from weft.spec import LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class Ngrams:
-    """What a layer adds for the last tokens (Qwen4). Each n-gram of 2 to ``size`` tokens has a row of
+    """Rows of tables that a layer adds for the last tokens (Qwen4). Each n-gram of 2 to ``size`` tokens has a row of
     ``width`` numbers in some tables, of ``rows`` rows each. A hash with ``multipliers`` finds it. A
     token ``end`` cuts n-grams. Values of the rows, gated by the streams (``stream_width`` numbers in all),
-    pass a convolution of ``conv_kernel`` tokens that lie ``size`` apart. ``table_rows``: of all tables, and
+    pass a convolution of ``conv_kernel`` tokens that are ``size`` apart. ``table_rows``: of all tables, and
     padding."""
 
     size: int
@@ -30,14 +30,15 @@ class Ngrams:
 
     @property
     def reach(self) -> int:
-        """Tokens behind its own that the convolution sees."""
+        """Tokens before its own that the convolution sees."""
         return (self.conv_kernel - 1) * self.size
 
     def layer_spec(self) -> LayerSpec:
         return spec.ngrams(self.size, self.stream_width, self.reach)
 
     def table(self, hidden: int, *, shards: int = 0) -> Table:
-        """Ranks divide the columns of the tables. ``shards``: the tables are stored in so many parts."""
+        """Return the tensors. Ranks divide the columns of the tables. ``shards``: number of parts that the tables are
+        stored in; 0: one tensor."""
         name, width = "ple_embedding.ngram_embedding", Units(self.width)
         parts = [f"{name}.shard_{number}.weight" for number in range(shards)] or [f"{name}.weight"]
         rows = self.table_rows // len(parts)
@@ -55,7 +56,7 @@ class Ngrams:
 
 @dataclass(frozen=True, slots=True)
 class WithNgrams(Mixer):
-    """``mixer``, in front of which ``ngrams`` are added to the streams."""
+    """A mixer before which ``ngrams`` are added to the streams."""
 
     reader = ""  # its parts are read one by one
 

@@ -12,8 +12,8 @@ from weft.spec import LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class ShortConv(Mixer):
-    """Double-gated short convolution of LFM2. ``centred``: a token's output reads as many tokens after it as
-    before it, and the layer keeps nothing (LFM2.5-Embedding)."""
+    """Double-gated short convolution of LFM2. ``centred``: a token's output reads equally far before and after it, and
+    the layer keeps nothing (LFM2.5-Embedding)."""
 
     reader = "weft.models.blocks.recurrent:read_short_conv"
 

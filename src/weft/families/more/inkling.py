@@ -4,7 +4,7 @@
     x   += conv(attention(norm(x)))     x     += conv(feed(norm(x)))                conv(y) = y + filter(y)
     experts: sigmoid scores of the chosen and of those that every token passes, as shares of their sum
 
-Sources: transformers ``InklingTextConfig`` and ``InklingForCausalLM``, whose defaults stand here.
+Sources: transformers ``InklingTextConfig`` and ``InklingForCausalLM``, whose defaults are used here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.spec import LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingNorm(Residual):
-    """What is embedded is normed."""
+    """Residual whose embedding is normed."""
 
     adapts_embedding = False
 
@@ -42,7 +42,7 @@ class RelativeAttention(Mixer):
     """Attention whose scores have a bias by distance, of each query's own (Inkling): ``states`` numbers of a
     query's head, times a bank of profiles over ``extent`` distances; 0 for keys farther away. Keys and values
     pass a short convolution of ``conv_kernel`` tokens. So do the outputs of the layer and of its
-    feed-forward, of ``stream`` channels each; every rank has those whole. From position ``floor`` on queries
+    feed-forward, of ``stream`` channels each; every rank has all of those. From position ``floor`` on queries
     and biases are multiplied by 1 + ``growth`` log((position + 1) / ``floor``); 0: they are not."""
 
     reader = "weft.models.more.inkling:read_relative_attention"
@@ -78,7 +78,8 @@ class RelativeAttention(Mixer):
         return [self.table(hidden), self.around_table(hidden)]
 
     def around_table(self, hidden: int, scale: str = "mlp.global_scale") -> Table:
-        """The convolutions of what the two blocks of its layer give; ``scale``: a factor on the feed-forward."""
+        """Return the convolutions of the outputs of its layer's two blocks; ``scale``: name of a factor on the
+        feed-forward."""
         table: Table = {
             part: (Tensor(f"{name}_sconv.conv1d.weight", (hidden, 1, self.conv_kernel), "float32"),)
             for part, name in (("mixer", "attn"), ("feed", "mlp"))
@@ -93,7 +94,7 @@ _OLD_NAMES = {
     "sconv_kernel_size": "conv_kernel_size",
     "model_max_length": "max_position_embeddings",
 }
-"""Of keys that releases have, and what they are here."""
+"""Keys that releases have, and their names here."""
 
 
 def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
@@ -199,7 +200,7 @@ RELEASED = (
     (r"\.mlp\.gate\.bias$", ".mlp.gate.e_score_correction_bias"),
     (r"\.mlp\.w2_md\.", ".mlp.down_proj."),
 )
-"""How names of releases become those that transformers has in memory."""
+"""Patterns of names of releases, and those that transformers has in memory."""
 
 _NAMES = Names(layer_reader="weft.models.more.inkling:layer_reader", ends_reader="weft.models.more.inkling:ends_reader")
 FAMILIES = (Family("inkling", ("inkling_mm_model", "inkling_text"), read_inkling, names=_NAMES, released=RELEASED),)

@@ -5,7 +5,7 @@
                   "swa"    the same over a window, efficient_attention_config.swa.window_size
 
 Source: Gu et al., "Jet-Nemotron: Efficient Language Model with Post Neural Architecture Search" (2025);
-NVIDIA's ``JetNemotronConfig`` and ``JetBlockConfig``, whose defaults stand here.
+NVIDIA's ``JetNemotronConfig`` and ``JetBlockConfig``, whose defaults are used here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _KERNELS = "dynamic_conv1d.kernel_generator"
 
 @dataclass(frozen=True, slots=True)
 class DynamicDelta(Mixer):
-    """The gated delta rule, of which v alone is convolved, by kernels that each token makes through a bottleneck
-    of ``kernel_rank`` numbers. ``norm_eps``: of the gated norm."""
+    """The gated delta rule where only v is convolved, by kernels that each token makes through a bottleneck of
+    ``kernel_rank`` numbers. ``norm_eps``: of the gated norm."""
 
     reader = "weft.models.more.jet_nemotron:read_dynamic_delta"
 
@@ -44,8 +44,8 @@ class DynamicDelta(Mixer):
         return spec.dynamic_delta(self.heads, self.k_dim, self.v_dim, self.conv_kernel)
 
     def table(self, hidden: int) -> Table:
-        """The rows of beta and decay are never quantised in files. Of the kernels the first product is whole, and
-        the second divided: rows by channel, place by place."""
+        """Return the tensors. The rows of beta and decay are never quantised in files. Every rank has all of the first
+        product that makes kernels; the second is divided: its rows are by channel, then by place in the kernel."""
         key, value, heads = Units(self.heads, self.k_dim), Units(self.heads, self.v_dim), Units(self.heads)
         table = product("project", hidden, ("q_proj", key), ("k_proj", key), ("v_proj", value), ("g_proj", value))
         table["project"] += tuple(Tensor(f"{part}_proj.weight", (heads, hidden), "plain") for part in "ba")
@@ -99,12 +99,12 @@ def _jet(keys: ConfigKeys) -> DynamicDelta:
     v_dim = int(k_dim * factor)
     kernel = keys.integer("conv_size", 4, least=2)
     eps = keys.get("norm_eps", 1e-5)
-    if isinstance(eps, str):  # as released: what YAML makes of 1e-5
+    if isinstance(eps, str):  # as released: YAML reads 1e-5 as a text
         try:
             keys = keys.over({"norm_eps": float(eps)})
         except ValueError:
             fail("norm_eps", eps, "it must be a number")
-    # Without a reduction the bottleneck is as wide as what it makes kernels of.
+    # With a reduction of null the bottleneck is as wide as the values that kernels convolve.
     rank = heads * v_dim // keys.integer("dconv_generator_reduction", 1 if keys.has("dconv_generator_reduction") else 8)
     if not rank:
         fail("dconv_generator_reduction", keys.get("dconv_generator_reduction"), f"at most {heads * v_dim}")

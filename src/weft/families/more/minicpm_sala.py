@@ -1,8 +1,8 @@
-"""MiniCPM-SALA: lightning attention beside attention over blocks that its own keys choose, without positions.
+"""MiniCPM-SALA: lightning attention, and attention over blocks that its own keys choose, without positions.
 
 All lightning layers forget alike; their queries and keys are normed and turned.
 
-Source: ``modeling_minicpm_sala.py`` of openbmb's repository MiniCPM-SALA, whose defaults stand here.
+Source: ``modeling_minicpm_sala.py`` of openbmb's repository MiniCPM-SALA, whose defaults are used here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.units import PAGE_TOKENS
 _SPARSE = "minicpm4"
 _LIGHTNING = ("lightning", "lightning_attn", "lightning-attn")
 _SCALES = {"1/sqrt(d)": -0.5, "1/d": -1.0}
-"""``lightning_scale``: the power of ``head_dim``."""
+"""Values of ``lightning_scale``, and the power of ``head_dim`` that each is."""
 
 
 def read_minicpm_sala(family: str, keys: ConfigKeys) -> Architecture:
@@ -65,7 +65,7 @@ def _read_sala_attention(keys: ConfigKeys) -> Attention:
 
 
 def _read_key_index(keys: ConfigKeys, rotary: bool) -> KeyIndex:
-    """Of ``sparse_config``. Its ``topk`` does not count the window."""
+    """Read ``sparse_config``. Its ``topk`` does not count the window."""
     size, stride = keys.integer("kernel_size", 32), keys.integer("kernel_stride", 16)
     block, window = keys.integer("block_size", 64), keys.integer("window_size", 2048)
     dense, first = keys.integer("dense_len", 8192), keys.integer("init_blocks", 1)

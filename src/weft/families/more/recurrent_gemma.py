@@ -1,6 +1,6 @@
 """RecurrentGemma: two layers of RG-LRU for each with a window, GELU, biases, an embedding times the root of its width.
 
-Source: De et al., "Griffin" (2024); transformers ``RecurrentGemmaConfig`` and its model, whose defaults stand here.
+Source: De et al., "Griffin" (2024); transformers ``RecurrentGemmaConfig`` and its model, whose defaults are used here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from weft.families.tensors import Table, Tensor, Units, conv, exact, product
 from weft.spec import LayerSpec
 
 POSITIONS = 1 << 20
-"""It names no longest text."""
+"""Longest context, tokens, where ``--max-model-len`` says no less: no configuration names one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RgLru(Mixer):
-    """Real-gated linear recurrent unit (De et al., "Griffin", 2024), behind a short convolution. Each head
-    makes the two gates of its ``head_dim`` channels of them alone."""
+    """Real-gated linear recurrent unit (De et al., "Griffin", 2024), after a short convolution. Each head makes the
+    two gates of its ``head_dim`` channels from those channels only."""
 
     reader = "weft.models.more.recurrent_gemma:read_rg_lru"
 
@@ -38,7 +38,7 @@ class RgLru(Mixer):
         return spec.rg_lru(self.heads * self.head_dim, self.conv_kernel)
 
     def table(self, hidden: int) -> Table:
-        """Gates are never quantised in files: they decide how long a state lives."""
+        """Return the tensors. Gates are never quantised in files: they decide how long a state lives."""
         heads, channels, width = Units(self.heads), Units(self.heads, self.head_dim), self.head_dim
         table = (
             product("project", hidden, ("linear_y", channels), ("linear_x", channels), bias=True)
@@ -90,7 +90,7 @@ def read_recurrent_gemma(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def _bfloat16(x: float) -> float:
-    """``x`` rounded to bfloat16, as this model rounds its factor whatever the dtype of the weights."""
+    """Return ``x`` rounded to bfloat16, as this model rounds its factor whatever the dtype of the weights."""
     [bits] = struct.unpack("<I", struct.pack("<f", x))
     [rounded] = struct.unpack("<f", struct.pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))
     return float(rounded)

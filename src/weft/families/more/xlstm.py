@@ -1,11 +1,11 @@
 """xLSTM: a matrix memory for each head, with gates that are exponentials; no attention.
 
 Every layer is the same: a matrix memory (mLSTM), then a feed-forward. Gates pass a soft cap, and logits too.
-Widths follow from factors on the hidden size. No length of text is stated: ``POSITIONS`` is what is served
+Widths follow from factors on the hidden size. No length of text is stated: ``POSITIONS`` is the limit
 unless ``--max-model-len`` says less.
 
 Source: Beck et al., "xLSTM 7B: A Recurrent LLM for Fast and Efficient Inference" (2025); transformers
-``xLSTMConfig`` and ``xLSTMForCausalLM``, whose defaults stand here.
+``xLSTMConfig`` and ``xLSTMForCausalLM``, whose defaults are used here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.spec import LayerSpec
 class MatrixLstm(Mixer):
     """Matrix memory of xLSTM (Beck et al., 2024). Its input gate is an exponential, its forget gate a
     sigmoid; both pass a soft cap of ``gate_cap``. ``norm_eps``: of the norm of each head's output;
-    ``floor``: what is added to the normaliser, relative to the largest input that the memory has."""
+    ``floor``: number added to the normaliser, relative to the largest input that the memory has."""
 
     reader = "weft.models.more.xlstm:read_matrix_lstm"
 
@@ -43,7 +43,7 @@ class MatrixLstm(Mixer):
         return spec.matrix_lstm(self.heads, self.key_dim, self.value_dim)
 
     def table(self, hidden: int) -> Table:
-        """Gates are never quantised in files: they decide how long a memory lives."""
+        """Return the tensors. Gates are never quantised in files: they decide how long a memory lives."""
         heads, keys = Units(self.heads), Units(self.heads, self.key_dim)
         values = Units(self.heads, self.value_dim)
         table = (
@@ -56,7 +56,8 @@ class MatrixLstm(Mixer):
 
 
 CAP_MAX = 40.0
-"""Exponentials of an input gate, and sums of them over a text, are then far from the end of float32."""
+"""Largest cap on gates: exponentials of an input gate, and sums of them over a text, are then far from the end of
+float32."""
 
 
 def read_xlstm(family: str, keys: ConfigKeys) -> Architecture:

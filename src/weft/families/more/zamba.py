@@ -1,6 +1,6 @@
 """Zamba: Mamba-1 by head in every layer, and a transformer block that some layers share.
 
-Source: transformers ``ZambaConfig`` and ``ZambaForCausalLM``, whose defaults stand here.
+Source: transformers ``ZambaConfig`` and ``ZambaForCausalLM``, whose defaults are used here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read_zamba(family: str, keys: ConfigKeys) -> Architecture:
     attention = zamba_attention(keys, hidden)
     for key, served in (("attention_hidden_size", 2 * hidden), ("attention_head_dim", attention.head_dim)):
         if keys.get(key) is not None and keys.integer(key) != served:
-            fail(key, keys.integer(key), f"only {served} is served: what reads stream and embedding")
+            fail(key, keys.integer(key), f"only {served} is served: the block reads stream and embedding")
     heads, inner = keys.integer("n_mamba_heads"), keys.integer("mamba_expand", 2) * hidden
     if inner % heads:
         fail("n_mamba_heads", heads, f"it must divide mamba_expand x hidden_size = {inner}")

@@ -4,7 +4,7 @@
     r = W x + s r of the layer before        expert = best of softmax(mlp(r)) + bias, or none
 
 Source: "Compressed Convolutional Attention" (2025); transformers ``ZayaConfig`` and ``ZayaForCausalLM``,
-whose defaults stand here.
+whose defaults are used here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from weft.spec import LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class ScaledResidual(Residual):
-    """Stream and output of a block have biases and factors of each channel where they are added, and the embedding
-    has."""
+    """Residual with a bias and a factor for each channel of the stream and of a block's output, where they are added;
+    the embedding has them too."""
 
     def table(self, hidden: int) -> Table:
-        """Return those around one block."""
+        """Return the biases and factors around one block."""
         names = ("hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale")
         return {name: (Tensor(name, (hidden,), "plain"),) for name in names}
 
@@ -50,7 +50,7 @@ class ConvolvedAttention(Mixer):
     """Attention whose queries and keys pass two causal convolutions (ZAYA): of ``first_kernel`` tokens
     channel by channel, then of ``second_kernel`` tokens within a head. Half of the values, ``delayed``
     numbers, are of the token before; every rank has all of them. ``k_heads``: the KV heads, which ranks do
-    not copy: what is added to a key is the mean of its queries."""
+    not copy: the mean of its queries is added to a key."""
 
     reader = "weft.models.more.zaya:read_convolved_attention"
     part = "attention"
@@ -63,7 +63,7 @@ class ConvolvedAttention(Mixer):
 
     @property
     def reach(self) -> int:
-        """Tokens behind its own that the convolutions see."""
+        """Tokens before its own that the convolutions see."""
         return self.first_kernel + self.second_kernel - 2
 
     def layer_spec(self) -> LayerSpec:
@@ -121,7 +121,7 @@ def read_zaya(family: str, keys: ConfigKeys) -> Architecture:
     def mixer(kind: str) -> ConvolvedAttention:
         rope = read_rope(keys, attended.head_dim, theta=_THETA[kind], partial=0.5, layer_kind=kind)
         window = keys.integer("sliding_window") if kind == "hybrid_sliding" else None
-        # In pages: a ring beside the shifts would be a second kind of state in one layer.
+        # In pages: a ring would be a second kind of state in a layer that has shifts.
         return ConvolvedAttention(
             replace(attended, rope=rope, window=window, shared=window is not None),
             keys.integer("cca_time0"),

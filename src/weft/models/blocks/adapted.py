@@ -11,9 +11,9 @@ batch, whichever adapters are in it. All groups of a product are one call (csrc/
 makes itself.
 
 A product may be one matrix of several stored ones (q, k and v). Its A's are stacked, and each range of rows has a B. A
-change may also scale the product (DoRA), shift it (biases), or replace it (a matrix that was trained as a whole). The
-adapter of each row is set once a step (``ActiveAdapters.step``). A product finds its rows by the number of rows that
-it gets (``tensor.adapter_rows``).
+change may also scale the product (DoRA), shift it (biases), or replace it (a matrix of which all numbers were trained).
+The adapter of each row is set once a step (``ActiveAdapters.step``). A product finds its rows by the number of rows
+that it gets (``tensor.adapter_rows``).
 
 Rejected: rows as an argument of each product (sixty calls that hand it on, for one model in a hundred);
 merged copies of the weights (one model's bytes for each adapter); a factor as wide as all parts of a product,
@@ -151,7 +151,7 @@ class ProductChange:
 
     def add(self, x: torch.Tensor, y: torch.Tensor, rows: slice | torch.Tensor) -> None:
         """Add the change for ``x`` [T, in] to ``rows`` of ``y`` [T, out]."""
-        # A step of only one adapter, as of one stream, slices nothing: each slice costs as much time as a product.
+        # A step of only one adapter, as of one stream, slices nothing: a slice takes the time of a product.
         if isinstance(rows, slice) and rows.stop - rows.start == len(x):
             self._add_all(x, y)
             return

@@ -93,8 +93,8 @@ class GgufKeys:
     @property
     def layers(self) -> int:
         """Number of layers, without the heads that predict further tokens, which are blocks after the last layer. A
-        file may count heads that its converter left out: a block without tensors is no layer, and one without those of
-        a head is one.
+        file may count heads that its converter left out: a block without tensors is not a layer, and one without those
+        of a head is one.
         """
         blocks = self.integer("block_count", least=1)
         first = blocks - min(self.integer("nextn_predict_layers", 0), blocks - 1)

@@ -115,7 +115,7 @@ _PRE_OF = {"gptoss": "gpt-4o"}
 
 
 def pieces_of(content: Mapping[str, Any]) -> tuple[str | None, bool, bool]:
-    """Return (expression, whole, nfc) of a tokenizer.json of byte-level BPE, as ``PRE_TOKENIZERS`` has them."""
+    """Return ``(expression, whole, nfc)`` of a tokenizer.json of byte-level BPE, as ``PRE_TOKENIZERS`` has them."""
     pre = content.get("pre_tokenizer") or {}
     parts = pre.get("pretokenizers") or [pre]
     expression: str | None = None
