@@ -89,8 +89,6 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/fleet.md", "weft join"): MACHINES,
     ("docs/fleet.md", "WEFT_RAY_CPUS=4 weft serve owner/model --ray"): RAY,
     ("docs/fleet.md", "python -m benchmarks.soak_fleet"): LONG,
-    ("docs/kv-events.md", "pip install"): HUB,
-    ("docs/kv-events.md", "python -m dynamo.indexer"): PROCESS,
     ("docs/refit.md", "weft serve /models/step-0"): "needs two checkpoints, as tests/server/test_update_weights.py",
     ("docs/refit.md", "curl"): "needs two checkpoints, as tests/server/test_update_weights.py",
     ("docs/operating.md", "curl --cacert"): "needs a certificate; tests/server/test_listening.py makes some",

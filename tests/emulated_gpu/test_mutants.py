@@ -331,7 +331,7 @@ MUTANTS: dict[str, Mutant] = {
         torch_executor, "replay", "verified_R = by_run.device",
         "verified_R = torch.from_numpy(by_run.host).to(runs.slots_R.device)", drafts,
         "^wait: a copy from pageable memory"),
-    "also: what a refused step has launched is not waited for": Mutant(
+    "also: launches of a refused step are not waited for": Mutant(
         CudaCapture, "capture", "finally:", "except ZeroDivisionError:\n        pass\n    else:", refuse,
         "^order: "),
     "also: pages are handed over before their load has ended": Mutant(
