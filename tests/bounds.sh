@@ -4,8 +4,8 @@
 #
 #   tests/bounds.sh lowest|newest [DIR]     the environment: build/lowest or build/newest by default
 #
-#   1  every dependency and test tool at its bound                 all modules, the CLI, server, batches, C++ kernels
-#   2  transformers at its bound, with what it asks for            two families against it
+#   1  every dependency and test tool at its bound                 all modules, the CLI, server, batches, torch's kernels
+#   2  transformers at its bound, with what it asks for            two families against it, dialects on models of theirs
 #   3  Triton at the bound of the extra "gpu"                      the largest shape of each kernel compiles
 #
 # At lower bounds transformers asks for newer tokenizers and huggingface_hub than weft, so it comes second; torch and
@@ -66,16 +66,15 @@ EOF
 "$python" -m weft serve --help >/dev/null
 "$python" -m weft generate "The code" --max-tokens 4
 
-echo "$which: server, batches, memory, kernels"
+echo "$which: server, batches, memory, operators of torch"
 checked tests/server/test_completions.py tests/server/test_chat.py tests/server/test_tools.py \
-  tests/server/test_messages.py tests/server/test_responses.py tests/server/test_errors.py \
-  tests/server/test_small_endpoints.py tests/unit/runner/test_batch.py tests/unit/runner/test_staging.py \
-  tests/unit/memory tests/ops/test_native.py tests/ops/test_native_linear.py tests/ops/test_attention.py \
-  tests/ops/test_recurrent_ops.py
+  tests/server/test_errors.py tests/server/test_small_endpoints.py tests/unit/runner/test_batch.py \
+  tests/unit/runner/test_staging.py tests/unit/memory tests/ops/test_attention.py tests/ops/test_recurrent_ops.py
 
 echo "$which: two families against $(bound transformers)"
 uv pip install --quiet --python "$python" "$(bound transformers)"
 checked tests/oracle/test_engine_against_transformers.py -k "qwen3_5 or lfm2"
+checked tests/server/test_messages.py tests/server/test_responses.py
 
 echo "$which: $(bound triton) compiles the kernels"
 uv pip install --quiet --python "$python" --no-deps "$(bound triton)"
