@@ -14,7 +14,7 @@ import pytest
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.oracle.test_replaced_weights import change_one_element
-from tests.server.running import RunningServer, running_server
+from tests.server.running import RunningServer, eventually, running_server
 
 PROMPT = [3 + 7 * number % 251 for number in range(200)]
 MEMORY = {"memory": "24MB", "threads": 1, "max_model_len": 1024, "dtype": "float32"}
@@ -135,8 +135,13 @@ def test_a_flush_empties_the_store_and_leaves_it_where_it_is_told_to(server: Run
     server.post("/sleep?level=1")  # all is written
     server.post("/wake_up")
     assert answer(server)[2] == 192
-    assert server.post("/v1/cache/flush?store=false").is_success
-    assert answer(server)[2] == 192, "it comes back from the store"
+
+    def comes_back_from_the_store() -> bool:
+        # Where other programs slow the disk down, computing is the faster way for once.
+        assert server.post("/v1/cache/flush?store=false").is_success
+        return answer(server)[2] == 192
+
+    assert eventually(comes_back_from_the_store)
     assert server.post("/v1/cache/flush").is_success
     assert answer(server)[2] == 0
     assert server.post("/reset_prefix_cache").json() == {"success": True}
