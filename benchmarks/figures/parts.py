@@ -214,7 +214,7 @@ PARTS = (
     ),
     Part(
         "peers",
-        "benchmarks.peers.serve --only a,b --engines weft,vllm,llama --rounds 2 --env {env} --json {json}",
+        "benchmarks.peers.serve --only a,b --engines weft,vllm,llama --rounds 1 --env {env} --json {json}",
         _peers,
         (
             _peer_row("lfm2", "LFM2-350M-like"),
