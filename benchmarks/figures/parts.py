@@ -206,7 +206,7 @@ PARTS = (
                 "`make bench`",
             ),
             Row(
-                "one stream, same model",
+                "one stream, same model; weft drafts from the text, as it does by default",
                 lambda f: f"{f['single_weft']:.1f} tokens/s; transformers {f['single_transformers']:.1f}",
                 "same run",
             ),
