@@ -202,7 +202,7 @@ def test_a_model_that_states_no_positions_is_served_far() -> None:
         ("rwkv7", {"num_heads": 32}, ["num_heads", "32", "40"]),
         ("rwkv7", {"head_dim": 96}, ["head_dim", "96", "2560"]),
         ("rwkv7", {"norm_first": False}, ["norm_first"]),
-        ("rwkv7", {"attn": {"layers": [1], "num_heads": 40}}, ["attn", "attention beside"]),
+        ("rwkv7", {"attn": {"layers": [1], "num_heads": 40}}, ["attn", "layers of attention"]),
         ("rwkv7", {"value_dim": [2560] * 31 + [1280]}, ["value_dim", "2560"]),
         ("rwkv7", {"hidden_act": "relu"}, ["hidden_act", "relu", "sqrelu"]),
         ("zamba2", {"use_long_context": True}, ["use_long_context"]),
