@@ -174,7 +174,7 @@ def read_rope(
     inner = ConfigKeys(stated, fallback=stated)
     kind: Any = inner.get("rope_type", inner.get("type", "default"))
     # Turned by places of pictures, a text is turned by its positions.
-    # "dynamic" changes the base beyond the longest context alone, which is not served.
+    # "dynamic" only changes the base beyond the longest context, which is not served.
     kind = {"su": "longrope", "mrope": "default", "dynamic": "default", "deepseek_yarn": "yarn"}.get(str(kind), kind)
     if kind not in get_args(RopeKind):
         fail("rope_type", kind, f"the rotary kinds served are {', '.join(get_args(RopeKind))}")

@@ -81,7 +81,7 @@ def read_glm4_moe(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_sarvam_moe(family: str, keys: ConfigKeys) -> Architecture:
-    """Read the smaller Sarvam: GLM 4.5 whose heads turn as a whole."""
+    """Read the smaller Sarvam: GLM 4.5 in which all of a head turns."""
     if keys.get("use_qkv_bias") is not None:
         keys = keys.over({"attention_bias": keys.boolean("use_qkv_bias", False)})
     decoder = Decoder(
