@@ -118,8 +118,10 @@ def test_streams_and_text_continue_a_session_too(one: Engine) -> None:
 
 
 def test_a_longer_conversation_is_saved_in_its_place(one: Engine) -> None:
-    first = one.sessions.save("growing", SAID)
-    longer = one.sessions.save("growing", [*SAID, *ASKED, {"role": "assistant", "content": "two"}])
+    said = [{"role": "user", "content": "grow"}, {"role": "assistant", "content": "taller " * 30}]
+    first = one.sessions.save("growing", said)
+    longer = one.sessions.save("growing", [*said, *ASKED, {"role": "assistant", "content": "two"}])
+    assert first.computed_tokens == first.tokens
     assert longer.computed_tokens == longer.tokens - first.tokens
     assert [session.name for session in one.sessions.list()].count("growing") == 1
 
