@@ -57,7 +57,7 @@ def small_memory(
     policy: str = "lru",
     slots_ahead: int = 1,
 ) -> Memory:
-    """``policy`` by name; its clock goes on by a second each time it is read. ``slots_ahead``: less than any arena has in
+    """``policy`` by name; its clock goes on by a second each time it is read. ``slots_ahead``: fewer than in
     service, so that tables of a few frames stay readable."""
     arena = small_arena(
         pages_per_frame,
