@@ -18,7 +18,7 @@ from weft.errors import ConfigError
 from weft.handoff import Role, check_replicas, parse_roles, partner_missing
 from weft.host import state_directory
 from weft.kv_events import FLAG as KV_EVENTS
-from weft.kv_events import read_config
+from weft.kv_events import host_of, read_config
 from weft.objects.database import Bounds, default_path
 from weft.objects.sessions import SessionLimits
 from weft.rpc.link import tcp_address
@@ -589,6 +589,14 @@ class ServerConfig:
             why = "engines that Ray places" if self.ray is not None else "engines of other machines"
             raise ConfigError(f"{KV_EVENTS} needs an engine of this machine: {why} publish none", param=KV_EVENTS)
         config.of_rank(self.own_replicas - 1)
+
+    def open_event_addresses(self) -> list[str]:
+        """Return the addresses of KV events that other machines reach, or that are on other machines."""
+        config = None if self.kv_events_config is None else read_config(self.kv_events_config)
+        if config is None:
+            return []
+        addresses = [one for one in (config.endpoint, config.replay_endpoint) if one is not None]
+        return [one for one in addresses if (host := host_of(one)) is not None and not is_loopback(host)]
 
     def replica_range(self) -> tuple[int, int]:
         """Return the least and the most replicas. Raise ConfigError."""
