@@ -24,14 +24,8 @@ from weft.errors import RequestError
 from weft.images.decoding import ImageLimits
 from weft.images.video import Sampling
 from weft.images.worker import PictureStart, read_picture, read_video, start_of
-from weft.objects.sessions import (
-    Content,
-    StoredSession,
-    continued_chat,
-    conversation_content,
-    conversation_of,
-    known_prefix,
-)
+from weft.objects.conversations import continued_chat, conversation_content, conversation_of, known_prefix
+from weft.objects.sessions import Content, StoredSession
 from weft.request import PICTURE_KINDS, PictureKind, SamplingParams
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
 from weft.text.chat_request import (
@@ -247,7 +241,7 @@ def _with_files(at: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_addresses(at: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``message`` with its own pictures and videos as ``data:`` URLs, as JSON has no bytes. Raise RequestError."""
+    """Return ``message`` with its own pictures and videos as ``data:`` URLs: JSON has no bytes. Raise RequestError."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)

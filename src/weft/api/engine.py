@@ -31,14 +31,15 @@ from weft.api.chat import ChatWriter, PreparedChat
 from weft.api.completion import ChatPiece, ChatReply, Completion, Prompt, prompt_list, sampling_from, token_ids
 from weft.api.given_weights import written_weights
 from weft.api.pooling import NOTHING, MakeRequest, PoolingCalls, RankedDocument, ranked
-from weft.api.sessions import Sessions
+from weft.api.sessions import EngineSessions
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
 from weft.engine.sleeper import Sleeper
 from weft.engine.stats import EngineStats, Flushed, Part, check_level
 from weft.errors import RequestError
 from weft.models.hub import resolve_adapter
-from weft.objects.sessions import StoredSession, continued_prompts
+from weft.objects.conversations import continued_prompts
+from weft.objects.sessions import StoredSession
 from weft.request import PlacedPicture, Request, SamplingParams
 from weft.text import chat_request
 from weft.text.choices import Piece
@@ -342,8 +343,8 @@ class Engine:
         """Return the session of a request, and the adapter that answers it."""
         if session is None:
             return None, lora
-        found = self.sessions.find(session, lora)
-        return found, lora or found.asked
+        continued = self.sessions.find(session, lora)
+        return continued, lora or continued.asked
 
     def _adapter(self, name: str | None) -> Adapter | None:
         """Return the adapter called ``name``, or None without a name. Raise RequestError for an unknown name."""
@@ -407,14 +408,14 @@ class Engine:
     # ------------------------------------------------------------------ sessions
 
     @property
-    def sessions(self) -> Sessions:
+    def sessions(self) -> EngineSessions:
         """The conversations that have names. Raises ConfigError where their file cannot be opened."""
         if self._sessions is None:
             self._sessions = self._open_sessions()
         return self._sessions
 
-    def _open_sessions(self) -> Sessions:
-        return Sessions(
+    def _open_sessions(self) -> EngineSessions:
+        return EngineSessions(
             self._core,
             self._calls,
             self.info,

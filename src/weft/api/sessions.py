@@ -26,6 +26,7 @@ from weft.engine.pinning import PIN_WRITE_S, STEPS_TO_CLOSE, Pinning
 from weft.engine.stats import NamedPrefix, PinState
 from weft.errors import RequestError, WeftError
 from weft.info import ModelInfo
+from weft.objects.conversations import check_pictures, known_prefix
 from weft.objects.database import Bounds, ObjectDatabase, default_path
 from weft.objects.sessions import (
     DEFAULT_LIMITS,
@@ -35,11 +36,9 @@ from weft.objects.sessions import (
     SessionTable,
     StoredSession,
     check_identity,
-    check_pictures,
     decoded,
     forked_session,
     identity_facts,
-    known_prefix,
     new_session,
     read_cipher,
     tokens_of,
@@ -58,9 +57,10 @@ MakeRequest = Callable[[list[int], list[PlacedPicture], str | None], Request]
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """A saved conversation. ``model``: that of its tokens, or the adapter. ``created_at``, ``expires_at``: seconds
-    since 1970. ``tokens`` of the session, ``bytes`` of its KV and state. ``computed_tokens``: of them, those that this call
-    had to compute; ``in_memory``: tokens up to the deepest state in memory; ``stored``: the state is durable in the
-    store. The last three are None where the engine was not asked. ``messages`` and ``token_ids``: only from ``get``."""
+    since 1970. ``tokens`` of the session, ``bytes`` of its KV and state. ``computed_tokens``: of them, those that
+    this call had to compute; ``in_memory``: tokens up to the deepest state in memory; ``stored``: the state is durable
+    in the store. The last three are None where the engine was not asked. ``messages`` and ``token_ids``: only from
+    ``get``."""
 
     name: str
     model: str
@@ -76,7 +76,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | None = None
 
 
-class Sessions:
+class EngineSessions:
     """The sessions of one engine. ``file``: None for that of the user's servers."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Sessions:
         lora: str | None = None,
         expires_after: float | None = None,
     ) -> Session:
-        """Save a conversation, or the tokens of ``prompt``, under ``name``, in place of an earlier session of that
+        """Save a conversation, or the tokens of ``prompt``, under ``name``, which replaces an earlier session of that
         name. ``tools`` and ``template`` as of ``Engine.chat``; ``lora``: the adapter that computes it;
         ``expires_after``: seconds. Raises RequestError that names the field, and SessionLimitError."""
         self._sweep()

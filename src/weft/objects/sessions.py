@@ -17,20 +17,16 @@ import os
 import re
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from weft.errors import ConfigError, NotFoundError, RequestError, UserError
 from weft.objects.database import NewObject, ObjectDatabase
-from weft.pictures import prompt_keys
 from weft.store.signing import read_secret
-from weft.text.chat import ChatMessage
-from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, text_digest
 
 KIND = "session"
 NAME_CHARS = 128
@@ -105,8 +101,8 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
     """``model``: the name of the engine's model; ``asked``: that of an adapter or a created name, if it is one.
     ``salt``: that of its requests; ``engine_salt``: with its adapter. ``tokens``: int32 bytes; ``keys``: the same with
-    the keys of its pictures (``weft.pictures``), empty where it has none. ``identity``: the facts by which they mean the
-    same.
+    the keys of its pictures (``weft.pictures``), empty where it has none. ``identity``: the facts by which they mean
+    the same.
 
     ``messages``, ``tools`` and ``variables`` are JSON of the conversation, empty for a session of tokens. The text
     of ``tokens`` has ``chars`` characters and the SHA-256 ``digest``; 0 where it is not known. ``nbytes``: of the
@@ -143,7 +139,6 @@ class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decode = msgspec.msgpack.Decoder(StoredSession).decode
-_messages = msgspec.json.Decoder(list[ChatMessage]).decode
 
 
 def session_id(name: str, owner: str) -> str:
@@ -233,118 +228,27 @@ def identity_facts(known: Mapping[str, str], weights: str | None, adapter: str) 
 def check_identity(session: StoredSession, model: str, now: Mapping[str, str]) -> None:
     """Raises SessionConflictError, one line that names the first difference. ``now``: of ``model``."""
     if session.model != model:
-        raise _conflict(session, f"is of the model {session.model!r}, and the request asks {model!r}")
+        raise conflict(session, f"is of the model {session.model!r}, and the request asks {model!r}")
     for fact, value in now.items():
         saved = session.identity.get(fact, "")
         if saved != value:
-            raise _conflict(
+            raise conflict(
                 session, f"was saved with {_WORDS[fact]} ({saved[:12] or 'none'}, and now {value[:12] or 'none'})"
             )
 
 
-def _conflict(session: StoredSession, why: str) -> SessionConflictError:
+def conflict(session: StoredSession, why: str) -> SessionConflictError:
     return SessionConflictError(
         f"the session {session.name!r} {why}: save it again", param="session", code="session_differs"
     )
-
-
-# ---------------------------------------------------------------------- conversations
-
-
-def conversation_content(
-    encoded: Prompt,
-    text: str,
-    messages: Sequence[Any],
-    tools: Sequence[Any] | None,
-    variables: Mapping[str, Any] | None,
-) -> Content:
-    """Return the content of a conversation whose ``text`` was encoded."""
-    return Content(
-        tokens=encoded.tokens,
-        keys=picture_keys(encoded),
-        messages=msgspec.json.encode(messages),
-        tools=msgspec.json.encode(tools) if tools else b"",
-        variables=msgspec.json.encode(variables) if variables else b"",
-        chars=len(text),
-        digest=text_digest(text),
-    )
-
-
-def picture_keys(encoded: Prompt) -> bytes:
-    """Return the keys of a prompt with pictures as int32 bytes, nothing for one without."""
-    return prompt_keys(np.asarray(encoded.tokens, np.int32), encoded.pictures).tobytes() if encoded.pictures else b""
-
-
-def check_pictures(session: StoredSession, encoded: Prompt) -> None:
-    """Raise SessionConflictError where the pictures of ``encoded``, which were read again, are not those of
-    ``session``."""
-    if picture_keys(encoded) != session.keys:
-        raise SessionConflictError(
-            f"the pictures of the session {session.name!r} are others now: save it again",
-            param="session",
-            code="session_differs",
-        )
-
-
-def known_prefix(session: StoredSession) -> KnownPrefix | None:
-    """Return the tokens that stand for the text of ``session``; None where its text is not known. With pictures the
-    text does not say which they are."""
-    if not session.digest or session.keys:
-        return None
-    return KnownPrefix(tokens_of(session), session.chars, session.digest)
 
 
 def tokens_of(session: StoredSession) -> list[int]:
     return memoryview(session.tokens).cast("i").tolist()
 
 
-def conversation_of(session: StoredSession) -> ConversationFields:
-    """Return the conversation of ``session`` by itself, without the beginning of an answer."""
-    return ConversationFields(
-        messages=_messages(session.messages),
-        tools=decoded(session.tools) if session.tools else None,
-        variables=decoded(session.variables) if session.variables else None,
-        add_generation_prompt=False,
-    )
-
-
-def continued_chat(session: StoredSession, conversation: ConversationFields) -> ConversationFields:
-    """Return the conversation of ``session``, and then ``conversation``. Raises RequestError."""
-    if not session.messages:
-        raise RequestError(
-            f"the session {session.name!r} was saved from a prompt and has no messages; /v1/completions continues it",
-            param="session",
-        )
-    saved = conversation_of(session)
-    variables = conversation.variables
-    if saved.variables is not None:
-        variables = {**saved.variables, **(variables or {})}
-    return msgspec.structs.replace(
-        conversation,
-        messages=[*saved.messages, *conversation.messages],
-        tools=saved.tools if conversation.tools is None else conversation.tools,
-        variables=variables,
-    )
-
-
 def decoded(value: bytes) -> Any:
     return msgspec.json.decode(value)
-
-
-def continued_prompts(session: StoredSession, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return ``prompts``, each after the tokens of ``session``. Raises RequestError for one with pictures."""
-    if session.keys:
-        raise RequestError(f"the session {session.name!r} has pictures, so only a chat continues it", param="session")
-    before = tokens_of(session)
-    return [
-        Prompt(
-            [*before, *prompt.tokens],
-            None,
-            [len(before) + at for at in prompt.boundaries],
-            [len(before) + at for at in prompt.marks],
-        )
-        for prompt in prompts
-    ]
 
 
 # ---------------------------------------------------------------------- the file
@@ -436,9 +340,9 @@ class SessionTable:
     def delete(self, database: ObjectDatabase, name: str, owner: str) -> str:
         """Return its id. Raises UnknownSessionError, RequestError."""
         key = session_id(check_name(name, field="session"), owner)
-        was_there = database.delete(key, owner)
+        is_deleted = database.delete(key, owner)
         self._count(database)
-        if not was_there:
+        if not is_deleted:
             raise unknown_session(name)
         return key
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from weft.default_sampling import sampling_sentence
+from weft.kv_events import FLAG as KV_EVENTS
 from weft.logs import is_json
 from weft.server.config import ServerConfig
 from weft.server.running import socket_path
-from weft.kv_events import FLAG as KV_EVENTS
 from weft.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def print_places(line: Callable[..., None], url: str, key_words: str, config: Se
     if addresses := config.open_event_addresses():
         line()
         line(
-            f"WARNING: whoever reaches {' or '.join(addresses)} ({KV_EVENTS}) reads the tokens of all prompts: nothing is "
-            "encrypted there and no key is asked for. Name ipc://PATH or tcp://[::1]:PORT, or let a firewall pass only "
-            "the router",
+            f"WARNING: whoever reaches {' or '.join(addresses)} ({KV_EVENTS}) reads the tokens of all prompts: nothing "
+            "is encrypted there and no key is asked for. Name ipc://PATH or tcp://[::1]:PORT, or let a firewall pass "
+            "only the router",
             "bold yellow",
         )
     line()

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError
-from weft.objects.sessions import continued_prompts
+from weft.objects.conversations import continued_prompts
 from weft.request import SamplingParams
 from weft.server.generation import (
     Generation,

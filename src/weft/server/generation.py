@@ -28,7 +28,7 @@ from msgspec import UNSET, UnsetType
 from weft.errors import ContextLengthError, RequestError, WeftError
 from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
-from weft.objects.sessions import continued_chat, known_prefix
+from weft.objects.conversations import continued_chat, known_prefix
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
 from weft.server.models import KeepAlive, ModelUse

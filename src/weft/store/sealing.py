@@ -68,8 +68,8 @@ class Sealer:
         return b"".join([nonce, *pieces, cipher.finalize(), cipher.tag])
 
     def open(self, sealed: memoryview, into: memoryview, row: Mapping[str, Any] | np.void, kind: bytes) -> bool:
-        """Fill ``into`` and return True; False where this key did not seal ``sealed`` for ``row``, and then ``into`` has
-        no meaning."""
+        """Fill ``into`` and return True; False where this key did not seal ``sealed`` for ``row``. Then ``into`` has no
+        meaning."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers import Cipher, modes
 

@@ -361,5 +361,7 @@ def _other_keys(store: DirectoryStore) -> str:
             if namespace != own.digest and other.without_key == plain:
                 why = "not encrypted" if other.key is None else "encrypted with another key"
                 counts["encrypted, and no key is given" if own.key is None else why] += snapshots
-    told = ", ".join(f"{count:,} snapshots of this model are {why}" for why, count in sorted(counts.items()) if count)
-    return f"{opened.path}: {told} ({FLAG}): they are not used" if told else ""
+    sentence = ", ".join(
+        f"{count:,} snapshots of this model are {why}" for why, count in sorted(counts.items()) if count
+    )
+    return f"{opened.path}: {sentence} ({FLAG}): they are not used" if sentence else ""

@@ -1,4 +1,4 @@
-"""Sealed records: a store with a key has no known bytes on the disk, opens for that key only, and for no other bytes."""
+"""Sealed records: a store with a key has no known bytes on the disk, and opens for that key and its own bytes only."""
 
 from __future__ import annotations
 

@@ -20,18 +20,15 @@ from starlette.responses import Response
 from weft.adapters import salted
 from weft.engine.stats import NamedPrefix, PinState
 from weft.errors import RequestError, WeftError
+from weft.objects.conversations import check_pictures, conversation_content, conversation_of, known_prefix
 from weft.objects.sessions import (
     Content,
     StoredSession,
     UnknownSessionError,
     check_identity,
     check_name,
-    check_pictures,
-    conversation_content,
-    conversation_of,
     decoded,
     forked_session,
-    known_prefix,
     new_session,
     tokens_of,
 )
