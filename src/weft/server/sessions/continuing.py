@@ -20,7 +20,8 @@ from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.objects import SessionConflictError, SessionStore, StoredSession, UnknownSessionError
 from weft.text.chat import ChatMessage
-from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt
+from weft.text.chat_request import ConversationFields
+from weft.text.prompt import KnownPrefix, Prompt
 
 _messages = msgspec.json.Decoder(list[ChatMessage]).decode
 _WORDS = {

@@ -34,7 +34,7 @@ from weft.server.sessions.continuing import check_identity, decoded, identity_of
 from weft.server.sessions.objects import SessionStore, StoredSession, UnknownSessionError, check_name, session_id
 from weft.server.sse import json_response, owner_of, page_of, read_raw, salt_of, unless_gone
 from weft.text.chat import ChatMessage
-from weft.text.chat_request import KnownPrefix, Prompt, text_digest
+from weft.text.prompt import KnownPrefix, Prompt, text_digest
 
 SWEEP_EVERY_S = 5.0
 _log = logging.getLogger("weft.server")
