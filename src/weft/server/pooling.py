@@ -169,7 +169,7 @@ class PoolingJob(ABC):
         *,
         field: str,
     ) -> None:
-        self.body, self.model, self.prompts = body, model, prompts
+        self.service, self.body, self.model, self.prompts = service, body, model, prompts
         self.name = model.name_for(name)
         self.generation = Generation(
             service,
