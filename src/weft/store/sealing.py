@@ -54,18 +54,22 @@ class Sealer:
         self.key_id = _derived(secret, b"weft-store-keyid")[:8].hex()
         """Name of the key, which says nothing of it."""
 
-    def seal(self, content: bytes | memoryview, row: Mapping[str, Any], kind: bytes) -> bytes:
+    def seal(self, content: bytes | memoryview, row: Mapping[str, Any], kind: bytes) -> memoryview:
         """Return ``content`` sealed. ``row``: of its record; ``kind``: payload or tokens."""
         from cryptography.hazmat.primitives.ciphers import Cipher, modes
 
         if not len(content):
-            return b""
+            return memoryview(b"")
         nonce = os.urandom(NONCE_BYTES)
         cipher = Cipher(self._records, modes.GCM(nonce)).encryptor()
         cipher.authenticate_additional_data(_meaning(row, kind))
-        view = memoryview(content)
-        pieces = [cipher.update(view[at : at + PIECE_BYTES]) for at in range(0, len(view), PIECE_BYTES)]
-        return b"".join([nonce, *pieces, cipher.finalize(), cipher.tag])
+        view, sealed = memoryview(content), memoryview(bytearray(sealed_size(len(content))))
+        for at in range(0, len(view), PIECE_BYTES):
+            piece = view[at : at + PIECE_BYTES]  # the cipher wants room for a block more: that of the tag
+            cipher.update_into(piece, sealed[NONCE_BYTES + at : NONCE_BYTES + at + len(piece) + TAG_BYTES])
+        cipher.finalize()
+        sealed[:NONCE_BYTES], sealed[-TAG_BYTES:] = nonce, cipher.tag
+        return sealed
 
     def open(self, sealed: memoryview, into: memoryview, row: Mapping[str, Any] | np.void, kind: bytes) -> bool:
         """Fill ``into`` and return True; False where this key did not seal ``sealed`` for ``row``. Then ``into`` has no
