@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socketserver
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -108,3 +111,43 @@ def test_files_are_shown_side_by_side(measured: Path, tmp_path: Path, capsys: py
 def test_a_list_that_is_none_names_the_flag(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "grid", flag, value]) == 2
     assert f"{flag} is {value!r}" in capsys.readouterr().err
+
+
+class OneAnswerAConnection(socketserver.StreamRequestHandler):
+    """A server that keeps a connection open after its answer, and closes it when the next request has arrived there."""
+
+    def handle(self) -> None:
+        path, body = read_request(self.rfile)
+        if path == "/v1/models":
+            self._answer(json.dumps({"data": [{"id": "m", "max_model_len": 4096}]}))
+        elif path == "/v1/completions":
+            chunks = [
+                {"choices": [{"index": 0, "text": "a", "token_ids": [7]}]}
+                for _ in range(json.loads(body)["max_tokens"])
+            ]
+            self._answer("".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n")
+        else:
+            self._answer("{}")
+        self.rfile.readline()
+
+    def _answer(self, body: str) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.wfile.write((head + body).encode())
+
+
+def read_request(file: IO[bytes]) -> tuple[str, bytes]:
+    first, *fields = iter(lambda: file.readline().strip().decode(), "")
+    lengths = [int(field.split(":")[1]) for field in fields if field.lower().startswith("content-length:")]
+    return first.split()[1], file.read(sum(lengths))
+
+
+def test_a_server_that_closes_idle_connections_late_fails_no_request(tmp_path: Path) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), OneAnswerAConnection) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        path = tmp_path / "grid.json"
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        asked = ["bench", "grid", "--base-url", url, *SMALL, "--vocab-size=100", "--output-json", str(path)]
+        assert main(asked) == 0
+        server.shutdown()
+    assert [name for name, figures in json.loads(path.read_text())["results"].items() if "failed" in figures] == []

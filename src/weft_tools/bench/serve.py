@@ -78,7 +78,9 @@ class Server:
                 base_url=self.url,
                 headers=headers,
                 transport=transport,
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+                # A connection of its own for each request, as in vllm bench: a server may close an idle one in the
+                # moment in which the next request is sent on it, and llama-server does.
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
                 timeout=httpx.Timeout(request_timeout_s, connect=_CONNECT_S, pool=None),
             )
         except httpx.InvalidURL as error:
