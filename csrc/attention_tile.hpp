@@ -88,8 +88,7 @@ WEFT_INLINE float weigh(const f32x16* scores, int64_t pages, float shift, float*
 // The same with pairs of bf16, which q holds too, of PAGES pages at once: a pair of q meets a line of each page. Scores of
 // a row are kTilePages apart.
 template <int ROWS, int PAGES>
-WEFT_DOTS void score_pages_dots(const bf16* const* keys, const float* const* q, int64_t dim,
-                                f32x16* scores) {
+WEFT_DOTS void score_pages_dots(const bf16* const* keys, const float* const* q, int64_t dim, f32x16* scores) {
   __m512 acc[ROWS][PAGES] = {};
   for (int64_t pair = 0; pair < dim / 2; ++pair) {
     __m512i lines[PAGES];
@@ -216,8 +215,7 @@ WEFT_INLINE void add_tile(const AttentionArgs& args, const Context& context, int
     for (int r = 0; r < ROWS; ++r) p[r] = weights[r] + i * kPageTokens;
     if constexpr (kScaled<KV>) {
       const f32x16 scales = token_scales(args, context, page + i, 1);
-      for (int r = 0; r < ROWS; ++r)
-        store(weights[r] + i * kPageTokens, load(weights[r] + i * kPageTokens) * scales);
+      for (int r = 0; r < ROWS; ++r) store(weights[r] + i * kPageTokens, load(weights[r] + i * kPageTokens) * scales);
     }
     add_values<KV, ROWS>(tile.values[i], p, tile.written[i], args.dim, acc);
   }
@@ -236,7 +234,7 @@ void attend_tile(const AttentionArgs& args, const Context& context, int64_t page
   for (int r = 0; r < ROWS; ++r) {
     f32x16 tops = unseen;
     for (int64_t i = 0; i < pages; ++i) {
-      const int64_t seen = limits[r] - (page + i) * kPageTokens;  // tokens of this page that the row sees
+      const int64_t seen = limits[r] - (page + i) * kPageTokens;    // tokens of this page that the row sees
       const int64_t before = args.window ? seen - args.window : 0;  // tokens of this page before the window
       f32x16& score = scores[r][i];
       if (!tile.keys[i]) {
