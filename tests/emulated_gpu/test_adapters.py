@@ -17,7 +17,7 @@ from weft.api import Engine
 from weft.engine.engine import EngineCore
 from weft.engine.sleeper import Sleeper
 from weft.request import Request
-from weft.runner.torch_executor import TorchExecutor
+from weft.runner.torch_executor import GRAPH, TorchExecutor
 
 PROMPTS = [[7, 9], [300, 20, 411, 5, 123], list(range(3, 22)), [11, 12, 13]]
 
@@ -79,4 +79,6 @@ def test_rows_of_adapters_replay_graphs_with_the_tokens_of_a_cpu(family: str, tm
         sleeper.wake_up()
         assert answers(core, orders[2], "woken") == want[2], "factors are read where they lie now"
         assert executor.batches.adapted_widths == executor.batches.decode_widths
+        assert executor.batches.adapted_shapes == executor.batches.mixed_shapes
+        assert {form for form, count in executor.steps_by_form.items() if count} == {GRAPH}, "prompts too"
     assert not card.reports, [str(report) for report in card.reports]

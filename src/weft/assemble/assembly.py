@@ -178,6 +178,8 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     )
     core.weights = WeightsState(digest=source.digest())
     core.source = source
+    if placed.own.graphs is not None:
+        core.counters.steps_by_form = placed.own.steps_by_form.copy
     notes += load_adapters(core, adapters, refused_adapters, config, tell)
     core.on_close.append(loaded_lock.close)
     core.on_step.append(_cost_listener(core, policy, cost, tier))

@@ -18,8 +18,8 @@ runs and so is missing from the free memory that is read afterwards.
     decodes          only PAD rows, with a page table as wide as that of a CUDA graph
 
 Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the first
-shows the pool that all of them share, the second the memory of each further graph. With adapters, decodes have a
-second set of graphs in that pool.
+shows the pool that all of them share, the second the memory of each further graph. With adapters there is a second
+set of graphs in that pool.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from weft.runner.arena import DeviceArena, warm
 from weft.runner.graphs import Capture, DecodeGraphs, decode_widths, pad_rows
 from weft.runner.kv_scales import Model, one_prompt
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedGraphs, MixedShape, recorded_shapes
+from weft.runner.pictures import PictureRows, picture_rows
 from weft.runner.sampler import Sampler, score
 from weft.runner.staging import Staging
 from weft.runner.verify import replay
@@ -217,13 +218,17 @@ def measure_reserve(
     """
     with current(device):
         scratch.home = device
-        shapes = recorded_shapes(rows, min(step_tokens, mixed_tokens_max), verify_runs=verify_runs)
+        pictures = picture_rows(model, device, rows)
+        shapes = recorded_shapes(
+            rows,
+            min(step_tokens, mixed_tokens_max),
+            verify_runs=verify_runs,
+            picture_fields=0 if pictures is None else pictures.fields,
+        )
         measurement = _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter)
         if gpu.reaches(device):
             measurement.compile(tell)
-        # Drafts of the model's own head take less than a step.
-        sets = 1 + adapters + (getattr(model, "mtp", None) is not None)
-        return measurement.run(capture, shapes, sets)
+        return measurement.run(capture, shapes, pictures, 1 + adapters)
 
 
 class _Measurement:
@@ -279,7 +284,10 @@ class _Measurement:
             if self._device.type == "cuda":
                 warm(self._arena)
 
-    def run(self, capture: Capture | None, shapes: Sequence[MixedShape], decode_sets: int) -> Reserve:
+    def run(
+        self, capture: Capture | None, shapes: Sequence[MixedShape], pictures: PictureRows | None, sets: int
+    ) -> Reserve:
+        """Return the reserve. ``sets``: of graphs, by rows with and without adapters."""
         peaks = {shape.name: self._peak(shape) for shape in self._shapes}
         # Libraries have a handle and a workspace for each thread, and the next thread takes over those of one
         # that ended: here the steps' thread gets its own, before the rest of the memory is counted.
@@ -287,7 +295,7 @@ class _Measurement:
             thread.submit(self._step_of_thread).result()
         self._sampler.close()
         largest = max(peaks, key=lambda name: peaks[name])
-        graph_bytes = 0 if capture is None else self._graph_bytes(capture, shapes, decode_sets)
+        graph_bytes = 0 if capture is None else self._graph_bytes(capture, shapes, pictures, sets)
         return Reserve(peaks[largest], graph_bytes, largest)
 
     @torch.inference_mode()
@@ -321,15 +329,21 @@ class _Measurement:
             following_N = torch.zeros(len(scored_ND), dtype=torch.int64, device=self._device)
             score(self._model.logits(scored_ND), following_N, LOGPROBS_MAX)
 
-    def _graph_bytes(self, capture: Capture, shapes: Sequence[MixedShape], decode_sets: int) -> int:
-        """Return the bytes of one graph for each width, in each of ``decode_sets``, and each shape."""
+    def _graph_bytes(
+        self, capture: Capture, shapes: Sequence[MixedShape], pictures: PictureRows | None, sets: int
+    ) -> int:
+        """Return the bytes of one graph for each width and each shape, in each of ``sets``."""
+        # Drafts of the model's own head take less than a step.
+        decode_sets = sets + (getattr(self._model, "mtp", None) is not None)
         table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
         last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
         total = self._bytes_of(
             decode_widths(self._rows), lambda keys: DecodeGraphs(table, last_tokens, keys, capture), decode_sets
         )
         if not capture.reads_host:
-            total += self._bytes_of(shapes, lambda keys: MixedGraphs(table, last_tokens, keys, capture))
+            steps = [shape for shape in shapes if shape.forward]
+            sets *= 1 + (len(shapes) > len(steps))  # the states of verify runs take less than their steps
+            total += self._bytes_of(steps, lambda keys: MixedGraphs(table, last_tokens, keys, capture, pictures), sets)
         return total
 
     def _bytes_of(

@@ -43,7 +43,7 @@ from weft.runner.graphs import Capture, DecodeBlock, DecodeGraphs, decode_widths
 from weft.runner.head_graphs import HeadGraphs
 from weft.runner.kv_scales import Model, head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
-from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
+from weft.runner.mixed_graphs import OUTSIDE, TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
 from weft.runner.mtp import HeadRunner
 from weft.runner.pictures import picture_rows
 from weft.runner.pooling import pool
@@ -62,6 +62,8 @@ from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.scratch import scratch
 
+GRAPH = "graph"
+"""Form of a step that a graph computes."""
 _LINES_BYTES = 1 << 20
 """Bytes of the adapter address table, by which kernels find the factors."""
 _log = logging.getLogger("weft")
@@ -116,6 +118,8 @@ class TorchExecutor:
         self._missing: set[Part] = set()
         self._adapters: dict[str, LoadedAdapter] = {}
         self._adapted_recorded = False
+        self.steps_by_form = dict.fromkeys((GRAPH, *OUTSIDE), 0)
+        """Steps that graphs computed, and those launched from Python by the reason, on a device with graphs."""
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
@@ -145,8 +149,14 @@ class TorchExecutor:
             else MixedGraphs(
                 rows.table,
                 rows.chosen,
-                recorded_shapes(sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max), verify_runs=verify_runs),
+                recorded_shapes(
+                    sizes.rows_max,
+                    min(sizes.step_tokens_max, mixed_tokens_max),
+                    verify_runs=verify_runs,
+                    picture_fields=0 if self.pictures is None else self.pictures.fields,
+                ),
                 capture,
+                self.pictures,
             )
         )
         self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device)
@@ -225,6 +235,9 @@ class TorchExecutor:
             return
         scratch.home = self.arena.device
         with current(self.arena.device):
+            if self.mixed_graphs is not None:
+                self.mixed_graphs.record_adapted(self.model.forward, self._caches)
+                self.batches.adapted_shapes = self.mixed_graphs.adapted_shapes
             self.graphs.record_adapted(self.model.forward, self._caches)
         self.batches.adapted_widths = self.graphs.adapted_widths
 
@@ -253,6 +266,8 @@ class TorchExecutor:
             self.batches.store(self.arena)
             return LaunchedStep(began_s, 0, self._readback.send([]))
         batch = self.batches.build(plan)
+        if self.graphs is not None:
+            self.steps_by_form[batch.launched or GRAPH] += 1
         needs_previous_token = self.sampler.needs_previous_token(batch.sample_rows)
         if needs_previous_token and not plan.verify_count and (before is None or before.arrived):
             if before is not None:
@@ -347,7 +362,7 @@ class TorchExecutor:
             assert self.mixed_graphs is not None
             verified = slice(plan.verify_runs.start, plan.verify_runs.stop)
             self.mixed_graphs.replay_states(
-                batch.inputs.shape,
+                batch.inputs,
                 plan.starts[verified].tolist(),
                 plan.lengths[verified].tolist(),
                 right,
@@ -378,7 +393,7 @@ class TorchExecutor:
     def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:
         if isinstance(self.model, CausalModel):
             # A replay calls no ``forward`` that would name the adapters of the head's rows.
-            self.model.adapters.step = None if isinstance(inputs, MixedBlock) else inputs.adapters
+            self.model.adapters.step = inputs.adapters
         if isinstance(inputs, DecodeBlock):
             assert self.graphs is not None
             return self.graphs.replay(inputs)
@@ -519,7 +534,8 @@ class TorchExecutor:
 
     def _forget_graphs(self) -> None:
         """Drop the graphs, which keep addresses in the arena and in the weights."""
-        self.batches.decode_widths = self.batches.adapted_widths = self.batches.mixed_shapes = ()
+        self.batches.decode_widths = self.batches.adapted_widths = ()
+        self.batches.mixed_shapes = self.batches.adapted_shapes = ()
         self._adapted_recorded = False
         for graphs in (self.graphs, self.mixed_graphs):
             if graphs is not None:
