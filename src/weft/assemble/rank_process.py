@@ -29,7 +29,14 @@ import numpy as np
 
 from weft.assemble import assembly
 from weft.assemble.ranks import group_of, identity_of, identity_with, meet, settings_of
-from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room, records_verify_runs
+from weft.assemble.room import (
+    adapter_bytes,
+    cache_dtypes,
+    measured_gpu_room,
+    mixed_tokens_max,
+    ram_room,
+    records_verify_runs,
+)
 from weft.assemble.weights import WeightsSource
 from weft.errors import ConfigError, UserError
 from weft.logs import set_up_child_logging
@@ -92,6 +99,7 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
             capture=capture,
             mixed_tokens_max=mixed_tokens_max(config),
             verify_runs=records_verify_runs(config),
+            adapters=adapter_bytes(config) > 0,
             on_worker=False,
             sampler=partial(FollowingSampler, leader),
         )

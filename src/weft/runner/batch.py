@@ -409,11 +409,11 @@ class BatchBuilder:
         if self.pictures is None:
             return None, None
         decodes, pads = plan.decode_count, padding.rows
-        found = self.pictures.of_step(plan)
+        shown = self.pictures.of_step(plan)
         turned = self.pictures.turn(plan.rows.tolist())
         row_T = np.full(len(positions), PAD, np.int64)
-        if found is not None:  # prefills come after the decodes
-            row_T[found[0] + pads] = np.arange(len(found[0]))
+        if shown is not None:  # prefills come after the decodes
+            row_T[shown[0] + pads] = np.arange(len(shown[0]))
         turns = padded(self.pictures.turns_of_step(plan), decodes, pads) if turned else None
         if padding.shape is not None:
             fields = padding.shape.fields_of(block)
@@ -421,11 +421,11 @@ class BatchBuilder:
             fields[1:] = positions
             if turns is not None:
                 fields[1:, : turns.shape[-1]] = turns
-            return (None if found is None else (None, found[1])), None
+            return (None if shown is None else (None, shown[1])), None
         if padding.graphed and plan.mtp_drafts is None:
             turns = None  # the graph knows those of its rows
         add = self.rows.staging.add
-        return None if found is None else (add(row_T), found[1]), None if turns is None else add(turns)
+        return None if shown is None else (add(row_T), shown[1]), None if turns is None else add(turns)
 
     def _stage_adapters(self, adapters: StepAdapters | None, graphed: int) -> dict[int, Staged]:
         """Stage the rows of adapters, by count of rows; ``graphed`` rows are those of a graph."""

@@ -207,8 +207,8 @@ def draft_shapes(rows_max: int, step_tokens_max: int) -> tuple[MixedShape, ...]:
             count,
             min(VERIFY_TOKENS_MAX, tokens - decodes),
         )
-        for tokens in _sizes(TOKENS_WITH_DRAFTS, step_tokens_max)
         for decodes in {min(DECODES[0], rows_max), rows_max}
+        for tokens in _sizes(TOKENS_WITH_DRAFTS, step_tokens_max, decodes)
         if 2 * decodes <= tokens
     )
 
@@ -217,10 +217,12 @@ def _with_replays(shapes: Iterable[MixedShape]) -> tuple[MixedShape, ...]:
     return tuple(sorted(replace(shape, forward=forward) for shape in shapes for forward in (False, True)))
 
 
-def _sizes(sizes: Sequence[int], most: int) -> list[int]:
-    """Return ``sizes`` below ``most``, and ``most`` itself if it is below the last."""
+def _sizes(sizes: Sequence[int], most: int, decodes: int) -> list[int]:
+    """Return ``sizes`` below ``most``, and if that is below the last, a size for a step of ``most`` tokens whose
+    ``decodes`` are PAD.
+    """
     below = [tokens for tokens in sizes if tokens < most]
-    return below if len(below) == len(sizes) else [*below, -(-most // 16) * 16]
+    return below if len(below) == len(sizes) else [*below, -(-(most + decodes) // 16) * 16]
 
 
 def mixed_shapes(rows_max: int, step_tokens_max: int) -> tuple[MixedShape, ...]:
@@ -231,12 +233,13 @@ def mixed_shapes(rows_max: int, step_tokens_max: int) -> tuple[MixedShape, ...]:
         return ()
     widths = [*(rows for rows in DECODES if rows < rows_max), rows_max]
     prompts = min(PROMPTS, rows_max)
-    return tuple(
+    shapes = (
         MixedShape(tokens, decodes, prompts, ceil_div(tokens, CHUNK_TOKENS) + CUTS * prompts + 1)
-        for tokens in _sizes(TOKENS, step_tokens_max)
         for decodes in widths
+        for tokens in _sizes(TOKENS, step_tokens_max, decodes)
         if 2 * decodes <= tokens
     )
+    return tuple(sorted(shapes))
 
 
 def fill_tables(block: Int64s, packed: npt.NDArray[np.int32]) -> None:

@@ -33,7 +33,7 @@ from weft.config import Sizes
 from weft.engine.stats import PARTS, Part
 from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
 from weft.memory.frames.plan import ArenaPlan
-from weft.models.adapters import LoadedAdapter, install, load_adapter, remove
+from weft.models.adapters import LoadedAdapter, install, load_adapter, open_tables, remove
 from weft.models.decoder import CausalModel
 from weft.models.loading import LoadedModel
 from weft.models.mtp import MtpHead
@@ -85,10 +85,10 @@ class TorchExecutor:
     measured for the other layers. ``reload`` reads the checkpoint again, after a sleep of level 2, in the directory
     that ``read_from`` named last. ``capture``: recorder of decode steps as graphs, once ``record_graphs`` is called;
     None: never. ``mixed_tokens_max``: most tokens of a recorded step with prompts; 0: none is recorded.
-    ``verify_runs``: steps with verify runs are recorded too. ``on_worker``: steps are begun ahead, on a thread; False:
-    ``execute`` computes all of them. ``pad_decode_to``: see ``weft.runner.batch.BatchBuilder``; the two hooks are
-    described above. ``sampler`` makes the sampler, which is a special one with several ranks. Not thread-safe: one
-    step at a time.
+    ``verify_runs``: steps with verify runs are recorded too, ``adapters``: those with rows of adapters. ``on_worker``:
+    steps are begun ahead, on a thread; False: ``execute`` computes all of them. ``pad_decode_to``: see
+    ``weft.runner.batch.BatchBuilder``; the two hooks are described above. ``sampler`` makes the sampler, which is a
+    special one with several ranks. Not thread-safe: one step at a time.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class TorchExecutor:
         capture: Capture | None = None,
         mixed_tokens_max: int = TOKENS_MAX,
         verify_runs: bool = False,
+        adapters: bool = False,
         pad_decode_to: int = 0,
         observer: Observer | None = None,
         before_step: BeforeStep | None = None,
@@ -117,7 +118,7 @@ class TorchExecutor:
         self._kv_scales = kv_scales or {}
         self._missing: set[Part] = set()
         self._adapters: dict[str, LoadedAdapter] = {}
-        self._adapted_recorded = False
+        self._adapts = adapters
         self.steps_by_form = dict.fromkeys((GRAPH, *OUTSIDE), 0)
         """Steps that graphs computed, and those launched from Python by the reason, on a device with graphs."""
         self._on_host: HostWeights | None = None
@@ -228,19 +229,6 @@ class TorchExecutor:
         if isinstance(self.model, CausalModel):
             remove(self.model, loaded)
 
-    def _record_adapted(self) -> None:
-        """Record graphs for steps with rows of adapters, once there is one."""
-        self._adapted_recorded = True
-        if self.graphs is None or self.batches.active is None:
-            return
-        scratch.home = self.arena.device
-        with current(self.arena.device):
-            if self.mixed_graphs is not None:
-                self.mixed_graphs.record_adapted(self.model.forward, self._caches)
-                self.batches.adapted_shapes = self.mixed_graphs.adapted_shapes
-            self.graphs.record_adapted(self.model.forward, self._caches)
-        self.batches.adapted_widths = self.graphs.adapted_widths
-
     def change_adapter(self, adapter: Adapter, *, forget: bool) -> None:
         """Install or forget an adapter on a rank that follows rank 0."""
         if not forget:
@@ -258,8 +246,6 @@ class TorchExecutor:
             self.before_step(plan)
         if self._head is not None:
             self._head.admit(plan)
-        if self._adapters and self.batches.decode_widths and not self._adapted_recorded:
-            self._record_adapted()  # here, on the thread of the steps: no other is being launched
         self.batches.apply(plan, self.sampler, self.arena)
         before, self._before = self._before, None
         if not plan.run_count:
@@ -313,6 +299,8 @@ class TorchExecutor:
     def _bind_head(self) -> None:
         if isinstance(self.model, CausalModel) and gpu.reaches(self.arena.device):
             self.batches.active = self.model.adapters
+            if self._adapts:
+                open_tables(self.model)
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
             rows, capture = self.batches.rows, self._capture
@@ -425,6 +413,8 @@ class TorchExecutor:
             self.graphs.record(self.model.forward, self._caches)
             if self._head is not None:
                 self._head.record()
+            if self._adapts and self.batches.active is not None:
+                self._record_adapted(self.graphs)
         self.batches.decode_widths = self.graphs.recorded_widths
         refused = [self.graphs.refused_in_words()]
         if self._head is not None and self._head.graphs is not None:
@@ -433,6 +423,15 @@ class TorchExecutor:
             self.batches.mixed_shapes = self.mixed_graphs.recorded_shapes
             refused.append(self.mixed_graphs.refused_in_words())
         return "; ".join(filter(None, refused)) or None
+
+    @torch.inference_mode()
+    def _record_adapted(self, graphs: DecodeGraphs) -> None:
+        """Record the steps again for rows of adapters, which may come later."""
+        if self.mixed_graphs is not None:
+            self.mixed_graphs.record_adapted(self.model.forward, self._caches)
+            self.batches.adapted_shapes = self.mixed_graphs.adapted_shapes
+        graphs.record_adapted(self.model.forward, self._caches)
+        self.batches.adapted_widths = graphs.adapted_widths
 
     def warm(self) -> None:
         """Do work on a GPU that the first steps would otherwise wait for. Libraries have a handle and a workspace for
@@ -536,7 +535,6 @@ class TorchExecutor:
         """Drop the graphs, which keep addresses in the arena and in the weights."""
         self.batches.decode_widths = self.batches.adapted_widths = ()
         self.batches.mixed_shapes = self.batches.adapted_shapes = ()
-        self._adapted_recorded = False
         for graphs in (self.graphs, self.mixed_graphs):
             if graphs is not None:
                 graphs.forget()
