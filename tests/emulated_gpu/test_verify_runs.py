@@ -120,7 +120,7 @@ def test_prompts_and_verify_runs_are_one_graph_with_the_tokens_of_transformers(f
     with (
         emulated() as card,
         started(
-            card, family, drafter=AnswerDrafter("random", said, 512, most=2), speculate="auto", overlap="off"
+            card, family, drafter=AnswerDrafter("perfect", said, 512, most=2), speculate="auto", overlap="off"
         ) as engine,
     ):
         core, seen = engine.core, counted(graphs_of(engine))

@@ -386,6 +386,8 @@ def _place(
     loaded = source.load(device, group, tell)
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
     capture = choose_capture(config, device, group)
+    if ranks is not None:
+        ranks.await_loaded(loaded)
     room = (
         measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell)
         if device.type == "cuda"
@@ -393,7 +395,7 @@ def _place(
     )
     room = within_share(config, room, loaded.weights_bytes)
     if ranks is not None:
-        room = ranks.common_room(room, loaded)
+        room = ranks.common_room(room)
     arena, pictures_bytes, memory_note = plan_memory(
         config, spec, kv_dtype, room, device, sees=loaded.model.vision is not None
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.config import STEP_TOKENS_GPU, EngineConfig
-from weft.errors import ConfigError
+from weft.errors import ConfigError, RankLostError
 from weft.families import read_spec
 from weft.files import read_json
 from weft.host import free_ram_bytes, memory_share_bytes
@@ -138,6 +138,14 @@ def measured_gpu_room(
     reserve = _reserve(config, partial(measure, step_tokens=tokens), capture)
     if reserve is None:
         free = free_bytes(device)
+        if config.tp > 1:
+            # The other ranks are inside of a collective: no shorter step can be tried.
+            raise RankLostError(
+                f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the memory of this "
+                f"rank's GPU, of which {format_bytes(free)} are free after the weights: lower --max-num-batched-tokens "
+                "or --max-num-seqs",
+                param="--max-num-batched-tokens",
+            )
         raise ConfigError(
             f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the "
             f"{format_bytes(free)} of the GPU that are free after the weights. "

@@ -324,13 +324,15 @@ class DecodeGraphs:
         self._adapter_rows.take(block.adapters, block.width)
         return self._adapted.replay(block.width)
 
-    def idle(self, width: int) -> torch.Tensor:
+    def idle(self, width: int, *, adapted: bool = False) -> torch.Tensor:
         """Replay a step of only PAD rows, in the smallest graph with ``width`` rows. It reads and writes nothing of
         the arena.
         """
-        padded_width = next(recorded for recorded in self.recorded_widths if recorded >= width)
+        recorded = self.adapted_widths if adapted else self.recorded_widths
+        padded_width = next(one for one in recorded if one >= width)
         pads = np.full(padded_width, PAD, np.int64)
-        return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads))
+        adapters = self._adapter_rows.step(padded_width) if adapted else None
+        return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads, adapters))
 
     def _lists(self, width: int) -> tuple[Sequence[int], Sequence[int]]:
         if self._reads_host:

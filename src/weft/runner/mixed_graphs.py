@@ -362,11 +362,12 @@ class MixedGraphs:
         self._block(again).copy_(piece.device)
         self._of(block).replay(again)
 
-    def idle(self, shape: MixedShape) -> torch.Tensor:
+    def idle(self, shape: MixedShape, *, adapted: bool = False) -> torch.Tensor:
         """Replay a step without a sequence. It reads and writes nothing of the arena, except the bytes of a slot for
         verify runs, whose contents stay the same.
         """
-        block = MixedBlock(shape, torch.from_numpy(self._pad_block(shape)).to(self._table.device))
+        adapters = self._adapter_rows.step(shape.tokens) if adapted else None
+        block = MixedBlock(shape, torch.from_numpy(self._pad_block(shape)).to(self._table.device), adapters)
         hidden = self.replay(block)
         if shape.verifies:
             self.replay_states(block, [], [], [], [])

@@ -45,7 +45,7 @@ from weft.runner.staging import Staging
 from weft.runner.verify import replay
 from weft.spec import CacheDTypeName, ModelSpec
 from weft.tensor import gpu
-from weft.tensor.device import current, use
+from weft.tensor.device import current, recorded, use, wait_for
 from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.replay_log import ReplayLog
@@ -154,19 +154,24 @@ class CudaMeter:
         self._held_bytes = 0
 
     def begin(self) -> None:
-        torch.cuda.synchronize(self._device)
+        self._wait()
         torch.cuda.reset_peak_memory_stats(self._device)
         self._held_bytes = torch.cuda.memory_allocated(self._device)
 
     def peak_bytes(self) -> int:
-        torch.cuda.synchronize(self._device)
+        self._wait()
         return torch.cuda.max_memory_allocated(self._device) - self._held_bytes
 
     def used_bytes(self) -> int:
-        torch.cuda.synchronize(self._device)
+        self._wait()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return int(total - free)
+
+    def _wait(self) -> None:
+        # Not at once for the device: another rank may be gone, and its collectives never end.
+        wait_for(recorded(self._device))
+        torch.cuda.synchronize(self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,24 +342,27 @@ class _Measurement:
         decode_sets = sets + (getattr(self._model, "mtp", None) is not None)
         table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
         last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
+        widths = decode_widths(self._rows)
         total = self._bytes_of(
-            decode_widths(self._rows), lambda keys: DecodeGraphs(table, last_tokens, keys, capture), decode_sets
+            widths, lambda keys: DecodeGraphs(table, last_tokens, keys, capture), decode_sets * len(widths)
         )
-        if not capture.reads_host:
-            steps = [shape for shape in shapes if shape.forward]
-            sets *= 1 + (len(shapes) > len(steps))  # the states of verify runs take less than their steps
-            total += self._bytes_of(steps, lambda keys: MixedGraphs(table, last_tokens, keys, capture, pictures), sets)
+        if not capture.reads_host and shapes:
+            steps = [shape for shape in shapes if shape.forward]  # the states of verify runs take less than these
+            total += self._bytes_of(
+                steps, lambda keys: MixedGraphs(table, last_tokens, keys, capture, pictures), sets * len(shapes)
+            )
         return total
 
     def _bytes_of(
-        self, keys: Sequence[Key], graphs_of: Callable[[Sequence[Key]], DecodeGraphs | MixedGraphs], sets: int = 1
+        self, keys: Sequence[Key], graphs_of: Callable[[Sequence[Key]], DecodeGraphs | MixedGraphs], count: int
     ) -> int:
+        """Return the bytes of ``count`` graphs, none larger than the last of ``keys``."""
         pools = []
-        for recorded in (keys[-1:], keys[-2:]):
+        for largest in (keys[-1:], keys[-2:]):
             before = self._meter.used_bytes()
-            graphs = graphs_of(recorded)
+            graphs = graphs_of(largest)
             graphs.record(self._model.forward, self._caches)
             pools.append(self._meter.used_bytes() - before)
             graphs.forget()
         first, both = pools
-        return max(0, first) + max(0, sets * len(keys) - 1) * max(0, both - first)
+        return max(0, first) + max(0, count - 1) * max(0, both - first)

@@ -178,6 +178,8 @@ class TorchExecutor:
         self.observer = observer
         self.before_step = before_step
         self._bind_head()
+        if adapters:
+            self._make_adapter_room()
         self._worker = StepWorker(self._launch, prepare=lambda: use(device))
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -203,11 +205,15 @@ class TorchExecutor:
     def read_adapter(self, adapter: Adapter) -> LoadedAdapter:
         """Read an adapter, in any thread. Raises CheckpointError, see ``weft.models.adapters``."""
         assert isinstance(self.model, CausalModel), "an engine that sleeps loads no adapter"
+        self._make_adapter_room()
+        with current(self.arena.device):
+            return load_adapter(adapter, self.model, self._ring)
+
+    def _make_adapter_room(self) -> None:
+        """Pin the memory through which adapters reach a GPU."""
         if self._adapter_lines is None:
             self._ring = ring_for(self.arena.device, least_bytes=0)
             self._adapter_lines = Staging(self.arena.device, _LINES_BYTES)
-        with current(self.arena.device):
-            return load_adapter(adapter, self.model, self._ring)
 
     def install_adapter(self, loaded: LoadedAdapter) -> None:
         """Install the adapter, between two steps: rows of its digest may come from now on."""
@@ -448,9 +454,13 @@ class TorchExecutor:
         if self.graphs is not None:
             for width in self.graphs.recorded_widths:
                 self.graphs.idle(width)
+            for width in self.graphs.adapted_widths:
+                self.graphs.idle(width, adapted=True)
         if self.mixed_graphs is not None:
             for shape in self.mixed_graphs.recorded_shapes:
                 self.mixed_graphs.idle(shape)
+            for shape in self.mixed_graphs.adapted_shapes:
+                self.mixed_graphs.idle(shape, adapted=True)
         if self._head is not None and self._head.graphs is not None:
             self._head.graphs.warm()
         self.model.logits(self._forward(pad_rows(1, self.batches.rows.table.shape[1], self.arena.device)))
