@@ -43,6 +43,16 @@ STEP_TOKENS_WHOLE = 8192
 serves."""
 
 
+def session_key() -> Any:
+    """Return the field of the key of sessions and records, which engines and servers have."""
+    return flag(
+        None,
+        "File with a secret of at least 32 bytes: sessions and the records of a store are encrypted with it (needs "
+        "weft[encryption]).",
+        table="server",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     model: str | None = flag(
@@ -159,6 +169,7 @@ class EngineConfig:
         "others are read.",
         table="cache",
     )
+    session_key: str | None = session_key()
     store_required: bool = flag(
         False, "End with code 2 where the bucket of --store does not answer at the start.", table="cache"
     )

@@ -1,5 +1,5 @@
-"""Cores and RAM that this process may use, within the limits of its container; and memory given back to the
-system.
+"""Cores and RAM that this process may use, within the limits of its container; memory given back to the system; and
+the user's directory.
 
 ``weft.assemble`` (threads, the default of ``--memory``) and ``weft doctor`` both use this module, so their numbers
 agree. Limits of cgroup v2 and v1 are read from their files; without limits, the system's own numbers hold.
@@ -41,6 +41,12 @@ def use_part_of_host(
     _ram_share, _memory_turn, _memory_bytes = ram_share, memory_turn, memory_bytes
     if cores and sys.platform == "linux":
         os.sched_setaffinity(0, cores)
+
+
+def state_directory() -> Path:
+    """Return the user's directory, as the XDG specification names it."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "weft"
 
 
 def usable_cores() -> int:

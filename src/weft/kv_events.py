@@ -146,6 +146,12 @@ def binds(endpoint: str) -> bool:
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
+def host_of(endpoint: str) -> str | None:
+    """Return the host of a TCP address, ``*`` for all; None for an address of this machine only."""
+    parts = _TCP.fullmatch(endpoint)
+    return None if parts is None else parts["host"].strip("[]")
+
+
 def _of_rank(endpoint: str, rank: int) -> str:
     if _IPC.fullmatch(endpoint):
         return f"{endpoint}_dp{rank}" if rank else endpoint

@@ -54,6 +54,7 @@ PURE = {
     "router",
     "costs",
     "images",
+    "objects",
 }
 """Groups that never import torch, not even through something else."""
 TOOLS = {"sim", "eval", "bench", "quantize", "commands"}
@@ -79,6 +80,7 @@ BELOW_EDGES = {
     "ranks",
     "costs",
     "images",
+    "objects",
 }
 ARROWS: dict[str, set[str]] = {
     "base": {"base"},
@@ -91,6 +93,7 @@ ARROWS: dict[str, set[str]] = {
     "sim": {"base", "memory", "planning", "speculation", "schedule", "engine", "store", "router", "costs"},
     "text": {"base", "images"},
     "images": {"base"},
+    "objects": {"base", "text", "store"},
     "store": {"base", "memory"},
     "router": {"base", "costs"},
     "tensor": {"base", "_native"},
@@ -100,7 +103,7 @@ ARROWS: dict[str, set[str]] = {
     "assemble": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "text",
                  "store", "planning", "ranks", "costs", "images"},
     "api": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "assemble",
-            "text", "store", "ranks", "images"},
+            "text", "store", "ranks", "images", "objects"},
     "weft": {"base", "api"},
     "embedded": {"base"},
     "rpc": BELOW_EDGES,

@@ -141,6 +141,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/sessions.md", "openssl rand"): SHELL,
     ("docs/sessions.md", "WEFT_SESSION_KEY=/etc/weft/session.key weft serve"): KEY,
     ("docs/store.md", "openssl rand"): SHELL,
+    ("docs/store.md", "WEFT_SESSION_KEY=/etc/weft/session.key weft serve"): KEY,
     ("docs/store.md", "WEFT_STORE_KEY=/etc/weft/store.key weft serve"): BUCKET,
     ("docs/store.md", "pip install"): HUB,
     ("docs/store.md", "WEFT_STORE_CACHE=/nvme/weft weft serve --store s3://"): BUCKET,

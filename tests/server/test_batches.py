@@ -18,9 +18,9 @@ import openai
 import pytest
 
 from tests.server.running import RunningServer, eventually, running_server
+from weft.objects.database import Bounds
 from weft.server.batches.files import FileStore
 from weft.server.batches.routes import BatchRecord, BatchRunner
-from weft.server.objects import Bounds
 
 LINES_MAX = 60
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -331,3 +332,19 @@ def test_a_head_bounds_the_options(jev: Path) -> None:
     assert [len(settings.labels_of(kind)) for kind in ("noul", "score", "choice")] == [2, 22, 16]
     with pytest.raises(RequestError, match="17 options; this model has labels for 16"):
         read_question("a", {"type": "choice", "criteria": {str(n): None for n in range(17)}}, settings)
+
+
+def test_metrics_count_questions_and_their_tokens(chat: RunningServer) -> None:
+    labels = ("decisions_total", "decision_questions_total", "decision_tokens_total")
+
+    def values() -> dict[str, int]:
+        return {name: chat.metric(name) for name in labels}
+
+    before = values()
+    usage = ask(chat, text_of(300, seed=77), questions(5))["usage"]
+    after = values()
+    assert [after[name] - before[name] for name in labels] == [1, 5, usage["input_tokens"]]
+    page = chat.get("/metrics").text
+    cached = re.search(r'decision_tokens_total{.*endpoint="systemone".*source="cached"} (\S+)', page)
+    assert cached is not None
+    assert float(cached[1]) >= usage["input_tokens_details"]["cached_tokens"] > 800

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from weft.errors import ConfigError
+from weft.objects.database import Bounds
 from weft.server.batches.files import FileStore, FileStoreFullError, UnknownFileError
-from weft.server.objects import Bounds
 
 LIMITS = Bounds(count=3, bytes=100, age_s=60.0)
 EVERYONE = ""

@@ -21,6 +21,8 @@ from tests.oracle.test_replaced_weights import change_one_element
 from tests.server.running import RunningServer, eventually, running_server
 from tests.support.kv_indexer import Index, Subscriber, root_hash
 from weft.adapters import read_adapter
+from weft.server.banner import print_places
+from weft.server.config import ServerConfig
 
 
 class VllmEvent(msgspec.Struct, omit_defaults=True, tag=True):
@@ -189,3 +191,24 @@ def test_a_start_that_cannot_publish_ends_with_a_sentence(tmp_path: Path, more: 
         "", engine=engine, server={"kv_events_config": config}, wait_for=sentence.format(endpoint=endpoint)
     ) as running:
         assert running.exit_code() == 2
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "replay", "named"),
+    [
+        ("tcp://*:5557", "tcp://[::1]:5558", ["tcp://*:5557"]),
+        ("tcp://[::1]:5557", "tcp://*:5558", ["tcp://*:5558"]),
+        ("tcp://router:5557", None, ["tcp://router:5557"]),
+        ("tcp://127.0.0.1:5557", "tcp://[::1]:5558", []),
+        ("ipc:///run/weft/events", "ipc:///run/weft/replay", []),
+    ],
+)
+def test_the_start_warns_of_addresses_that_others_reach(endpoint: str, replay: str | None, named: list[str]) -> None:
+    text = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
+    config = ServerConfig(kv_events_config=msgspec.json.encode(text).decode())
+    assert config.open_event_addresses() == named
+    lines: list[str] = []
+    print_places(lambda text="", style="": lines.append(text), "http://127.0.0.1:8000", "", config)
+    warned = [line for line in lines if "reads the tokens of all prompts" in line]
+    assert [all(address in line for address in named) for line in warned] == [True] * bool(named)
+    assert ServerConfig().open_event_addresses() == []

@@ -18,8 +18,10 @@ import openai
 import pytest
 
 from tests.fixtures.checkpoints import checkpoint
+from tests.fixtures.vision_checkpoints import vision_checkpoint
 from tests.oracle.test_replaced_weights import change_one_element
 from tests.server.running import RunningServer, eventually, running_server
+from tests.server.test_pictures import TEMPLATE, URL
 
 FAMILIES = ("qwen3_5", "granite", "lfm2")
 """Delta nets, Mamba-2 and short convolutions, each with attention."""
@@ -257,21 +259,82 @@ def test_a_session_of_other_weights_is_a_conflict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_the_objects_on_disk_have_no_token_with_a_key(tmp_path: Path, encrypted: bool) -> None:
-    key = tmp_path / "key"
-    key.write_text("k" * 40)
-    key.chmod(0o600)
-    settings = {"session_key": str(key)} if encrypted else {}
-    with serving(tmp_path, server=settings) as running:
+def test_nothing_on_disk_has_a_token_with_a_key(tmp_path: Path, encrypted: bool) -> None:
+    """Killed with -9 and started again it hits, and with another key or none it answers the same from nothing."""
+    for name in ("key", "other"):
+        (tmp_path / name).write_text(name[0] * 40)
+        (tmp_path / name).chmod(0o600)
+    keys = {"session_key": str(tmp_path / "key")} if encrypted else {}
+    with serving(tmp_path, server=keys, **keys) as running:
         save(running, "secret")
         said = [{"role": "user", "content": "the word is xylophone"}]
         running.post("/v1/sessions", {"name": "words", "messages": said})
-        assert complete(running, MORE, session="secret")[2] == len(MORE)
-    written = b"".join(file.read_bytes() for file in tmp_path.glob("objects.sqlite*"))
+        right = complete(running, MORE, session="secret")
+        assert right[2] == len(MORE)
+        running.process.kill()
+        running.process.wait()
+    objects = b"".join(file.read_bytes() for file in tmp_path.glob("objects.sqlite*"))
+    records = b"".join(file.read_bytes() for file in (tmp_path / "store").rglob("*") if file.is_file())
     tokens = np.asarray(PROMPT[:16], np.int32).tobytes()
-    assert (tokens in written, b"xylophone" in written) == (not encrypted, not encrypted)
-    if encrypted:
-        with serving(tmp_path) as running:
-            answer = running.get("/v1/sessions/secret")
-            assert answer.status_code == 409
-            assert "another key" in answer.json()["error"]["message"]
+    found = [tokens in objects, b"xylophone" in objects, tokens in records]
+    assert found == [not encrypted] * 3
+    with serving(tmp_path, server=keys, **keys) as running:
+        assert running.post("/v1/sessions/secret/restore").json()["computed_tokens"] == 0
+        again = complete(running, MORE, session="secret")
+        assert (again[:2], again[2] <= len(MORE)) == (right[:2], True)
+    other = {"session_key": str(tmp_path / "other")}
+    for wrong in [other, {}] if encrypted else [other]:
+        with serving(tmp_path, server=wrong, **wrong) as running:
+            if encrypted:
+                answer = running.get("/v1/sessions/secret")
+                assert answer.status_code == 409
+                assert "another key" in answer.json()["error"]["message"]
+            assert complete(running, PROMPT + MORE) == (*right[:2], len(PROMPT) + len(MORE))
+            assert "snapshots of this model are" in running.output
+
+
+def test_http_processes_know_the_weights_of_an_update(tmp_path: Path) -> None:
+    first, second = (Path(shutil.copytree(checkpoint("lfm2"), tmp_path / name)) for name in ("first", "second"))
+    change_one_element(second)
+    with serving(tmp_path, model=first, server={"http_workers": 2}) as running:
+        save(running, "old")
+        assert complete(running, MORE, session="old")[2] == len(MORE)
+        running.post("/update_weights", {"path": str(second)}).raise_for_status()
+        for _ in range(8):  # at both processes
+            answer = running.post("/v1/completions", {"prompt": MORE, "session": "old"})
+            assert answer.status_code == 409, answer.text
+            assert "'old' was saved with other weights" in answer.json()["error"]["message"]
+        assert save(running, "old")["computed_tokens"] == len(PROMPT)
+        assert complete(running, MORE, session="old")[2] == len(MORE)
+
+
+SHOWN = {"type": "image_url", "image_url": {"url": URL}}
+LOOKED = [
+    {"role": "user", "content": [SHOWN, {"type": "text", "text": "the dog and the cat"}]},
+    {"role": "assistant", "content": "a page"},
+]
+
+
+def test_a_conversation_with_a_picture_outlives_kill_9(tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE)
+    model, keys = vision_checkpoint("lfm2_vl"), {"chat_template": str(template)}
+    more = {"messages": [{"role": "user", "content": "and then"}], "max_tokens": 6, "temperature": 0, "logprobs": True}
+    with serving(tmp_path, model=model, server=keys) as first:
+        saved = first.post("/v1/sessions", {"name": "seen", "messages": LOOKED}).json()
+        assert saved["computed_tokens"] == saved["tokens"]
+        assert saved["stored"] is True
+        first.process.kill()
+        first.process.wait()
+    with serving(tmp_path, model=model, server=keys) as second:
+        restored = second.post("/v1/sessions/seen/restore").json()
+        assert (restored["computed_tokens"], restored["in_memory"]) == (0, saved["tokens"])
+        short = second.post("/v1/chat/completions", {**more, "session": "seen"}).json()
+        assert short["usage"]["prompt_tokens_details"]["cached_tokens"] == saved["tokens"]
+        whole = {**more, "messages": LOOKED + more["messages"], "cache_salt": "cold"}  # type: ignore[operator]
+        cold = second.post("/v1/chat/completions", whole).json()
+        assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert short["choices"] == cold["choices"]
+        text_only = second.post("/v1/completions", {"prompt": MORE, "session": "seen"})
+        assert text_only.status_code == 400
+        assert "has pictures, so only a chat continues it" in text_only.json()["error"]["message"]

@@ -9,13 +9,14 @@ import pytest
 
 from tests.support.synthetic import Library, document_traffic, with_one_shots, with_scans
 from weft.costs.step import StepCost
+from weft.memory import state
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.spec import ModelSpec, attention, gated_delta
 from weft_tools.sim.arms import ARMS, Arm, find_arm, prefill_cost
 from weft_tools.sim.oracle import infinite_cache
 from weft_tools.sim.replay import replay
 from weft_tools.sim.report import Report
-from weft_tools.sim.traffic import Traffic
+from weft_tools.sim.traffic import Traffic, TrafficRequest
 
 COST = StepCost(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-4, context_s=1e-9)
 LIBRARY = Library(
@@ -160,3 +161,30 @@ def test_turns_stay_linked_when_something_is_mixed_in() -> None:
     later = traffic.requests[first].next_turn
     assert later is not None
     assert (traffic.tokens(later)[:1140] == traffic.tokens(first)).all()
+
+
+def forks(prompts: int, each: int) -> Traffic:
+    """``prompts`` texts of 1,024 tokens in turns, ``each`` times, always with 128 other tokens at their end."""
+    block, shared = 128, 8
+    own = iter(range(prompts * shared, prompts * (shared + each)))
+    requests = [
+        TrafficRequest(
+            at_s=float(number),
+            prompt_tokens=(shared + 1) * block,
+            output_tokens=8,
+            blocks=(*range(number % prompts * shared, (number % prompts + 1) * shared), next(own)),
+        )
+        for number in range(prompts * each)
+    ]
+    return Traffic(requests, block_tokens=block)
+
+
+def test_a_prompt_with_many_ends_is_found_again_in_full_memory_of_few_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request wants a state where they part before the second one has come, and by then memory is full."""
+    small = arena(6)
+    assert small.slot_count <= 64
+    found = replay(forks(6, 12), small, COST, arm="value")
+    assert found.cache.evicted_states
+    assert found.hit_rate > 0.7
+    monkeypatch.setattr(state, "slots_ahead", lambda slot_count: 1)
+    assert replay(forks(6, 12), small, COST, arm="value").hit_rate < 0.1

@@ -9,6 +9,7 @@ The preparation itself is ``weft.text.chat_request``, which the server uses too.
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,19 @@ from weft.errors import RequestError
 from weft.images.decoding import ImageLimits
 from weft.images.video import Sampling
 from weft.images.worker import PictureStart, read_picture, read_video, start_of
+from weft.objects.conversations import continued_chat, conversation_content, conversation_of, known_prefix
+from weft.objects.sessions import Content, StoredSession
 from weft.request import PICTURE_KINDS, PictureKind, SamplingParams
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
-from weft.text.chat_request import ChatRequest, ConversationFields, Prompt, encode_prompt, read_chat, show_pictures
+from weft.text.chat_request import (
+    ChatRequest,
+    ConversationFields,
+    KnownPrefix,
+    Prompt,
+    encode_prompt,
+    read_chat,
+    show_pictures,
+)
 from weft.text.choices import Piece, TextDecoder
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, control_texts
 from weft.text.dialect import AnswerPlan, Dialect, answer_markers, call_format, text_of
@@ -121,11 +132,15 @@ class ChatWriter:
         messages: Sequence[Mapping[str, Any]],
         sampling: SamplingParams,
         template: Mapping[str, Any] | None,
+        session: StoredSession | None = None,
         **fields: Any,
     ) -> PreparedChat:
-        """Render and tokenize ``messages``. ``template``: extra variables of the template; ``fields``: those of
-        ``ConversationFields``. Raise RequestError."""
-        request, prompt = self._write(messages, template, **fields)
+        """Render and tokenize ``messages``. ``template``: extra variables of the template; ``session``: the
+        conversation that they continue; ``fields``: those of ``ConversationFields``. Raise RequestError."""
+        conversation, known = self._conversation(messages, template, **fields), None
+        if session is not None:
+            conversation, known = continued_chat(session, conversation), known_prefix(session)
+        request, prompt = self._write(conversation)
         if request.thinking_token_budget is not None and not self._dialect.bounds_reasoning:
             raise RequestError(
                 "thinking_token_budget is not served with this model: it has no reasoning whose markers are tokens",
@@ -134,7 +149,7 @@ class ChatWriter:
             )
         plan = request.plan(self._dialect, prompt.text, sampling.grammar)
         return PreparedChat(
-            encode_prompt(self._tokenizer, prompt),
+            encode_prompt(self._tokenizer, prompt, known=known),
             plan,
             msgspec.structs.replace(sampling, grammar=plan.grammar),
             self._tokenizer.showing(plan.shown_ids),
@@ -144,12 +159,37 @@ class ChatWriter:
         self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any
     ) -> list[int]:
         """Return the token ids of a conversation, up to where the answer begins. Raise RequestError."""
-        _, prompt = self._write(messages, template, **fields)
+        _, prompt = self._write(self._conversation(messages, template, **fields))
         return encode_prompt(self._tokenizer, prompt).tokens
 
-    def _write(
+    def content(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        known: KnownPrefix | None,
+    ) -> Content:
+        """Return a conversation as a session has it. ``known``: tokens of its beginning. Raise RequestError."""
+        as_json = [_with_addresses(at, one) for at, one in enumerate(messages)]
+        conversation = self._conversation(as_json, template, tools=tools, add_generation_prompt=False)
+        _, prompt = self._write(conversation)
+        encoded = encode_prompt(self._tokenizer, prompt, known=known)
+        return conversation_content(encoded, prompt.text, as_json, tools, template)
+
+    def encoded(self, session: StoredSession) -> Prompt:
+        """Return the prompt of a session's conversation. Raise RequestError."""
+        return encode_prompt(self._tokenizer, self._write(conversation_of(session))[1])
+
+    def _conversation(
         self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any
-    ) -> tuple[ChatRequest, ChatPrompt]:
+    ) -> ConversationFields:
+        try:
+            turns = msgspec.convert([_with_files(at, one) for at, one in enumerate(messages)], list[ChatMessage])
+        except msgspec.ValidationError as error:
+            raise RequestError(f"messages: {error}", param="messages") from None
+        return ConversationFields(messages=turns, variables=template, **fields)
+
+    def _write(self, conversation: ConversationFields) -> tuple[ChatRequest, ChatPrompt]:
         if self._template is None:
             raise RequestError(
                 "this model has no chat template: put chat_template.jinja into the checkpoint "
@@ -157,11 +197,6 @@ class ChatWriter:
                 "--chat",
                 param="messages",
             )
-        try:
-            turns = msgspec.convert([_with_files(at, one) for at, one in enumerate(messages)], list[ChatMessage])
-        except msgspec.ValidationError as error:
-            raise RequestError(f"messages: {error}", param="messages") from None
-        conversation = ConversationFields(messages=turns, variables=template, **fields)
         request = read_chat(conversation, template_variables=self._template.variables, reads=self._tokens)
         prompt = chat_prompt(self._template, request.messages, chars_cut=TEMPLATE_CHARS_MAX, **request.rendering)
         return request, self._shown(prompt, request.pictures) if request.pictures else prompt
@@ -203,6 +238,34 @@ def _with_files(at: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
             asked = {key: part.get(key) for key in ("fps", "min_frames", "max_frames")}
             parts[index] = PicturePart(source, where, kind="video", **checked_sampling(asked, where))
     return {**message, "content": parts}
+
+
+def _with_addresses(at: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``message`` with its own pictures and videos as ``data:`` URLs: JSON has no bytes. Raise RequestError."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return dict(message)
+    parts = list(content)
+    for index, part in enumerate(parts):
+        where = f"messages[{at}].content[{index}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "image" and "image" in part:
+            url = _address_of(part["image"], f"{where}.image", "image/png")
+            parts[index] = {"type": "image_url", "image_url": {"url": url}}
+        elif kind == "video" and "video" in part:
+            given = part["video"]
+            if isinstance(given, list | tuple):
+                frames = enumerate(given)
+                video: Any = [_address_of(one, f"{where}.video[{number}]", "image/png") for number, one in frames]
+            else:
+                video = _address_of(given, f"{where}.video", "video/mp4")
+            parts[index] = {**part, "video": video}
+    return {**message, "content": parts}
+
+
+def _address_of(picture: Any, where: str, media_type: str) -> str:
+    source = _bytes_of(picture, where)
+    return source if isinstance(source, str) else f"data:{media_type};base64,{base64.b64encode(source).decode()}"
 
 
 def _bytes_of(image: Any, where: str) -> str | bytes:

@@ -4,6 +4,7 @@
       .generate(prompts)            many at once, batched, with a progress bar on long work
       .stream(prompt)               pieces of text as the engine computes them
       .chat(messages, tools=...)    the answer to a conversation; .stream_chat(...): in pieces
+      .sessions                     conversations by name, which session= of these continues
       .embed(texts)                 embeddings; .score(pairs), .rerank(query, documents): relevance
 
 The same EngineCore that the server runs; the caller that waits for an answer steps it (``weft.api.calls``).
@@ -30,13 +31,17 @@ from weft.api.chat import ChatWriter, PreparedChat
 from weft.api.completion import ChatPiece, ChatReply, Completion, Prompt, prompt_list, sampling_from, token_ids
 from weft.api.given_weights import written_weights
 from weft.api.pooling import NOTHING, MakeRequest, PoolingCalls, RankedDocument, ranked
+from weft.api.sessions import EngineSessions
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
 from weft.engine.sleeper import Sleeper
 from weft.engine.stats import EngineStats, Flushed, Part, check_level
 from weft.errors import RequestError
 from weft.models.hub import resolve_adapter
-from weft.request import Request, SamplingParams
+from weft.objects.conversations import continued_prompts
+from weft.objects.sessions import StoredSession
+from weft.request import PlacedPicture, Request, SamplingParams
+from weft.text import chat_request
 from weft.text.choices import Piece
 from weft.text.control_tokens import NO_CONTROL, ControlTokens, control_texts
 from weft.text.dialect import answer_markers
@@ -52,6 +57,9 @@ class Engine:
     ``config`` are the fields of ``weft.config.EngineConfig``, which are the flags of ``weft serve``:
     ``memory="4GiB"``, ``max_model_len=8192``, ``dtype="float32"``, ...
 
+    ``sessions``: the file of ``Engine.sessions``, by default that of the user's servers. A named one is opened at once,
+    and the states of its sessions are evicted last from then on.
+
     Raises ConfigError, CheckpointError or UnknownArchitectureError, each naming the setting or file to change.
     """
 
@@ -61,11 +69,13 @@ class Engine:
         *,
         on_progress: OnProgress | None = None,
         loras: Mapping[str, str | Path] | None = None,
+        sessions: str | Path | None = None,
         **config: Any,
     ) -> None:
         if loras:
             config["lora"] = (*config.get("lora", ()), *(f"{name}={path}" for name, path in loras.items()))
-        assembled = assemble(EngineConfig.of(model=model, **config), on_progress=on_progress)
+        self._config = EngineConfig.of(model=model, **config)
+        assembled = assemble(self._config, on_progress=on_progress)
         self._core = assembled.core
         self._sleeper = Sleeper(assembled.core)
         self.info: ModelInfo = assembled.info
@@ -85,6 +95,8 @@ class Engine:
         )
         self._pooling = PoolingCalls(pooler, self._calls, self.tokenizer, limit=self.info.sizes.max_model_len)
         self._adapters = {adapter.name: adapter for adapter in self.info.adapters}
+        self._sessions_file = sessions
+        self._sessions = None if sessions is None else self._open_sessions()
 
     # ------------------------------------------------------------------ answers
 
@@ -97,6 +109,7 @@ class Engine:
         cache_boundaries: Sequence[int] = (),
         prediction: Prompt = (),
         lora: str | Sequence[str | None] | None = None,
+        session: str | None = None,
         **fields: Any,
     ) -> list[Completion]:
         """Complete ``prompts`` (one text, one list of token ids, or a list of either).
@@ -105,8 +118,9 @@ class Engine:
         of all or one for each prompt; ``fields`` change single ones. ``cache_boundaries``: positions in each
         of the prompts, in tokens, at which the prefix cache should keep a state. ``prediction``: a guess of
         the answers, as text or token ids; with ``speculate`` a right one makes them faster. ``lora``: the
-        name of the adapter that answers, of all prompts or one for each. Raises RequestError or
-        ContextLengthError naming the field, and EngineUnavailableError when a step fails."""
+        name of the adapter that answers, of all prompts or one for each. ``session``: the prompts follow the
+        tokens of this one of ``sessions``. Raises RequestError or ContextLengthError naming the field, and
+        EngineUnavailableError when a step fails."""
         listed = prompt_list(prompts)
         if isinstance(sampling, Sequence):
             if len(sampling) != len(listed):
@@ -121,7 +135,7 @@ class Engine:
             raise RequestError(f"lora has {len(names)} names for {len(listed)} prompts", param="lora")
         return self._calls.complete(
             [
-                self._call(prompt, one, marks=cache_boundaries, prediction=prediction, lora=name)
+                self._call(prompt, one, marks=cache_boundaries, prediction=prediction, lora=name, session=session)
                 for prompt, one, name in zip(listed, params, names, strict=True)
             ],
             progress=progress,
@@ -135,6 +149,7 @@ class Engine:
         cache_boundaries: Sequence[int] = (),
         prediction: Prompt = (),
         lora: str | None = None,
+        session: str | None = None,
         **fields: Any,
     ) -> Iterator[Piece]:
         """Yield pieces of the answer to ``prompt`` as the engine computes them. The last piece of each of the ``n``
@@ -142,7 +157,7 @@ class Engine:
         raise there, as in ``generate``. Leaving the loop early cancels it."""
         params = self._sampling(sampling, fields)
         yield from self._calls.stream(
-            self._call(prompt, params, marks=cache_boundaries, prediction=prediction, lora=lora)
+            self._call(prompt, params, marks=cache_boundaries, prediction=prediction, lora=lora, session=session)
         )
 
     def chat(
@@ -157,11 +172,13 @@ class Engine:
         template: Mapping[str, Any] | None = None,
         prediction: Prompt = (),
         lora: str | None = None,
+        session: str | None = None,
         **fields: Any,
     ) -> ChatReply:
         """Return the answer to a conversation. ``messages``, ``tools`` and ``tool_choice`` are as in the OpenAI API;
         the checkpoint's chat template renders them, with ``template`` as its extra variables.
-        ``thinking_token_budget``: most tokens of its reasoning. ``prediction`` and ``lora`` as in ``generate``. Raises
+        ``thinking_token_budget``: most tokens of its reasoning. ``prediction`` and ``lora`` as in ``generate``;
+        ``session``: the messages follow those of this one of ``sessions``. Raises
         RequestError as well where the template refuses, where the checkpoint has none, where it takes no tools, where
         its reasoning cannot be bounded, or for ``n`` above 1."""
         params = self._sampling(sampling, fields)
@@ -169,10 +186,12 @@ class Engine:
             raise RequestError(
                 f"chat answers once; n is {params.n}: use stream_chat, or generate with render_chat", param="n"
             )
+        continued, lora = self._continued(session, lora)
         prepared = self._chat.prepare(
             messages,
             params,
             template,
+            continued,
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
@@ -193,14 +212,17 @@ class Engine:
         template: Mapping[str, Any] | None = None,
         prediction: Prompt = (),
         lora: str | None = None,
+        session: str | None = None,
         **fields: Any,
     ) -> Iterator[ChatPiece]:
         """Yield the answer of ``chat`` in pieces."""
         params = self._sampling(sampling, fields)
+        continued, lora = self._continued(session, lora)
         prepared = self._chat.prepare(
             messages,
             params,
             template,
+            continued,
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
@@ -297,10 +319,32 @@ class Engine:
         return Call(msgspec.structs.replace(request, pictures=encoded.pictures), prepared.decoder)
 
     def _call(
-        self, prompt: Prompt, sampling: SamplingParams, *, marks: Sequence[int], prediction: Prompt, lora: str | None
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        marks: Sequence[int],
+        prediction: Prompt,
+        lora: str | None,
+        session: str | None,
     ) -> Call:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        continued, lora = self._continued(session, lora)
+        tokens = (
+            self.tokenizer.encode(prompt, add_special_tokens=continued is None)
+            if isinstance(prompt, str)
+            else token_ids(prompt)
+        )
+        if continued is not None:
+            [whole] = continued_prompts(continued, [chat_request.Prompt(tokens, marks=list(marks))])
+            tokens, marks = whole.tokens, whole.marks
         return Call(self._request(tokens, sampling, (), marks, prediction, lora), self.tokenizer)
+
+    def _continued(self, session: str | None, lora: str | None) -> tuple[StoredSession | None, str | None]:
+        """Return the session of a request, and the adapter that answers it."""
+        if session is None:
+            return None, lora
+        continued = self.sessions.find(session, lora)
+        return continued, lora or continued.asked
 
     def _adapter(self, name: str | None) -> Adapter | None:
         """Return the adapter called ``name``, or None without a name. Raise RequestError for an unknown name."""
@@ -360,6 +404,32 @@ class Engine:
             prediction=guess,
             adapter=self._adapter(lora),
         )
+
+    # ------------------------------------------------------------------ sessions
+
+    @property
+    def sessions(self) -> EngineSessions:
+        """The conversations that have names. Raises ConfigError where their file cannot be opened."""
+        if self._sessions is None:
+            self._sessions = self._open_sessions()
+        return self._sessions
+
+    def _open_sessions(self) -> EngineSessions:
+        return EngineSessions(
+            self._core,
+            self._calls,
+            self.info,
+            tokenizer=self.tokenizer,
+            chat=self._chat,
+            request=self._session_request,
+            adapter=self._adapter,
+            file=self._sessions_file,
+            key_file=self._config.session_key,
+        )
+
+    def _session_request(self, tokens: list[int], pictures: list[PlacedPicture], lora: str | None) -> Request:
+        request = self._request(tokens, SamplingParams(max_tokens=0, temperature=0.0), (), (), (), lora)
+        return msgspec.structs.replace(request, pictures=pictures)
 
     # ------------------------------------------------------------------ the engine itself
 
@@ -427,6 +497,8 @@ class Engine:
         with self._calls.turn.take():
             self._core.close()
             self._calls.forget()
+        if self._sessions is not None:
+            self._sessions.close()
 
     def __enter__(self) -> Engine:
         return self

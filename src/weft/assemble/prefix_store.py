@@ -18,7 +18,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
 from weft.store.peer_store import NO_STORE, PeerStore
 from weft.store.renewable_store import RenewableStore
+from weft.store.sealing import read_sealer
 from weft.store.tiered_store import open_store
 from weft.units import CHUNK_TOKENS, format_bytes, parse_byte_rate, parse_bytes
 
@@ -91,7 +92,11 @@ def open_tier(
     limit = buffers.limit_bytes
     weights_bytes = loaded.weights_bytes
     host_threads = 0 if device.type == "cuda" else threads
-    owner_now = _identities(config, name, source, loaded, arena, buffers, kernels, fp8_scales, threads=host_threads)
+    sealer = read_sealer(config.session_key)
+    key = {} if sealer is None else {identity.KEY: sealer.key_id}
+    owner_now = _identities(
+        config, name, source, loaded, arena, buffers, kernels, fp8_scales, threads=host_threads, key=key
+    )
     owner = owner_now()
     if config.store_pack == "on" and not packing.is_available():
         raise ConfigError(
@@ -113,6 +118,7 @@ def open_tier(
                 key_file=config.store_key,
                 required=config.store_required,
                 pinned=lambda: ((prefix.salt, prefix.tokens) for prefix in memory.pins),
+                sealer=sealer,
             ),
         )
         if not packing.is_available():
@@ -246,10 +252,12 @@ def _identities(
     fp8_scales: Callable[[], Sequence[object]],
     *,
     threads: int,
+    key: Mapping[str, str],
 ) -> Callable[[], NamespaceIdentity]:
     """Return a function that says whose records are written now: weights may be replaced while the engine runs.
     ``threads``: threads of a CPU. torch multiplies the matrices that are not in tiles, and may split their sums by
-    thread, so the number counts. Ranks change sums and shards, so their number counts too.
+    thread, so the number counts. Ranks change sums and shards, so their number counts too. ``key``: the id of the key
+    of records, if there is one.
     """
     architecture, quantised = _plain_json(asdict(loaded.spec)), loaded.weights_form  # and not the model itself
     ranks = {"ranks": config.tp, "experts_by_rank": config.ep} if config.tp > 1 else {}
@@ -278,6 +286,7 @@ def _identities(
                 "layout": _plain_json(layout_of(arena)),
                 **ranks,
                 **measured,
+                **key,
             },
         )
 

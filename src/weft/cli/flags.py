@@ -223,7 +223,8 @@ class FlagCommand(click.Command):
         super().__init__(*args, **more)
         self.config_types = tuple(configs)
         for config_type in self.config_types:
-            self.params += parameters_of(config_type, positional=positional)
+            known = {param.name for param in self.params}  # a setting of two configs is one parameter
+            self.params += [one for one in parameters_of(config_type, positional=positional) if one.name not in known]
         if self.config_types:
             self.params += [_config_file_option(), help_all_option()]
             self.epilog = (

@@ -21,6 +21,8 @@ from weft.memory.values import NO_NODE
 from weft.units import PAGE_TOKENS
 
 STEPS_TO_CLOSE = 2
+PIN_WRITE_S = 20.0
+"""Most seconds that the owner of a name waits for the writes of its state."""
 
 
 class Pinning:

@@ -291,6 +291,7 @@ class EngineClient:
         self.death: WeftError | None = None
         self.info: ModelInfo | None = None
         self.stats: EngineStats | None = None
+        self._weights = WeightsState()
         self.heart = HeartMonitor(stall_after_s)
         self.on_events = on_events
         self._on_step_tokens = on_step_tokens
@@ -407,7 +408,7 @@ class EngineClient:
     @property
     def weights(self) -> WeightsState:
         """The weights by the engine's last report."""
-        return WeightsState() if self.stats is None else self.stats.weights
+        return self._weights if self.stats is None else self.stats.weights
 
     async def pause(self, mode: messages.PauseMode, timeout_s: float, *, flush: bool) -> messages.WeightsOutcome:
         """Pause the engine, and return when it computes no further step. Raise its refusal, or
@@ -485,6 +486,8 @@ class EngineClient:
                 self._die(_fatal_error(report))
 
     def _take(self, report: messages.StepReport) -> None:
+        if report.weights is not None:
+            self._weights = report.weights
         if report.stats is not None:
             self.stats = report.stats if self.death is None else _without_requests(report.stats)
         if report.step_tokens:

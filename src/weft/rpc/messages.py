@@ -305,7 +305,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     iteration sizes). ``stats``: the engine's counters, not on every report. ``snapshots``: changes of the prefix cache,
     after a Follow. ``failures``: of requests that had been accepted and get no further event; an engine has none, as a
     failed sequence is an event of it, and a fleet has. ``handoffs``: requests whose records are with the engine that
-    goes on, or why they are not."""
+    goes on, or why they are not. ``weights``: of a fleet, whose HTTP processes get no stats, when they change."""
 
     replies: list[Reply] = []
     events: list[TokenEvent] = []
@@ -314,6 +314,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     snapshots: SnapshotReport | None = None
     failures: dict[str, Refusal] = {}
     handoffs: dict[str, str] = {}
+    weights: WeightsState | None = None
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):

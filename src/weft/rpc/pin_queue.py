@@ -13,10 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.engine.engine import EngineCore
-from weft.engine.pinning import STEPS_TO_CLOSE, Pinning
+from weft.engine.pinning import PIN_WRITE_S, STEPS_TO_CLOSE, Pinning
 from weft.rpc.messages import PinPrefixes, Reply, UnpinPrefixes
-
-PIN_WRITE_S = 20.0
 
 
 @dataclass(slots=True)

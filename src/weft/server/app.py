@@ -388,6 +388,8 @@ class _Handlers:
         asked = weights.read_update(request.query_params, await read_raw(request))
         outcome = await engines.update_weights(asked.directory, asked.version, asked.mode, asked.timeout_s)
         self._looks.clear()
+        if self._service.workers is not None:
+            self._service.workers.tell_weights()
         return json_response(weights.update_answer(outcome))
 
     async def reset_prefix_cache(self, request: Request) -> Response:

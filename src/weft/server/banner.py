@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from weft.default_sampling import sampling_sentence
+from weft.kv_events import FLAG as KV_EVENTS
 from weft.logs import is_json
 from weft.server.config import ServerConfig
 from weft.server.running import socket_path
@@ -42,6 +43,14 @@ def print_places(line: Callable[..., None], url: str, key_words: str, config: Se
             f"WARNING: any client that reaches {config.host or '0.0.0.0'} may use this server: it has no key. Models, "
             "stored answers, files and /metrics are open. Name a key with --api-key-file FILE, or listen on this "
             "machine only with --host 127.0.0.1",
+            "bold yellow",
+        )
+    if addresses := config.open_event_addresses():
+        line()
+        line(
+            f"WARNING: whoever reaches {' or '.join(addresses)} ({KV_EVENTS}) reads the tokens of all prompts: nothing "
+            "is encrypted there and no key is asked for. Name ipc://PATH or tcp://[::1]:PORT, or let a firewall pass "
+            "only the router",
             "bold yellow",
         )
     line()

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError
+from weft.objects.conversations import continued_prompts
 from weft.request import SamplingParams
 from weft.server.generation import (
     Generation,
@@ -39,7 +40,7 @@ from weft.server.protocol import (
 )
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
-from weft.server.sessions.continuing import continued_prompts, session_of
+from weft.server.sessions.continuing import session_of
 from weft.server.sse import DONE, Way, sse_line
 from weft.text.chat_request import Prompt
 from weft.text.choices import Choice, Piece

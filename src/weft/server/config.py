@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from weft.config import THREADS_MAX
+from weft.config import THREADS_MAX, session_key
 from weft.config_check import check_fields, debug, flag, limit
 from weft.errors import ConfigError
 from weft.handoff import Role, check_replicas, parse_roles, partner_missing
+from weft.host import state_directory
 from weft.kv_events import FLAG as KV_EVENTS
-from weft.kv_events import read_config
+from weft.kv_events import host_of, read_config
+from weft.objects.database import Bounds, default_path
+from weft.objects.sessions import SessionLimits
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
 from weft.server.edge import EdgeLimits, Origins, is_loopback
-from weft.server.objects import Bounds
-from weft.server.responses.store import StoreLimits, default_path
-from weft.server.running import state_directory
-from weft.server.sessions.objects import SessionLimits
+from weft.server.responses.store import StoreLimits
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
 from weft.text.reasoning import check_reasoning_parser
@@ -330,11 +330,7 @@ class ServerConfig:
     response_days: float = limit(
         30.0, "Days that a response is kept after its conversation was last continued.", least=0.001, most=DAYS_MAX
     )
-    session_key: str | None = flag(
-        None,
-        "File with a secret of at least 32 bytes: sessions are encrypted with it (needs weft[encryption]).",
-        table="server",
-    )
+    session_key: str | None = session_key()
     max_sessions: int = limit(1000, "Sessions that one API key may have (429).", least=1, most=1_000_000)
     session_store_size: str = limit(
         "256MB", "Size of the tokens and messages of one API key's sessions (429).", size=True
@@ -593,6 +589,14 @@ class ServerConfig:
             why = "engines that Ray places" if self.ray is not None else "engines of other machines"
             raise ConfigError(f"{KV_EVENTS} needs an engine of this machine: {why} publish none", param=KV_EVENTS)
         config.of_rank(self.own_replicas - 1)
+
+    def open_event_addresses(self) -> list[str]:
+        """Return the addresses of KV events that other machines reach, or that are on other machines."""
+        config = None if self.kv_events_config is None else read_config(self.kv_events_config)
+        if config is None:
+            return []
+        addresses = [one for one in (config.endpoint, config.replay_endpoint) if one is not None]
+        return [one for one in addresses if (host := host_of(one)) is not None and not is_loopback(host)]
 
     def replica_range(self) -> tuple[int, int]:
         """Return the least and the most replicas. Raise ConfigError."""

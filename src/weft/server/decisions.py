@@ -22,7 +22,7 @@ import msgspec
 from weft.errors import RequestError
 from weft.request import Pooling
 from weft.server.generation import check_count
-from weft.server.pooling import UNSERVED_IN_POOLING, PoolingJob
+from weft.server.pooling import UNSERVED_IN_POOLING, PoolingJob, PoolingUsage
 from weft.server.protocol import Priority, Salt, Unserved
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
@@ -152,12 +152,26 @@ class SystemOneAnswers(msgspec.Struct, kw_only=True):
     usage: SystemOneUsage
 
 
-class DecisionJob(PoolingJob):
-    prefix = "decision"
+class _AskingJob(PoolingJob):
+    """``prefix`` names the endpoint."""
+
+    def counted(self) -> PoolingUsage:
+        """Count the questions of an answer, and return its usage."""
+        usage, metrics, base = self.usage(), self.service.metrics, self.model.base
+        cached = usage.prompt_tokens_details.cached_tokens
+        metrics.count(base, "decisions", self.prefix)
+        metrics.count(base, "decision_questions", self.prefix, amount=len(self.prompts))
+        for source, tokens in (("computed", usage.prompt_tokens - cached), ("cached", cached)):
+            metrics.count(base, "decision_tokens", self.prefix, source, amount=tokens)
+        return usage
+
+
+class DecisionJob(_AskingJob):
+    prefix = "decisions"
 
     async def written(self, rows: Sequence[bytes]) -> bytes:
         answers = [_answer(question, array("f", row)) for question, row in zip(self.body.questions, rows, strict=True)]
-        usage = self.usage()
+        usage = self.counted()
         return _encoder.encode(
             DecisionAnswers(
                 model=self.name,
@@ -172,7 +186,7 @@ class DecisionJob(PoolingJob):
         )
 
 
-class SystemOneJob(PoolingJob):
+class SystemOneJob(_AskingJob):
     prefix = "systemone"
 
     def __init__(self, *args: Any, questions: Sequence[SystemOneQuestion], **more: Any) -> None:
@@ -187,7 +201,7 @@ class SystemOneJob(PoolingJob):
                 scores = settings.head.scores_of(question, scores)
             probabilities = probabilities_of(scores, settings.temperature.get(question.kind, 1.0))
             answers[question.name] = system_one_answer(question, probabilities)
-        usage = self.usage()
+        usage = self.counted()
         return _encoder.encode(
             SystemOneAnswers(
                 model=self.name,

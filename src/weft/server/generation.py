@@ -28,13 +28,14 @@ from msgspec import UNSET, UnsetType
 from weft.errors import ContextLengthError, RequestError, WeftError
 from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
+from weft.objects.conversations import continued_chat, known_prefix
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
 from weft.server.models import KeepAlive, ModelUse
 from weft.server.protocol import SamplingFields, grammar_of, key_of_request, note_ignored, sampling_params
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
-from weft.server.sessions.continuing import continued_chat, known_prefix, session_of
+from weft.server.sessions.continuing import session_of
 from weft.server.sessions.slot_table import SlotContent
 from weft.server.tracing import GenerationOutcome
 from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, check_spans

@@ -384,6 +384,12 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "session_saves": ("Sessions that were saved.", ()),
     "session_hits": ("Requests that continued a session.", ()),
     "session_restores": ("Sessions whose state was asked back into memory.", ()),
+    "decisions": ("Requests of decisions that were answered, by endpoint.", ("endpoint",)),
+    "decision_questions": ("Questions in them.", ("endpoint",)),
+    "decision_tokens": (
+        "Prompt tokens of their questions: computed, or cached with the text before.",
+        ("endpoint", "source"),
+    ),
     "http_requests": ("Requests that were answered, by path of the API and status.", ("route", "method", "status")),
 }
 """Counters of HTTP processes: name, help and labels."""

@@ -168,7 +168,7 @@ class PoolingJob(ABC):
         *,
         field: str,
     ) -> None:
-        self.body, self.model, self.prompts = body, model, prompts
+        self.service, self.body, self.model, self.prompts = service, body, model, prompts
         self.name = service.name_of(model, name)
         self.generation = Generation(
             service,

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from weft.host import state_directory
+
 UNIX = "unix:"
 """Prefix of the path in the URL of a server that listens at a Unix socket, as nginx writes it."""
 
@@ -38,12 +40,6 @@ def socket_path(url: str) -> str | None:
         return None
     path = url.removeprefix(UNIX)
     return "/" + path.lstrip("/") if path.startswith("//") else path
-
-
-def state_directory() -> Path:
-    """Return the user's directory, as the XDG specification names it."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "weft"
 
 
 class Announcement:

@@ -19,6 +19,7 @@ from weft.engine.stats import NamedPrefix
 from weft.errors import EngineUnavailableError, RequestError, UnknownModelError
 from weft.fleet.fleet import Fleet
 from weft.fleet.live_request import UnreadAnswers
+from weft.objects.sessions import read_cipher
 from weft.server.access_log import log_request
 from weft.server.batches.files import open_file_store
 from weft.server.config import ServerConfig
@@ -30,8 +31,8 @@ from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, key_of_request
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.served_model import ServedModel, preset_style
-from weft.server.sessions.objects import SessionStore, read_cipher
 from weft.server.sessions.slot_table import SlotTable
+from weft.server.sessions.store import SessionStore
 from weft.server.tracing import RequestTrace, RequestTracer
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
@@ -259,7 +260,7 @@ class Service:
         """Return a report of each model, for /metrics."""
         reports = [_report(model, self.models.budget) for model in self.models.hosted]
         if self.sessions is not None:
-            reports[0] = replace(reports[0], sessions=(self.sessions.count, self.sessions.bytes))
+            reports[0] = replace(reports[0], sessions=(self.sessions.table.count, self.sessions.table.bytes))
         return reports
 
     def health(self) -> tuple[int, Mapping[str, Any]]:

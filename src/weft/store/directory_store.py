@@ -73,9 +73,18 @@ class DirectoryStore:
         blocks = self.records.space.capacity_bytes // BLOCK_BYTES
         least = min(compact_rows_least, max(blocks, COMPACT_ROWS_FEW))
         self.upkeep = Upkeep(
-            opened, self._namespace, self._outcomes.put, free, options.forms, clock=clock, compact_rows_least=least
+            opened,
+            self._namespace,
+            self._outcomes.put,
+            free,
+            options.forms,
+            options.sealer,
+            clock=clock,
+            compact_rows_least=least,
         )
-        self._reader = FetchThreads(opened.volumes, self._outcomes.put, threads=options.read_threads)
+        self._reader = FetchThreads(
+            opened.volumes, self._outcomes.put, threads=options.read_threads, sealer=options.sealer
+        )
         self._writer: WriteThread | None = None
         if opened.writable and opened.ledger is not None:
             volumes = self.records.space.volumes
@@ -87,6 +96,7 @@ class DirectoryStore:
                 reads_first=self._reader.wait_idle,
                 bytes_per_second=options.write_bytes_per_second,
                 queue_bytes_max=options.queue_bytes,
+                sealer=options.sealer,
             )
         self._ticket = self._measurements = 0
         self._under_way: dict[Ticket, float] = {}
@@ -158,7 +168,7 @@ class DirectoryStore:
             namespace=self._namespace,
             salt=root[0],
         )
-        sizes = [len(payload) for payload in request.payloads]
+        sizes = [self.records.index.stored_size(len(payload)) for payload in request.payloads]
         if not self.records.space.fits_ever(max(sizes)) or max(sizes) >= 1 << 32:
             return self._refusal("too_large")
         if request.nbytes > self._writer.room_bytes:

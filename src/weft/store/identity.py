@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ ARITHMETIC_VERSION = 2
 """Version of the numbers inside records: grows when a kernel rounds or sums in another way. A new version must not go
 on from states of an old one. It would compute them with other bits."""
 NAMESPACES_FOLDER = "namespaces"
+KEY = "key"
+"""Name among ``more`` of the id of the key of records (``sealing``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,17 @@ class NamespaceIdentity:
         facts = asdict(self)
         del facts["model"]
         return hashlib.sha256(canonical_json(facts)).digest()[:16]
+
+    @property
+    def key(self) -> str | None:
+        """Id of the key that encrypts the records; None without one."""
+        key: str | None = self.more.get(KEY)
+        return key
+
+    @property
+    def without_key(self) -> bytes:
+        """The namespace that the same records would have without a key."""
+        return replace(self, more={name: value for name, value in self.more.items() if name != KEY}).digest
 
     def as_json(self) -> bytes:
         """Return the content of the file namespaces/DIGEST.json."""

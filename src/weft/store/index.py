@@ -27,6 +27,7 @@ from weft.memory.prefix_store import EXACT_FORM, STORED_PAGE_TOKENS, PutOffer, S
 from weft.store.ledger import INEXACT, KV, SNAPSHOT, chain_of, head_of
 from weft.store.reading import RecordRead
 from weft.store.recovery import Int64s, LiveRows
+from weft.store.sealing import SEAL_BYTES, Sealer, sealed_size
 from weft.units import ceil_div
 
 NO_ENTRY = -1
@@ -70,9 +71,10 @@ def knows(forms: frozenset[int] | None, form: int) -> bool:
 class StoreIndex:
     """The records of a store; see the essay. ``c`` are the columns; an entry is an index into them."""
 
-    def __init__(self, forms: frozenset[int] | None = None) -> None:
+    def __init__(self, forms: frozenset[int] | None = None, sealer: Sealer | None = None) -> None:
         self.forms = forms
         """Forms of records that match; None for all."""
+        self.sealer = sealer
         self.c: dict[str, np.ndarray[Any, Any]] = {
             name: np.full(64, fill, dtype=dtype) for name, (dtype, fill) in _COLUMNS.items()
         }
@@ -108,8 +110,9 @@ class StoreIndex:
         c["parent"][part] = parents
         np.add.at(c["users"], parents[parents >= 0], 1)
         self._load_spaces(live)
+        self._unveil(np.flatnonzero(rows["namespace"] == np.void(namespace)))
         own = np.flatnonzero((rows["kind"] == KV) & (rows["namespace"] == np.void(namespace)))
-        entries, heads = own.tolist(), rows["head"][own].tolist()
+        entries, heads = own.tolist(), c["head"][own].tolist()
         self.heads = dict(zip(heads, entries, strict=True))
         if len(self.heads) < len(heads):  # some records are siblings: their lists are built one by one
             self.heads.clear()
@@ -120,6 +123,23 @@ class StoreIndex:
         counts = np.bincount(short[short < STORED_PAGE_TOKENS], minlength=1)
         self._short = {length: int(count) for length, count in enumerate(counts) if count}
         self._load_snapshots(np.flatnonzero(rows["kind"] == SNAPSHOT), parents)
+
+    def _unveil(self, own: Int64s) -> None:
+        """Decrypt the digests of the entries ``own``, which rows have as one block each."""
+        if self.sealer is None or not len(own):
+            return
+        blocks = np.stack([self.c["chain"][own], self.c["head"][own]], axis=1).astype("<u8")
+        plain = np.frombuffer(self.sealer.unveiled(blocks.tobytes()), "<u8").reshape(-1, 2)
+        self.c["chain"][own], self.c["head"][own] = plain[:, 0], plain[:, 1]
+
+    def stored_size(self, nbytes: int) -> int:
+        """Return the bytes on the disk of a payload of ``nbytes``."""
+        return nbytes if self.sealer is None else sealed_size(nbytes)
+
+    def payload_size(self, entry: int) -> int:
+        """Return the bytes of an entry's payload in memory."""
+        stored: int = self.c["payload"].item(entry)
+        return stored if self.sealer is None or not stored else stored - SEAL_BYTES
 
     def add(self, *, parent: int, space: int, kind: int, **columns: Any) -> int:
         """Add an entry of this namespace, and return it."""
@@ -342,7 +362,7 @@ def prefix_of(
             entry,
             c["position"].item(entry),
             c["position"].item(entry) + c["tokens"].item(entry),
-            c["payload"].item(entry),
+            index.payload_size(entry),
             c["form"].item(entry),
         )
         for entry in path.entries
@@ -353,7 +373,7 @@ def prefix_of(
         snapshot,
         path.end,
         spans,
-        c["payload"].item(snapshot),
+        index.payload_size(snapshot),
         c["form"].item(snapshot),
         not rounded,
         tokens[: 4 * path.end],
@@ -417,7 +437,7 @@ def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int, into: StagingB
             line.item(span.entry),
             span.start,
             span.end - span.start,
-            span.payload_bytes,
+            index.stored_size(span.payload_bytes),
             target,
             skip,
         )
@@ -428,6 +448,6 @@ def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int, into: StagingB
         line.item(prefix.entry),
         prefix.position,
         0,
-        prefix.state_bytes,
+        index.stored_size(prefix.state_bytes),
         state[: prefix.state_bytes],
     )

@@ -39,6 +39,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from weft.memory.prefix_store import STORED_PAGE_TOKENS
 from weft.store.disk import OsDisk
+from weft.store.sealing import SEAL_BYTES
 
 ROW = np.dtype([
     ("kind", "u1"), ("flags", "u1"), ("tokens", "<u2"), ("form", "<u4"), ("number", "<u8"),
@@ -53,6 +54,8 @@ assert ROW.itemsize == ROW_BYTES
 HEADER, KV, SNAPSHOT, RETIRED, USED = 0, 1, 2, 3, 4
 INEXACT = 1
 """Bit of ``flags``: the bytes were rounded, or computed from rounded ones."""
+SEALED = 2
+"""Bit of ``flags``: payload, tokens, ``chain`` and ``head`` are encrypted (``sealing``)."""
 REMOTE_VOLUME = 0xFFFF_FFFF
 """Value of ``volume`` for a record that is an object of a bucket."""
 FORMAT_VERSION = 1
@@ -131,6 +134,16 @@ def head_of(parent_chain: int, tokens: bytes | memoryview) -> int:
     return chain_of(parent_chain, memoryview(tokens)[: 4 * STORED_PAGE_TOKENS])
 
 
+def token_sizes(rows: LedgerRows) -> npt.NDArray[np.uint64]:
+    """Return the bytes of each record's tokens in the file of tokens; 0 for rows that are not KV records."""
+    seals = np.where(rows["flags"] & SEALED != 0, np.uint64(SEAL_BYTES), np.uint64(0))
+    return np.where(rows["kind"] == KV, rows["tokens"].astype(np.uint64) * np.uint64(4) + seals, np.uint64(0))
+
+
+def token_size(row: np.void) -> int:
+    return 4 * int(row["tokens"]) + (SEAL_BYTES if row["flags"] & SEALED else 0) if row["kind"] == KV else 0
+
+
 def payload_checksum(payload: bytes | memoryview) -> bytes:
     """Return xxh3-128 of ``payload``, the canonical (big-endian) 16 bytes."""
     return xxh3_128_digest(payload)
@@ -190,8 +203,8 @@ class LedgerFiles:
         self.disk.read(self.rows_handle, memoryview(content), begin)
         return bytes(content)
 
-    def read_tokens(self, tokens_at: int, count: int) -> bytes:
-        content = bytearray(4 * count)
+    def read_tokens(self, tokens_at: int, nbytes: int) -> bytes:
+        content = bytearray(nbytes)
         self.disk.read(self.tokens_handle, memoryview(content), tokens_at)
         return bytes(content)
 

@@ -45,6 +45,7 @@ from weft.store.ledger import (
     valid_rows,
 )
 from weft.store.recovery import LiveRows, live_rows
+from weft.store.sealing import Sealer
 from weft.store.space import VOLUMES_FOLDER, Volumes
 
 STORE_FILE = "store.json"
@@ -69,7 +70,7 @@ class StoreOptions:
     ``cache_directory``: the directory in front of a bucket; None is one under ~/.cache/weft/store. ``refresh_s``:
     seconds between two searches for new segments of other writers. ``key_file``: of the signatures of a bucket
     (``signing``). ``required``: a bucket that does not answer at the start is an error. ``pinned``: (salt, token
-    bytes) of prefixes whose records are not evicted, the most wanted first."""
+    bytes) of prefixes whose records are not evicted, the most wanted first. ``sealer``: encrypts all records."""
 
     capacity_bytes: int | None = None
     write_bytes_per_second: float = WRITE_BYTES_PER_SECOND
@@ -84,6 +85,7 @@ class StoreOptions:
     refresh_s: float = 10.0
     required: bool = False
     pinned: Callable[[], Iterable[tuple[str, bytes]]] = tuple
+    sealer: Sealer | None = None
 
 
 @dataclass(slots=True)

@@ -19,11 +19,11 @@ from weft.errors import BusyError, ConfigError
 from weft.store.disk import OsDisk
 from weft.store.eviction import evict
 from weft.store.index import StoreIndex
-from weft.store.ledger import KV, create_ledger, remove_other_generations
+from weft.store.ledger import create_ledger, remove_other_generations
 from weft.store.opening import PARAM, STORE_FILE, OpenDirectory, open_directory
 from weft.store.recovery import LiveRows
 from weft.store.space import BLOCK_BYTES, Extents, blocks_for
-from weft.store.upkeep import compacted_rows
+from weft.store.upkeep import compacted_rows, tokens_of_rows
 
 PRUNE_ROUNDS = 16
 """Rankings of a prune: each evicts this part of the excess."""
@@ -80,13 +80,7 @@ def _pruned(
         live = _down_to(live, size_bytes)
     rows, volumes, moved = _packed(opened, live, progress)
     live = replace(live, rows=rows)
-    create_ledger(
-        opened.path,
-        opened.disk,
-        ledger.generation + 1,
-        compacted_rows(live),
-        (ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"])) for row in live.rows if row["kind"] == KV),
-    )
+    create_ledger(opened.path, opened.disk, ledger.generation + 1, compacted_rows(live), tokens_of_rows(ledger, live))
     remove_other_generations(opened.path, opened.disk, ledger.generation + 1)
     for volume in opened.volume_blocks.keys() - volumes:
         opened.volumes.remove(volume)

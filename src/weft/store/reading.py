@@ -26,11 +26,14 @@ from typing import Protocol
 import numpy as np
 
 from weft.memory.prefix_store import EventKind, Ticket
-from weft.store.ledger import LedgerError, payload_checksum
+from weft.store.ledger import LedgerError, payload_checksum, token_size
+from weft.store.sealing import PAYLOAD, TOKENS, Sealer
 
 THREADS = 4
 UNREACHABLE = "unreachable"
 """Reason of a failure that is the network's, not the record's."""
+SEAL_BROKEN = "seal"
+"""Reason of bytes that the key has not sealed."""
 
 
 class TokenSource(Protocol):
@@ -39,7 +42,7 @@ class TokenSource(Protocol):
     def read_row(self, index: int, number: int) -> np.void:
         """Return row ``index``. Raise LedgerError where it is not that of record ``number``."""
 
-    def read_tokens(self, tokens_at: int, count: int) -> bytes: ...
+    def read_tokens(self, tokens_at: int, nbytes: int) -> bytes: ...
 
 
 class PayloadSource(Protocol):
@@ -83,9 +86,14 @@ class FetchThreads:
     """The threads of fetches. ``finished`` is called once for each fetch, in a thread."""
 
     def __init__(
-        self, source: PayloadSource, finished: Callable[[RecordFetch], None], *, threads: int = THREADS
+        self,
+        source: PayloadSource,
+        finished: Callable[[RecordFetch], None],
+        *,
+        threads: int = THREADS,
+        sealer: Sealer | None = None,
     ) -> None:
-        self._source, self._finished = source, finished
+        self._source, self._finished, self._sealer = source, finished, sealer
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._unfinished = 0
@@ -133,11 +141,8 @@ class FetchThreads:
                 row = fetch.ledger.read_row(record.line, record.number)
                 if int(row["payload_bytes"]) != record.payload_bytes or int(row["tokens"]) != record.count:
                     raise LedgerError("row")
-                if (
-                    record.count
-                    and fetch.ledger.read_tokens(int(row["tokens_at"]), record.count)
-                    != fetch.tokens[4 * record.begin : 4 * (record.begin + record.count)]
-                ):
+                asked = fetch.tokens[4 * record.begin : 4 * (record.begin + record.count)]
+                if record.count and self._tokens(fetch.ledger, row) != asked:
                     raise LedgerError("tokens")
             except LedgerError as error:
                 fetch.failure = ("damaged", str(error), record.entry, record.number)
@@ -154,17 +159,39 @@ class FetchThreads:
         for record, row in rows:
             self.run(lambda record=record, row=row: self._read(fetch, record, row))  # type: ignore[misc]
 
+    def _tokens(self, ledger: TokenSource, row: np.void) -> bytes:
+        """Return the tokens of a record. Raise LedgerError where they do not open."""
+        stored = ledger.read_tokens(int(row["tokens_at"]), token_size(row))
+        if self._sealer is None:
+            return stored
+        tokens = bytearray(4 * int(row["tokens"]))
+        if not self._sealer.open(memoryview(stored), memoryview(tokens), row, TOKENS):
+            raise LedgerError(SEAL_BROKEN)
+        return bytes(tokens)
+
+    def _fill(self, record: RecordRead, row: np.void) -> str:
+        """Fill the target of ``record``; return why its bytes are damaged, nothing where they are not. Raise
+        OSError."""
+        assert record.into is not None
+        whole = self._sealer is None and not record.skip_bytes
+        stored = record.into if whole else memoryview(bytearray(record.payload_bytes))
+        self._source.read_payload(row, stored)
+        if payload_checksum(stored) != row["checksum"].tobytes():
+            return "checksum"
+        if self._sealer is not None:
+            plain = memoryview(bytearray(len(record.into) + record.skip_bytes)) if record.skip_bytes else record.into
+            if not self._sealer.open(stored, plain, row, PAYLOAD):
+                return SEAL_BROKEN
+            stored = plain
+        if record.skip_bytes:
+            record.into[:] = stored[record.skip_bytes :]
+        return ""
+
     def _read(self, fetch: RecordFetch, record: RecordRead, row: np.void) -> None:
         failure: tuple[EventKind, str, int, int] | None = None
-        assert record.into is not None
         try:
-            target = memoryview(bytearray(record.payload_bytes)) if record.skip_bytes else record.into
-            if fetch.failure is None:
-                self._source.read_payload(row, target)
-                if payload_checksum(target) != row["checksum"].tobytes():
-                    failure = ("damaged", "checksum", record.entry, record.number)
-                elif record.skip_bytes:
-                    record.into[:] = target[record.skip_bytes :]
+            if fetch.failure is None and (reason := self._fill(record, row)):
+                failure = ("damaged", reason, record.entry, record.number)
         except OSError as error:
             failure = ("missing", reason_of(error), record.entry, record.number)
         with fetch.lock:

@@ -69,7 +69,7 @@ class StoreRecords:
         pinned: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._opened = opened
-        self.index, self._namespace = StoreIndex(options.forms), namespace
+        self.index, self._namespace = StoreIndex(options.forms, options.sealer), namespace
         self._changes_before = 0
         """Changes of indexes that were replaced."""
         live = opened.live
@@ -167,6 +167,15 @@ class StoreRecords:
             self.writer.submit(MarkJob(used=tuple(self._used.items())))
         self._used.clear()
 
+    def snapshots_by_namespace(self) -> dict[bytes, int]:
+        """Return how many snapshots each namespace has."""
+        c, counts = self.index.c, Counter[bytes]()
+        spaces = c["space"][: self.index.length][c["kind"][: self.index.length] == SNAPSHOT]
+        by_space = np.bincount(spaces, minlength=len(self.index.spaces)).tolist()
+        for (namespace, _), space in self.index.spaces.items():
+            counts[namespace] += by_space[space]
+        return counts
+
     def stats(self, queued_bytes: int) -> StoreStats:
         c, length, counters = self.index.c, self.index.length, self.counters
         kinds = c["kind"][:length]
@@ -214,7 +223,7 @@ class StoreRecords:
         for record in job.records:
             if self.is_entry(record.entry, record.number):
                 self._drop(record.entry)
-            self.space.give(record.volume, record.block, len(record.payload))
+            self.space.give(record.volume, record.block, record.stored_bytes)
 
     def _durable(self, job: PutJob, lines: tuple[int, ...]) -> None:
         stale, durable = [], []
@@ -223,7 +232,7 @@ class StoreRecords:
                 self.index.c["line"][record.entry] = line
                 durable.append(record.entry)
             else:
-                stale.append((record.number, record.volume, record.block, len(record.payload)))
+                stale.append((record.number, record.volume, record.block, record.stored_bytes))
         self.index.make_durable(durable)
         self._retire(stale)
         self.counters.written_bytes += job.nbytes

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.prefix_store import RECORD_TOKENS_MAX, STORED_PAGE_TOKENS
-from weft.store.ledger import KV, REMOTE_VOLUME, RETIRED, ROW, SNAPSHOT, USED, LedgerRows
+from weft.store.ledger import KV, REMOTE_VOLUME, RETIRED, ROW, SNAPSHOT, USED, LedgerRows, token_sizes
 from weft.store.space import BLOCK_BYTES
 
 Bools = npt.NDArray[np.bool_]
@@ -108,7 +108,7 @@ def _placed(records: LedgerRows, volume_blocks: Mapping[int, int]) -> Bools:
 def _has_tokens(records: LedgerRows, tokens_bytes: int) -> Bools:
     counts = records["tokens"].astype(np.uint64)
     inside = (records["tokens_at"] <= np.uint64(tokens_bytes)) & (
-        counts * np.uint64(4) <= np.uint64(tokens_bytes) - np.minimum(records["tokens_at"], np.uint64(tokens_bytes))
+        token_sizes(records) <= np.uint64(tokens_bytes) - np.minimum(records["tokens_at"], np.uint64(tokens_bytes))
     )
     whole = (counts >= 1) & (counts <= RECORD_TOKENS_MAX) & (records["position"] % STORED_PAGE_TOKENS == 0)
     answer: Bools = np.where(records["kind"] == KV, inside & whole, True)

@@ -29,7 +29,17 @@ from weft.errors import ConfigError
 from weft.store.bucket import Bucket, Stored
 from weft.store.disk import OsDisk
 from weft.store.identity import NAMESPACES_FOLDER
-from weft.store.ledger import INEXACT, KV, SNAPSHOT, LedgerRows, chain_of, payload_checksum, root_chain
+from weft.store.ledger import (
+    INEXACT,
+    KV,
+    SEALED,
+    SNAPSHOT,
+    LedgerRows,
+    chain_of,
+    payload_checksum,
+    root_chain,
+    token_size,
+)
 from weft.store.opening import LOCK_FILE, PARAM, OpenDirectory, open_directory, read_ledger
 from weft.store.reading import reason_of
 from weft.store.recovery import LiveRows
@@ -90,7 +100,8 @@ def survey(path: Path) -> StoreSurvey:
 
 
 def verify(path: Path, progress: Progress, disk: OsDisk | None = None) -> VerifyResult:
-    """Read every payload. ``progress``: (records done, records). Raise ConfigError."""
+    """Read every payload; tokens that are encrypted cannot be compared. ``progress``: (records done, records). Raise
+    ConfigError."""
     with contextlib.closing(open_directory(path, disk or OsDisk(), write=False)) as opened:
         result = VerifyResult(dropped_rows=dict(opened.live.dropped) if opened.live is not None else {})
         if opened.live is None or opened.ledger is None:
@@ -113,13 +124,13 @@ def _suspects(opened: OpenDirectory, live: LiveRows, result: VerifyResult, progr
         reason = ""
         try:
             if row["kind"] == KV:
-                chain = chain_of(chain, opened.ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"])))
+                chain = chain_of(chain, opened.ledger.read_tokens(int(row["tokens_at"]), token_size(row)))
             payload = memoryview(bytearray(int(row["payload_bytes"])))
             if len(payload):
                 opened.volumes.read_payload(row, payload)
             if payload_checksum(payload) != row["checksum"].tobytes():
                 reason = "checksum"
-            elif chain != int(row["chain"]):
+            elif chain != int(row["chain"]) and not row["flags"] & SEALED:
                 reason = "tokens"
         except OSError as error:
             reason = error.strerror or str(error)

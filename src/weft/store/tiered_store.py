@@ -17,9 +17,12 @@ Laws: L8, L10 (the same compare and checksum for both), L3 (a bucket that is awa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import queue
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,12 +36,13 @@ from weft.store.bucket import Bucket, record_key
 from weft.store.directory_store import FINAL_WRITES_S, DirectoryStore
 from weft.store.disk import OsDisk
 from weft.store.eviction import subtree
-from weft.store.identity import NamespaceIdentity
+from weft.store.identity import NAMESPACES_FOLDER, NamespaceIdentity
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex, is_current, places_of, prefix_of, reads_of
 from weft.store.ledger import SNAPSHOT, token_bytes
 from weft.store.location import is_bucket
 from weft.store.opening import PARAM, StoreOptions, open_directory, write_namespace
 from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
+from weft.store.sealing import FLAG
 from weft.store.signing import read_signer
 from weft.store.uploads import BucketThread, RemoteIndex, RemoteLedger, UploadJob
 from weft.units import format_bytes
@@ -69,12 +73,14 @@ class TieredStore:
 
     def __init__(self, local: DirectoryStore, bucket: Bucket, *, refresh_s: float = 10.0) -> None:
         self.local, self.bucket = local, bucket
-        self.remote = StoreIndex(local.records.index.forms)
+        sealer = local.records.index.sealer
+        self.remote = StoreIndex(local.records.index.forms, sealer)
         opened = local.opened
         folder = opened.path / "remote" / local.identity.digest.hex()
         self._remote_ledger = RemoteLedger(folder, opened.disk)
         self._outcomes: queue.SimpleQueue[RecordFetch | RemoteIndex] = queue.SimpleQueue()
-        self._reader = FetchThreads(BucketSource(bucket, local.identity.digest.hex()), self._outcomes.put)
+        source = BucketSource(bucket, local.identity.digest.hex())
+        self._reader = FetchThreads(source, self._outcomes.put, sealer=sealer)
         self.uploads = BucketThread(
             bucket,
             local.identity,
@@ -83,6 +89,7 @@ class TieredStore:
             self._outcomes.put,
             refresh_s=refresh_s,
             forms=local.records.index.forms,
+            sealer=sealer,
         )
         self._fetches: dict[Ticket, RemoteFetch] = {}
         self._puts: dict[Ticket, tuple[str | None, bytes, bool]] = {}
@@ -336,4 +343,25 @@ def open_local(
         except OSError as error:
             opened.close()
             raise ConfigError(f"--store {directory}: {error.strerror}", param=PARAM) from None
-    return DirectoryStore(opened, identity, options)
+    store = DirectoryStore(opened, identity, options)
+    note = _other_keys(store)
+    if note:
+        opened.notes.append(note)
+    return store
+
+
+def _other_keys(store: DirectoryStore) -> str:
+    """Return a line about snapshots that differ from those of ``store`` in nothing but their key, if there are any."""
+    opened, own = store.opened, store.identity
+    plain, counts = own.without_key, Counter[str]()
+    for namespace, snapshots in store.records.snapshots_by_namespace().items():
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            content = opened.disk.read_file(opened.path / NAMESPACES_FOLDER / f"{namespace.hex()}.json")
+            other = NamespaceIdentity(**json.loads(content))
+            if namespace != own.digest and other.without_key == plain:
+                why = "not encrypted" if other.key is None else "encrypted with another key"
+                counts["encrypted, and no key is given" if own.key is None else why] += snapshots
+    sentence = ", ".join(
+        f"{count:,} snapshots of this model are {why}" for why, count in sorted(counts.items()) if count
+    )
+    return f"{opened.path}: {sentence} ({FLAG}): they are not used" if sentence else ""

@@ -13,7 +13,7 @@ Law: L11 (the ledger is bounded by its live rows).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,14 @@ from weft.store.ledger import (
     create_ledger,
     generations,
     remove_other_generations,
+    token_size,
+    token_sizes,
     valid_rows,
     with_hashes,
 )
 from weft.store.opening import OpenDirectory, read_ledger
 from weft.store.recovery import LiveRows, live_rows
+from weft.store.sealing import Sealer
 
 COMPACT_ROWS_LEAST = 65_536
 COMPACT_ROWS_FEW = 1024
@@ -71,6 +74,7 @@ class Upkeep:
     free_bytes: int
     forms: frozenset[int] | None = None
     """Forms of records that the engine reads; None for all."""
+    sealer: Sealer | None = None
     live_count: int = 0
     measurements: int = 0
     """How often ``free_bytes`` was measured."""
@@ -119,7 +123,7 @@ class Upkeep:
         finally:
             self.next_follow = self.clock() + max(FOLLOW_S, 50 * (self.clock() - began))
         if fresh is not None and live is not None:
-            index = StoreIndex(self.forms)
+            index = StoreIndex(self.forms, self.sealer)
             index.load(live, self.namespace)
             self.report(Refreshed(fresh, index, live.last_number))
 
@@ -133,21 +137,20 @@ def compact(ledger: LedgerFiles, volume_blocks: dict[int, int]) -> Compacted:
     rows, valid, _ = valid_rows(ledger.read_rows_from(1))
     live = live_rows(rows, valid, volume_blocks=volume_blocks, tokens_bytes=ledger.tokens_bytes)
     generation = ledger.generation + 1
-    fresh = create_ledger(
-        ledger.directory,
-        ledger.disk,
-        generation,
-        compacted_rows(live),
-        (ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"])) for row in live.rows if row["kind"] == KV),
-    )
+    fresh = create_ledger(ledger.directory, ledger.disk, generation, compacted_rows(live), tokens_of_rows(ledger, live))
     remove_other_generations(ledger.directory, ledger.disk, generation)
     return Compacted(fresh, live.rows["number"].copy(), np.arange(1, len(live.rows) + 1, dtype=np.int64))
+
+
+def tokens_of_rows(ledger: LedgerFiles, live: LiveRows) -> Iterator[bytes]:
+    """Yield the tokens of each KV record, as they are in the file. Raises OSError."""
+    return (ledger.read_tokens(int(row["tokens_at"]), token_size(row)) for row in live.rows if row["kind"] == KV)
 
 
 def compacted_rows(live: LiveRows) -> bytes:
     """Return the live rows with their uses, new places of tokens, and new hashes."""
     rows = np.array(live.rows)
-    sizes = np.where(rows["kind"] == KV, rows["tokens"].astype(np.uint64) * np.uint64(4), np.uint64(0))
+    sizes = token_sizes(rows)
     rows["uses"] = live.uses
     rows["tokens_at"] = np.where(rows["kind"] == KV, np.cumsum(sizes) - sizes, np.uint64(0))
     return with_hashes(rows)

@@ -51,8 +51,11 @@ from weft.store.ledger import (
     parse_rows,
     payload_checksum,
     row_of,
+    token_size,
+    token_sizes,
 )
 from weft.store.recovery import LiveRows, live_rows
+from weft.store.sealing import Sealer
 from weft.store.space import Volumes
 
 SEGMENT_MAGIC = b"weft-store-seg\0\0"
@@ -87,7 +90,7 @@ def rows_of_segment(content: bytes) -> LedgerRows | None:
     ):
         return None
     rows, valid = parse_rows(body[: count * ROW_BYTES])
-    ends = rows["tokens_at"].astype(np.float64) + 4.0 * rows["tokens"]
+    ends = rows["tokens_at"].astype(np.float64) + token_sizes(rows)
     return rows if valid.all() and (ends <= token_bytes).all() else None
 
 
@@ -138,7 +141,7 @@ class RemoteLedger:
             path, tokens_at = self._files[place]
             rows = self._rows[place]
             self._disk.remove(path)
-            self.nbytes -= tokens_at + 4 * int(rows["tokens"].sum())
+            self.nbytes -= tokens_at + int(token_sizes(rows).sum())
             with self._lock:
                 self._lost.update(rows["number"].tolist())
         return bool(gone)
@@ -158,10 +161,10 @@ class RemoteLedger:
             raise LedgerError("row")
         return row
 
-    def read_tokens(self, tokens_at: int, count: int) -> bytes:
+    def read_tokens(self, tokens_at: int, nbytes: int) -> bytes:
         segment, at = tokens_at >> _SEGMENT_SHIFT, tokens_at & ((1 << _SEGMENT_SHIFT) - 1)
         path, begin = self._files[segment]
-        content = bytearray(4 * count)
+        content = bytearray(nbytes)
         with self._disk.reading(path) as handle:
             self._disk.read(handle, memoryview(content), begin + at)
         return bytes(content)
@@ -191,7 +194,7 @@ class RemoteLedger:
         blocks = (rows["payload_bytes"] + np.uint64(4095)) // np.uint64(4096)
         rows["offset"] = (np.cumsum(blocks) - blocks + np.uint64(1)) * np.uint64(4096) + self._end_of_places()
         rows["tokens_at"] += np.uint64(len(self._files) << _SEGMENT_SHIFT)
-        self.nbytes += HEADER_BYTES + len(rows) * ROW_BYTES + 4 * int(rows["tokens"].sum())
+        self.nbytes += HEADER_BYTES + len(rows) * ROW_BYTES + int(token_sizes(rows).sum())
         self._places[name] = len(self._rows)
         with self._lock:
             self._rows.append(rows)
@@ -246,8 +249,9 @@ class BucketThread:
         *,
         refresh_s: float,
         forms: frozenset[int] | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
-        self._forms = forms
+        self._forms, self._sealer = forms, sealer
         self._bucket, self._identity, self._ledger = bucket, identity, ledger
         self._volumes, self._report, self._refresh_s = volumes, report, refresh_s
         self._namespace = identity.digest.hex()
@@ -357,7 +361,7 @@ class BucketThread:
                 continue
             try:
                 row = job.ledger.read_row(line, number)
-                tokens = job.ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"])) if row["kind"] == KV else b""
+                tokens = job.ledger.read_tokens(int(row["tokens_at"]), token_size(row))
                 payload = memoryview(bytearray(int(row["payload_bytes"])))
                 if len(payload):
                     self._volumes.read_payload(row, payload)
@@ -410,6 +414,6 @@ class BucketThread:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        index = StoreIndex(self._forms)
+        index = StoreIndex(self._forms, self._sealer)
         index.load(self._ledger.live(), self._identity.digest)
         self._report(RemoteIndex(index))

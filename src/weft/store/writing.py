@@ -20,7 +20,7 @@ import errno
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -31,6 +31,7 @@ from weft.store.ledger import (
     INEXACT,
     KV,
     RETIRED,
+    SEALED,
     SNAPSHOT,
     USED,
     LedgerFiles,
@@ -40,6 +41,7 @@ from weft.store.ledger import (
     row_of,
 )
 from weft.store.reading import reason_of
+from weft.store.sealing import PAYLOAD, TOKENS, Sealer
 from weft.store.space import BLOCK_BYTES, Volumes
 
 BATCH_BYTES = 32 << 20
@@ -52,7 +54,8 @@ FAILURES_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class RecordWrite:
-    """One record of a put: its row but for the checksum and the tokens' place, its payload and tokens."""
+    """One record of a put: its row but for the checksum and the tokens' place, its payload and tokens as the engine has
+    them. ``stored_bytes``: of the payload on the disk."""
 
     entry: int
     number: int
@@ -61,6 +64,7 @@ class RecordWrite:
     payload: memoryview
     tokens: bytes
     row: dict[str, Any]
+    stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,11 @@ class WriteThread:
         idle: Callable[[LedgerFiles], LedgerFiles],
         reads_first: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
+        sealer: Sealer | None = None,
     ) -> None:
+        self._sealer = sealer
+        self._checksums: dict[int, bytes] = {}
+        """By the number of a record that was written and has no row yet."""
         self.ledger, self._volumes, self._finished, self._idle = ledger, volumes, finished, idle
         self._reads_first = reads_first
         self._rate = WriteRate(bytes_per_second, clock)
@@ -249,8 +257,12 @@ class WriteThread:
         return None
 
     def _write_record(self, record: RecordWrite) -> None:
-        for at in range(0, len(record.payload), PIECE_BYTES):
-            piece = record.payload[at : at + PIECE_BYTES]
+        stored = record.payload
+        if self._sealer is not None:
+            stored = memoryview(self._sealer.seal(record.payload, record.row, PAYLOAD))
+        self._checksums[record.number] = payload_checksum(stored)
+        for at in range(0, len(stored), PIECE_BYTES):
+            piece = stored[at : at + PIECE_BYTES]
             self._wait_for_rate(len(piece))
             if not self._closing:
                 self._reads_first(READS_FIRST_S)
@@ -295,11 +307,13 @@ class WriteThread:
                     row_of(
                         **record.row,
                         number=record.number,
-                        checksum=payload_checksum(record.payload),
+                        checksum=self._checksums[record.number],
                         tokens_at=self.ledger.tokens_bytes + len(tokens),
                     )
                 )
-                tokens += record.tokens
+                content = record.tokens
+                tokens += content if self._sealer is None else self._sealer.seal(content, record.row, TOKENS)
+        self._checksums.clear()
         first, reason, detail = self._append(rows, bytes(tokens))
         for job, at in good:
             if reason is None:
@@ -371,7 +385,8 @@ def records_of(
     request: PutRequest, index: StoreIndex, places: Sequence[tuple[int, int]], first_number: int
 ) -> tuple[RecordWrite, ...]:
     """Return the records with their rows; each gets an entry that is not durable yet."""
-    flags = 0 if request.exact else INEXACT
+    sealer = index.sealer
+    flags = (0 if request.exact else INEXACT) | (0 if sealer is None else SEALED)
     written = int(time.time()) & 0xFFFF_FFFF
     space = index.spaces.setdefault((request.namespace, request.salt), len(index.spaces))
     base = request.base
@@ -396,7 +411,7 @@ def records_of(
             flags=flags,
             volume=place[0],
             block=place[1],
-            payload=len(payload),
+            payload=index.stored_size(len(payload)),
             seconds=request.seconds,
             **own,
         )
@@ -407,9 +422,13 @@ def records_of(
             "parent": parent_number,
             "volume": place[0],
             "offset": place[1] * BLOCK_BYTES,
-            "payload_bytes": len(payload),
+            "payload_bytes": index.stored_size(len(payload)),
         }
-        records.append(RecordWrite(entry, number, place[0], place[1], payload, content, row))
+        if sealer is not None:
+            row |= _veiled(sealer, row)
+        records.append(
+            RecordWrite(entry, number, place[0], place[1], payload, content, row, index.stored_size(len(payload)))
+        )
         return entry
 
     for piece, place in zip(request.pieces, places, strict=False):
@@ -437,3 +456,15 @@ def records_of(
         form=request.state_form,
     )
     return tuple(records)
+
+
+def _veiled(sealer: Sealer, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a sealed record's row that differ from those of a plain one; all fields that say what its
+    bytes are have values."""
+    digests = row["chain"].to_bytes(8, "little") + row.get("head", 0).to_bytes(8, "little")
+    veiled = sealer.veiled(digests)
+    return {
+        "chain": int.from_bytes(veiled[:8], "little"),
+        "head": int.from_bytes(veiled[8:], "little"),
+        "tokens": row.get("tokens", 0),
+    }

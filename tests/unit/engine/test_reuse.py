@@ -191,7 +191,7 @@ def test_places_that_nobody_asked_for_are_kept_while_slots_lie_idle_and_no_longe
     auto.submit("a", text(1, 1100))
     auto.run()
     assert {512, 640, 768, 896, 1024} <= set(taps(auto)), "insurance, and between"
-    for frame_count, kept in ((200, len(places)), (40, 2)):
+    for frame_count, kept in ((200, len(places)), (44, 4)):
         rig = warm(
             frame_count=frame_count,
             max_model_len=1120,
@@ -249,7 +249,8 @@ def test_several_that_come_at_once_take_from_a_full_cache_what_each_takes_alone(
         return [evicted for plan in rig.plans[full:] if (evicted := len(plan.reservation.evicted))]
 
     [alone] = given_up(1)
-    assert given_up(count) == [count * alone]
+    [together] = given_up(count)
+    assert count * alone <= together <= count * alone + 1, "and at most one more for the slots ahead of need"
 
 
 def test_flushing_forgets_what_nobody_reads_and_harms_nobody() -> None:

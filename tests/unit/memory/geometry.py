@@ -55,8 +55,10 @@ def small_memory(
     compressed_pages: int = 0,
     compressed_kv_share: float = 0,
     policy: str = "lru",
+    slots_ahead: int = 1,
 ) -> Memory:
-    """``policy`` by name; its clock goes on by a second each time it is read."""
+    """``policy`` by name; its clock goes on by a second each time it is read. ``slots_ahead``: fewer than in
+    service, so that tables of a few frames stay readable."""
     arena = small_arena(
         pages_per_frame,
         slots_per_frame,
@@ -65,9 +67,11 @@ def small_memory(
         compressed_kv_share=compressed_kv_share,
     )
     seconds = count()
-    return Memory(
+    memory = Memory(
         arena, cache=cache, policy=make_policy(policy, arena, PrefillCost(1.0, 1e-4), lambda: float(next(seconds)))
     )
+    memory._state.slots_ahead = slots_ahead
+    return memory
 
 
 def open_in(transaction: Transaction, memory: Memory, seq: int, tokens: int, headroom_pages: int = 0) -> bool:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import xxhash
 import zstandard
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _ROW = struct.Struct("<BBHIQQIIQQ16sQQQ16s16sfIIIQ")
 assert _ROW.size == 144
@@ -52,8 +55,8 @@ class Prefix:
     exact: bool
 
 
-def read_store(directory: Path) -> list[Prefix]:
-    """Every prefix that can be restored, by the rules of the page."""
+def read_store(directory: Path, secret: bytes = b"") -> list[Prefix]:
+    """Every prefix that can be restored, by the rules of the page. ``secret``: of a key file."""
     names = sorted((directory.glob("ledger-????????.rows")), reverse=True)
     for name in names:
         content = name.read_bytes()
@@ -64,7 +67,7 @@ def read_store(directory: Path) -> list[Prefix]:
             and _valid(content[:144])
         )
         if header or any(_valid(content[at : at + 144]) for at in range(144, len(content), 144)):
-            return _prefixes(directory, content[144:], name.with_suffix(".tokens").read_bytes())
+            return _prefixes(directory, content[144:], name.with_suffix(".tokens").read_bytes(), secret)
     return []
 
 
@@ -76,7 +79,7 @@ def _valid(row: bytes) -> bool:
     return len(row) == 144 and xxhash.xxh3_64_intdigest(row[:136]) == struct.unpack("<Q", row[136:])[0]
 
 
-def _prefixes(directory: Path, content: bytes, tokens: bytes) -> list[Prefix]:
+def _prefixes(directory: Path, content: bytes, tokens: bytes, secret: bytes) -> list[Prefix]:
     volumes = {int(path.name[-5:]): path.read_bytes() for path in (directory / "volumes").iterdir()}
     volumes = {number: volume for number, volume in volumes.items() if _is_volume(number, volume)}
     rows = [
@@ -96,6 +99,7 @@ def _prefixes(directory: Path, content: bytes, tokens: bytes) -> list[Prefix]:
             row.kind in (1, 2)
             and row.number not in retired
             and inside
+            and (secret or not row.flags & 2)
             and row.tokens_at + 4 * row.tokens <= len(tokens)
         ):
             by_number.setdefault(row.number, row)
@@ -113,12 +117,19 @@ def _prefixes(directory: Path, content: bytes, tokens: bytes) -> list[Prefix]:
             xxhash.xxh3_128_digest(payload) != one.checksum for payload, one in zip(payloads, (*path, row), strict=True)
         ):
             continue
+        try:
+            payloads = [
+                _opened(payload, one, b"payload", secret) for payload, one in zip(payloads, (*path, row), strict=True)
+            ]
+            ids_by_record = [_opened(_tokens(one, tokens), one, b"tokens", secret) for one in path]
+        except InvalidTag:
+            continue
         payloads = [
             _unpacked(payload) if one.form == 4 else payload
             for payload, one in zip(payloads, (*path, row), strict=True)
         ]
-        ids = b"".join(tokens[one.tokens_at : one.tokens_at + 4 * one.tokens] for one in path)
-        if _chain(path, tokens) != row.chain:
+        ids = b"".join(ids_by_record)
+        if _chain(path, ids_by_record) != _digests(row, secret)[0]:
             continue
         answer.append(
             Prefix(
@@ -195,10 +206,33 @@ def _path(snapshot: Row, by_number: dict[int, Row]) -> tuple[Row, ...] | None:
     return tuple(reversed(path)) if end == 0 else None
 
 
-def _chain(path: tuple[Row, ...], tokens: bytes) -> int:
+def _chain(path: tuple[Row, ...], ids_by_record: list[bytes]) -> int:
     chain = xxhash.xxh3_64_intdigest(path[0].namespace + path[0].salt)
-    for row in path:
-        chain = xxhash.xxh3_64_intdigest(
-            struct.pack("<Q", chain) + tokens[row.tokens_at : row.tokens_at + 4 * row.tokens]
-        )
+    for ids in ids_by_record:
+        chain = xxhash.xxh3_64_intdigest(struct.pack("<Q", chain) + ids)
     return chain
+
+
+def _tokens(row: Row, tokens: bytes) -> bytes:
+    return tokens[row.tokens_at : row.tokens_at + 4 * row.tokens + (28 if row.flags & 2 else 0)]
+
+
+def _key(secret: bytes, purpose: bytes) -> bytes:
+    return hashlib.blake2b(secret, digest_size=32, person=purpose).digest()
+
+
+def _digests(row: Row, secret: bytes) -> tuple[int, int]:
+    """Chain and head."""
+    if not row.flags & 2:
+        return row.chain, row.head
+    cipher = Cipher(algorithms.AES(_key(secret, b"weft-store-rows")), modes.ECB()).decryptor()
+    chain, head = struct.unpack("<QQ", cipher.update(struct.pack("<QQ", row.chain, row.head)))
+    return chain, head
+
+
+def _opened(content: bytes, row: Row, what: bytes, secret: bytes) -> bytes:
+    if not row.flags & 2 or not content:
+        return content
+    fields = struct.pack("<BBIHIQQ", row.kind, row.flags, row.form, row.tokens, row.position, row.chain, row.head)
+    cipher = AESGCM(_key(secret, b"weft-store-recs"))
+    return cipher.decrypt(content[:12], content[12:], what + fields + row.namespace)

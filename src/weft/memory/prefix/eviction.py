@@ -42,6 +42,10 @@ from weft.memory.prefix.edge import COMPRESSED, Node
 from weft.memory.values import Eviction, FrameClaim, FrameKind, NodeId
 from weft.units import PAD, PageId, ceil_div
 
+SLOTS_AHEAD_MIN = 2
+"""Slots ahead of need in any arena. A snapshot leaves a free slot for the next sequence (``Transaction.save``), so with
+one slot ahead no snapshot would be taken once the arena is full, and a prompt shared by requests that end differently
+would be computed for each of them."""
 SLOTS_AHEAD_MAX = 24
 SLOTS_AHEAD_SHARE = 64
 """Inverse share of the slots that are kept free ahead of need."""
@@ -50,7 +54,7 @@ SLOTS_AHEAD_SHARE = 64
 def slots_ahead(slot_count: int) -> int:
     """Return the slots to keep free of ``slot_count``. A snapshot without a free slot is skipped; a step may want
     several."""
-    return min(SLOTS_AHEAD_MAX, ceil_div(slot_count, SLOTS_AHEAD_SHARE))
+    return min(SLOTS_AHEAD_MAX, max(SLOTS_AHEAD_MIN, ceil_div(slot_count, SLOTS_AHEAD_SHARE)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from typing import BinaryIO
 import msgspec
 
 from weft.errors import ConfigError, NotFoundError, RequestError
-from weft.server.objects import Bounds, NewObject, ObjectDatabase
+from weft.objects.database import Bounds, NewObject, ObjectDatabase
 
 _NAME_CHARS_MAX = 512
 _log = logging.getLogger("weft.server")

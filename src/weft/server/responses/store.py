@@ -27,13 +27,12 @@ from typing import TypeVar
 import msgspec
 
 from weft.errors import ConfigError, NotFoundError, QueueFullError, RequestError, UserError
-from weft.server.objects import Bounds, NewObject, ObjectDatabase
-from weft.server.running import LockFile, is_locked, state_directory
+from weft.objects.database import Bounds, NewObject, ObjectDatabase
+from weft.objects.sessions import KIND as SESSION_KIND
+from weft.server.running import LockFile, is_locked
 
 WAITING_MAX = 4096
 KIND = "response"
-SESSION_KIND = "session"
-"""Objects of ``weft.server.sessions``, in the same file."""
 T = TypeVar("T")
 
 
@@ -313,11 +312,6 @@ def _migrate(database: ObjectDatabase, version: int) -> None:
         database.insert(KIND, stored.as_object(owner, runner), created_s, root=root)
     for name in ("responses", "contents", "conversations"):
         database.db.execute(f"DROP TABLE {name}")
-
-
-def default_path() -> Path:
-    """Return the path of the file in the user's state directory."""
-    return state_directory() / "responses.sqlite"
 
 
 def _unknown(response_id: str) -> UnknownResponseError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,18 @@ from starlette.responses import Response
 from weft.adapters import salted
 from weft.engine.stats import NamedPrefix, PinState
 from weft.errors import RequestError, WeftError
+from weft.objects.conversations import check_pictures, conversation_content, conversation_of, known_prefix
+from weft.objects.sessions import (
+    Content,
+    StoredSession,
+    UnknownSessionError,
+    check_identity,
+    check_name,
+    decoded,
+    forked_session,
+    new_session,
+    tokens_of,
+)
 from weft.request import SamplingParams
 from weft.server.chat import chat_conversation
 from weft.server.generation import Generation
@@ -30,11 +41,11 @@ from weft.server.responses.items import messages_of
 from weft.server.responses.turns import read_history
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
-from weft.server.sessions.continuing import check_identity, decoded, identity_of, known_prefix, session_store, tokens_of
-from weft.server.sessions.objects import SessionStore, StoredSession, UnknownSessionError, check_name, session_id
+from weft.server.sessions.continuing import identity_of, session_store
+from weft.server.sessions.store import SessionStore
 from weft.server.sse import json_response, owner_of, page_of, read_raw, salt_of, unless_gone
 from weft.text.chat import ChatMessage
-from weft.text.chat_request import KnownPrefix, Prompt, text_digest
+from weft.text.chat_request import KnownPrefix, Prompt
 
 SWEEP_EVERY_S = 5.0
 _log = logging.getLogger("weft.server")
@@ -95,17 +106,6 @@ class DeletedSession(msgspec.Struct, kw_only=True):
     deleted: bool
 
 
-class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens and the conversation of a new session. ``chars``, ``digest``: of the text, as in ``KnownPrefix``."""
-
-    tokens: list[int]
-    messages: bytes = b""
-    tools: bytes = b""
-    variables: bytes = b""
-    chars: int = 0
-    digest: bytes = b""
-
-
 class Sessions:
     """Saves and restores for every way to ask for it; a ``Background`` that removes expired ones."""
 
@@ -135,31 +135,20 @@ class Sessions:
         *,
         salt: str,
         expires_after: float | None,
-        parent: str | None = None,
     ) -> SessionObject:
         """Raises RequestError, SessionLimitError, and the engine's refusal of the tokens."""
         owner, store = owner_of(request), self.store
-        check_name(name)
-        if not content.tokens:
-            raise RequestError("the prompt is empty: a session has at least one token", param="prompt")
-        now_s = store.clock()
-        session = StoredSession(
-            session_id=session_id(name, owner),
+        session = new_session(
+            content,
             name=name,
+            owner=owner,
             model=model.base,
             asked=None if model.name == model.base else model.name,
             salt=salt,
             engine_salt=salted(model.adapter, salt),
-            tokens=array("i", content.tokens).tobytes(),
             identity=identity_of(self._service, model),
-            created_s=now_s,
-            expires_s=now_s + self._age(expires_after),
-            parent=parent,
-            messages=content.messages,
-            tools=content.tools,
-            variables=content.variables,
-            chars=content.chars,
-            digest=content.digest,
+            now_s=store.table.clock(),
+            age_s=store.table.limits.age(expires_after),
         )
         await store.check_room(name, owner, len(session.tokens) + len(session.messages))
         before = await self._before(name, owner)
@@ -186,15 +175,9 @@ class Sessions:
         owner, store = owner_of(request), self.store
         session = await store.get(name, owner)
         await self._model_of(session)
-        now_s = store.clock()
-        forked = msgspec.structs.replace(
-            session,
-            session_id=session_id(check_name(into), owner),
-            name=into,
-            parent=name,
-            created_s=now_s,
-            expires_s=now_s + self._age(expires_after),
-        )
+        table = store.table
+        age_s = table.limits.age(expires_after)
+        forked = forked_session(session, into, owner=owner, now_s=table.clock(), age_s=age_s)
         await store.put(forked, owner)
         return shown(forked, await self._pin(forked, waits=False), 0)
 
@@ -217,21 +200,8 @@ class Sessions:
 
     async def _model_of(self, session: StoredSession) -> ServedModel:
         model = await self._service.model_for(session.asked or session.model)
-        check_identity(self._service, session, model)
+        check_identity(session, model.base, identity_of(self._service, model))
         return model
-
-    def _age(self, expires_after: float | None) -> float:
-        """Raises RequestError."""
-        longest = self.store.limits.age_s
-        if expires_after is None:
-            return longest
-        if not 0 < expires_after <= longest:
-            raise RequestError(
-                f"expires_after is {expires_after:g} s; it must be above 0 and at most {longest:g} "
-                "(limits.session_days)",
-                param="expires_after",
-            )
-        return expires_after
 
     async def _before(self, name: str, owner: str) -> StoredSession | None:
         try:
@@ -251,29 +221,29 @@ class Sessions:
         """Bring the state of ``session`` into an engine's memory, and pin it. Return the tokens that were computed for
         it, and the states of the engines. A prompt never resumes at its own end: a state that the store has is
         restored with a prompt of one token more."""
-        tokens = tokens_of(session)
-        states = await self._pin(session)
-        if any(one.tokens == len(tokens) for one in states):
+        states, count = await self._pin(session), session.token_count
+        if any(one.tokens == count for one in states):
             return 0, states
-        computed = 0
-        if any(one.is_stored for one in states) and len(tokens) < model.info.sizes.max_model_len:
-            computed = await self._compute(request, model, session, [*tokens, tokens[-1]]) - 1
+        prompt, computed = await _prompt_of(session, model), 0
+        if any(one.is_stored for one in states) and count < model.info.sizes.max_model_len:
+            longer = msgspec.structs.replace(prompt, tokens=[*prompt.tokens, prompt.tokens[-1]])
+            computed = await self._compute(request, model, session, longer) - 1
             states = await self._pin(session)
-        if not any(one.tokens == len(tokens) for one in states):
-            computed = await self._compute(request, model, session, tokens)
+        if not any(one.tokens == count for one in states):
+            computed = await self._compute(request, model, session, prompt)
             states = await self._pin(session)
         return computed, states
 
-    async def _compute(self, request: Request, model: ServedModel, session: StoredSession, tokens: list[int]) -> int:
-        """Return how many of ``tokens`` an engine computed."""
+    async def _compute(self, request: Request, model: ServedModel, session: StoredSession, prompt: Prompt) -> int:
+        """Return how many tokens of ``prompt`` an engine computed."""
         sampling = SamplingParams(max_tokens=0, temperature=0.0)
-        generation = Generation(self._service, model, [Prompt(tokens)], [sampling], priority=0, cache_salt=session.salt)
+        generation = Generation(self._service, model, [prompt], [sampling], priority=0, cache_salt=session.salt)
         try:
             await unless_gone(generation.start(), request.receive)
             await generation.whole()
         finally:
             generation.close()
-        return len(tokens) - generation.cached_tokens()
+        return len(prompt.tokens) - generation.cached_tokens()
 
     async def _pin(self, session: StoredSession, *, waits: bool = True) -> list[PinState]:
         fleet = self._service.fleet_of(session.model)
@@ -296,7 +266,19 @@ class Sessions:
 
 
 def named_prefix(session: StoredSession) -> NamedPrefix:
-    return NamedPrefix(session.session_id, session.engine_salt, session.tokens)
+    return NamedPrefix(session.session_id, session.engine_salt, session.compared)
+
+
+async def _prompt_of(session: StoredSession, model: ServedModel) -> Prompt:
+    """Return the tokens of ``session`` with its pictures, which are read again. Raises RequestError where they cannot
+    be, SessionConflictError where they are others now."""
+    if not session.keys:
+        return Prompt(tokens_of(session))
+    conversation = conversation_of(session)
+    _, prompt = await model.write_chat(conversation, with_places=False)
+    encoded = await model.encode_chat(prompt, add_special_tokens=False)
+    check_pictures(session, encoded)
+    return Prompt(encoded.tokens, pictures=encoded.pictures)
 
 
 def shown(session: StoredSession, states: Sequence[PinState] = (), computed: int | None = None) -> SessionObject:
@@ -392,26 +374,17 @@ class SessionHandlers:
             add_generation_prompt=False,
         )
         _, prompt = await model.write_chat(chat_conversation(chat), with_places=False)
-        if prompt.pictures:
-            raise RequestError("a session has no pictures: save one from text", param="messages")
         await model.check_text(prompt.text, param="messages")
         encoded = await model.encode_chat(
             prompt, add_special_tokens=False, known=await self._known(request, body.name, model)
         )
-        return Content(
-            tokens=encoded.tokens,
-            messages=msgspec.json.encode(body.messages),
-            tools=msgspec.json.encode(body.tools) if body.tools else b"",
-            variables=msgspec.json.encode(body.chat_template_kwargs) if body.chat_template_kwargs else b"",
-            chars=len(prompt.text),
-            digest=text_digest(prompt.text),
-        )
+        return conversation_content(encoded, prompt.text, body.messages, body.tools, body.chat_template_kwargs)
 
     async def _known(self, request: Request, name: str, model: ServedModel) -> KnownPrefix | None:
         """Return the tokens that the session had so far: a longer one goes on from them."""
         try:
             session = await self._sessions.store.get(name, owner_of(request))
-            check_identity(self._service, session, model)
+            check_identity(session, model.base, identity_of(self._service, model))
         except WeftError:
             return None
         return known_prefix(session)

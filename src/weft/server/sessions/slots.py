@@ -19,11 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.errors import RequestError
+from weft.objects.sessions import Content, check_name, tokens_of
 from weft.server.protocol import read_body
 from weft.server.service import Service
-from weft.server.sessions.continuing import tokens_of
-from weft.server.sessions.objects import check_name
-from weft.server.sessions.routes import Content, Sessions
+from weft.server.sessions.routes import Sessions
 from weft.server.sessions.slot_table import SlotContent
 from weft.server.sse import json_response, owner_of, read_raw
 

@@ -167,7 +167,11 @@ class FleetOfWorker:
         self.on_step_tokens: Callable[[int, list[int]], None] = lambda replica, sizes: None
         self.weight_version = ""
         """Unknown to a worker: its supervisor answers /health and updates; events carry the version of their tokens."""
-        self.weights_digest = None
         self.requests = RequestsOfWorker(link)
         self.client = self.requests.client
         self.check_alive = self.client.check_alive
+
+    @property
+    def weights_digest(self) -> str:
+        """Digest of the weights, as the supervisor said last."""
+        return self.client.weights.digest

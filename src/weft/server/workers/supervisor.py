@@ -33,6 +33,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from weft.engine.stats import WeightsState
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.fleet.replica import SHORT_LIFE_S, backoff_s
@@ -65,6 +66,7 @@ class Worker:
         self._starts = 0
         self._is_attached = False
         self._last_news: Report | None = None
+        self._last_weights = WeightsState()
         self._submits: set[asyncio.Task[None]] = set()
         self._report = StepReport()
 
@@ -76,7 +78,7 @@ class Worker:
     def begin(self) -> None:
         """Begin the next process."""
         self._starts += 1
-        self._is_attached, self._last_news = False, None
+        self._is_attached, self._last_news, self._last_weights = False, None, WeightsState()
         self.serves.clear()
 
     def lost(self) -> None:
@@ -88,6 +90,11 @@ class Worker:
         if self._is_attached and news != self._last_news:
             self._last_news = news
             self._send(self.routing_id, news)
+
+    def tell_weights(self, weights: WeightsState) -> None:
+        if self._is_attached and weights != self._last_weights:
+            self._last_weights = weights
+            self._send(self.routing_id, StepReport(weights=weights))
 
     def take(self, message: FromWorker) -> None:
         if isinstance(message, Submit):
@@ -205,6 +212,11 @@ class Workers:
 
     # ------------------------------------------------------------------ messages
 
+    def tell_weights(self) -> None:
+        """Tell processes that do not know it which weights answer now: sessions are of one set of weights."""
+        for worker in self._workers:
+            worker.tell_weights(self._fleet.engines.weights)
+
     def _send(self, routing_id: bytes, message: Report) -> None:
         self._socket.send([routing_id, _encoder.encode(message)])
 
@@ -221,6 +233,7 @@ class Workers:
             news = Progress(self._fleet.progress) if self.info is None else Ready(self.info, None)
             for worker in self._workers:
                 worker.tell(news)
+            self.tell_weights()
             await asyncio.sleep(_LOOK_S)
 
     # ------------------------------------------------------------------ processes

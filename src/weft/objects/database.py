@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from weft.errors import ConfigError
+from weft.host import state_directory
 
 _APPLICATION_ID = 0x77656674
 VERSION = 3
@@ -93,6 +94,11 @@ class NewObject(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         return _ROW_BYTES + len(self.body)
+
+
+def default_path() -> Path:
+    """Return the path of the stored responses and sessions in the user's state directory."""
+    return state_directory() / "responses.sqlite"
 
 
 class ObjectDatabase:
