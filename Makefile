@@ -25,30 +25,42 @@ export OMP_WAIT_POLICY := passive
 # and weft again: 3.5 CPU seconds for each start of a server.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: figures fuzz fuzz-config hostile lock release sbom upgrade
+.PHONY: coverage figures fuzz fuzz-config hostile lock release sbom upgrade
 .PHONY: help install serve format quick affected tidy suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest newest audit sanitize mutants bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
-	@echo "make install | serve | quick | affected | test | check (ruff, clang-format, mypy) | format | sanitize (the C++ kernels) | mutants | bench | clean"
+	@echo "make install | serve | quick | affected | test | coverage | check (ruff, clang-format, mypy) | format | sanitize (the C++ kernels) | mutants | bench | clean"
 	@echo "make test-emulated-gpu (minutes, and no GPU)"
 	@echo "make test-gpu (needs a GPU) | test-ranks-gpu (needs two) | compile-gpu (needs none)"
 
 install: $(STAMP)
 
-# The C++ kernels compile while pip waits for its other downloads, and unpacks them with one core.
+# What builds weft is in .venv too. Pip would otherwise make an environment for it each time, with nanobind's headers in
+# a new folder, and every file would be compiled again. The C++ kernels compile while pip waits for its other downloads,
+# and unpacks them with one core.
+BUILD_LOG := $(VENV)/build.log
+
 $(STAMP): pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "weft needs Python 3.11 or newer; $(PYTHON) is older. Name another: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12"; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing weft, $(TORCH) and what weft and its tests need"
 	@$(BIN)/python -c 'import tomllib; \
-	  project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-	  print(*project["dependencies"], *project["optional-dependencies"]["test"], sep="\n")' >$(VENV)/requirements.txt
-	@$(PIP) --no-deps -e . & weft=$$!; \
+	  whole = tomllib.load(open("pyproject.toml", "rb")); \
+	  print(*whole["build-system"]["requires"], sep="\n", file=open("$(VENV)/build-requirements.txt", "w")); \
+	  print(*whole["project"]["dependencies"], *whole["project"]["optional-dependencies"]["test"], sep="\n")' \
+	  >$(VENV)/requirements.txt
+	@$(PIP) -r $(VENV)/build-requirements.txt
+	@$(BIN)/python -c 'from scikit_build_core.build import get_requires_for_build_editable as needs; \
+	  print(*needs({}), sep="\n")' >$(VENV)/build-requirements.txt  # cmake and ninja, where the system has none
+	@$(PIP) -r $(VENV)/build-requirements.txt
+	@rm -f $(BUILD_LOG); $(PIP) --log $(BUILD_LOG) --no-build-isolation --check-build-dependencies --no-deps -e . & weft=$$!; \
 	  { $(PIP) $(PIP_TORCH) '$(TORCH)' && $(PIP) '$(TORCH)' -r $(VENV)/requirements.txt && wait $$weft; } || \
 	  { kill $$weft 2>/dev/null; exit 1; }
-	@$(BIN)/python -c 'import weft._native' 2>/dev/null || echo "the C++ kernels were not built (no compiler?): going on with torch alone"
+	@$(BIN)/python -c 'import weft._native' 2>/dev/null || \
+	  { echo "the C++ kernels were not built (no compiler?): going on with torch alone. From $(BUILD_LOG):"; \
+	    grep -m 5 -A 2 -E 'CMake Error|error:|No CMAKE_CXX_COMPILER' $(BUILD_LOG) || true; }
 	@touch $@
 
 serve: install
@@ -92,6 +104,12 @@ BASE ?= main
 
 affected: check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(ARGS) $$($(BIN)/python -m tests.affected $(BASE))
+
+# Statements of each folder that some tests run, with all processes that they start: twice the tests' time.
+# make coverage ARGS="tests/unit/memory tests/sim"
+coverage: install
+	@$(BIN)/python -c 'import coverage' 2>/dev/null || $(PIP) 'coverage>=7.10'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.coverage_by_folder -n $(TEST_JOBS) --dist worksteal $(ARGS)
 
 # The engine and the server on an emulated GPU: all families, ways to serve and mutants. ``make test`` has a part.
 test-emulated-gpu: install

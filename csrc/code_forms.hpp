@@ -20,7 +20,7 @@ constexpr int kMiddle = 1 << (BITS - 1);
 // totals. ``looked_up``: a code is a place in a table of bytes, whose middle is that of int8.
 enum class Zero { middle, of_group, none, looked_up };
 
-Zero zero_of(const Weight& weight) {
+[[maybe_unused]] Zero zero_of(const Weight& weight) {
   if (weight.table) return Zero::looked_up;
   if (weight.minimums) return weight.middle ? Zero::middle : Zero::none;
   return weight.zeros ? Zero::of_group : Zero::middle;

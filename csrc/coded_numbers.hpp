@@ -16,12 +16,14 @@
 // Bytes of 64 weights are looked up at once in coded_tiles.hpp, words of 32 in coded_words.hpp.
 #pragma once
 
-#include "twelve_bit.hpp"
+#include "tile_units.hpp"
 
 namespace weft {
 namespace {
 
-bool is_coded(WeightForm form) { return form == WeightForm::bfloat16_fp8 || form == WeightForm::bfloat16_four_bits; }
+constexpr bool is_coded(WeightForm form) {
+  return form == WeightForm::bfloat16_fp8 || form == WeightForm::bfloat16_four_bits;
+}
 
 #if defined(__AVX512F__)
 #define WEFT_VBMI __attribute__((target("avx512bf16,avx512vbmi,gfni")))
@@ -31,12 +33,6 @@ WEFT_EACH(each_coded, WEFT_VBMI_PART)
 constexpr float kFp8Up = 0x1p120f;
 constexpr int kMostPower = 127 + 6;  // a byte of e8m0: 2^6 is below the least scale (tiles.py)
 constexpr int kCodedRows = 4;
-
-bool serves_coded() {
-  static const bool serves =
-      !has_bf16_dot() || (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"));
-  return serves;
-}
 
 template <bool FP8>
 constexpr int64_t kCodedBytes = kUnitWords / (FP8 ? 1 : 2);  // of a unit

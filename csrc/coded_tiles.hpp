@@ -22,11 +22,18 @@
 #pragma once
 
 #include "coded_words.hpp"
+#include "table.hpp"
 
 namespace weft {
 namespace {
 
 #if defined(__AVX512F__)
+bool serves_coded() {
+  static const bool serves =
+      !has_bf16_dot() || (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"));
+  return serves;
+}
+
 template <class Byte>
 WEFT_INLINE __m512i bytes_by_place(const Byte& byte) {
   uint8_t bytes[64];
@@ -273,7 +280,7 @@ void coded_item(const LinearArgs& args, int64_t tile, int64_t end, int64_t first
     own.weight.data = room;
     own.out = static_cast<bf16*>(args.out) + tile * kTile;
     own.bias = args.bias ? args.bias + tile * kTile : nullptr;
-    return tiles_of_item<bf16, X>(own, 0, first, last, nullptr);
+    return tables::WEFT_TABLE::item_of_tiles(own, 0, first, last, nullptr, std::is_same_v<X, float>);
   }
   LinearArgs own = args;
   own.rows = last - first;

@@ -53,7 +53,7 @@ bool has_bf16_dot() {
 }
 #else
 bool has_vnni() { return false; }
-bool has_bf16_dot() { return false; }
+[[maybe_unused]] bool has_bf16_dot() { return false; }
 #endif
 
 enum class Inputs { floats, halves, codes };

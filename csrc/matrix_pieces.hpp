@@ -22,9 +22,10 @@
 #pragma once
 
 #include "code_forms.hpp"
-#include "coded_tiles.hpp"
+#include "coded_numbers.hpp"
 #include "flush_denormals.hpp"
 #include "matrix_unit.hpp"
+#include "table.hpp"
 
 namespace weft {
 namespace {
@@ -105,7 +106,7 @@ class TileChunks {
   void unpack(int t, int64_t unit, int64_t count, uint16_t* to) {
     if (is_coded(weight_.form)) {
       const KeepDenormals kept;  // of codes: only sums take them for zeros
-      return unpack_coded_tile(weight_, tile_ + t, unit, unit + count, reinterpret_cast<Half*>(to));
+      return tables::WEFT_TABLE::unpack_coded(weight_, tile_ + t, unit, unit + count, to);
     }
     const SqueezedTile tile(weight_, tile_ + t);
     const __m512i highs = tile.upper_bytes();

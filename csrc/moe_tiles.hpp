@@ -18,7 +18,7 @@
 
 #include "matrix_products.hpp"
 #include "moe_routing.hpp"
-#include "twelve_bit_neon.hpp"
+#include "table.hpp"
 
 namespace weft {
 namespace {
@@ -53,23 +53,13 @@ void items_of_products(const std::vector<LinearArgs>& products) {
   Pool::instance().for_each_ahead(items * count, nanoseconds, [&](int64_t at, int64_t after) {
     const LinearArgs& args = products[static_cast<size_t>(at / items)];
     const int64_t tile = at % items * kOutTiles;
+#if defined(__AVX512F__) || defined(__aarch64__)
+    [[maybe_unused]] const int64_t end = tile + kOutTiles < tiles ? tile + kOutTiles : tiles;
+    if (args.weight.form == WeightForm::bfloat16_twelve_bit)
+      return tables::WEFT_TABLE::item_twelve_bit(args, tile, end, std::is_same_v<X, float>);
+#endif
 #if defined(__AVX512F__)
-    if (args.weight.form == WeightForm::bfloat16_twelve_bit) {
-      if constexpr (std::is_same_v<T, bf16>) {
-        if (gains_unpacked(args) && size.out - tile * kTile >= kOutRows)
-          return unpacked_item_products<X>(args, tile, 0, args.rows, nullptr);
-        return few_tiles<X>(args, tile, tile + kOutTiles < tiles ? tile + kOutTiles : tiles, 0, args.rows);
-      }
-    }
-    if (is_coded(args.weight.form)) {
-      if constexpr (std::is_same_v<T, bf16>)
-        return coded_item<X>(args, tile, tile + kOutTiles < tiles ? tile + kOutTiles : tiles, 0, args.rows);
-    }
-#elif defined(__aarch64__)
-    if (args.weight.form == WeightForm::bfloat16_twelve_bit) {
-      if constexpr (std::is_same_v<T, bf16>)
-        return squeezed_tiles<X>(args, tile, tile + kOutTiles < tiles ? tile + kOutTiles : tiles, 0, args.rows);
-    }
+    if (is_coded(args.weight.form)) return tables::WEFT_TABLE::item_coded(args, tile, end, std::is_same_v<X, float>);
 #endif
     const Weight* const next = after == Pool::kNone ? nullptr : &products[static_cast<size_t>(after / items)].weight;
     const char* const ahead = !next || next->form == WeightForm::bfloat16_twelve_bit || is_coded(next->form)

@@ -1,5 +1,5 @@
 // y = x W^T for a weight in any form, and experts: see the kernel of each. Those of plain rows and of codes that vectors
-// multiply are in table_codes.cpp.
+// multiply are in table_codes.cpp, those of bfloat16 in fewer bits in table_twelve_bit.cpp and table_coded.cpp.
 #pragma once
 
 #include "moe_tiles.hpp"
@@ -21,13 +21,13 @@ void linear(const LinearArgs& args) {
 #if defined(__AVX512F__)
       if (matrix_unit() != MatrixUnit::none) return matrix_products(&args, 1);
 #endif
-      return twelve_bit_products(args);
+      return tables::WEFT_TABLE::linear_twelve_bit(args);
 #endif
 #if defined(__AVX512F__)
     case WeightForm::bfloat16_fp8:
     case WeightForm::bfloat16_four_bits:
       if (matrix_unit() != MatrixUnit::none) return matrix_products(&args, 1);
-      return coded_products(args);
+      return tables::WEFT_TABLE::linear_coded(args);
 #endif
     case WeightForm::int8:
     case WeightForm::int6:

@@ -5,19 +5,11 @@ namespace weft::tables::WEFT_TABLE {
 
 WEFT_GIVES(linear, LinearArgs)
 WEFT_GIVES(moe, MoeArgs)
-bool has_coded_tiles() {
 #if defined(__AVX512F__)
-  return serves_coded();
-#else
-  return false;
-#endif
+void item_of_tiles(const LinearArgs& args, int64_t tile, int64_t first, int64_t last, const char* next, bool wide) {
+  wide ? tiles_of_item<bf16, float>(args, tile, first, last, next)
+       : tiles_of_item<bf16, bf16>(args, tile, first, last, next);
 }
-bool has_twelve_bit_products() {
-#if defined(__AVX512F__) || defined(__aarch64__)
-  return true;
-#else
-  return false;
 #endif
-}
 
 }  // namespace weft::tables::WEFT_TABLE

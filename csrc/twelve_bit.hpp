@@ -35,82 +35,16 @@
 // one.
 #pragma once
 
-#include "tiles.hpp"
+#include "table.hpp"
+#include "tile_units.hpp"
 
 namespace weft {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kUnitPairs = 4;
-constexpr int64_t kPairWords = 2 * kTile;
-constexpr int64_t kUnitWords = kUnitPairs * kPairWords;
-constexpr int64_t kUnitBytes = kUnitWords * 3 / 2;
-constexpr int kUnitColumns = 2 * kUnitPairs;
 constexpr int kTwelveBitRows = 12;
-constexpr int kTwelveBitTiles = 2;
-constexpr int64_t kStepBytes = kTwelveBitTiles * kUnitBytes;  // from a unit to the next of its tile
-constexpr int64_t kFetchedAhead = 8192;
 constexpr int64_t kRowsUnpacked = 96;
 constexpr int64_t kUnpackedItemBytes = 1 << 18;
-constexpr int64_t kUnpackedPartBytes = 1 << 19;
-
-// name(body): body(0), body(1), ... of constants. Sums that a loop counts through would pass through memory.
-#define WEFT_EACH(name, part)                                                      \
-  template <class Body, int... I>                                                  \
-  part inline void name##_of(const Body& body, std::integer_sequence<int, I...>) { \
-    (body(std::integral_constant<int, I>{}), ...);                                 \
-  }                                                                                \
-  template <int COUNT, class Body>                                                 \
-  part inline void name(const Body& body) {                                        \
-    name##_of(body, std::make_integer_sequence<int, COUNT>{});                     \
-  }
-#define WEFT_WIDE_PART __attribute__((always_inline))
-WEFT_EACH(each, WEFT_BF16_PART)
-WEFT_EACH(each_wide, WEFT_WIDE_PART)
-
-// Two pairs of columns, half a unit.
-struct Half {
-  __m512i pairs[2];
-};
-
-// HALF: 0 or 1. ``highs``: the tile's sixteen upper bytes, four times.
-template <int HALF>
-WEFT_INLINE Half unpacked(const uint8_t* unit, __m512i highs) {
-  const __m512i codes = _mm512_loadu_si512(unit + 128), lows = _mm512_loadu_si512(unit + HALF * 64);
-  const __m512i code = _mm512_and_si512(HALF ? _mm512_srli_epi16(codes, 4) : codes, _mm512_set1_epi8(15));
-  const __m512i high = _mm512_shuffle_epi8(highs, code);
-  return {{_mm512_unpacklo_epi8(lows, high), _mm512_unpackhi_epi8(lows, high)}};
-}
-
-// One tile of a 12-bit weight.
-struct SqueezedTile {
-  const uint8_t *units, *highs;
-  const int64_t* odd;
-
-  SqueezedTile(const Weight& weight, int64_t tile)
-      : units(static_cast<const uint8_t*>(weight.data) + tile / 2 * (weight.in / kUnitColumns) * kStepBytes +
-              tile % 2 * kUnitBytes),
-        highs(static_cast<const uint8_t*>(weight.scales) + tile * 16),
-        odd(weight.odd + weight.odd[tile]) {}
-
-  WEFT_INLINE __m512i upper_bytes() const {
-    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(highs)));
-  }
-};
-
-// Unpacks a unit that has odd weights, from ``odd`` on -> words, and the next unit's. Out of line, so that this rare
-// case sends no other unit through memory.
-__attribute__((noinline, cold)) const int64_t* unpack_odd(const SqueezedTile& tile, const int64_t* odd, int64_t unit,
-                                                          Half* halves) {
-  halves[0] = unpacked<0>(tile.units + unit * kStepBytes, tile.upper_bytes());
-  halves[1] = unpacked<1>(tile.units + unit * kStepBytes, tile.upper_bytes());
-  uint16_t* const words = reinterpret_cast<uint16_t*>(halves);
-  for (; *odd >> 16 < (unit + 1) * kUnitWords; ++odd) {
-    const uint16_t bits = static_cast<uint16_t>(*odd);
-    std::memcpy(words + ((*odd >> 16) - unit * kUnitWords), &bits, sizeof bits);
-  }
-  return odd;
-}
 
 // Lines to prefetch with each unit of both tiles: ``lines`` lines of 64 bytes, from ``from`` on.
 struct Fetched {
@@ -132,22 +66,6 @@ WEFT_INLINE void fetch_lines(const uint8_t* unit, Fetched& fetched) {
 // L2 cache is added to them. 8 rows take a tenth less time so.
 WEFT_INLINE void fetch_next_unit(const uint8_t* unit) {
   for (int line = 0; line < kStepBytes / 64; ++line) __builtin_prefetch(unit + kStepBytes + line * 64, 0, 3);
-}
-
-// Rows [first, first + count) of ``args.x``, and where they are as a block: [in / 8][count][8].
-template <class X>
-struct Block {
-  int64_t first, count;
-  const X* x;
-};
-
-template <int ROWS>
-WEFT_INLINE void store_twelve_bit(const LinearArgs& args, int64_t tile, int64_t first,
-                                  const f32x16 (&sums)[ROWS][kTwelveBitTiles]) {
-  const int64_t at = tile * kTile, all = args.weight.out;
-  const TileOut<bf16> out = {static_cast<bf16*>(args.out) + first * all + at, all, all - at,
-                             args.bias ? args.bias + at : nullptr};
-  store_sums<bf16, ROWS, kTwelveBitTiles>(out, sums);
 }
 
 // ROWS rows of x times tiles ``tile`` and the next, by products of pairs.
@@ -264,44 +182,6 @@ void twelve_bit_item(const LinearArgs& args, int64_t tile, int64_t last, const B
     }
 }
 
-int64_t blocks_of(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
-
-// The rows of x in blocks of at most ``most``, copied to [rows][in] where there are several. ``each``: how jobs are done.
-template <class X, class Each>
-void set_blocks(const LinearArgs& args, int64_t most, Block<X>* blocks, X* copies, const Each& each) {
-  const int64_t count = blocks_of(args.rows, most), in = args.weight.in;
-  if (args.rows == 1) {
-    blocks[0] = {0, 1, static_cast<const X*>(args.x)};
-    return;
-  }
-  each(count, [&](int64_t i) {
-    const int64_t first = args.rows * i / count, rows = args.rows * (i + 1) / count - first;
-    X* to = copies + first * in;
-    blocks[i] = {first, rows, to};
-    for (int64_t column = 0; column < in; column += kUnitColumns)
-      for (int64_t row = first; row < first + rows; ++row, to += kUnitColumns)
-        std::memcpy(to, static_cast<const X*>(args.x) + row * args.x_stride + column, kUnitColumns * sizeof(X));
-  });
-}
-
-// Bytes that the body of an item takes for ``rows`` rows of x: the item unpacked, and the rows in blocks.
-template <class X>
-int64_t item_scratch(const Weight& weight, int64_t rows) {
-  return scratch_bytes<Half>(kOutTiles * (weight.in / kUnitColumns) * 2) + scratch_bytes<Block<X>>(rows) +
-         scratch_bytes<X>(rows * weight.in);
-}
-
-// ``set_blocks`` inside of a job. Returns the blocks.
-template <class X>
-const Block<X>* own_blocks(const LinearArgs& args, int64_t most, Scratch& scratch) {
-  Block<X>* const blocks = scratch.take<Block<X>>(blocks_of(args.rows, most));
-  X* const copies = args.rows == 1 ? nullptr : scratch.take<X>(args.rows * args.weight.in);
-  set_blocks(args, most, blocks, copies, [](int64_t count, const auto& job) {
-    for (int64_t i = 0; i < count; ++i) job(i);
-  });
-  return blocks;
-}
-
 // Tiles [tile, end) of an item times rows [first, last), by one thread.
 template <class X>
 void few_tiles(const LinearArgs& args, int64_t tile, int64_t end, int64_t first, int64_t last) {
@@ -343,7 +223,7 @@ void unpacked_item_products(const LinearArgs& args, int64_t tile, int64_t first,
   own.weight.data = unpacked_item(args.weight, tile, scratch);
   own.out = static_cast<bf16*>(args.out) + tile * kTile;
   own.bias = args.bias ? args.bias + tile * kTile : nullptr;
-  tiles_of_item<bf16, X>(own, 0, first, last, next);
+  tables::WEFT_TABLE::item_of_tiles(own, 0, first, last, next, std::is_same_v<X, float>);
 }
 
 // Many rows of x times a weight whose items, unpacked, leave most of the L2 cache to x: each item is unpacked once for a
@@ -406,6 +286,14 @@ void twelve_bit_products_of(const LinearArgs& args) {
                        blocks + count * (part + 1) / parts, next);
   };
   Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);
+}
+
+// Tiles [tile, end) of an item times all rows of x, by one thread.
+template <class X>
+void twelve_bit_tiles(const LinearArgs& args, int64_t tile, int64_t end) {
+  if (gains_unpacked(args) && args.weight.out - tile * kTile >= kOutRows)
+    return unpacked_item_products<X>(args, tile, 0, args.rows, nullptr);
+  few_tiles<X>(args, tile, end, 0, args.rows);
 }
 
 void twelve_bit_products(const LinearArgs& args) {

@@ -81,6 +81,12 @@ void twelve_bit_products_of(const LinearArgs& args) {
   });
 }
 
+// Tiles [tile, end) of an item times all rows of x, by one thread.
+template <class X>
+void twelve_bit_tiles(const LinearArgs& args, int64_t tile, int64_t end) {
+  squeezed_tiles<X>(args, tile, end, 0, args.rows);
+}
+
 void twelve_bit_products(const LinearArgs& args) {
   if (has_bf16_dot()) return twelve_bit_products_of<bf16>(args);
   with_widened_rows(args, twelve_bit_products_of<float>);

@@ -19,10 +19,10 @@ flags="-std=c++20 -O2 -fno-math-errno -ffp-contract=fast -Wall -Wno-psabi -Icsrc
 compile() {
   "$compiler" $flags -c "csrc/$1.cpp" -o "$build/$1.o"
 }
-compile table_products
-compile table_codes
+for part in table_products table_twelve_bit table_coded table_codes; do compile "$part"; done
 "$compiler" $flags -ffp-contract=off -static -pthread csrc/check_products.cpp csrc/pool.cpp csrc/pack_twelve_bit.cpp \
-  "$build/table_products.o" "$build/table_codes.o" -o "$build/check_products"
+  "$build"/table_products.o "$build"/table_twelve_bit.o "$build"/table_coded.o "$build"/table_codes.o \
+  -o "$build/check_products"
 check() {  # an emulated CPU, and what its products must be made of
   "$emulator" -cpu "$1" "$build/check_products" | tee "$build/check.log"
   grep -q "$2" "$build/check.log" || { echo "$1: not $2" >&2; exit 1; }

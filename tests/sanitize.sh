@@ -21,8 +21,8 @@ checked=(-fsanitize=address,undefined -fno-sanitize-recover=undefined)
 checked+=(-fno-sanitize=null,object-size,vptr)
 # Half of the time again: a check of an address is a call, and undefined behaviour is a trap without a message.
 checked+=(--param asan-instrumentation-with-call-threshold=0 -fsanitize-undefined-trap-on-error)
-# Where pointers may point to is worked out for faster code alone: without it table_products, the longest of the
-# files, takes 82 CPU seconds instead of 113.
+# Where pointers may point to is worked out for faster code alone: without it products, one file then, took 82 CPU
+# seconds instead of 113.
 quick=-fno-tree-pta
 
 mkdir -p "$build"
@@ -64,7 +64,7 @@ ours="$common -O1 -g1 $quick -fno-math-errno -ffp-contract=fast ${checked[*]} -I
 
 # object, then how it is compiled; the longest first
 jobs() {
-  for part in table_products table_codes table_adapters table_delta table_mamba2 table_attention table_channels table_rows table; do
+  for part in table_codes table_adapters table_twelve_bit table_coded table_products table_delta table_mamba2 table_attention table_channels table_rows table; do
     echo "$objects/$part.o $CXX $ours $instructions -DWEFT_TABLE=$table -c csrc/$part.cpp"
   done
   for part in module kernels layers fused_block fused_decoder pool pack_twelve_bit matrix_unit software_tiles; do

@@ -11,16 +11,41 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.arch.prose import DIALECT, NO_VERB, dialect_counts, words_of
+from tests.arch.prose import DIALECT, NO_NOUN, NO_VERB, dialect_counts, words_of
 from tests.arch.rules import ROOT, Source, area_of, weft_sources
 
-HABITS = (*DIALECT, NO_VERB)
+HABITS = (*DIALECT, NO_VERB, NO_NOUN)
 """Columns of ``CEILINGS``."""
-RATES = dict(zip(HABITS, (0.5, 0.5, 0.2, 0.2, 0.2, 0.2), strict=True))
-"""Occurrences per 1,000 words that every area may have; an area within all of them has no row."""
+RATES = dict(zip(HABITS, (0.5, 0.5, 0.2, 0.2, 0.2, 0.2, 0.0), strict=True))
+"""Occurrences per 1,000 words that every area may have; an area within all of them has no row. Names without a noun
+have no rate: prose does not excuse them."""
 
 # fmt: off
 CEILINGS: dict[str, tuple[int, ...]] = {
+    "src/weft": (0, 0, 0, 0, 0, 0, 12),
+    "src/weft/api": (0, 0, 0, 0, 0, 0, 22),
+    "src/weft/assemble": (0, 0, 0, 0, 0, 0, 5),
+    "src/weft/cli": (0, 0, 0, 0, 0, 0, 41),
+    "src/weft/costs": (0, 0, 0, 0, 0, 0, 15),
+    "src/weft/families": (0, 0, 0, 0, 0, 0, 8),
+    "src/weft/fleet": (0, 0, 0, 0, 0, 0, 12),
+    "src/weft/images": (0, 0, 0, 0, 0, 0, 12),
+    "src/weft/models": (0, 0, 0, 0, 0, 0, 106),
+    "src/weft/objects": (0, 0, 0, 0, 0, 0, 4),
+    "src/weft/planning": (0, 0, 0, 0, 0, 0, 12),
+    "src/weft/ranks": (0, 0, 0, 0, 0, 0, 1),
+    "src/weft/router": (0, 0, 0, 0, 0, 0, 10),
+    "src/weft/rpc": (0, 0, 0, 0, 0, 0, 10),
+    "src/weft/runner": (0, 0, 0, 2, 0, 0, 59),
+    "src/weft/server": (0, 0, 0, 0, 0, 0, 179),
+    "src/weft/speculation": (0, 0, 0, 0, 0, 0, 23),
+    "src/weft/store": (0, 2, 0, 0, 0, 1, 76),
+    "src/weft/tensor": (0, 1, 0, 1, 4, 0, 100),
+    "src/weft/text": (0, 0, 0, 0, 0, 0, 122),
+    "src/weft_tools/bench": (0, 0, 0, 0, 0, 0, 11),
+    "src/weft_tools/commands": (0, 0, 0, 0, 0, 0, 23),
+    "src/weft_tools/eval": (0, 0, 0, 0, 0, 0, 14),
+    "src/weft_tools/quantize": (0, 0, 0, 0, 0, 0, 29),
 }
 # fmt: on
 """``rules.area_of`` -> occurrences of each of ``HABITS``."""

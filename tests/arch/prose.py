@@ -75,6 +75,12 @@ VERBS = frozenset(
 )
 """First words of docstrings, in base form. A verb that is missing is added here."""
 
+NO_NOUN = "a variable, parameter or attribute whose name is no noun: one, at, asked, given, held"
+"""The habit of DIALECT that counts names in place of words: ``EMPTY_NAMES``, once for each place that binds one."""
+
+EMPTY_NAMES = frozenset({"one", "at", "asked", "given", "held"})
+"""Names that say nothing about their value. The noun of the value replaces them, such as ``page`` or ``position``."""
+
 PERSONS = re.compile(
     r"\b(who|whoever|whom|whomever|nobody|somebody|everybody|anybody|someone|everyone|anyone"
     r"|no one|he|his|him)\b",
@@ -199,23 +205,44 @@ def is_verb(word: str) -> bool:
     return word[:1].isupper() and not bases.isdisjoint(VERBS)
 
 
+def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
 def verbless_functions(source: Source) -> list[tuple[int, str]]:
     """Return line and first sentence of each function's docstring that begins without a verb."""
     return [
         (node.lineno, docstring.split("\n")[0])
         for node in ast.walk(ast.parse(source.text))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        and not _is_property(node)
         and (docstring := ast.get_docstring(node))
         and not is_verb(docstring.split()[0])
     ]
 
 
+def empty_names(source: Source) -> list[tuple[int, str]]:
+    """Return line and name of each binding of one of ``EMPTY_NAMES``, by an assignment, a loop, a parameter or a
+    field."""
+    found = []
+    for node in ast.walk(ast.parse(source.text)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                found.append((node.lineno, name))
+            case ast.FunctionDef(name=name) if _is_property(node):
+                found.append((node.lineno, name))
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.ExceptHandler(name=str(name)):
+                found.append((node.lineno, name))
+    return sorted((line, name) for line, name in found if name in EMPTY_NAMES)
+
+
 def dialect_counts(source: Source) -> dict[str, int]:
-    """Return how often each habit of DIALECT, and NO_VERB, occurs in a Python file or a page."""
+    """Return how often each habit of DIALECT, NO_VERB and NO_NOUN occurs in a Python file or a page."""
     texts = _texts(source)
     counts = {name: sum(len(pattern.findall(text)) for text in texts) for name, pattern in DIALECT.items()}
-    return {**counts, NO_VERB: len(verbless_functions(source)) if source.path.endswith(".py") else 0}
+    if not source.path.endswith(".py"):
+        return {**counts, NO_VERB: 0, NO_NOUN: 0}
+    return {**counts, NO_VERB: len(verbless_functions(source)), NO_NOUN: len(empty_names(source))}
 
 
 def width_complaints(page: Source) -> list[str]:

@@ -199,7 +199,7 @@ class World:
             assert transaction.seal() == sealed
             if reclaim and "reclaim" in self.verbs:
                 if seq % 2:  # what it would begin on, and what another began on, go last, or not for it
-                    others = [lease.held for lease in self.memory._state.leases.values()]
+                    others = [lease.shared_node for lease in self.memory._state.leases.values()]
                     transaction.evict_last([match.anchor, *others])
                 transaction.reclaim(
                     pages=self.memory.plan.pages_for(len(tokens) + room),

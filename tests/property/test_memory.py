@@ -44,7 +44,10 @@ def test_the_walks_go_where_it_matters() -> None:
     verbs fail for want of memory, and transactions that took something are dropped."""
     pairs = walk_all(range(WALKS // 5))
     claims = Counter(
-        (claim.held, claim.kind) for pair in pairs for _, reservation in pair.shelf for claim in reservation.frames
+        (claim.former_kind, claim.kind)
+        for pair in pairs
+        for _, reservation in pair.shelf
+        for claim in reservation.frames
     )
     for held in (None, *FrameKind):
         for kind in FrameKind:
@@ -88,7 +91,7 @@ def nothing_is_ever_zeroed(patch: pytest.MonkeyPatch) -> None:
 
 
 def only_untouched_frames_are_zeroed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FrameClaim, "needs_zero", property(lambda self: self.held is None))
+    patch.setattr(FrameClaim, "needs_zero", property(lambda self: self.former_kind is None))
 
 
 def every_claim_is_zeroed(patch: pytest.MonkeyPatch) -> None:

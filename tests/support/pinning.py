@@ -65,7 +65,7 @@ class PinnedSimulation(Simulation):
         tree = memory.prefix_tree
         self._last = memory.pins.last
         self._snapshots = {node.id for node in tree.nodes() if node.slot != PAD}
-        held = [memory.lease(seq.id).held for seq in self.core.scheduler.running]
+        held = [memory.lease(seq.id).shared_node for seq in self.core.scheduler.running]
         used = [*held, *self.core.scheduler.reuse.awaited()]
         self._in_use = {one for node in used if node != NO_NODE for one in tree.path_ids(node)}
 
@@ -84,5 +84,5 @@ class PinnedSimulation(Simulation):
 
     def run(self) -> Outcome:
         outcome = super().run()
-        assert self.core.memory.pins.held == (0, 0), "all was flushed, and a pin holds something"
+        assert self.core.memory.pins.usage == (0, 0), "all was flushed, and a pin holds something"
         return outcome

@@ -141,13 +141,13 @@ class AdapterPool:
         room = self._budget_bytes - self.held_bytes
         if room < loaded.held_bytes:
             running = self.running()
-            idle = [one for digest, one in self._resident.items() if digest not in running]
-            if room + sum(one.held_bytes for one in idle) < loaded.held_bytes:
+            idle = [adapter for digest, adapter in self._resident.items() if digest not in running]
+            if room + sum(adapter.held_bytes for adapter in idle) < loaded.held_bytes:
                 return False
-            for one in idle:
+            for adapter in idle:
                 if self._budget_bytes - self.held_bytes >= loaded.held_bytes:
                     break
-                self._drop(one)
+                self._drop(adapter)
                 self._evictions += 1
         self._host.install_adapter(loaded)
         self._resident[loaded.adapter.digest] = loaded

@@ -198,8 +198,8 @@ class EngineCore:
             raise
         if request.adapter is not None:
             self.adapters.load(request.adapter)
-        asked = request.sampling.grammar
-        grammar = None if asked is None else self.grammars.compile(asked)
+        spec = request.sampling.grammar
+        grammar = None if spec is None else self.grammars.compile(spec)
         now_s = self.parts.clock()
         number = self.counters.requests
         self.counters.requests += 1

@@ -56,8 +56,8 @@ class Ages:
         samples = self._samples
         if not samples:
             return 0.0
-        at = bisect_right(samples, version, key=lambda sample: sample[0]) - 1
-        return max(0.0, now_s - samples[max(at, 0)][1])
+        index = bisect_right(samples, version, key=lambda sample: sample[0]) - 1
+        return max(0.0, now_s - samples[max(index, 0)][1])
 
 
 class CacheFlush:

@@ -109,7 +109,7 @@ class PictureQueue:
         """Encode for ``limit_s`` seconds, one piece at least."""
         end_s = self._clock() + limit_s
         while (seq := self._next()) is not None:
-            missing = next((one for one in seq.pictures if not self._rows[one.digest].ready), None)
+            missing = next((picture for picture in seq.pictures if not self._rows[picture.digest].ready), None)
             if missing is None:
                 self._encoded_all(seq)
                 continue
@@ -158,7 +158,7 @@ class PictureQueue:
         """Return the best sequence that is begun or may begin. If the rows of one find no room, no later sequence
         begins: otherwise a sequence with many pictures would wait for ever."""
         room = True
-        for seq in sorted(self._waiting.values(), key=lambda one: one.rank):
+        for seq in sorted(self._waiting.values(), key=lambda seq: seq.rank):
             if seq.id in self._begun:
                 return seq
             room = room and self._begins(seq)

@@ -32,8 +32,8 @@ class Pinning:
         self._core = core
 
     def pin(self, named: Sequence[NamedPrefix]) -> None:
-        for one in named:
-            self._offer(self._core.memory.pins.add(one.name, one.salt, one.tokens))
+        for prefix in named:
+            self._offer(self._core.memory.pins.add(prefix.name, prefix.salt, prefix.tokens))
 
     def unpin(self, names: Sequence[str]) -> int:
         """Return how many of ``names`` named a prefix."""
@@ -42,25 +42,25 @@ class Pinning:
     def is_settled(self, named: Sequence[NamedPrefix]) -> bool:
         """Return whether no write of ``named`` is still to end."""
         core, pins = self._core, self._core.memory.pins
-        for one in named:
-            if one.name not in pins:
+        for prefix in named:
+            if prefix.name not in pins:
                 continue
-            prefix = pins.of(one.name)
-            waits = prefix.write in ("due", "begun") and self._is_whole(prefix)
+            pin = pins.of(prefix.name)
+            waits = pin.write in ("due", "begun") and self._is_whole(pin)
             if core.store is not None and waits and core.store.writes.is_waiting:
                 return False
         return True
 
     def states(self, named: Sequence[NamedPrefix]) -> list[PinState]:
         pins = self._core.memory.pins
-        return [self._state(one.name, pins.of(one.name)) for one in named if one.name in pins]
+        return [self._state(prefix.name, pins.of(prefix.name)) for prefix in named if prefix.name in pins]
 
     def offer_again(self, named: Sequence[NamedPrefix]) -> None:
         """Offer the store the snapshots that have come meanwhile."""
         pins = self._core.memory.pins
-        for one in named:
-            if one.name in pins:
-                self._offer(pins.of(one.name))
+        for prefix in named:
+            if prefix.name in pins:
+                self._offer(pins.of(prefix.name))
 
     def _offer(self, prefix: PinnedPrefix) -> None:
         if self._core.store is not None and prefix.write == "due" and self._is_whole(prefix):

@@ -88,8 +88,8 @@ class Settlement:
         for run in (*rare, count):
             columns.settle(chosen, settled, run, self._streams.outbox)
             if feed is not None:
-                for at, stream in columns.streams_of(settled, run):
-                    feed.settled(stream.seq, [chosen[at]], head=result.head_drafts.get(at))
+                for index, stream in columns.streams_of(settled, run):
+                    feed.settled(stream.seq, [chosen[index]], head=result.head_drafts.get(index))
             if run < count:
                 generated_count += self._settle_run(plan, run, chosen[run], result, feed)
             settled = run + 1

@@ -218,11 +218,11 @@ class ArenaWork:
         if self.state_restores:
             yield WorkKind.RESTORE_STATES, _state_ids(self.state_restores)
         if self.kv_restores:
-            yield WorkKind.RESTORE_KV, np.concatenate([one.ids for one in self.kv_restores])
+            yield WorkKind.RESTORE_KV, np.concatenate([restore.ids for restore in self.kv_restores])
         if self.state_compressions:
             yield WorkKind.COMPRESS_STATES, _state_ids(self.state_compressions)
         if self.kv_compressions:
-            yield WorkKind.COMPRESS_KV, np.concatenate([one.ids for one in self.kv_compressions])
+            yield WorkKind.COMPRESS_KV, np.concatenate([compression.ids for compression in self.kv_compressions])
         if self.slot_copies:
             yield WorkKind.COPY_SLOTS, _copy_ids(self.slot_copies)
         if self.page_copies:
@@ -242,11 +242,11 @@ class ArenaWork:
 
     def pages_written(self) -> set[PageId]:
         """Return the pages that get contents before the runs; zeroed frames are not counted."""
-        return {one.dst for one in self.page_copies}.union(
-            *(one.pages for one in self.page_loads),
-            *(one.pages for one in self.state_compressions),
-            *(one.pages for one in self.kv_restores),
-            *(one.compressed for one in self.kv_compressions),
+        return {copy.dst for copy in self.page_copies}.union(
+            *(load.pages for load in self.page_loads),
+            *(compression.pages for compression in self.state_compressions),
+            *(restore.pages for restore in self.kv_restores),
+            *(compression.compressed for compression in self.kv_compressions),
         )
 
     @property
@@ -260,7 +260,9 @@ class ArenaWork:
         """Return the bytes that are read or written: both forms of compressed or restored data, twice the bytes of
         copies, and ``transferred_bytes``. Zeros are not counted."""
         states = len(self.state_compressions) + len(self.state_restores)
-        records = sum(len(one.pages) for one in self.kv_compressions) + sum(len(one.pages) for one in self.kv_restores)
+        records = sum(len(compression.pages) for compression in self.kv_compressions) + sum(
+            len(restore.pages) for restore in self.kv_restores
+        )
         return (
             self.transferred_bytes(sizes)
             + states * (sizes.slot_bytes + sizes.compressed_bytes)
@@ -272,7 +274,7 @@ class ArenaWork:
     def transferred_bytes(self, sizes: StoredSizes) -> int:
         """Return the bytes that are loaded or stored: they cross the link between a device and its host."""
         return (
-            sum(len(one.pages) for one in (*self.page_loads, *self.page_stores)) * sizes.page_bytes
+            sum(len(transfer.pages) for transfer in (*self.page_loads, *self.page_stores)) * sizes.page_bytes
             + (len(self.state_loads) + len(self.state_stores)) * sizes.slot_bytes
         )
 
@@ -293,19 +295,19 @@ def _page_transfer_ids(transfers: Sequence[PageTransfer]) -> Int32s:
         [
             np.stack(
                 [
-                    np.asarray(one.pages, dtype=np.int32),
-                    np.full(len(one.pages), one.buffer, dtype=np.int32),
-                    one.first + np.arange(len(one.pages), dtype=np.int32),
+                    np.asarray(transfer.pages, dtype=np.int32),
+                    np.full(len(transfer.pages), transfer.buffer, dtype=np.int32),
+                    transfer.first + np.arange(len(transfer.pages), dtype=np.int32),
                 ],
                 axis=1,
             )
-            for one in transfers
+            for transfer in transfers
         ]
     )
 
 
 def _state_transfer_ids(transfers: Sequence[StateTransfer]) -> Int32s:
-    return np.asarray([(one.slot, one.buffer) for one in transfers], dtype=np.int32)
+    return np.asarray([(transfer.slot, transfer.buffer) for transfer in transfers], dtype=np.int32)
 
 
 def _record_ids(pages: Sequence[PageId], compressed: Sequence[PageId], skip_bytes: int, form: KvForm) -> Int32s:

@@ -189,7 +189,7 @@ def _audit_compressed_kv(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> No
     assert set(kv.by_node) <= set(nodes), "the KV of a node is compressed that is not in the tree"
     for node_id, compressed in kv.by_node.items():
         node, name = nodes[node_id], f"the compressed KV of node {node_id}"
-        ids = [compressed.first_id - at for at in range(compressed.count)]
+        ids = [compressed.first_id - index for index in range(compressed.count)]
         assert node.pages == ids, f"{name} has other records than the node"
         assert not node.holds, f"{name} is read"
         assert node.kv_inexact, f"{name} is taken for exact"
@@ -213,13 +213,13 @@ def _audit_edges(tree: PrefixTree) -> None:
     for edge in tree.edges.values():
         name = f"edge {edge.id}"
         assert edge.nodes, f"{name} has no nodes"
-        at = edge.start
+        position = edge.start
         for above, node in zip((None, *edge.nodes), edge.nodes, strict=False):
             assert node.edge is edge, f"{name} has a node of another"
-            assert node.start == at, f"{name} has no node from position {at} on"
+            assert node.start == position, f"{name} has no node from position {position} on"
             assert above is None or node.parent is above, f"{name} parts above node {node.id}"
-            at = node.end
-        pages = -((edge.start - at) // PAGE_TOKENS) if tree.paged else 0
+            position = node.end
+        pages = -((edge.start - position) // PAGE_TOKENS) if tree.paged else 0
         assert len(edge.pages) == pages, f"{name} has {len(edge.pages)} pages and not {pages}"
 
 
@@ -243,19 +243,19 @@ def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:
     """Compare the readers of each node, recounted from the leases."""
     holds: Counter[NodeId] = Counter()
     for seq, lease in leases.items():
-        held = cache.node(lease)
-        if held is None:
+        lease_node = cache.node(lease)
+        if lease_node is None:
             assert lease.shared_tokens == 0, f"sequence {seq} reads {lease.shared_tokens} tokens of no node"
             continue
-        assert held.end == lease.shared_tokens, f"sequence {seq} holds a node that ends at {held.end}"
-        path = path_pages(held, 0, held.end)
+        assert lease_node.end == lease.shared_tokens, f"sequence {seq} holds a node that ends at {lease_node.end}"
+        path = path_pages(lease_node, 0, lease_node.end)
         assert lease.pages[: len(path)] == path, f"sequence {seq} reads other pages than those of its node"
-        at: Node | None = held
-        while at is not None:
-            holds[at.id] += 1
-            if at.parent is None:
-                assert cache.tree.roots.get(lease.salt) is at, f"sequence {seq} reads another salt"
-            at = at.parent
+        ancestor: Node | None = lease_node
+        while ancestor is not None:
+            holds[ancestor.id] += 1
+            if ancestor.parent is None:
+                assert cache.tree.roots.get(lease.salt) is ancestor, f"sequence {seq} reads another salt"
+            ancestor = ancestor.parent
     for node in cache.tree.nodes():
         readers = holds[node.id]
         assert node.holds == readers, f"node {node.id} counts {node.holds} leases, it has {readers}"

@@ -84,12 +84,12 @@ class Memory:
         """Return the longest cached prefix of ``tokens`` under ``salt``, without a change. At least the last token is
         left to compute. With the cache off the match is empty, and nothing is lost."""
         state = self._state
-        asked = np.asarray(tokens, dtype=np.int32)
-        match = state.cache.match(asked, salt, state.version)
+        token_ids = np.asarray(tokens, dtype=np.int32)
+        match = state.cache.match(token_ids, salt, state.version)
         if self.caches:
-            recall = state.cache.policy.recall(salt, asked[:-1].tobytes())
+            recall = state.cache.policy.recall(salt, token_ids[:-1].tobytes())
             match = match if recall is NOTHING_RECALLED else replace(match, recall=recall)
-        return with_lost_to_salt(state.cache, asked, match) if self.counts_salt else match
+        return with_lost_to_salt(state.cache, token_ids, match) if self.counts_salt else match
 
     def hit_tokens(self, tokens: npt.NDArray[np.int32], *, salt: str) -> int:
         """Return ``match(tokens).cached_tokens``; the same until ``prefix_tree.change_count`` grows."""
@@ -116,7 +116,7 @@ class Memory:
         counts.pages += pages
         counts.slots += slots
         counts.bytes += pages * self.plan.page_bytes + slots * self.plan.slot_stride_bytes
-        counts.frames_converted += sum(claim.held not in (None, claim.kind) for claim in reservation.frames)
+        counts.frames_converted += sum(claim.former_kind not in (None, claim.kind) for claim in reservation.frames)
 
     def flush(self) -> None:
         """Evict everything that no sequence reads. This is a commit of its own: between steps only."""
@@ -130,8 +130,8 @@ class Memory:
         exist."""
         self.flush()
         state = self._state
-        held = (len(state.leases), state.pages.packing.held_count, state.slots.packing.held_count)
-        assert held == (0, 0, 0), f"leases, pages and slots are held while the arena goes: {held}"
+        holdings = (len(state.leases), state.pages.packing.held_count, state.slots.packing.held_count)
+        assert holdings == (0, 0, 0), f"leases, pages and slots are held while the arena goes: {holdings}"
         state.arena.forget()
 
     def take_new_snapshots(self) -> list[NodeId]:

@@ -429,8 +429,8 @@ class Relief:
         pages, frames = pages_beyond(self._page_walk, self._frames, each * len(nodes))
         return (
             tuple(
-                CompressState(node.id, node.slot, tuple(pages[at * each : (at + 1) * each]))
-                for at, node in enumerate(nodes)
+                CompressState(node.id, node.slot, tuple(pages[index * each : (index + 1) * each]))
+                for index, node in enumerate(nodes)
             ),
             pages,
             frames,
@@ -446,7 +446,7 @@ class Relief:
             return pages, slots
         reserve, ahead = max(pages, self.reserve_pages()), self._memory.slots_ahead
         to_compress_in = self._memory.plan.compressed_pages if cache.order.in_slots else 0
-        evictable, pinned = cache.evictable_except(self._last), cache.pins.held
+        evictable, pinned = cache.evictable_except(self._last), cache.pins.usage
         evictable = max(0, evictable[0] - pinned[0]), max(0, evictable[1] - pinned[1])
         for wanted in ((reserve + to_compress_in, slots + ahead), (reserve, slots + ahead), (reserve, slots)):
             if not any(self.room().short(*wanted)) or self._demand(*wanted).met(*evictable):

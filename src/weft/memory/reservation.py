@@ -38,7 +38,7 @@ class Lease:
     salt: str = ""
     shared_tokens: int = 0
     """Tokens at the front with pages of the prefix tree: read, never written (law L7)."""
-    held: NodeId = NO_NODE
+    shared_node: NodeId = NO_NODE
     """The node that ends after ``shared_tokens``; NO_NODE if that is 0."""
     snapshots: list[Snapshot] = field(default_factory=list)
     inexact: bool = False
@@ -51,8 +51,8 @@ class Lease:
         if self.slot == src:
             self.slot, self.epoch = dst, epoch
             return
-        [at] = [at for at, held in enumerate(self.snapshots) if held.slot == src]
-        self.snapshots[at] = Snapshot(self.snapshots[at].position, dst, epoch)
+        [index] = [index for index, snapshot in enumerate(self.snapshots) if snapshot.slot == src]
+        self.snapshots[index] = Snapshot(self.snapshots[index].position, dst, epoch)
 
 
 @dataclass(frozen=True, slots=True)

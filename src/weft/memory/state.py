@@ -98,9 +98,9 @@ def apply(memory: MemoryState, reservation: Reservation) -> None:
     for opening in reservation.opened:
         _open(memory, opening)
     for extension in reservation.extended:
-        held = memory.leases[extension.seq].pages
-        memory.pages.give(extension.pages, of_lease(extension.seq), len(held))
-        held.extend(extension.pages)
+        lease_pages = memory.leases[extension.seq].pages
+        memory.pages.give(extension.pages, of_lease(extension.seq), len(lease_pages))
+        lease_pages.extend(extension.pages)
     for publication in reservation.published:
         _give_back(memory, memory.cache.publish(memory.leases[publication.seq], publication))
     for saving in reservation.saved:
@@ -176,7 +176,7 @@ def _close(memory: MemoryState, lease: Lease) -> None:
     freed.pages += lease.pages[memory.plan.pages_for(lease.shared_tokens) :]
     if lease.slot != NO_SLOT:
         freed.slots.append((lease.slot, lease.epoch))
-    freed.slots += [(held.slot, held.epoch) for held in lease.snapshots]
+    freed.slots += [(snapshot.slot, snapshot.epoch) for snapshot in lease.snapshots]
     _give_back(memory, freed)
 
 

@@ -252,10 +252,10 @@ class Transaction:
         the arena has none, or fewer than ``headroom_pages`` would be left."""
         lease = self._lease(seq)
         gained = self._gained.get(seq)
-        held = len(lease.pages) + (len(gained) if gained is not None else 0)
-        if tokens <= held * PAGE_TOKENS or not self._memory.plan.pages_per_frame:
+        page_count = len(lease.pages) + (len(gained) if gained is not None else 0)
+        if tokens <= page_count * PAGE_TOKENS or not self._memory.plan.pages_per_frame:
             return True
-        missing = pages_for(tokens) - held
+        missing = pages_for(tokens) - page_count
         if self._page_walk.room < missing + headroom_pages:
             return False
         pages = self._page_walk.take(missing)
@@ -327,7 +327,7 @@ class Transaction:
 
     def _taps_up_to(self, lease: Lease, position: int) -> tuple[Snapshot, ...]:
         done = self._published.get(lease.seq, ())
-        return tuple(held for held in lease.snapshots if held.position <= position and held not in done)
+        return tuple(snapshot for snapshot in lease.snapshots if snapshot.position <= position and snapshot not in done)
 
     def _publish(self, lease: Lease, tokens: Int32s, saves: tuple[Snapshot, ...], *, patch: bool) -> None:
         cache = self._memory.cache

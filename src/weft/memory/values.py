@@ -141,15 +141,15 @@ class FrameKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FrameClaim:
-    """A claim: a free frame becomes a frame of ``kind``. ``held``: the kind of its bytes, None if never used."""
+    """A claim: a free frame becomes a frame of ``kind``. ``former_kind``: the kind of its bytes, None if never used."""
 
     frame: FrameId
     kind: FrameKind
-    held: FrameKind | None
+    former_kind: FrameKind | None
 
     @property
     def needs_zero(self) -> bool:
-        return self.held is not self.kind
+        return self.former_kind is not self.kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,12 +196,12 @@ class PlanBuilder:
             arena_work=work,
             taps=tuple(self.taps),
             prompt_logprob_runs=tuple(
-                first_prefill + at for at, seq in enumerate(self.prefill_seqs) if seq.prompt_logprobs_due
+                first_prefill + index for index, seq in enumerate(self.prefill_seqs) if seq.prompt_logprobs_due
             ),
             pooled_runs=tuple(
-                first_prefill + at
-                for at, seq in enumerate(self.prefill_seqs)
-                if seq.pools(self.prefill_starts[at], self.prefill_ends[at])
+                first_prefill + index
+                for index, seq in enumerate(self.prefill_seqs)
+                if seq.pools(self.prefill_starts[index], self.prefill_ends[index])
             ),
             reservation=reservation,
             preempted=tuple(seq.id for seq in self.preempted),
@@ -246,22 +246,24 @@ def _with_stores(work: ArenaWork, stores: Stores, moves: Moves) -> ArenaWork:
     page_moves = {copy.src: copy.dst for copy in moves.pages}
     slot_moves = {copy.src: copy.dst for copy in moves.slots}
     pages, states = stores
-    overwritten = {page for one in work.kv_compressions for page in one.pages}.union(
-        *(one.compressed for one in work.kv_restores)
+    overwritten = {page for compression in work.kv_compressions for page in compression.pages}.union(
+        *(restore.compressed for restore in work.kv_restores)
     )
-    if any(not overwritten.isdisjoint(one.pages) for one in pages):
+    if any(not overwritten.isdisjoint(store.pages) for store in pages):
         return work
     return replace(
         work,
-        page_stores=tuple(replace(one, pages=tuple(page_moves.get(page, page) for page in one.pages)) for one in pages),
-        state_stores=tuple(replace(one, slot=slot_moves.get(one.slot, one.slot)) for one in states),
+        page_stores=tuple(
+            replace(store, pages=tuple(page_moves.get(page, page) for page in store.pages)) for store in pages
+        ),
+        state_stores=tuple(replace(store, slot=slot_moves.get(store.slot, store.slot)) for store in states),
     )
 
 
 def _patches(patches: Seq[TablePatch], rows: RowTable) -> Int32s:
     written = [
-        (row, patch.first_index + at, page)
+        (row, patch.first_index + index, page)
         for row, patch in rows.of_patches(patches)
-        for at, page in enumerate(patch.pages)
+        for index, page in enumerate(patch.pages)
     ]
     return np.asarray(written, dtype=np.int32).T if written else no_writes()

@@ -217,7 +217,7 @@ class Restores:
         key = FetchKey(seq.salt, prefix.snapshot)
         fetch = self.fetches.get(key)
         if fetch is None and not prefix.near:
-            queued = sum(one.read_bytes for one in self.fetches.values() if one.state is FetchState.READING)
+            queued = sum(other.read_bytes for other in self.fetches.values() if other.state is FetchState.READING)
             if self._prices.saved_s(
                 cached_tokens, prefix.position, answer.read_bytes, others=others, queued_bytes=queued
             ) <= 0 and not self._is_pinned(prefix):

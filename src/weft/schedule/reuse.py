@@ -196,8 +196,8 @@ class Reuse:
         due = decodes_due(computed, targets, distance)
         if not due and rows is decode_batch.rows:
             decode_batch.states.start(until_due(computed, targets, distance))
-        for at in due:
-            row = rows[at]
+        for index in due:
+            row = rows[index]
             seq = SeqId(int(self._rows.seq_ids[row]))
             slot = step.transaction.save(seq, int(self._rows.computed[row]))
             if slot is None:
@@ -245,7 +245,7 @@ class Reuse:
         for seq in closing:
             row = self._rows.row_of(seq)
             computed = int(self._rows.computed[row])
-            arriving = [held.position for held in self._memory.lease(seq.id).snapshots]
+            arriving = [snapshot.position for snapshot in self._memory.lease(seq.id).snapshots]
             arriving += [computed] if self._donates(preempted=False) else []
             if arriving:
                 producers.add(PrefixProducer(seq.id, seq.salt, None, seq.keys()[:computed], computed, tuple(arriving)))
@@ -255,7 +255,7 @@ class Reuse:
         computed = int(self._rows.computed[row])
         arriving: tuple[int, ...] = ()
         if publishes:
-            written = tuple(held.position for held in self._memory.lease(seq.id).snapshots)
+            written = tuple(snapshot.position for snapshot in self._memory.lease(seq.id).snapshots)
             arriving = written if self._stateful else (computed,)
         return PrefixProducer(seq.id, seq.salt, seq.rank, known, computed, arriving)
 

@@ -77,9 +77,9 @@ class RowTable:
     def add_pages(self, rows: Int32s, indexes: Int32s) -> None:
         """Add pages of these numbers to ``rows`` (which may repeat, in ascending order of ``indexes`` then); a row has
         all before."""
-        held = indexes + 1
-        self.pages_held[rows] = held  # where a row repeats, the last one counts
-        self.capacity[rows] = held * PAGE_TOKENS
+        counts = indexes + 1
+        self.pages_held[rows] = counts  # where a row repeats, the last one counts
+        self.capacity[rows] = counts * PAGE_TOKENS
 
     def release(self, seq: Sequence) -> RowId:
         row = self._row_of.pop(seq.id)

@@ -205,25 +205,25 @@ class RankedQueue:
 
     def after(self, seq: Sequence) -> Iterator[Sequence]:
         """Yield the sequences after ``seq``, best first."""
-        for at in range(bisect_left(self._ranks, seq.rank) + 1, len(self._seqs)):
-            yield self._seqs[at]
+        for index in range(bisect_left(self._ranks, seq.rank) + 1, len(self._seqs)):
+            yield self._seqs[index]
 
     def __contains__(self, seq: Sequence) -> bool:
-        at = bisect_left(self._ranks, seq.rank)
-        return at < len(self._seqs) and self._seqs[at] is seq
+        index = bisect_left(self._ranks, seq.rank)
+        return index < len(self._seqs) and self._seqs[index] is seq
 
     def add(self, seq: Sequence) -> None:
-        at = bisect_left(self._ranks, seq.rank)
-        assert at == len(self._ranks) or self._ranks[at] != seq.rank, f"rank {seq.rank} is taken"
-        self._ranks.insert(at, seq.rank)
-        self._seqs.insert(at, seq)
+        index = bisect_left(self._ranks, seq.rank)
+        assert index == len(self._ranks) or self._ranks[index] != seq.rank, f"rank {seq.rank} is taken"
+        self._ranks.insert(index, seq.rank)
+        self._seqs.insert(index, seq)
 
     def remove(self, seq: Sequence) -> None:
-        at = bisect_left(self._ranks, seq.rank)
-        assert at < len(self._seqs), f"{seq} is not queued here"
-        assert self._seqs[at] is seq, f"{seq} is not queued here"
-        del self._ranks[at]
-        del self._seqs[at]
+        index = bisect_left(self._ranks, seq.rank)
+        assert index < len(self._seqs), f"{seq} is not queued here"
+        assert self._seqs[index] is seq, f"{seq} is not queued here"
+        del self._ranks[index]
+        del self._seqs[index]
 
     def audit(self) -> None:
         assert self._ranks == sorted(set(self._ranks))

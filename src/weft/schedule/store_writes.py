@@ -206,15 +206,15 @@ class StoreWrites:
         sequences begin."""
         for node in self._memory.take_new_snapshots():
             self.add(node)
-        states = (one.node for one in work.state_compressions)
-        kv = (one.node for one in work.kv_compressions)
+        states = (compression.node for compression in work.state_compressions)
+        kv = (compression.node for compression in work.kv_compressions)
         for node in (*resumed, *states, *kv):
             if self._skipped.pop(node, False):
                 self.add(node)
         if not work.stores:
             return
-        stored = {one.buffer for one in work.state_stores}
-        copied = {one.buffer: len(one.pages) for one in work.page_stores}
+        stored = {store.buffer for store in work.state_stores}
+        copied = {store.buffer: len(store.pages) for store in work.page_stores}
         for job in self._jobs:
             job.has_state |= job.buffer in stored
             job.copied += copied.get(job.buffer, 0)
@@ -282,8 +282,8 @@ class StoreWrites:
                 later.append(first)
             if self._is_full:
                 break
-        for one in later:
-            heappush(self._candidates, one)
+        for candidate in later:
+            heappush(self._candidates, candidate)
 
     def _put_copied(self) -> None:
         """Put jobs that are copied into the store, in their order."""

@@ -49,10 +49,10 @@ class VerifyPlanner:
         rows = step.decode_rows.tolist()
         room = min(self._step_tokens - step.token_count, VERIFY_TOKENS_MAX - 1)
         limits = {row: min(limit, room) for row, limit in zip(rows, self._limits(step), strict=True)}
-        asked = [DraftRow(self._rows.seq_ids.item(row), limits[row]) for row in rows if limits[row] > 0]
-        if not asked:
+        draft_rows = [DraftRow(self._rows.seq_ids.item(row), limits[row]) for row in rows if limits[row] > 0]
+        if not draft_rows:
             return
-        drafts = self._drafter.draft(asked)
+        drafts = self._drafter.draft(draft_rows)
         if not drafts:
             return
         runs: dict[int, tuple[int, ...]] = {}
@@ -68,10 +68,10 @@ class VerifyPlanner:
 
     def _limits(self, step: PlanBuilder) -> list[int]:
         """Return most drafts of each decode."""
-        rows, at = self._rows, step.decode_rows
-        computed = rows.computed[at]
-        limits = rows.limit[at] - computed - 1
-        until = self._reuse.until_copies(at)
+        rows, decodes = self._rows, step.decode_rows
+        computed = rows.computed[decodes]
+        limits = rows.limit[decodes] - computed - 1
+        until = self._reuse.until_copies(decodes)
         if until is not None:
             limits = limits.clip(max=until - 1)
         limited: list[int] = limits.tolist()
@@ -79,9 +79,9 @@ class VerifyPlanner:
 
     def _without_ends(self, row: int, draft: tuple[int, ...]) -> tuple[int, ...]:
         ends = self._seq(row).stop_ids
-        for at, token in enumerate(draft):
+        for index, token in enumerate(draft):
             if token in ends:
-                return draft[:at]
+                return draft[:index]
         return draft
 
     def _seq(self, row: int) -> Sequence:
@@ -97,12 +97,12 @@ class VerifyPlanner:
         seq = SeqId(rows.seq_ids.item(row))
         first = rows.computed.item(row)
         gained = len(transaction.new_pages(seq))
-        held = rows.pages_held.item(row) + gained
+        page_count = rows.pages_held.item(row) + gained
         if not rows.pages_held.item(row):
             return count  # a model without pages
-        if first + 1 + count > held * PAGE_TOKENS:
+        if first + 1 + count > page_count * PAGE_TOKENS:
             if transaction.extend(seq, first + 1 + count, headroom_pages=len(step.decode_batch.rows)):
-                step.write_table(RowId(row), held, transaction.new_pages(seq)[gained:])
+                step.write_table(RowId(row), page_count, transaction.new_pages(seq)[gained:])
             else:
-                count = held * PAGE_TOKENS - first - 1
+                count = page_count * PAGE_TOKENS - first - 1
         return count

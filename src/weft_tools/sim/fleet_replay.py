@@ -190,19 +190,19 @@ class _ReplicaPlayer(Player):
         """Take request ``index``, which arrives with ``answered`` tokens of its answer."""
         if not self.scheduler.has_work:
             self.clock.advance_to(now_s)
-        one, boundaries = self._traffic.requests[index], route.boundaries
+        request, boundaries = self._traffic.requests[index], route.boundaries
         if route.decode is not None and self.link is not None:
             start = route.decode_tokens - route.decode_tokens % PAGE_TOKENS
             self.orders[index] = _Order(route.decode, start, start)
             stats = self.link.stats(self.memory.plan.arena_bytes)
-            compute_s = self._cost.prefill_s(start, one.prompt_tokens)
-            boundaries = (*boundaries, *stats.chunk_ends(start, one.prompt_tokens, compute_s))
+            compute_s = self._cost.prefill_s(start, request.prompt_tokens)
+            boundaries = (*boundaries, *stats.chunk_ends(start, request.prompt_tokens, compute_s))
         seq = self.seqs[index] = self._live[index] = Played(index, self._traffic, boundaries)
         seq.answered = answered
         if index in self.orders:
             seq.target = 1
-        if one.cancelled_at_s is not None and not one.output_tokens:
-            self._cancels[index] = one.cancelled_at_s
+        if request.cancelled_at_s is not None and not request.output_tokens:
+            self._cancels[index] = request.cancelled_at_s
         self.scheduler.submit(seq)
 
     def next_news(self, at_s: float, until_s: float = _NEVER) -> tuple[float, _News] | None:
@@ -383,9 +383,9 @@ class _FleetReplay:
         requests = self.traffic.requests
         for replica in range(len(self._places)):
             self._join(replica, requests[0].at_s if requests else 0.0)
-        for index, one in enumerate(requests):
-            self._advance(one.at_s)
-            if one.prompt_tokens + max(1, one.output_tokens) > self.sizes.max_model_len:
+        for index, request in enumerate(requests):
+            self._advance(request.at_s)
+            if request.prompt_tokens + max(1, request.output_tokens) > self.sizes.max_model_len:
                 self._refused += 1
             else:
                 self._held.append(_Held(index))
@@ -468,47 +468,49 @@ class _FleetReplay:
 
     def _dispatch(self) -> None:
         while self._held and self._players:
-            held = self._held.pop(0)
-            index, one = held.index, self.traffic.requests[held.index]
+            queued = self._held.pop(0)
+            index, request = queued.index, self.traffic.requests[queued.index]
             routed = RoutedRequest(
                 str(index),
-                self.traffic.tokens(index)[: one.prompt_tokens + held.answered],
-                one.salt,
-                boundaries=one.boundaries,
-                may_split=self._is_split and one.output_tokens > 1 and not held.answered,
+                self.traffic.tokens(index)[: request.prompt_tokens + queued.answered],
+                request.salt,
+                boundaries=request.boundaries,
+                may_split=self._is_split and request.output_tokens > 1 and not queued.answered,
             )
             choice = self.router.choose(routed, self._loads())
             self._splits += choice.decode is not None
-            self._places[choice.replica].requests += not held.answered
-            self._place(routed, choice, held)
+            self._places[choice.replica].requests += not queued.answered
+            self._place(routed, choice, queued)
 
-    def _place(self, routed: RoutedRequest, choice: Route, held: _Held) -> None:
+    def _place(self, routed: RoutedRequest, choice: Route, queued: _Held) -> None:
         self.router.placed(routed, choice)
         place = self._places[choice.replica]
         place.sequences += 1
-        place.known_tokens += self.traffic.requests[held.index].prompt_tokens
-        self._players[choice.replica].take(held.index, held.answered, choice, self._clock())
+        place.known_tokens += self.traffic.requests[queued.index].prompt_tokens
+        self._players[choice.replica].take(queued.index, queued.answered, choice, self._clock())
 
     def _move(self, player: _ReplicaPlayer, index: int) -> None:
         """Move a request to the replica of its records, as in ``weft.fleet.placement``."""
-        order, one, held = player.orders[index], self.traffic.requests[index], _Held(index, 1)
-        tokens = self.traffic.tokens(index)[: one.prompt_tokens + 1]
+        order, request, queued = player.orders[index], self.traffic.requests[index], _Held(index, 1)
+        tokens = self.traffic.tokens(index)[: request.prompt_tokens + 1]
         then, now_s = self._players.get(order.decode), self._clock()
         has_arrived = False
         if then is not None:
             assert then.inbox is not None
-            has_arrived = then.inbox.arrive(str(index), one.salt, tokens[:-1], order.start)
+            has_arrived = then.inbox.arrive(str(index), request.salt, tokens[:-1], order.start)
             if not has_arrived and now_s < order.arrives_s + ROOM_S:
                 self._tell(now_s + _AGAIN_S, _News(player, [], [], None, moved=index))
                 return
         del player.orders[index]
         self._take_back(player, index)
         if not has_arrived:
-            self._held.append(held)
+            self._held.append(queued)
             self._dispatch()
             return
         self._place(
-            RoutedRequest(str(index), tokens, one.salt), Route(order.decode, one.prompt_tokens, moved=True), held
+            RoutedRequest(str(index), tokens, request.salt),
+            Route(order.decode, request.prompt_tokens, moved=True),
+            queued,
         )
 
     def _loads(self) -> list[ReplicaLoad]:
@@ -564,7 +566,7 @@ class _FleetReplay:
             self.times.ended[index] = float("nan")
             self._held.append(_Held(index, max(0, answered)))
             self._resumes += 1
-        self._held.sort(key=lambda held: held.index)
+        self._held.sort(key=lambda queued: queued.index)
         self._events.joins.append((kill.at_s + self._restart_s, kill.replica))
         self._dispatch()
 
@@ -584,8 +586,8 @@ class _FleetReplay:
                 for place in self._places
             ),
             computed_tokens=sum(place.computed_tokens for place in self._places),
-            predicted_tokens=sum(one.predicted_tokens for one in counts),
-            admitted_tokens=sum(one.cached_tokens for one in counts),
+            predicted_tokens=sum(count.predicted_tokens for count in counts),
+            admitted_tokens=sum(count.cached_tokens for count in counts),
             kills=kills,
             resumes=self._resumes,
             gaps=self.times.gaps.percentiles(),

@@ -130,7 +130,7 @@ class VirtualInbox(NoStore):
             start=start,
             position=position,
             exact=True,
-            records=[one for one, _ in records],
+            records=[record for record, _ in records],
         )
         return self._inbox.add(parcel, records) != FULL
 

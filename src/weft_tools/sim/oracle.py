@@ -71,19 +71,19 @@ class Forest:
         root = self._roots.get(self._traffic.requests[index].salt)
         if root is None:
             root = self._roots[self._traffic.requests[index].salt] = Place(index, 0, 0, None)
-        place, at = root, 0
-        while at < length:
-            child = place.children.get(int(tokens[at]))
+        place, position = root, 0
+        while position < length:
+            child = place.children.get(int(tokens[position]))
             if child is None:
-                child = place.children[int(tokens[at])] = Place(index, at, length, place)
+                child = place.children[int(tokens[position])] = Place(index, position, length, place)
                 self._last[index] = child
-                return at, child
+                return position, child
             same = self._same(tokens, child)
             if same < child.end:
                 place = self._split(child, same)
-                at = same
+                position = same
                 continue
-            place, at = child, child.end
+            place, position = child, child.end
         self._last[index] = place
         return length, place
 
@@ -112,22 +112,22 @@ class Forest:
         differ = np.flatnonzero(tokens[child.start : end] != self._tokens(child.owner)[child.start : end])
         return child.start + int(differ[0]) if differ.size else end
 
-    def _split(self, place: Place, at: int) -> Place:
+    def _split(self, place: Place, position: int) -> Place:
         """Cut the edge of ``place``, which stays the lower part; returns the upper one."""
         assert place.parent is not None
-        assert place.start < at < place.end
+        assert place.start < position < place.end
         tokens = self._tokens(place.owner)
-        upper = Place(place.owner, place.start, at, place.parent)
+        upper = Place(place.owner, place.start, position, place.parent)
         place.parent.children[int(tokens[place.start])] = upper
-        upper.children[int(tokens[at])] = place
-        place.parent, place.start = upper, at
+        upper.children[int(tokens[position])] = place
+        place.parent, place.start = upper, position
         return upper
 
 
 def computed_tokens(traffic: Traffic, index: int) -> int:
     """Return how far request ``index`` is in memory when it ends: its last token is chosen and never computed."""
-    one = traffic.requests[index]
-    return one.prompt_tokens + max(0, one.output_tokens - 1)
+    request = traffic.requests[index]
+    return request.prompt_tokens + max(0, request.output_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,9 @@ def infinite_cache(traffic: Traffic, grid_tokens: int = CHUNK_TOKENS) -> Infinit
     forest = Forest(traffic)
     ends: set[Place] = set()
     at_pages = at_states = 0
-    for index, one in enumerate(traffic.requests):
+    for index, request in enumerate(traffic.requests):
         common, last = forest.add(index, computed_tokens(traffic, index))
-        common = min(common, one.prompt_tokens - 1)
+        common = min(common, request.prompt_tokens - 1)
         at_pages += common - common % PAGE_TOKENS
         at_states += max(common - common % grid_tokens, _deepest(ends, last, common))
         ends.add(last)
@@ -218,10 +218,10 @@ class Hindsight:
 
 @dataclass(eq=False, slots=True)
 class Source:
-    """A state that ``request`` leaves at a place, kept there from time index ``at`` on."""
+    """A state that ``request`` leaves at a place, kept there from ``time_index`` on."""
 
     request: int
-    at: int
+    time_index: int
 
 
 @dataclass(eq=False, slots=True)
@@ -271,7 +271,7 @@ def possible_holds(
     saved, parted = _placement(traffic, spans, memory, forest)
     known = [span for span in spans if span is not None]
     times = np.unique([moment for span in known for moment in (span.began_s, span.prompt_s, span.ended_s)])
-    index_of = {moment: at for at, moment in enumerate(times.tolist())}
+    index_of = {moment: index for index, moment in enumerate(times.tolist())}
     begins = [0 if span is None else index_of[span.began_s] for span in spans]
     ends = [0 if span is None else index_of[span.ended_s] for span in spans]
     paths = [[] if span is None else forest.path(index) for index, span in enumerate(spans)]
@@ -285,7 +285,7 @@ def possible_holds(
                 ready_s = span.prompt_s if place.end < min(prompt, end) else span.ended_s
                 sources.setdefault(place, []).append(Source(index, index_of[ready_s]))
     for column in sources.values():
-        column.sort(key=lambda source: (source.at, source.request))
+        column.sort(key=lambda source: (source.time_index, source.request))
     holds = [
         Hold(index, place, earlier)
         for index, span in enumerate(spans)
@@ -294,7 +294,9 @@ def possible_holds(
         if place.end < traffic.requests[index].prompt_tokens
         if (
             earlier := [
-                source for source in sources.get(place, ()) if source.at <= begins[index] and source.request != index
+                source
+                for source in sources.get(place, ())
+                if source.time_index <= begins[index] and source.request != index
             ]
         )
     ]
@@ -310,23 +312,23 @@ def _placement(
     saved: list[list[int]] = []
     forks: list[int] = []
     for index, span in enumerate(spans):
-        one = traffic.requests[index]
+        request = traffic.requests[index]
         common = 0 if span is None else forest.add(index, computed_tokens(traffic, index))[0]
         saved.append(
             []
             if span is None
             else wanted_positions(
                 AUTO,
-                known_tokens=one.prompt_tokens,
+                known_tokens=request.prompt_tokens,
                 start=0,
-                boundaries=one.boundaries,
-                marks=one.marks,
+                boundaries=request.boundaries,
+                marks=request.marks,
                 kv_tokens=common,
                 insurance_first=first,
                 grid=memory.grid_tokens,
             )
         )
-        forks.append(on_grid(min(common, one.prompt_tokens - 1), memory.grid_tokens))
+        forks.append(on_grid(min(common, request.prompt_tokens - 1), memory.grid_tokens))
         for position in saved[-1]:
             forest.place_at(index, position)
     return saved, {forest.place_at(index, fork) for index, fork in enumerate(forks) if fork}
@@ -372,14 +374,14 @@ class HoldLedger:
     def _kv_bytes(self, place: Place) -> float:
         return (place.end - place.start) * self._memory.kv_token_bytes
 
-    def _missing(self, held: dict[Place, Bools], place: Place, begin: int, end: int) -> Floats:
-        stored = held.get(place)
+    def _missing(self, marks: dict[Place, Bools], place: Place, begin: int, end: int) -> Floats:
+        stored = marks.get(place)
         return np.ones(end - begin) if stored is None else (~stored[begin:end]).astype(np.float64)
 
-    def _cover(self, held: dict[Place, Bools], place: Place, begin: int, end: int, size: float) -> None:
-        stored = held.get(place)
+    def _cover(self, marks: dict[Place, Bools], place: Place, begin: int, end: int, size: float) -> None:
+        stored = marks.get(place)
         if stored is None:
-            stored = held[place] = np.zeros(self.used.size, dtype=np.bool_)
+            stored = marks[place] = np.zeros(self.used.size, dtype=np.bool_)
         self.used[begin:end] += ~stored[begin:end] * size
         stored[begin:end] = True
 
@@ -405,7 +407,7 @@ class Choices:
         if not self.cached[hold.request] < hold.place.end <= self._most[hold.request]:
             return None
         begins = self.cached if self.binding else self._possible
-        return next((one for one in reversed(hold.sources) if begins[one.request] <= hold.place.end), None)
+        return next((source for source in reversed(hold.sources) if begins[source.request] <= hold.place.end), None)
 
     def take(self, hold: Hold, source: Source) -> None:
         self.cached[hold.request] = hold.place.end
@@ -430,7 +432,7 @@ def _take_best(instance: Instance, ledger: HoldLedger, cost: CostModel, choices:
         source = choices.source(hold)
         if source is None:
             return 0.0, None, np.empty(0)
-        begin, end = source.at, instance.begins[hold.request]
+        begin, end = source.time_index, instance.begins[hold.request]
         more = ledger.needs(hold, begin, end)
         area = float((more * ledger.durations[begin:end]).sum())
         saved = cost.prefill_s(choices.cached[hold.request], hold.place.end)
@@ -447,7 +449,7 @@ def _take_best(instance: Instance, ledger: HoldLedger, cost: CostModel, choices:
         if heap and -value > heap[0][0] and -value > claimed:
             heappush(heap, (-value, number))
             continue
-        begin, end = source.at, instance.begins[hold.request]
+        begin, end = source.time_index, instance.begins[hold.request]
         if ledger.fits(more, begin, end):
             ledger.take(hold, begin, end)
             choices.take(hold, source)

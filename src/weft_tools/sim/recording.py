@@ -114,7 +114,7 @@ def _arena(header: Mapping[str, Any], name: str) -> ArenaPlan:
     try:
         numbers = {key: header["arena"][key] for key in ARENA_NUMBERS}
         compressed = {key: header["arena"][key] for key in COMPRESSED_NUMBERS if key in header["arena"]}
-        kv_fields = tuple(KvField(*one) for one in header["arena"].get("kv_fields", ()))
+        kv_fields = tuple(KvField(*kv_field) for kv_field in header["arena"].get("kv_fields", ()))
         return ArenaPlan(**numbers, kv_fields=kv_fields, state_fields=(), **compressed)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{name}: the geometry in its first line is incomplete ({error!r})", param="TRACE") from None
@@ -151,15 +151,15 @@ class _Reader:
 
     def _request(self, row: Mapping[str, Any]) -> TrafficRequest:
         raw = base64.b64decode(row["blocks"])
-        hashes = [raw[at : at + BLOCK_BYTES] for at in range(0, len(raw), BLOCK_BYTES)]
-        blocks = tuple(self._number(one) for one in hashes)
+        hashes = [raw[start : start + BLOCK_BYTES] for start in range(0, len(raw), BLOCK_BYTES)]
+        blocks = tuple(self._number(block_hash) for block_hash in hashes)
         salt = str(row.get("salt", ""))
         for index, text in row.get("front", ()):
             before = hashes[index - 1] if index else salt.encode()
             front = base64.b64decode(text)
             numbers = [
-                self._number(b"%b:%b" % (before, front[at : at + TOKEN_HASH_BYTES]))
-                for at in range(0, len(front), TOKEN_HASH_BYTES)
+                self._number(b"%b:%b" % (before, front[start : start + TOKEN_HASH_BYTES]))
+                for start in range(0, len(front), TOKEN_HASH_BYTES)
             ]
             if len(numbers) > len(self._fronts.get(blocks[index], ())):
                 self._fronts[blocks[index]] = numbers
@@ -201,7 +201,7 @@ def mooncake_traffic(rows: Iterable[Mapping[str, Any]], *, linked: bool = True, 
         (_checked_row(row, f"{name}, request {number}") for number, row in enumerate(rows, 1)), key=lambda row: row[0]
     )
     numbers: dict[Any, int] = {}
-    blocks = [tuple(numbers.setdefault(one, len(numbers)) for one in ids) for _, _, _, ids in read]
+    blocks = [tuple(numbers.setdefault(block, len(numbers)) for block in ids) for _, _, _, ids in read]
     links = _Links(read, blocks)
     if linked:
         links.find()

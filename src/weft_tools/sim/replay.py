@@ -86,27 +86,27 @@ class Played(Sequence):
     __slots__ = ("all_tokens", "answered", "index", "target")
 
     def __init__(self, index: int, traffic: Traffic, boundaries: tuple[int, ...] = ()) -> None:
-        one = traffic.requests[index]
+        request = traffic.requests[index]
         self.all_tokens = traffic.tokens(index)
         sampling = _SAMPLED
-        if one.prompt_logprobs:
+        if request.prompt_logprobs:
             sampling = _WITH_PROMPT_LOGPROBS
-        elif not one.output_tokens and one.cancelled_at_s is None:
+        elif not request.output_tokens and request.cancelled_at_s is None:
             sampling = _PROMPT_ONLY
         super().__init__(
             SeqId(index),
-            prompt=self.all_tokens[: one.prompt_tokens],
+            prompt=self.all_tokens[: request.prompt_tokens],
             sampling=sampling,
             seed=0,
             stop_ids=(),
-            rank=(one.priority, index, 0),
-            salt=one.salt,
-            boundaries=(*one.boundaries, *boundaries),
-            marks=one.marks,
+            rank=(request.priority, index, 0),
+            salt=request.salt,
+            boundaries=(*request.boundaries, *boundaries),
+            marks=request.marks,
         )
         self.index = index
         self.answered = 0
-        self.target = one.output_tokens
+        self.target = request.output_tokens
 
     @property
     def known_count(self) -> int:
@@ -267,13 +267,13 @@ class Player:
     def _arrive(self) -> None:
         requests, now = self._traffic.requests, self.clock()
         while self._next < len(requests) and requests[self._next].at_s <= now:
-            index, one = self._next, requests[self._next]
+            index, request = self._next, requests[self._next]
             self._next += 1
-            if one.prompt_tokens + max(1, one.output_tokens) > self._sizes.max_model_len:
+            if request.prompt_tokens + max(1, request.output_tokens) > self._sizes.max_model_len:
                 self.counts.left_out.add(index)
                 continue
-            if one.cancelled_at_s is not None and not one.output_tokens:
-                self._cancels[index] = one.cancelled_at_s
+            if request.cancelled_at_s is not None and not request.output_tokens:
+                self._cancels[index] = request.cancelled_at_s
             seq = self._live[index] = Played(index, self._traffic)
             self.scheduler.submit(seq)
         for index in [index for index, at_s in self._cancels.items() if at_s <= now]:

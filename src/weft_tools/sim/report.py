@@ -38,7 +38,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, seconds: Floats) -> Percentiles:
-        return cls(*(float(one) for one in np.percentile(seconds, SHARES))) if seconds.size else cls(0, 0, 0)
+        return cls(*(float(value) for value in np.percentile(seconds, SHARES))) if seconds.size else cls(0, 0, 0)
 
 
 class Gaps:
@@ -57,9 +57,9 @@ class Gaps:
         if not self._counts:
             return Percentiles(0, 0, 0)
         bins = np.asarray(sorted(self._counts))
-        passed = np.cumsum([self._counts[int(one)] for one in bins])
-        at = [bins[np.searchsorted(passed, share / 100 * passed[-1])] for share in SHARES]
-        return Percentiles(*(self._LEAST_S * self._WIDTH ** float(one) for one in at))
+        passed = np.cumsum([self._counts[int(bin_number)] for bin_number in bins])
+        share_bins = [bins[np.searchsorted(passed, share / 100 * passed[-1])] for share in SHARES]
+        return Percentiles(*(self._LEAST_S * self._WIDTH ** float(bin_number) for bin_number in share_bins))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class Timeline:
     def served(self, traffic: Traffic) -> dict[str, Any]:
         """Return the fields of a report that follow from the times of its requests."""
         ran, first = ~np.isnan(self.began_s), ~np.isnan(self.first_s)
-        prompts = np.asarray([one.prompt_tokens for one in traffic.requests], dtype=np.int64)
-        outputs = np.asarray([one.output_tokens for one in traffic.requests], dtype=np.int64)
-        arrivals = np.asarray([one.at_s for one in traffic.requests])
+        prompts = np.asarray([request.prompt_tokens for request in traffic.requests], dtype=np.int64)
+        outputs = np.asarray([request.output_tokens for request in traffic.requests], dtype=np.int64)
+        arrivals = np.asarray([request.at_s for request in traffic.requests])
         several = first & (outputs > 1) & ~np.isnan(self.ended_s)
         return {
             "timeline": self,
@@ -120,9 +120,9 @@ class MeanBytes:
         self.seconds += now.seconds
         if self.seconds > 0:
             share = now.seconds / self.seconds
-            for one in fields(self)[:-1]:
-                mean = getattr(self, one.name)
-                setattr(self, one.name, mean + share * (getattr(now, one.name) - mean))
+            for use in fields(self)[:-1]:
+                mean = getattr(self, use.name)
+                setattr(self, use.name, mean + share * (getattr(now, use.name) - mean))
 
 
 def bytes_by_use(usage: MemoryUsage, plan: ArenaPlan, pages_ahead: int, seconds: float) -> MeanBytes:
@@ -218,5 +218,5 @@ def _without_store(counts: dict[str, int]) -> dict[str, int]:
 def _without_names(value: Any) -> Any:
     """Return ``value`` with dicts as lists of their values, in order."""
     if isinstance(value, dict):
-        return [_without_names(one) for one in value.values()]
-    return [_without_names(one) for one in value] if isinstance(value, list | tuple) else value
+        return [_without_names(member) for member in value.values()]
+    return [_without_names(member) for member in value] if isinstance(value, list | tuple) else value

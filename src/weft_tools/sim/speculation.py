@@ -83,17 +83,17 @@ def replay(
             prediction=text.prediction,
             grammar=text.grammar,
         )
-        at = 1
-        while at < len(answer):
-            drafts = drafter.draft([DraftRow(key, len(answer) - at - 1)]).get(key, ())
+        position = 1
+        while position < len(answer):
+            drafts = drafter.draft([DraftRow(key, len(answer) - position - 1)]).get(key, ())
             accepted = 0
-            while accepted < len(drafts) and drafts[accepted] == answer[at + accepted]:
+            while accepted < len(drafts) and drafts[accepted] == answer[position + accepted]:
                 accepted += 1
-            chosen = answer[at : at + accepted + 1]
+            chosen = answer[position : position + accepted + 1]
             drafter.settle(key, chosen, drafted=len(drafts), accepted=accepted)
             seconds = costs.verify_seconds(1, len(drafts)) if drafts else costs.seconds(1)
             drafter.observe(1, len(drafts), seconds)
-            at += len(chosen)
+            position += len(chosen)
             total.tokens += len(chosen)
             total.steps += 1
             total.drafted += len(drafts)
@@ -176,10 +176,10 @@ def replay_speculation(
 
 
 def _texts(traffic: Traffic, recording: Recording, *, has_tokens: bool) -> Iterator[KnownText]:
-    for at, request in enumerate(traffic.requests):
+    for index, request in enumerate(traffic.requests):
         if request.output_tokens < 2:
             continue
-        tokens = recording.texts[at] if has_tokens else traffic.tokens(at)
+        tokens = recording.texts[index] if has_tokens else traffic.tokens(index)
         assert tokens is not None
         known: list[int] = tokens.tolist()
         yield KnownText(known[: request.prompt_tokens], known[request.prompt_tokens :], salt=request.salt)

@@ -312,7 +312,9 @@ class VirtualStore:
         def part(payload: memoryview, share: float, form: int) -> memoryview:
             return payload if form else payload[: ceil(len(payload) * share)]
 
-        pieces = tuple(replace(one, payload=part(one.payload, self._packing.kv, one.form)) for one in request.pieces)
+        pieces = tuple(
+            replace(piece, payload=part(piece.payload, self._packing.kv, piece.form)) for piece in request.pieces
+        )
         return replace(request, pieces=pieces, state=part(request.state, self._packing.state, request.state_form))
 
     def _begin_writes(self) -> None:
@@ -413,8 +415,8 @@ def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
     """Parse ``1TB@3GB/s`` or ``1TB@3GB/s@100us``; None for ``none``. Raise ConfigError that names the flag."""
     if text == NO_STORE:
         return None
-    size, at, rate = text.partition("@")
-    if not at:
+    size, separator, rate = text.partition("@")
+    if not separator:
         raise ConfigError(
             f"--store {text!r} is not a store: write its size and its rate, and its latency if "
             f"that is not {STORE_LATENCY_S * 1e3:.0f} ms, for example 1TB@3GB/s or 1TB@3GB/s@100us",

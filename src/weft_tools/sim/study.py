@@ -81,7 +81,7 @@ def run_study(
     ``length_max`` are refused. ``asked_bytes``: the memory that each was made for, whole frames or not."""
     sized = []
     run = 0
-    for at, plan in enumerate(plans):
+    for index, plan in enumerate(plans):
         sizes = sizes_for(
             plan,
             traffic,
@@ -96,9 +96,9 @@ def run_study(
             reports.append(replay(traffic, plan, cost, arm=arm, sizes=sizes, store=store, on_progress=tell))
             run += 1
         known = hindsight(traffic, plan, cost, reports[0], grid_tokens) if oracle else None
-        memory_bytes = plan.arena_bytes if asked_bytes is None else asked_bytes[at]
+        memory_bytes = plan.arena_bytes if asked_bytes is None else asked_bytes[index]
         sized.append(Sized(memory_bytes, tuple(reports), known))
-    linked = sum(one.next_turn is not None for one in traffic.requests)
+    linked = sum(request.next_turn is not None for request in traffic.requests)
     return Study(
         len(traffic),
         linked,

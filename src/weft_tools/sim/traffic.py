@@ -70,14 +70,14 @@ class Traffic:
         self.fronts = dict(fronts or {})
         self._offsets = np.arange(block_tokens, dtype=np.int64)
         if block_count is None:
-            block_count = 1 + max((max(one.blocks, default=-1) for one in self.requests), default=-1)
+            block_count = 1 + max((max(request.blocks, default=-1) for request in self.requests), default=-1)
         self.block_count = block_count
         free = block_count * block_tokens
         self._own_outputs: list[int] = []
-        for one in self.requests:
+        for request in self.requests:
             self._own_outputs.append(free)
-            if one.next_turn is None and not one.whole:
-                free += one.output_tokens
+            if request.next_turn is None and not request.whole:
+                free += request.output_tokens
         if free > _TOKENS_MAX:
             raise ConfigError(
                 f"the trace has {free} different tokens; a replay can tell {_TOKENS_MAX} "
@@ -90,12 +90,12 @@ class Traffic:
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(one.prompt_tokens for one in self.requests)
+        return sum(request.prompt_tokens for request in self.requests)
 
     @property
     def length_max(self) -> int:
         """Tokens of the longest request, answer included."""
-        return max((one.prompt_tokens + one.output_tokens for one in self.requests), default=0)
+        return max((request.prompt_tokens + request.output_tokens for request in self.requests), default=0)
 
     def prompt(self, index: int) -> Int32s:
         """Return int32 [prompt_tokens]."""
@@ -103,35 +103,35 @@ class Traffic:
 
     def tokens(self, index: int) -> Int32s:
         """Return prompt and answer, int32 [prompt_tokens + output_tokens]."""
-        one = self.requests[index]
-        length = one.prompt_tokens + one.output_tokens
-        if one.whole:
+        request = self.requests[index]
+        length = request.prompt_tokens + request.output_tokens
+        if request.whole:
             return self._blocks(index)[:length]
-        if one.next_turn is not None:
-            later = self.prompt(one.next_turn)
+        if request.next_turn is not None:
+            later = self.prompt(request.next_turn)
             assert later.size >= length, f"the turn after request {index} is shorter than its beginning"
-            return np.concatenate([self.prompt(index), later[one.prompt_tokens : length]])
+            return np.concatenate([self.prompt(index), later[request.prompt_tokens : length]])
         first = self._own_outputs[index]
-        answer = np.arange(first, first + one.output_tokens, dtype=np.int32)
+        answer = np.arange(first, first + request.output_tokens, dtype=np.int32)
         return np.concatenate([self.prompt(index), answer])
 
     def _blocks(self, index: int) -> Int32s:
         numbers = self.requests[index].blocks
         tokens = (np.asarray(numbers, dtype=np.int64)[:, None] * self.block_tokens + self._offsets).astype(np.int32)
-        for at, block in enumerate(numbers):
+        for row, block in enumerate(numbers):
             mine = self.fronts.get(block)
             if mine is not None:
-                tokens[at, : mine.size] = mine
+                tokens[row, : mine.size] = mine
         return tokens.reshape(-1)
 
     def faster(self, rate: float) -> Traffic:
         """Return the same requests, arriving ``rate`` times as fast."""
         requests = [
             replace(
-                one,
-                at_s=one.at_s / rate,
-                cancelled_at_s=None if one.cancelled_at_s is None else one.cancelled_at_s / rate,
+                request,
+                at_s=request.at_s / rate,
+                cancelled_at_s=None if request.cancelled_at_s is None else request.cancelled_at_s / rate,
             )
-            for one in self.requests
+            for request in self.requests
         ]
         return Traffic(requests, block_tokens=self.block_tokens, fronts=self.fronts, block_count=self.block_count)

@@ -184,11 +184,11 @@ def a_reader_too_many(memory: MemoryState) -> None:
 
 
 def a_reader_of_another_node(memory: MemoryState) -> None:
-    memory.leases[SeqId(3)].held = nodes(memory)["front"].id
+    memory.leases[SeqId(3)].shared_node = nodes(memory)["front"].id
 
 
 def a_reader_of_no_node(memory: MemoryState) -> None:
-    memory.leases[SeqId(3)].held = NodeId(PAD)
+    memory.leases[SeqId(3)].shared_node = NodeId(PAD)
 
 
 def a_reader_of_other_pages(memory: MemoryState) -> None:

@@ -59,7 +59,7 @@ class Arena:
         return len(never_used) + len(pages) + len(slots)
 
     def claim(self, claim: FrameClaim) -> None:
-        frame = self.free[claim.held].pop()
+        frame = self.free[claim.former_kind].pop()
         assert frame == claim.frame, f"planned frame {claim.frame} but frame {frame} is next"
 
     def release(self, frame: FrameId, kind: FrameKind) -> None:
@@ -96,13 +96,13 @@ class FrameWalk:
 
     def claim(self, kind: FrameKind) -> FrameId:
         """Return the next free frame for ``kind``; the caller has checked that ``left`` is not 0."""
-        for held in _PREFERENCE[kind]:
-            stack, depth = self._free[held], self._depth[held]
+        for former_kind in _PREFERENCE[kind]:
+            stack, depth = self._free[former_kind], self._depth[former_kind]
             if depth < len(stack):
                 frame = stack[-1 - depth]
-                self._depth[held] = depth + 1
+                self._depth[former_kind] = depth + 1
                 self.left -= 1
-                self.claims.append(FrameClaim(frame, kind, held))
+                self.claims.append(FrameClaim(frame, kind, former_kind))
                 return frame
         raise AssertionError("no free frame is left to this transaction")
 

@@ -203,10 +203,10 @@ def _lay_compressed_kv(
     """Return the fields of compressed KV: all codes, then all scales; the next record begins at a multiple of
     COMPRESSED_KV_ALIGN."""
     codes = [_numbers(field) // (1 if dtype == "int8" else 2) for field in kv_fields]
-    fields, at, scales_at = [], 0, sum(codes)
+    fields, codes_at, scales_at = [], 0, sum(codes)
     for field, size in zip(kv_fields, codes, strict=True):
-        fields.append(CompressedKvField(field, at, scales_at))
-        at += size
+        fields.append(CompressedKvField(field, codes_at, scales_at))
+        codes_at += size
         k_rows = PAGE_TOKENS if dtype == "int8" else field.head_dim
         v_rows = PAGE_TOKENS if field.v_offset_bytes is not None else 0
         scales_at += field.kv_heads * (k_rows + v_rows) * COMPRESSED_SCALE_BYTES
@@ -413,21 +413,21 @@ def _fit_length(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan, notes: 
 
 
 def _fit_rows(config: EngineConfig, arena: ArenaPlan, notes: list[str]) -> tuple[int, int]:
-    asked = config.max_num_batched_tokens or STEP_TOKENS_CPU
-    tokens = max(asked, CHUNK_TOKENS + 1)
-    if tokens > asked:
+    limit = config.max_num_batched_tokens or STEP_TOKENS_CPU
+    tokens = max(limit, CHUNK_TOKENS + 1)
+    if tokens > limit:
         notes.append(
-            f"--max-num-batched-tokens {asked} raised to {tokens}: a step "
+            f"--max-num-batched-tokens {limit} raised to {tokens}: a step "
             f"must hold one prefill chunk of {CHUNK_TOKENS} tokens and a decode."
         )
     rows = config.max_num_seqs
-    held = _sequences_held(arena)
-    if held is not None and held < rows:
+    sequences_max = _sequences_held(arena)
+    if sequences_max is not None and sequences_max < rows:
         notes.append(
-            f"--max-num-seqs {rows} shrunk to {held}: the arena of "
+            f"--max-num-seqs {rows} shrunk to {sequences_max}: the arena of "
             f"{format_bytes(arena.arena_bytes)} holds no more at once; more wait in the queue."
         )
-        rows = held
+        rows = sequences_max
     if rows > tokens - CHUNK_TOKENS:
         notes.append(
             f"--max-num-seqs {rows} shrunk to {tokens - CHUNK_TOKENS}: a step of "

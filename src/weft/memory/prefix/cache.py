@@ -164,7 +164,7 @@ class PrefixCache:
 
     def node(self, lease: Lease) -> Node | None:
         """Return the node that ``lease`` holds."""
-        return self.tree.by_id[lease.held] if lease.held != NO_NODE else None
+        return self.tree.by_id[lease.shared_node] if lease.shared_node != NO_NODE else None
 
     # ------------------------------------------------------------------ writing, by a commit
 
@@ -189,7 +189,7 @@ class PrefixCache:
             self.order.touch(anchor)
         if lease.shared_tokens:
             self._hold(lease, self.tree.node_ending(anchor, lease.shared_tokens))
-        used = anchor if self.stateful else self.tree.by_id[lease.held]
+        used = anchor if self.stateful else self.tree.by_id[lease.shared_node]
         used.hits += 1
         used.used_at = self.tree.version
         counts.hits_inexact += lease.inexact
@@ -276,11 +276,11 @@ class PrefixCache:
             node = self.tree.node_ending(path, save.position)
         else:
             assert save.position == path.end + len(rest) // TOKEN_BYTES
-            at = self.plan.pages_for(path.end)
-            node = self.tree.add_tail(path, rest, lease.pages[at : at + 1])
+            index = self.plan.pages_for(path.end)
+            node = self.tree.add_tail(path, rest, lease.pages[index : index + 1])
             if node is not None:
                 node.kv_inexact = inexact
-                del lease.pages[at : at + 1]
+                del lease.pages[index : index + 1]
         if node is None:
             node = path.children[rest]
         if node.slot == PAD:
@@ -300,7 +300,7 @@ class PrefixCache:
         freed = Freed()
         node = self.node(lease)
         if node is not None:
-            lease.held = NO_NODE
+            lease.shared_node = NO_NODE
             self.tree.release(node)
             self.compressed_kv.stop_reading(node)
             self._refile(node, freed, newest=True)
@@ -349,16 +349,16 @@ class PrefixCache:
 
     def _hold(self, lease: Lease, node: Node) -> None:
         before = self.node(lease)
-        at: Node | None = node
-        while at is not None and at is not before:
-            lease.inexact |= at.kv_inexact
-            at = at.parent
+        ancestor: Node | None = node
+        while ancestor is not None and ancestor is not before:
+            lease.inexact |= ancestor.kv_inexact
+            ancestor = ancestor.parent
         self.compressed_kv.start_reading(node)
         self.tree.hold(node)
         self.order.refresh(node, newest=True)
         if node.parent is not None:
             self.order.refresh(node.parent, newest=True)  # perhaps a bare leaf before this node
-        lease.held = node.id
+        lease.shared_node = node.id
         if before is not None:
             self.tree.release(before)
 

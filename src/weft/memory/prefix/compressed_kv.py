@@ -129,39 +129,39 @@ class CompressedKv:
     def restore_pages(self, node: Node | None) -> int:
         """Return the number of pages that restoring the path to ``node`` takes. Nothing above a node with readers is
         compressed."""
-        pages, at = 0, node
-        while self.by_node and at is not None and not at.holds:
-            compressed = self.by_node.get(at.id)
+        pages, ancestor = 0, node
+        while self.by_node and ancestor is not None and not ancestor.holds:
+            compressed = self.by_node.get(ancestor.id)
             pages += compressed.missing if compressed is not None else 0
-            at = at.parent
+            ancestor = ancestor.parent
         return pages
 
     def compressed_on_path(self, node: Node | None) -> Iterator[tuple[Node, CompressedPages]]:
         """Yield the compressed nodes on the path to ``node``, from below."""
-        at = node
-        while self.by_node and at is not None and not at.holds:
-            compressed = self.by_node.get(at.id)
+        ancestor = node
+        while self.by_node and ancestor is not None and not ancestor.holds:
+            compressed = self.by_node.get(ancestor.id)
             if compressed is not None:
-                yield at, compressed
-            at = at.parent
+                yield ancestor, compressed
+            ancestor = ancestor.parent
 
     # ------------------------------------------------------------------ writing, by a commit
 
     def stop_reading(self, node: Node) -> None:
         """Note that a lease no longer reads ``node`` and the nodes above it. Those with other readers still have
         holds."""
-        at: Node | None = node
-        while self.record_bytes and at is not None and at.parent is not None and not at.holds:
-            self.idle[at.id] = at
-            self.idle.move_to_end(at.id)
-            at = at.parent
+        ancestor: Node | None = node
+        while self.record_bytes and ancestor is not None and ancestor.parent is not None and not ancestor.holds:
+            self.idle[ancestor.id] = ancestor
+            self.idle.move_to_end(ancestor.id)
+            ancestor = ancestor.parent
 
     def start_reading(self, node: Node) -> None:
         """Note that a lease is about to hold ``node``."""
-        at: Node | None = node
-        while self.record_bytes and at is not None and not at.holds:
-            self.idle.pop(at.id, None)
-            at = at.parent
+        ancestor: Node | None = node
+        while self.record_bytes and ancestor is not None and not ancestor.holds:
+            self.idle.pop(ancestor.id, None)
+            ancestor = ancestor.parent
 
     def forget(self, node: Node) -> None:
         """Forget ``node``, which was removed."""
@@ -178,7 +178,7 @@ class CompressedKv:
         self.by_node[node.id] = CompressedPages(pages[:compressed_count], 0, 0, first_id, len(pages))
         self.page_count += compressed_count
         self.record_count += len(pages)
-        node.edge.set_pages(node.start, [PageId(first_id - at) for at in range(len(pages))])
+        node.edge.set_pages(node.start, [PageId(first_id - index) for index in range(len(pages))])
         node.kv_inexact = True
         self.idle.pop(node.id, None)
         return pages[compressed_count:]
@@ -277,16 +277,18 @@ class Restoring:
 
     def restore(self, node: Node, take: Callable[[int], list[PageId]]) -> None:
         """Restore the path to ``node`` with pages from ``take``; the caller has asked ``missing``."""
-        at: Node | None = node
-        while self._kv.record_bytes and at is not None and not at.holds:
-            self._opened_on.add(at.id)
-            at = at.parent
-        for at, compressed in self._kv.compressed_on_path(node):
+        ancestor: Node | None = node
+        while self._kv.record_bytes and ancestor is not None and not ancestor.holds:
+            self._opened_on.add(ancestor.id)
+            ancestor = ancestor.parent
+        for ancestor, compressed in self._kv.compressed_on_path(node):
             if compressed.first_id in self.pages:
                 continue
             pages = compressed.restore_into(take(compressed.missing), self._kv.form)
             self.pages.update((compressed.first_id - index, page) for index, page in enumerate(pages))
-            self.restored.append(RestoreKv(at.id, tuple(compressed.pages), compressed.skip_bytes, pages, self._kv.form))
+            self.restored.append(
+                RestoreKv(ancestor.id, tuple(compressed.pages), compressed.skip_bytes, pages, self._kv.form)
+            )
 
     def replace_inexact(self, node: Node, pages: list[PageId], own: list[PageId]) -> None:
         """Replace the ``pages`` of ``node`` by ``own`` pages of an exact sequence that publishes over it."""

@@ -81,17 +81,17 @@ class Edge:
         """Return the node whose span has the token at ``position``."""
         return self.nodes[bisect_right(self.nodes, position, key=_end_of)]
 
-    def matches_until(self, position: int, data: bytes, at: int) -> int:
-        """Return the position up to which the edge, from ``position`` on, has the tokens of ``data`` from byte ``at``
-        on; only complete pages count."""
+    def matches_until(self, position: int, data: bytes, first_byte: int) -> int:
+        """Return the position up to which the edge, from ``position`` on, has the tokens of ``data`` from byte
+        ``first_byte`` on; only complete pages count."""
         offset = (position - self.start) * TOKEN_BYTES
-        length = min((self.nodes[-1].end - position) * TOKEN_BYTES, len(data) - at)
+        length = min((self.nodes[-1].end - position) * TOKEN_BYTES, len(data) - first_byte)
         length -= length % PAGE_KEY_BYTES
         done, window = 0, _WINDOW_BYTES
         while done < length:
             piece = self.tokens[offset + done : offset + min(done + window, length)]
-            if not data.startswith(piece, at + done):
-                done += common_pages(piece, data[at + done : at + done + len(piece)]) * PAGE_KEY_BYTES
+            if not data.startswith(piece, first_byte + done):
+                done += common_pages(piece, data[first_byte + done : first_byte + done + len(piece)]) * PAGE_KEY_BYTES
                 break
             done += len(piece)
             window *= 4
@@ -222,14 +222,14 @@ def find(root: Node, data: bytes) -> PrefixMatch:
     path = walk(root, data)
     node = deepest = path.passed[-1] if path.passed else root
     anchor, lost = None, 0
-    at: Node | None = node
-    while at is not None:
-        anchor = _tail_along(at, data) or (at if at.slot != PAD else None)
+    ancestor: Node | None = node
+    while ancestor is not None:
+        anchor = _tail_along(ancestor, data) or (ancestor if ancestor.slot != PAD else None)
         if anchor is not None:
             break
-        if at.state_lost and not lost:
-            lost = at.end
-        at = at.parent
+        if ancestor.state_lost and not lost:
+            lost = ancestor.end
+        ancestor = ancestor.parent
     position = anchor.end if anchor is not None else 0
     key = data[path.end * TOKEN_BYTES : path.end * TOKEN_BYTES + PAGE_KEY_BYTES]
     evicted = deepest.ghosts.get(key, 0) if path.partly is None else 0
@@ -254,30 +254,30 @@ def _tail_along(node: Node, data: bytes) -> Node | None:
 def walk(node: Node, data: bytes, first: int = 0) -> TreePath:
     """Follow ``data``, whose tokens begin at position ``first``, down from the end of ``node``."""
     passed: list[Node] = []
-    at = (node.end - first) * TOKEN_BYTES
-    while at + PAGE_KEY_BYTES <= len(data):
-        child = node.children.get(data[at : at + PAGE_KEY_BYTES])
+    offset = (node.end - first) * TOKEN_BYTES
+    while offset + PAGE_KEY_BYTES <= len(data):
+        child = node.children.get(data[offset : offset + PAGE_KEY_BYTES])
         if child is None:
             break
         edge = child.edge
-        reached = edge.matches_until(child.start, data, at)
+        reached = edge.matches_until(child.start, data, offset)
         at_node = edge.index_of(child)
         passed += edge.nodes[at_node : bisect_right(edge.nodes, reached, at_node, key=_end_of)]
         if not passed or passed[-1].end < reached:
             return TreePath(tuple(passed), edge.node_at(reached - 1), reached)
         node = passed[-1]
-        at = (reached - first) * TOKEN_BYTES
-    return TreePath(tuple(passed), None, first + at // TOKEN_BYTES)
+        offset = (reached - first) * TOKEN_BYTES
+    return TreePath(tuple(passed), None, first + offset // TOKEN_BYTES)
 
 
 def path_pages(node: Node, first: int, end: int) -> list[PageId]:
     """Return the pages of the tokens [first, end) on the path to ``node``, whose span reaches ``end``; both are
     multiples of a page. Empty in a model without attention."""
     pieces: list[list[PageId]] = []
-    at: Node | None = node
-    while at is not None and at.edge.pages and at.end > first:
-        edge = at.edge
+    ancestor: Node | None = node
+    while ancestor is not None and ancestor.edge.pages and ancestor.end > first:
+        edge = ancestor.edge
         if edge.start < end:
-            pieces.append(edge.pages_between(max(first, edge.start), min(end, at.end)))
-        at = edge.nodes[0].parent
+            pieces.append(edge.pages_between(max(first, edge.start), min(end, ancestor.end)))
+        ancestor = edge.nodes[0].parent
     return [page for piece in reversed(pieces) for page in piece]

@@ -360,7 +360,7 @@ class _States:
             if node is None:
                 break
             self._seen.append(node)
-        leaves = (at for at, node in enumerate(self._seen[:few]) if node.page_count and self._is_leaf(node))
+        leaves = (index for index, node in enumerate(self._seen[:few]) if node.page_count and self._is_leaf(node))
         return self._seen.pop(next(leaves, 0)) if self._seen else None
 
 

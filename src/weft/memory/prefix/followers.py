@@ -81,17 +81,17 @@ class TreeWatch:
     def digest_at(self, node: Node) -> int:
         """Return the digest at the end of ``node``, whose end is that of a page."""
         path: list[Node] = []
-        at = node
-        while at.parent is not None and at.id not in self.digests:
-            path.append(at)
-            at = at.parent
-        if at.parent is None:
-            digest = salt_digest(salt_of(self.tree, at))
+        ancestor = node
+        while ancestor.parent is not None and ancestor.id not in self.digests:
+            path.append(ancestor)
+            ancestor = ancestor.parent
+        if ancestor.parent is None:
+            digest = salt_digest(salt_of(self.tree, ancestor))
         else:
-            digest = self.digests[at.id]
+            digest = self.digests[ancestor.id]
         if path:
             tokens = np.frombuffer(b"".join(step.tokens for step in reversed(path)), dtype=np.int32)
-            digest = int(extended_digests(digest, tokens, at.end // PAGE_TOKENS)[-1])
+            digest = int(extended_digests(digest, tokens, ancestor.end // PAGE_TOKENS)[-1])
             self.digests[node.id] = digest
         return digest
 
@@ -123,7 +123,7 @@ class SnapshotFollower:
         """Return everything."""
         self._changes()
         self.number += 1
-        everything = [one for offers in self._offers.values() for one in offers.values()]
+        everything = [offer for offers in self._offers.values() for offer in offers.values()]
         return SnapshotReport(number=self.number, added=everything, is_full=True)
 
     def _changes(self) -> tuple[list[ReportedSnapshot], list[RemovedSnapshot]]:
@@ -137,7 +137,7 @@ class SnapshotFollower:
             if new:
                 self._offers[node_id] = new
                 self.offered_count += len(new)
-            came.update((key, one) for key, one in new.items() if old.get(key) != one)
+            came.update((key, offer) for key, offer in new.items() if old.get(key) != offer)
             went.update(key for key in old if key not in new)
         return list(came.values()), [RemovedSnapshot(*key) for key in went if key not in came]
 
@@ -149,11 +149,11 @@ class SnapshotFollower:
         if node.slot == PAD:
             return {}
         tail: tuple[int, ...] = ()
-        at = node
+        base = node
         if node.is_tail:
             tail = tuple(_tokens_of(node).tolist())
-            at = node.parent
-        digest = self.watch.digest_at(at)
+            base = node.parent
+        digest = self.watch.digest_at(base)
         if node.slot == COMPRESSED:
             return {(digest, tail): ReportedSnapshot(digest, node.end, tail, "compressed", COMPRESSED_RESTORE_S)}
         return {(digest, tail): ReportedSnapshot(digest, node.end, tail)}
@@ -202,16 +202,16 @@ class BlockFollower:
             return []
         old, nodes = [], []
         for node_id in self.watch.take():
-            held, node = self._held.pop(node_id, None), self.watch.tree.by_id.get(node_id)
-            if held is not None:
-                old.append(held)
+            entry, node = self._held.pop(node_id, None), self.watch.tree.by_id.get(node_id)
+            if entry is not None:
+                old.append(entry)
             if node is not None and node.parent is not None:
                 nodes.append(node)
         nodes.sort(key=lambda node: (node.start, node.id))
         new = [self._hold(node) for node in nodes]
         had, has = _blocks_of(old), _blocks_of(new)
-        had_states = {held.state for held in old if held.state is not None}
-        has_states = {held.state for held in new if held.state is not None}
+        had_states = {entry.state for entry in old if entry.state is not None}
+        has_states = {entry.state for entry in new if entry.state is not None}
         events: list[KvEvent] = []
         for group, gone in (
             (ATTENTION_GROUP, np.setdiff1d(had, has).tolist()),
@@ -219,8 +219,8 @@ class BlockFollower:
         ):
             if gone:
                 events.append(BlockRemoved(gone, MEDIUM, group))
-        for node, held in zip(nodes, new, strict=True):
-            events += self._stored(node, held, ~np.isin(held.blocks, had), held.state not in had_states)
+        for node, entry in zip(nodes, new, strict=True):
+            events += self._stored(node, entry, ~np.isin(entry.blocks, had), entry.state not in had_states)
         return events
 
     def everything(self) -> Iterator[KvEvent]:
@@ -229,8 +229,8 @@ class BlockFollower:
         yield AllBlocksCleared()
         by_id = self.watch.tree.by_id
         for node in sorted((by_id[node_id] for node_id in self._held), key=lambda node: (node.start, node.id)):
-            held = self._held[node.id]
-            yield from self._stored(node, held, np.ones(held.blocks.size, np.bool_), True)
+            entry = self._held[node.id]
+            yield from self._stored(node, entry, np.ones(entry.blocks.size, np.bool_), True)
 
     def _hold(self, node: Node) -> _Held:
         assert node.parent is not None
@@ -242,26 +242,26 @@ class BlockFollower:
             blocks = extended_digests(above, tokens, first)
             end = self.watch.digests[node.id] = int(blocks[-1])
             before = int(blocks[-2]) if blocks.size > 1 else before
-        held = _Held(blocks if self.watch.tree.paged else _NO_DIGESTS, end if node.slot != PAD else None, before)
-        if held.blocks.size or held.state is not None:
-            self._held[node.id] = held
-        return held
+        entry = _Held(blocks if self.watch.tree.paged else _NO_DIGESTS, end if node.slot != PAD else None, before)
+        if entry.blocks.size or entry.state is not None:
+            self._held[node.id] = entry
+        return entry
 
-    def _stored(self, node: Node, held: _Held, new: Bools, state_is_new: bool) -> Iterator[KvEvent]:
+    def _stored(self, node: Node, entry: _Held, new: Bools, state_is_new: bool) -> Iterator[KvEvent]:
         """Yield the blocks of ``node`` that ``new`` marks, by runs, and its state."""
         assert node.parent is not None
-        if not new.any() and (held.state is None or not state_is_new):
+        if not new.any() and (entry.state is None or not state_is_new):
             return
         above = self.watch.digest_at(node.parent) if node.start else None
         salt, tokens = salt_of(self.watch.tree, node), _tokens_of(node).view(np.uint32)
         for first, end in _runs(new):
-            parent = int(held.blocks[first - 1]) if first else above
+            parent = int(entry.blocks[first - 1]) if first else above
             yield self._event(
-                held.blocks[first:end].tolist(), parent, tokens[first * PAGE_TOKENS : end * PAGE_TOKENS], salt, False
+                entry.blocks[first:end].tolist(), parent, tokens[first * PAGE_TOKENS : end * PAGE_TOKENS], salt, False
             )
-        if held.state is not None and state_is_new:
+        if entry.state is not None and state_is_new:
             last = (tokens.size - 1) // PAGE_TOKENS * PAGE_TOKENS
-            yield self._event([held.state], held.before, tokens[last:], salt, True)
+            yield self._event([entry.state], entry.before, tokens[last:], salt, True)
 
     def _event(self, hashes: list[int], parent: int | None, tokens: UInt32s, salt: str, is_state: bool) -> KvEvent:
         digest, cache_salt = salt_parts(salt)
@@ -287,13 +287,13 @@ def _tokens_of(node: Node) -> Int32s:
     return np.frombuffer(node.tokens, dtype=np.int32)
 
 
-def _blocks_of(held: Iterable[_Held]) -> Digests:
-    return np.concatenate([_NO_DIGESTS, *(one.blocks for one in held)])
+def _blocks_of(entries: Iterable[_Held]) -> Digests:
+    return np.concatenate([_NO_DIGESTS, *(entry.blocks for entry in entries)])
 
 
 def _runs(marked: Bools) -> Iterator[tuple[int, int]]:
     """Yield first and end of each run of marks, in runs of at most RUN_BLOCKS_MAX."""
     edges = np.flatnonzero(np.diff(marked, prepend=False, append=False)).tolist()
     for first, end in zip(edges[::2], edges[1::2], strict=True):
-        for at in range(first, end, RUN_BLOCKS_MAX):
-            yield at, min(end, at + RUN_BLOCKS_MAX)
+        for start in range(first, end, RUN_BLOCKS_MAX):
+            yield start, min(end, start + RUN_BLOCKS_MAX)

@@ -86,14 +86,14 @@ class Pins:
         return self._last
 
     @property
-    def held(self) -> tuple[int, int]:
+    def usage(self) -> tuple[int, int]:
         """Pages and slots of ``last``, each counted once."""
         self._choose()
         return self._held
 
     @property
     def held_bytes(self) -> int:
-        pages, slots = self.held
+        pages, slots = self.usage
         return pages * self._plan.page_bytes + slots * self._plan.slot_stride_bytes
 
     def of(self, name: str) -> PinnedPrefix:
@@ -204,18 +204,18 @@ class Pins:
             while node is not None and node.id not in counted:
                 path.append(node)
                 node = node.parent
-            more_pages = pages + sum(one.page_count for one in path)
+            more_pages = pages + sum(step.page_count for step in path)
             more_slots = slots + (plan.slots_per_frame > 0)
             size_bytes = more_pages * plan.page_bytes + more_slots * plan.slot_stride_bytes
             if size_bytes > self.budget_bytes or len(last) == LAST_MAX:
                 continue
             pages, slots = more_pages, more_slots
-            counted.update(one.id for one in path)
+            counted.update(step.id for step in path)
             last[prefix.node] = None
         self._last, self._held = tuple(last), (pages, slots)
 
 
 def _take_out(places: dict[Place, list[PinnedPrefix]], place: Place, prefix: PinnedPrefix) -> None:
-    left = [one for one in places.pop(place, ()) if one is not prefix]
+    left = [other for other in places.pop(place, ()) if other is not prefix]
     if left:
         places[place] = left

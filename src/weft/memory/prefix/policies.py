@@ -58,7 +58,7 @@ class Marconi(Policy):
         gains = [self._efficiency(node) for node in nodes]
         span, most = (newest - oldest) or 1.0, max(gains) or 1.0
         scores = [(when - oldest) / span + gain / most for when, gain in zip(used, gains, strict=True)]
-        return (nodes[at] for at in sorted(range(len(nodes)), key=lambda at: (scores[at], at)))
+        return (nodes[index] for index in sorted(range(len(nodes)), key=lambda index: (scores[index], index)))
 
     def _efficiency(self, node: Node) -> float:
         above = snapshot_above(node)

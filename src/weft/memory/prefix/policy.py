@@ -125,13 +125,13 @@ def snapshot_at_or_above(node: Node) -> Node | None:
 
 def only_snapshot_below(node: Node) -> Node | None:
     """Return the nearest snapshot below ``node``, if a single path leads down to it."""
-    at = node
+    descendant = node
     for _ in range(STEPS_MAX):
-        if len(at.children) != 1:
+        if len(descendant.children) != 1:
             return None
-        at = next(iter(at.children.values()))
-        if at.slot != PAD:
-            return at
+        descendant = next(iter(descendant.children.values()))
+        if descendant.slot != PAD:
+            return descendant
     return None
 
 
@@ -139,12 +139,18 @@ def pages_alone(node: Node) -> int:
     """Return the number of pages that no request could use without the snapshot of ``node``."""
     if node.children or node.holds:
         return 0
-    pages, at = node.page_count, node.parent
+    pages, ancestor = node.page_count, node.parent
     for _ in range(STEPS_MAX):
-        if at is None or at.parent is None or at.slot != PAD or at.holds or len(at.children) > 1:
+        if (
+            ancestor is None
+            or ancestor.parent is None
+            or ancestor.slot != PAD
+            or ancestor.holds
+            or len(ancestor.children) > 1
+        ):
             break
-        pages += at.page_count
-        at = at.parent
+        pages += ancestor.page_count
+        ancestor = ancestor.parent
     return pages
 
 

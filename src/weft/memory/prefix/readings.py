@@ -86,12 +86,12 @@ def snapshot_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> Snaps
         return None
     parts, pages = _parts(cache, node, start)
     exact, above = not (cache.stateful and node.state_inexact), 0
-    at: Node | None = node
-    while at is not None:
-        exact &= not at.kv_inexact
-        at = at.parent
-        if at is not None and at.slot != PAD and not above:
-            above = at.end
+    ancestor: Node | None = node
+    while ancestor is not None:
+        exact &= not ancestor.kv_inexact
+        ancestor = ancestor.parent
+        if ancestor is not None and ancestor.slot != PAD and not above:
+            above = ancestor.end
     slot, salt = node.slot if cache.stateful else NO_SLOT, salt_of(cache.tree, node)
     if slot == COMPRESSED:
         pages += cache.compressed_states.pages[node.id]
@@ -107,10 +107,10 @@ def _parts(cache: PrefixCache, node: Node, start: int) -> tuple[list[KvPart], li
         pages = _pages(node, start)
         return [KvPart(start, node.end, len(pages))], pages
     pieces: list[tuple[KvPart, list[PageId]]] = []
-    at: Node | None = node
-    while at is not None and at.parent is not None and at.end > start:
-        pieces.append(_part(cache, at, max(start, at.start)))
-        at = at.parent
+    ancestor: Node | None = node
+    while ancestor is not None and ancestor.parent is not None and ancestor.end > start:
+        pieces.append(_part(cache, ancestor, max(start, ancestor.start)))
+        ancestor = ancestor.parent
     parts: list[KvPart] = []
     for part, _ in reversed(pieces):
         before = parts[-1] if parts else None
@@ -144,11 +144,11 @@ def _pages(node: Node, start: int) -> list[PageId]:
 
 def _tokens(node: Node) -> npt.NDArray[np.int32]:
     pieces: list[bytes] = []
-    at: Node | None = node
-    while at is not None and at.parent is not None:
-        edge = at.edge
-        pieces.append(edge.tokens_between(edge.start, at.end))
-        at = edge.nodes[0].parent
+    ancestor: Node | None = node
+    while ancestor is not None and ancestor.parent is not None:
+        edge = ancestor.edge
+        pieces.append(edge.tokens_between(edge.start, ancestor.end))
+        ancestor = edge.nodes[0].parent
     return np.frombuffer(b"".join(reversed(pieces)), dtype=np.int32)
 
 
@@ -198,8 +198,8 @@ def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> Cache
     return CacheShape(
         salts=[SaltShape(number, *by_root[root]) for root, number in numbers.items()],
         salt_count=len(cache.tree.roots),
-        depths=sorted(depths.values(), key=lambda one: one.tokens_max),
-        lengths=sorted(lengths.values(), key=lambda one: one.tokens_max),
+        depths=sorted(depths.values(), key=lambda bucket: bucket.tokens_max),
+        lengths=sorted(lengths.values(), key=lambda bucket: bucket.tokens_max),
         prefixes=[
             PrefixShape(
                 _digest(node),
@@ -257,10 +257,10 @@ def _prefixes(walked: list[Node], uses: dict[NodeId, _Use]) -> list[tuple[Node, 
 
 def _digest(node: Node) -> str:
     spans = []
-    at: Node | None = node
-    while at is not None:
-        spans.append(at.tokens)
-        at = at.parent
+    ancestor: Node | None = node
+    while ancestor is not None:
+        spans.append(ancestor.tokens)
+        ancestor = ancestor.parent
     digest = blake2b(digest_size=16)
     for span in reversed(spans):
         digest.update(span)

@@ -59,7 +59,7 @@ class Sharing:
         self.publications.append(Publication(lease.seq, start, tokens, tuple(pages), cached_end, saves))
         first = start // PAGE_TOKENS
         own = lease.pages[first : first + len(pages)]
-        changed = [at for at, (mine, shared) in enumerate(zip(own, pages, strict=True)) if mine != shared]
+        changed = [index for index, (mine, shared) in enumerate(zip(own, pages, strict=True)) if mine != shared]
         self.freed_count += len(changed)
         if patch and changed:
             self.patches += [
@@ -69,7 +69,7 @@ class Sharing:
     def _resolve(self, lease: Lease, start: int, whole: bytes) -> tuple[list[PageId], int]:
         """Return the pages of ``whole`` once it is in the tree, and the position up to which it is cached before."""
         tree, paged = self._tree, self._tree.paged
-        base = tree.by_id[lease.held] if lease.held != NO_NODE else tree.roots.get(lease.salt)
+        base = tree.by_id[lease.shared_node] if lease.shared_node != NO_NODE else tree.roots.get(lease.salt)
         pages: list[PageId] = []
         end, place = start, NO_NODE
         if base is not None:
@@ -81,9 +81,9 @@ class Sharing:
             cached, own = path_pages(last, start, path.end), lease.pages[first : path.end // PAGE_TOKENS]
             if paged and not lease.inexact:
                 for node in (*path.passed, path.partly) if path.partly is not None else path.passed:
-                    at = node.start // PAGE_TOKENS - first
+                    begin = node.start // PAGE_TOKENS - first
                     end = min(node.end, path.end) // PAGE_TOKENS - first
-                    self._restoring.replace_inexact(node, cached[at:end], own[at:end])
+                    self._restoring.replace_inexact(node, cached[begin:end], own[begin:end])
             pages = self._restoring.resolve_over(cached, own)
             end, place = path.end, last.id
         rest = whole[(end - start) // PAGE_TOKENS * PAGE_KEY_BYTES :]

@@ -83,10 +83,10 @@ class PrefixTree:
     def path_ids(self, name: NodeId) -> set[NodeId]:
         """Return the node ``name`` and all nodes above it; empty for NO_NODE."""
         ids: set[NodeId] = set()
-        at = self.by_id.get(name)
-        while at is not None:
-            ids.add(at.id)
-            at = at.parent
+        ancestor = self.by_id.get(name)
+        while ancestor is not None:
+            ids.add(ancestor.id)
+            ancestor = ancestor.parent
         return ids
 
     def node_of_page(self, owner: int, index: int) -> Node:
@@ -134,18 +134,18 @@ class PrefixTree:
         node.tail_count += 1
         return self._add(node, data, pages)
 
-    def split(self, node: Node, at: int) -> Node:
-        """Cut ``node`` at position ``at``; returns the new upper part. ``node`` stays the lower part, with
+    def split(self, node: Node, position: int) -> Node:
+        """Cut ``node`` at ``position``; returns the new upper part. ``node`` stays the lower part, with
         its snapshot, children and leases."""
         assert node.parent is not None
-        assert node.start < at < node.end
-        assert at % PAGE_TOKENS == 0
+        assert node.start < position < node.end
+        assert position % PAGE_TOKENS == 0
         edge = node.edge
         place = edge.index_of(node)
-        upper = self._new(node.parent, edge, node.start, at)
+        upper = self._new(node.parent, edge, node.start, position)
         upper.holds, upper.kv_inexact = node.holds, node.kv_inexact
         node.parent.children[upper.key] = upper
-        node.parent, node.start = upper, at
+        node.parent, node.start = upper, position
         upper.children[node.key] = node
         edge.nodes.insert(place, upper)
         note_change(self, node)
@@ -162,21 +162,21 @@ class PrefixTree:
 
     def hold(self, node: Node) -> None:
         """Hold the pages up to the end of ``node`` for a lease."""
-        at: Node | None = node
-        while at is not None:
-            if not at.holds:
-                self.held_page_count += at.page_count
-            at.holds += 1
-            at = at.parent
+        ancestor: Node | None = node
+        while ancestor is not None:
+            if not ancestor.holds:
+                self.held_page_count += ancestor.page_count
+            ancestor.holds += 1
+            ancestor = ancestor.parent
 
     def release(self, node: Node) -> None:
-        at: Node | None = node
-        while at is not None:
-            assert at.holds > 0, f"node {at.id} is released more often than held"
-            at.holds -= 1
-            if not at.holds:
-                self.held_page_count -= at.page_count
-            at = at.parent
+        ancestor: Node | None = node
+        while ancestor is not None:
+            assert ancestor.holds > 0, f"node {ancestor.id} is released more often than held"
+            ancestor.holds -= 1
+            if not ancestor.holds:
+                self.held_page_count -= ancestor.page_count
+            ancestor = ancestor.parent
 
     def set_slot(self, node: Node, slot: SlotId, epoch: int) -> None:
         assert node.slot == PAD

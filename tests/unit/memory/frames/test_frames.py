@@ -36,13 +36,13 @@ def test_a_frame_that_changes_kind_is_zeroed_each_time_and_both_ways() -> None:
     open_now(memory, (1, 128))
     close_now(memory, 1)
     to_slots = open_now(memory, (2, 1), (3, 1))
-    assert [(claim.held, claim.kind) for claim in to_slots.frames if claim.needs_zero] == [
+    assert [(claim.former_kind, claim.kind) for claim in to_slots.frames if claim.needs_zero] == [
         (FrameKind.PAGES, FrameKind.SLOTS)
     ]
     assert len(to_slots.arena_work.zero_frames) == 1
     close_now(memory, 2, 3)
     to_pages = open_now(memory, (4, 128))
-    assert [(claim.held, claim.kind) for claim in to_pages.frames if claim.needs_zero] == [
+    assert [(claim.former_kind, claim.kind) for claim in to_pages.frames if claim.needs_zero] == [
         (FrameKind.SLOTS, FrameKind.PAGES)
     ]
     assert len(to_pages.arena_work.zero_frames) == 1
@@ -52,7 +52,7 @@ def test_claims_prefer_bytes_of_their_own_kind_then_untouched_frames_then_the_ot
     memory = small_memory(1, 1, 4)
     open_now(memory, (1, 16))  # a frame each of slots and pages; two untouched
     close_now(memory, 1)
-    order = [(claim.kind, claim.held) for claim in open_now(memory, (2, 48)).frames]
+    order = [(claim.kind, claim.former_kind) for claim in open_now(memory, (2, 48)).frames]
     assert order == [
         (FrameKind.SLOTS, FrameKind.SLOTS),
         (FrameKind.PAGES, FrameKind.PAGES),
@@ -63,7 +63,7 @@ def test_claims_prefer_bytes_of_their_own_kind_then_untouched_frames_then_the_ot
     transaction = memory.transaction()
     assert open_in(transaction, memory, 3, 16)
     assert open_in(transaction, memory, 4, 16)
-    assert [claim.held for claim in transaction.seal().frames if claim.needs_zero] == [FrameKind.PAGES]
+    assert [claim.former_kind for claim in transaction.seal().frames if claim.needs_zero] == [FrameKind.PAGES]
 
 
 def test_pages_come_from_the_fullest_frame_so_that_the_emptiest_drains() -> None:

@@ -32,7 +32,7 @@ def test_a_hundred_names_of_a_prefix_take_no_page_and_no_slot() -> None:
     assert replace(memory.usage(), pinned_bytes=0) == before
     assert memory.usage().pinned_bytes > 0
     assert len(memory.pins.last) == 1
-    assert memory.pins.held == (4, 1)
+    assert memory.pins.usage == (4, 1)
     for number in range(100):
         assert memory.pins.drop(f"fork-{number}")
     assert memory.pins.last == ()

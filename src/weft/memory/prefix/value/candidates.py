@@ -118,16 +118,16 @@ class Pool:
         """Put ``row`` with ``value`` from now on; it becomes a candidate if it was none."""
         self.drop(row)
         self._members.add(row)
-        at = bisect_right(self._values, value)
-        self._values.insert(at, value)
-        self._rows.insert(at, row)
+        index = bisect_right(self._values, value)
+        self._values.insert(index, value)
+        self._rows.insert(index, row)
 
     def drop(self, row: int) -> None:
         """Drop ``row``, which is not a candidate any more."""
         if row in self._members:
             self._members.remove(row)
-            at = self._rows.index(row)
-            del self._rows[at], self._values[at]
+            index = self._rows.index(row)
+            del self._rows[index], self._values[index]
 
     def fill(self, rows: npt.NDArray[np.int64], values: npt.NDArray[np.float64], most: int) -> None:
         """Fill the pool with the ``most`` of ``rows`` with the lowest ``values``; both [rows]."""

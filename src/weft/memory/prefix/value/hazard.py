@@ -108,9 +108,11 @@ class Hazard:
 
     def uses_from(self, kind: int, age_s: float, factor: float) -> float:
         """Return the expected uses from ``age_s`` on, up to the end of the last bin."""
-        at = bin_of(age_s)
-        left_s = max(0.0, min(_ENDS_LIST[at], _LAST_END) - age_s)
-        return factor * float(self.rates[kind, at] * left_s + self.rates[kind, at + 1 :] @ WIDTHS[at + 1 :])
+        age_bin = bin_of(age_s)
+        left_s = max(0.0, min(_ENDS_LIST[age_bin], _LAST_END) - age_s)
+        return factor * float(
+            self.rates[kind, age_bin] * left_s + self.rates[kind, age_bin + 1 :] @ WIDTHS[age_bin + 1 :]
+        )
 
     def waited(self, kinds: Ints, codes: Ints, factors: Floats, since_s: Floats, until_s: Floats) -> None:
         """Count that records with ``kinds`` [rows], ``codes`` [rows, features] and ``factors`` [rows] were not used
@@ -124,12 +126,12 @@ class Hazard:
 
     def one_waited(self, kind: int, codes: tuple[int, ...], factor: float, since_s: float, until_s: float) -> None:
         """Count ``waited`` of one record, in a tenth of the time."""
-        expected, at = 0.0, bin_of(since_s)
+        expected, age_bin = 0.0, bin_of(since_s)
         while since_s < until_s:
-            end_s = min(until_s, _ENDS_LIST[at])
-            self._exposure[kind, at] += (end_s - since_s) * factor
-            expected += (end_s - since_s) * float(self.rates[kind, at])
-            since_s, at = end_s, at + 1
+            end_s = min(until_s, _ENDS_LIST[age_bin])
+            self._exposure[kind, age_bin] += (end_s - since_s) * factor
+            expected += (end_s - since_s) * float(self.rates[kind, age_bin])
+            since_s, age_bin = end_s, age_bin + 1
         for code in codes:
             self._code_expected[code] += expected * factor / self.factors[code]
 
@@ -154,9 +156,9 @@ def index_table(rates: Floats, widths: Floats, factors: Floats) -> Floats:
     nothing = np.zeros((len(factors), 1))
     survived = np.exp(-np.concatenate([nothing, np.cumsum(hazard * widths, axis=1)], axis=1))
     spent = (survived[:, :-1] - survived[:, 1:]) / hazard
-    held = np.concatenate([nothing, np.cumsum(spent, axis=1)], axis=1)
+    seconds_held = np.concatenate([nothing, np.cumsum(spent, axis=1)], axis=1)
     used = survived[:, :-1, None] - survived[:, None, 1:]
-    waited = held[:, None, 1:] - held[:, :-1, None]
+    waited = seconds_held[:, None, 1:] - seconds_held[:, :-1, None]
     later = np.triu(np.ones((len(rates), len(rates)), dtype=np.bool_))
     bargains = np.where(later, used, 0.0) / np.where(later, np.maximum(waited, 1e-300), 1.0)
     best: Floats = bargains.max(axis=2)

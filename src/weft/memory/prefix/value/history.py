@@ -41,9 +41,9 @@ class History:
 
     def opened(self, seq: SeqId, place: Node) -> None:
         """Note that ``seq`` opens at ``place``; its new tokens follow the complete pages of it."""
-        at = place.parent if place.is_tail else place
-        if at is not None and at.parent is not None:
-            self._hold(seq, at)
+        node = place.parent if place.is_tail else place
+        if node is not None and node.parent is not None:
+            self._hold(seq, node)
 
     def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
         """Add ``tokens`` (int32 bytes; complete pages count) that ``seq`` computed from ``start`` on."""
@@ -82,10 +82,10 @@ class History:
         self._prune(node)
 
     def closed(self, seq: SeqId) -> None:
-        held = self._held.pop(seq, None)
-        if held is not None:
-            self._tree.release(held)
-            self._prune(held)
+        node = self._held.pop(seq, None)
+        if node is not None:
+            self._tree.release(node)
+            self._prune(node)
 
     def _hold(self, seq: SeqId, node: Node) -> None:
         before = self._held.get(seq)
@@ -95,9 +95,9 @@ class History:
             self._tree.release(before)
 
     def _prune(self, node: Node) -> None:
-        at = node
-        while at.bare and at.parent is not None:
-            parent = at.parent
-            self.token_count -= at.end - at.start
-            self._tree.remove(at)
-            at = parent
+        ancestor = node
+        while ancestor.bare and ancestor.parent is not None:
+            parent = ancestor.parent
+            self.token_count -= ancestor.end - ancestor.start
+            self._tree.remove(ancestor)
+            ancestor = parent

@@ -294,7 +294,7 @@ class Prospects:
     def uses(self, row: int) -> float:
         """Return the expected uses of ``row`` or its heir within the ages that the hazard knows, from now on."""
         heir = self.heir(row)
-        return max(self._uses(one) for one in ((row,) if heir == PAD else (row, heir)))
+        return max(self._uses(record) for record in ((row,) if heir == PAD else (row, heir)))
 
     def _uses(self, row: int) -> float:
         records = self._records
