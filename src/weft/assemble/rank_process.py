@@ -206,7 +206,7 @@ def main(descriptor: int, serve: Callable[[messages.RankLaunch, Connection[Any, 
 
 
 def _end_with_rank_0(descriptor: int) -> None:
-    """End this process soon after rank 0 is gone. A collective on a GPU never ends then, and asks nobody."""
+    """End this process soon after rank 0 is gone. A collective on a GPU never ends then."""
     gone = select.poll()
     gone.register(descriptor, select.POLLHUP | select.POLLRDHUP)
     gone.poll()

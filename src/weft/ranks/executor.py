@@ -158,8 +158,7 @@ class RankedExecutor:
         if not self._closed:
             self._closed = True
             self._part()
-        # A collective that never ends holds the GPU until the process ends: whoever waits for it, or frees its memory,
-        # waits for ever.
+        # A collective that never ends holds the GPU until the process ends: to free its memory would take for ever.
         if not (self._lost and is_remote(self.own.arena.device)):
             self.own.close()
 
