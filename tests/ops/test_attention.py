@@ -242,3 +242,35 @@ def test_scores_with_a_cap_equal_one_query_at_a_time(
     got = paged_attention(q, *caches, runs, 0.3, window, cap=0.5)
     torch.testing.assert_close(got, naive_paged_attention(q, *caches, runs, 0.3, window, cap=0.5), **CLOSE)
     assert (got - paged_attention(q, *caches, runs, 0.3, window)).abs().max() > 1e-2
+
+
+def test_in_chunks_each_token_sees_only_its_own_chunk() -> None:
+    """Decodes and prompts that begin, end and cross where chunks do, against a mask over everything."""
+    pages, chunk = 60, 48
+    runs = make_runs(
+        [Run(5), PAD_ROW, Run(48), Run(95), Run(300)], [Run(0, 65), Run(40, 100), Run(96, 48)], pages=pages
+    )
+    k, v = filled_caches(runs, pages)
+    q = queries(runs)
+    cut = runs.in_chunks(chunk)
+    assert [cut.lengths[run] for run in range(5, cut.run_count)] == [48, 17, 8, 48, 44, 48]
+    assert cut.decode_count == runs.decode_count
+    found = paged_attention(q, k, v, cut, 0.3)
+    keys, values = unpack_k(k), unpack_v(v)
+    for run in range(runs.run_count):
+        if runs.starts[run] == PAD:
+            continue
+        for place in range(runs.lengths[run]):
+            position = runs.starts[run] + place
+            seen = torch.arange(position // chunk * chunk, position + 1)
+            at = runs.page_table_RP[run, seen // PAGE_TOKENS].long() * PAGE_TOKENS + seen % PAGE_TOKENS
+            row = runs.offsets[run] + place
+            for head in range(q.shape[1]):
+                scores = keys[at, head // 3] @ q[row, head] * 0.3
+                torch.testing.assert_close(found[row, head], scores.softmax(0) @ values[at, head // 3], **CLOSE)
+
+
+def test_runs_inside_the_first_chunk_are_not_cut() -> None:
+    runs = make_runs([Run(5), PAD_ROW], [Run(0, 48)], pages=8)
+    assert runs.in_chunks(48) is runs
+    assert runs.in_chunks(32).run_count == 4

@@ -61,11 +61,8 @@ HAS: dict[str, str] = {
 """Key -> the part of it that weft has."""
 LACKS: dict[str, str] = {
     "alibi": "biases by distance (ALiBi)",
-    "attention_chunk_size": "attention in chunks",
-    "attn_scale": "queries that grow, counted from 1",
     "compress_ratios": "a compressor of keys",
     "compress_rates": "a compressor of keys",
-    "gating": "softplus gates",
     "index_n_heads": "an index over tokens (DSA)",
     "n_positions": "learned positions",
     "n_embd": "names of GPT-2's keys",
@@ -74,7 +71,6 @@ LACKS: dict[str, str] = {
     "d_model": "names of other keys",
     "mup_scale": "multipliers of its own",
     "multi_query": "joined keys of all heads",
-    "rotary_pct": "projections joined head by head",
     "zero_expert_num": "experts that give their input back",
     "swiglu_alpha": "a SwiGLU of its own",
     "mamba_d_state": "",
@@ -84,10 +80,8 @@ BY_CLASS: dict[str, str] = {
     "bitnet": "norms inside of attention and feed-forward",
     "diffllama": "attention as a difference of two",
     "doge": "a mask that each layer learns",
-    "kolibri1": "experts chosen by scores before the sigmoid",
     "nanochat": "norms without weights around all of it",
     "phimoe": "a router that masks scores near the best (sparsemixer)",
-    "vaultgemma": "Gemma 2 without norms after blocks",
 }
 """What no key says, as the class of transformers computes it."""
 

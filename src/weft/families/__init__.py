@@ -6,6 +6,7 @@
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
     mixtral ...       routed           attention                      experts
+    llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
@@ -81,6 +82,7 @@ from weft.families import (
     lfm2,
     lightning,
     mamba,
+    mixed,
     nemotron_h,
     routed,
     rwkv,
@@ -258,6 +260,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         lfm2,
         lightning,
         mamba,
+        mixed,
         nemotron_h,
         routed,
         rwkv,

@@ -53,8 +53,8 @@ class Architecture:
     ``rounded_multiplier``: that of the embedding is rounded to the model's dtype first (Gemma). ``logits_cap``: logits
     are cap x tanh(logits / cap); 0 for none. ``mtp``: the head that drafts next tokens, of families whose checkpoints
     may have one. ``vision``: the tower that makes rows of pictures; None for a text-only model. ``head_tokens``:
-    tokens that the head knows, where it is padded to the vocabulary; 0: all. ``residual``: how blocks are joined to
-    the stream. ``names``: where a checkpoint has the blocks."""
+    tokens that the head knows, where it is padded to the vocabulary; 0: all. ``head_bias``: the head has a bias.
+    ``residual``: how blocks are joined to the stream. ``names``: where a checkpoint has the blocks."""
 
     family: str
     vocab_size: int
@@ -72,6 +72,7 @@ class Architecture:
     mtp: MtpLayer | None = None
     vision: VisionTower | None = None
     head_tokens: int = 0
+    head_bias: bool = False
     residual: Residual = PLAIN
     names: Names = field(default_factory=Names, compare=False, repr=False)
 
@@ -86,6 +87,8 @@ class Architecture:
         """Feature of the model that GPUs have no kernel for, as a verb phrase; "" where they compute it."""
         if any(getattr(mixer, "cap", 0.0) for mixer in self.mixers):
             return "caps the scores of attention"
+        if any(getattr(mixer, "chunk", None) for mixer in self.mixers):
+            return "attends in chunks"
         return "attends over chosen blocks" if self.indexed else ""
 
     @property

@@ -1,4 +1,4 @@
-"""Decoders whose norms subtract the mean: Command R, OLMo 1, StarCoder 2, StableLM, Nemotron 4.
+"""Decoders whose norms subtract the mean: Command R, OLMo 1, StarCoder 2, StableLM, Nemotron 4, Phi 1 and 2, GPT-NeoX.
 
 In some, mixer and feed-forward are parallel. Sources: the configuration class and the model of transformers 5.24
 for each ``model_type``; their defaults are in the rows.
@@ -76,6 +76,31 @@ _JAIS2 = Decoder(
     feed=ungated("relu2"),
     residual=lambda keys: Residual(centred="bias"),
 )
+_PHI = Decoder(
+    defaults=sizes(51_200, 2048, 8192, 24, 32, 32, 2048) | {"layer_norm_eps": 1e-5},
+    renamed={"rms_norm_eps": "layer_norm_eps"},
+    partial=0.5,
+    attention={"bias": True},
+    feed=lambda keys, layer: Dense(keys.integer("intermediate_size"), "gelu_tanh", gated=False, bias=True),
+    residual=lambda keys: Residual(centred="bias", parallel="one"),
+    more=lambda keys: {"head_bias": True},
+    only={"qk_layernorm": False},
+)
+_NEOX = Decoder(
+    defaults=sizes(50_432, 6144, 24_576, 44, 64, 64, 2048) | {"layer_norm_eps": 1e-5, "attention_bias": True},
+    renamed={"rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+    partial=0.25,
+    attention_of=lambda keys: {"kv_heads": keys.integer("num_attention_heads")},
+    feed=lambda keys, layer: Dense(keys.integer("intermediate_size"), "gelu", gated=False, bias=True),
+    residual=lambda keys: Residual(
+        centred="bias", parallel="two" if keys.boolean("use_parallel_residual", True) else ""
+    ),
+)
+_NEOX_FILES = (
+    (r"^gpt_neox\.embed_in\.", "model.embed_tokens."),
+    (r"^gpt_neox\.", "model."),
+    (r"^embed_out\.", "lm_head."),
+)
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
 _UNGATED = replace(NAMES, swiglu=False)
 FAMILIES = (
@@ -85,6 +110,13 @@ FAMILIES = (
     Family("olmo", ("olmo",), _OLMO, names=NAMES),
     Family("starcoder2", ("starcoder2",), _STARCODER2, "gelu_pytorch_tanh", replace(
         NAMES, swiglu=False, spelled={Dense: {"names": ("c_fc", "c_proj")}})),
+    Family("phi", ("phi",), _PHI, "gelu_new", replace(
+        _UNGATED, final_norm="final_layernorm", spelled={
+            Attention: {"out": "dense"}, Dense: {"names": ("fc1", "fc2")}})),
+    Family("gpt_neox", ("gpt_neox",), _NEOX, "gelu", replace(
+        _UNGATED, mixers={Attention: "attention"}, final_norm="final_layer_norm", spelled={
+            Attention: {"joined": "query_key_value", "by_head": True, "out": "dense"},
+            Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), _NEOX_FILES),
     Family("jais2", ("jais2",), _JAIS2, "relu2", _UNGATED),
     Family("stablelm", ("stablelm",), _STABLELM, names=NAMES),
     Family("nemotron", ("nemotron",), _NEMOTRON, "relu2", replace(_UNGATED, plus_one=True)),

@@ -174,7 +174,8 @@ def read_rope(
     inner = ConfigKeys(stated, fallback=stated)
     kind: Any = inner.get("rope_type", inner.get("type", "default"))
     # Turned by places of pictures, a text is turned by its positions.
-    kind = {"su": "longrope", "mrope": "default"}.get(str(kind), kind)
+    # "dynamic" only changes the base beyond the longest context, which is not served.
+    kind = {"su": "longrope", "mrope": "default", "dynamic": "default", "deepseek_yarn": "yarn"}.get(str(kind), kind)
     if kind not in get_args(RopeKind):
         fail("rope_type", kind, f"the rotary kinds served are {', '.join(get_args(RopeKind))}")
     partial = inner.number("partial_rotary_factor", keys.number("partial_rotary_factor", partial))

@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.families import reading
 from weft.families.architecture import Architecture
-from weft.families.config_keys import ConfigKeys, fail
+from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense, FeedForward
 from weft.families.reading import WINDOW_KIND, build_architecture, read_attention, windowed
@@ -77,7 +77,8 @@ def ungated(activation: Any) -> Callable[[ConfigKeys, int], FeedForward]:
 class Decoder:
     """Reader of a decoder. ``theta``, ``partial``: defaults of the rotary embedding. ``attention``: fields of
     ``Attention`` in all layers; ``attention_of``: fields that keys decide. ``kinds``: which layers have a window where
-    ``layer_types`` is silent; None: all have the one that ``sliding_window`` names. ``unturned``: kinds of layers
+    ``layer_types`` is silent; None: all have the one that ``sliding_window`` names. ``ropes``: by kind of layer the
+    defaults of its rotary embedding, theta and partial, where each kind has its own. ``unturned``: kinds of layers
     without positions. ``feed``: reads the feed-forward of a layer. ``residual`` and ``more`` (further fields of
     ``Architecture``) read keys. ``only``: settings of which one value is served. ``keys_of``: changes keys that come
     in a form of their own."""
@@ -89,6 +90,7 @@ class Decoder:
     attention: Mapping[str, Any] = field(default_factory=dict)
     attention_of: Callable[[ConfigKeys], Mapping[str, Any]] = lambda keys: {}
     kinds: Kinds | None = None
+    ropes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     unturned: tuple[str, ...] = ()
     feed: Callable[[ConfigKeys, int], FeedForward] = swiglu
     residual: Callable[[ConfigKeys], Residual] = lambda keys: PLAIN
@@ -110,8 +112,8 @@ class Decoder:
 
     def attentions(self, keys: ConfigKeys) -> list[Attention]:
         """Return the attention of each layer."""
-        plain = replace(read_attention(keys, theta=self.theta, partial=self.partial), **self.attention)
-        plain = replace(plain, **self.attention_of(keys))
+        plain = read_attention(keys, theta=self.theta, partial=self.partial, rotary=not self.ropes)
+        plain = replace(plain, **self.attention, **self.attention_of(keys))
         count = keys.integer("num_hidden_layers")
         stated = keys.get("sliding_window") is not None
         window = windowed(plain, keys) if stated else plain
@@ -123,5 +125,8 @@ class Decoder:
             if WINDOW_KIND in kinds and not stated:
                 fail("sliding_window", None, f"layer_types has layers that are {WINDOW_KIND}")
         of_kind = {FULL_KIND: plain, WINDOW_KIND: window}
+        for kind, (theta, partial) in self.ropes.items():
+            rope = read_rope(keys, plain.head_dim, theta=theta, partial=partial, layer_kind=kind)
+            of_kind[kind] = replace(of_kind[kind], rope=rope)
         of_kind |= {kind: replace(of_kind[kind], rope=None) for kind in self.unturned}
         return [of_kind[kind] for kind in kinds]

@@ -1,11 +1,12 @@
 """Models of DeepSeek V3's shape: experts that a bias and groups choose, after some dense layers.
 
-Attention is latent (DeepSeek V2 and V3, GLM 4.7 Flash, Youtu) or usual (GLM 4.5, dots.llm1). Sources: the configuration
-class and the model of transformers 5.24 for each ``model_type``; their defaults are here.
+Attention is latent (DeepSeek V2 and V3, GLM 4.7 Flash, Youtu, MiniCPM 3) or usual (GLM 4.5, dots.llm1). Sources: the
+configuration class and the model of transformers 5.24 for each ``model_type``; their defaults are here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,9 +18,11 @@ from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.decoders import FULL_KIND, Decoder, sizes
 from weft.families.delta import FeedDefaults, mtp_behind, read_kimi_feed_forwards, read_latent_attention, scale_of_rope
 from weft.families.dense import exaone_attention
+from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, experts_per_token
+from weft.families.residuals import Residual
 
 
 def deepseek(
@@ -35,10 +38,10 @@ def deepseek(
 
 
 def turned_latent(keys: ConfigKeys, theta: float = 10_000.0) -> LatentAttention:
-    keys.only(rope_interleave=True)
     latent = read_latent_attention(keys)
     rope = read_rope(keys, latent.shared_dim, theta=theta, partial=1.0)
-    return replace(latent, rope=rope, scale=latent.scale * scale_of_rope(keys))
+    interleaved = keys.boolean("rope_interleave", True)
+    return replace(latent, rope=rope, scale=latent.scale * scale_of_rope(keys), interleaved=interleaved)
 
 
 def read_deepseek_v3(family: str, keys: ConfigKeys) -> Architecture:
@@ -75,6 +78,50 @@ def read_glm4_moe(family: str, keys: ConfigKeys) -> Architecture:
     )
     default = FeedDefaults(1, 10_944, 128, 1408, 1.0, 1, 1)
     return deepseek(keys, default, decoder.attentions, family, **decoder.defaults)
+
+
+def read_sarvam_moe(family: str, keys: ConfigKeys) -> Architecture:
+    """Read the smaller Sarvam: GLM 4.5 in which all of a head turns."""
+    if keys.get("use_qkv_bias") is not None:
+        keys = keys.over({"attention_bias": keys.boolean("use_qkv_bias", False)})
+    decoder = Decoder(
+        defaults=sizes(262_144, 4096, 8192, 19, 64, 4, 131_072)
+        | {"head_dim": 64, "num_experts_per_tok": 6, "num_mtp_layers": 0},
+        theta=8e6,
+        attention={"out_bias": False},
+        attention_of=lambda keys: {"qk_norm": keys.boolean("use_qk_norm", True)},
+    )
+    return deepseek(keys, FeedDefaults(1, 8192, 128, 1024, 2.5, 1, 1), decoder.attentions, family, **decoder.defaults)
+
+
+def read_sarvam_mla(family: str, keys: ConfigKeys) -> Architecture:
+    """Read the larger Sarvam: DeepSeek V3 without groups and without a bottleneck of queries."""
+    keys.only(scoring_func="sigmoid", topk_method="noaux_tc")
+    return deepseek(keys, FeedDefaults(1, 16_384, 128, 2048, 2.5, 1, 1), turned_latent, family,
+                    **sizes(262_144, 4096, 16_384, 32, 64, 64, 4096))  # fmt: skip
+
+
+def read_minicpm3(family: str, keys: ConfigKeys) -> Architecture:
+    """Read MiniCPM 3: multipliers of MiniCPM, and heads whose halves turn."""
+    keys = keys.with_defaults(
+        **sizes(73_448, 2560, 6400, 62, 40, 40, 32_768), **_rank(keys, 768), kv_lora_rank=256, qk_nope_head_dim=64,
+        qk_rope_head_dim=32, rms_norm_eps=1e-5, rope_interleave=False)  # fmt: skip
+    keys.only(mlp_bias=False)
+    hidden, layers = keys.integer("hidden_size"), keys.integer("num_hidden_layers")
+    keys = keys.with_defaults(v_head_dim=hidden // keys.integer("num_attention_heads"))
+    depth = keys.number("scale_depth", math.sqrt(layers) if keys.has("scale_depth") else 1.4)
+    base = keys.integer("dim_model_base", hidden if keys.has("dim_model_base") else 256)
+    return build_architecture(
+        family,
+        keys,
+        [turned_latent(keys)] * layers,
+        [Dense(keys.integer("intermediate_size"))] * layers,
+        tied=keys.boolean("tie_word_embeddings", True),
+        residual=Residual(scale=depth / math.sqrt(layers)),
+        embedding_multiplier=keys.number("scale_emb", 12.0),
+        rounded_multiplier=True,
+        logits_divisor=hidden / base,
+    )
 
 
 def read_solar_open(family: str, keys: ConfigKeys) -> Architecture:
@@ -145,6 +192,14 @@ def read_deepseek_v2(family: str, keys: ConfigKeys) -> Architecture:
     return build_architecture(family, keys, [turned_latent(keys)] * layers, feeds)
 
 
+_SARVAM_FILES = (
+    (r"^model\.word_embeddings\.", "model.embed_tokens."),
+    (r"\.attention\.", ".self_attn."),
+    (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
+    (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
+    (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
+    (r"\.mlp\.gate\.expert_bias", ".mlp.gate.e_score_correction_bias"),
+)
 _SHARED = replace(NAMES, shared="shared_experts", spelled={Experts: {"exact_router": True}})
 _LATENT = replace(_SHARED, mixers={LatentAttention: "self_attn"})
 FAMILIES = (
@@ -153,6 +208,15 @@ FAMILIES = (
     Family("deepseek_v3", ("deepseek_v3",), read_deepseek_v3, names=_LATENT),
     Family("deepseek_v2", ("deepseek_v2",), read_deepseek_v2, names=_LATENT),
     Family("youtu", ("youtu",), read_youtu, names=_LATENT),
+    Family("minicpm3", ("minicpm3",), read_minicpm3, names=_LATENT),
+    Family("sarvam_mla", ("sarvam_mla",), read_sarvam_mla, names=_LATENT),
+    Family(
+        "sarvam_moe",
+        ("sarvam_moe",),
+        read_sarvam_moe,
+        names=replace(_SHARED, spelled={**_SHARED.spelled, Attention: {"joined": "query_key_value"}}),
+        released=_SARVAM_FILES,
+    ),
     Family("solar_open", ("solar_open",), read_solar_open, names=_SHARED),
     Family(
         "exaone_moe",

@@ -1,4 +1,4 @@
-"""Delta nets and attention: Qwen3-Next and Qwen3.5, OLMo hybrid, Kimi Linear, Ling 3.
+"""Delta nets and attention: Qwen3-Next and Qwen3.5, OLMo hybrid, Kimi Linear, Ling 3, Lara 4 Mini.
 
 Released configurations of Kimi Linear keep the delta layers' numbers in ``linear_attn_config`` and count
 layers from 1; transformers writes them at top level, with ``layer_types`` and ``mlp_layer_types``. Both are
@@ -23,15 +23,21 @@ from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.mixers.lightning import Lightning
 from weft.families.names import Names
 from weft.families.reading import (
+    WINDOW_KIND,
     Family,
     build_architecture,
     every_nth_attention,
     expert_groups,
+    experts_per_token,
+    kinds_with_windows,
     layer_kinds,
     read_attention,
+    windowed,
 )
 from weft.families.residuals import PLAIN, Residual
 from weft.families.towers import read_qwen3_5_tower
+
+RECURRENT_KIND = "linear_attention"
 
 
 def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
@@ -50,6 +56,35 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
         mtp=qwen_mtp(keys, attention),
     )
     return replace(architecture, vision=read_qwen3_5_tower(keys) if family == "qwen3_5" else None)
+
+
+_LARA_KINDS = (RECURRENT_KIND, WINDOW_KIND, RECURRENT_KIND, "full_attention", WINDOW_KIND)
+
+
+def read_lara_mini(family: str, keys: ConfigKeys) -> Architecture:
+    """Read Lara 4 Mini: delta layers, windows, and full attention without positions."""
+    keys = keys.with_defaults(
+        vocab_size=151_936, hidden_size=1024, num_hidden_layers=34, num_attention_heads=16, num_key_value_heads=4,
+        head_dim=128, max_position_embeddings=131_072, sliding_window=512)  # fmt: skip
+    count = keys.integer("num_hidden_layers")
+    silent = [_LARA_KINDS[layer % len(_LARA_KINDS)] for layer in range(count)]
+    kinds = kinds_with_windows(keys, tuple(dict.fromkeys(_LARA_KINDS)), silent)
+    plain = read_attention(keys, qk_norm=True)
+    of_kind = {
+        RECURRENT_KIND: read_gated_delta(keys, k_heads=8, v_heads=16),
+        WINDOW_KIND: windowed(plain, keys),
+        "full_attention": replace(plain, rope=None),
+    }
+    experts = keys.integer("num_experts", 128)
+    sparse = Experts(
+        experts,
+        experts_per_token(keys, experts, 4),
+        keys.integer("moe_intermediate_size", 512),
+        normalized=keys.boolean("norm_topk_prob", True),
+        shared_width=keys.integer("shared_expert_intermediate_size", 512),
+    )
+    tied = keys.boolean("tie_word_embeddings", True)
+    return build_architecture(family, keys, [of_kind[kind] for kind in kinds], [sparse] * count, tied=tied)
 
 
 def read_jev(family: str, keys: ConfigKeys) -> Architecture:
@@ -306,6 +341,16 @@ KIMI_NAMES = Names(
 FAMILIES = (
     Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid, names=_QWEN),
     Family("qwen3_5", ("jev",), read_jev, names=_QWEN),
+    Family(
+        "lara_mini",
+        ("lara_mini",),
+        read_lara_mini,
+        names=Names(
+            {Attention: "self_attn", GatedDelta: "linear_attn"},
+            shared="shared_expert",
+            spelled={GatedDelta: {"names": "joined", "norm": "out_norm"}, Experts: {"exact_router": True}},
+        ),
+    ),
     Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid, names=_QWEN_NEXT),
     Family(
         "olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid, names=Names(layer_reader="weft.models.spellings:olmo_layers")

@@ -181,6 +181,32 @@ _APERTUS = Decoder(
     attention={"qk_norm": True},
     feed=ungated("xielu"),
 )
+_EXAONE = Decoder(
+    defaults=sizes(102_400, 4096, 14_336, 32, 32, 8, 4096) | {"rms_norm_eps": 1e-5},
+    renamed={"num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon"},
+    theta=500_000.0,
+    only={"activation_function": "silu"},
+)
+_EXAONE_FILES = (
+    (r"^transformer\.wte\.", "model.embed_tokens."),
+    (r"^transformer\.ln_f\.", "model.norm."),
+    (r"^transformer\.h\.", "model.layers."),
+    (r"\.attn\.attention\.", ".self_attn."),
+    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+    (r"\.ln_1\.", ".input_layernorm."),
+    (r"\.ln_2\.", ".post_attention_layernorm."),
+    (r"\.mlp\.c_fc_0\.", ".mlp.gate_proj."),
+    (r"\.mlp\.c_fc_1\.", ".mlp.up_proj."),
+    (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
+)
+_INTERNLM3 = Decoder(
+    defaults=sizes(128_512, 4096, 10_240, 48, 32, 2, 32_768) | {"head_dim": 128, "rms_norm_eps": 1e-5},
+    renamed={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
+)
+_IQUEST = Decoder(
+    defaults=sizes(76_800, 5120, 27_648, 80, 40, 8, 131_072) | {"head_dim": 128, "rms_norm_eps": 1e-5},
+    only={"clip_qkv": None, "use_sliding_window": False},
+)
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
 _UNGATED = replace(NAMES, swiglu=False)
 _QWEN2 = ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text")
@@ -207,4 +233,7 @@ FAMILIES = (
     Family("ernie4_5", ("ernie4_5",), _ERNIE, names=_PAIRED),
     Family("helium", ("helium",), _HELIUM, names=_PAIRED),
     Family("cwm", ("cwm",), _CWM, names=NAMES),
+    Family("exaone", ("exaone",), _EXAONE, names=NAMES, released=_EXAONE_FILES),
+    Family("internlm3", ("internlm3",), _INTERNLM3, names=NAMES),
+    Family("iquestcoder", ("iquestcoder",), _IQUEST, names=NAMES),
 )  # fmt: skip

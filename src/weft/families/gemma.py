@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from weft.families import reading
@@ -75,7 +76,8 @@ def read_gemma(family: str, keys: ConfigKeys) -> Architecture:
     return _architecture(family, keys, [read_attention(keys)] * count, [_feed(keys)] * count, PLAIN)
 
 
-def read_gemma2(family: str, keys: ConfigKeys) -> Architecture:
+def read_gemma2(family: str, keys: ConfigKeys, *, out_norms: bool = True) -> Architecture:
+    """Read Gemma 2, and VaultGemma, which has no norms after blocks."""
     keys = keys.with_defaults(
         **_DEFAULTS | {"max_position_embeddings": 8192}, num_hidden_layers=26, vocab_size=256_000, sliding_window=4096
     )
@@ -86,7 +88,7 @@ def read_gemma2(family: str, keys: ConfigKeys) -> Architecture:
     window = windowed(full, keys)
     mixers = [window if kind == WINDOW_KIND else full for kind in kinds]
     keys = keys.over({"final_logit_softcapping": _cap(keys, "final_logit_softcapping", 30.0)})
-    return _architecture(family, keys, mixers, [_feed(keys)] * len(kinds), Residual(out_norms=True))
+    return _architecture(family, keys, mixers, [_feed(keys)] * len(kinds), Residual(out_norms=out_norms))
 
 
 def _cap(keys: ConfigKeys, key: str, default: float) -> float:
@@ -223,6 +225,13 @@ FAMILIES = (
         replace(_NAMES, plus_one=True, feed_norm="post_attention_layernorm"),
     ),
     Family("gemma2", ("gemma2",), read_gemma2, "gelu_pytorch_tanh", replace(_NAMES, plus_one=True)),
+    Family(
+        "vaultgemma",
+        ("vaultgemma",),
+        partial(read_gemma2, out_norms=False),
+        "gelu_pytorch_tanh",
+        replace(_NAMES, plus_one=True),
+    ),
     Family("gemma3", ("gemma3", "gemma3_text"), read_gemma3, "gelu_pytorch_tanh", replace(_NAMES, plus_one=True)),
     Family("gemma4", ("gemma4", "gemma4_text"), read_gemma4, "gelu_pytorch_tanh", _GEMMA4),
 )

@@ -70,9 +70,14 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "deepseek_v3": ("head_dim", "qk_head_dim"),
     "glm4_moe_lite": ("qk_head_dim",),
     "youtu": ("head_dim", "qk_head_dim"),
+    "minicpm3": ("head_dim", "qk_head_dim"),
+    "sarvam_mla": ("head_dim", "qk_head_dim"),
     # layer_types says it.
+    "afmoe": ("global_attn_every_n_layers",),
     "dots1": ("max_window_layers",),
     "exaone4": ("sliding_window_pattern",),
+    # Of other heads than that of tokens.
+    "gpt_neox": ("classifier_dropout", "is_decoder"),
     # mlp_layer_types says the first.
     "exaone_moe": ("first_k_dense_replace", "sliding_window_pattern"),
     "glm5_next": ("head_dim", "qk_head_dim"),
@@ -80,6 +85,7 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "zaya": ("intermediate_size",),
     "gigachat3_5": ("head_dim",),
     # Heads that predict further tokens are not read.
+    "mellum": ("mtp_layer_types", "mtp_mlp_layer_types", "num_nextn_predict_layers"),
     "inkling": ("chain_hidden_post_norm", "mtp_hidden_states_first", "mtp_local_layer_ids", "num_mtp_layers",
                 "number_of_conv_states", "rms_norm_eps_moe_gate"),
     "ling": ("mtp_loss_scaling_factor", "qk_head_dim"),

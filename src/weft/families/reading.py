@@ -223,9 +223,9 @@ def whole_or_proportional(rope: Rope, head_dim: int) -> Rope:
 WINDOW_KIND = "sliding_attention"
 
 
-def states_window(keys: ConfigKeys) -> bool:
-    """Return whether there is a window: null for ``sliding_window`` means none, silence the family's default."""
-    return keys.get("sliding_window") is not None or not keys.has("sliding_window")
+def states_window(keys: ConfigKeys, key: str = "sliding_window") -> bool:
+    """Return whether there is a window: null for ``key`` means none, silence the family's default."""
+    return keys.get(key) is not None or not keys.has(key)
 
 
 def windowed(attention: Attention, keys: ConfigKeys, *, default: int | None = None) -> Attention:

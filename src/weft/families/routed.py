@@ -110,7 +110,7 @@ def read_minimax_m2(family: str, keys: ConfigKeys) -> Architecture:
     return decoder(family, _rotary_dim(keys))
 
 
-def _olmoe_feed(keys: ConfigKeys, layer: int) -> FeedForward:
+def olmoe_feed(keys: ConfigKeys, layer: int) -> FeedForward:
     count = keys.integer("num_experts", 64)
     normalized = keys.boolean("norm_topk_prob", False)
     return Experts(count, experts_per_token(keys, count, 8), keys.integer("intermediate_size"), normalized)
@@ -165,7 +165,7 @@ _ERNIE = Decoder(
 _OLMOE = Decoder(
     defaults=sizes(50_304, 2048, 2048, 16, 16, 16, 4096) | {"rms_norm_eps": 1e-5},
     attention={"qk_norm": True, "norm_whole": True},
-    feed=_olmoe_feed,
+    feed=olmoe_feed,
     only={"clip_qkv": None},
 )
 _FLINT = Decoder(

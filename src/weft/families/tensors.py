@@ -108,6 +108,11 @@ def vocabulary(count: int, hidden: int) -> Tensor:
     return Tensor("embed_tokens.weight", (Numbered("tokens", count), hidden), "plain")
 
 
+def head_bias(count: int) -> Tensor:
+    """Return the tensor of the head's bias."""
+    return Tensor("lm_head.bias", (Numbered("tokens", count),), "plain")
+
+
 def product(role: str, columns: Dim, *parts: tuple[str, Dim], bias: bool = False) -> Table:
     """Return the tensors of a product. ``parts``: (name, rows) of each; with ``bias`` each has one."""
     table: Table = {role: tuple(Tensor(f"{name}.weight", (rows, columns)) for name, rows in parts)}

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from weft.families.architecture import Architecture
-from weft.families.tensors import vocabulary
+from weft.families.tensors import head_bias, vocabulary
 from weft.models.adapter_targets import Target, Targets
 from weft.models.block_reader import BlockReader, function
 from weft.models.blocks.plain import plain_layer
@@ -35,7 +35,8 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     embedding = next((name for name in names.embeddings if source.has(f"{name}.weight")), names.embeddings[-1])
     tokens, tied = vocabulary(architecture.vocab_size, read.hidden), architecture.tied_embeddings
     table = source.table(f"{embedding}.weight", tokens, is_head=tied)
-    head = source.head(tokens, tied=table if tied else None)
+    bias = head_bias(architecture.vocab_size) if architecture.head_bias else None
+    head = source.head(tokens, tied=table if tied else None, bias=bias)
     norm = read.norm(names.final_norm) if names.final_norm else None
     parts: dict[str, Any] = {"embedding": table, "layers": layers, "final_norm": norm, "head": head}
     model = (

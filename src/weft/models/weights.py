@@ -258,11 +258,18 @@ class TensorSource(ABC):
                 self.targets[other + stored.removeprefix(name)] = replace(target, product=copy)
         return copy
 
-    def head(self, tensor: Tensor, tied: Table | None = None) -> Linear:
+    def head(self, tensor: Tensor, tied: Table | None = None, bias: Tensor | None = None) -> Linear:
         """Return the output projection, which wrappers keep outside of the language model. ``tied``: the embedding, if
-        that is the head as well.
+        that is the head as well. ``bias``: that of the head, if it has one.
         """
         head = self._head(tensor, tied)
+        if bias is not None:
+            named = [name.replace("weight", "bias") for name in HEADS]
+            name = next((name for name in named if self._known(name)), named[0])
+            self.declare(name, bias)
+            out = self._empty(bias.shape(self.place), None)
+            self._fill(out, name)
+            head.bias = self._counted(out.float() if isinstance(head.weight, QuantizedWeight | OrderedWeight) else out)
         self.note("lm_head", head, *tensor.shape(self.place), tensor=tensor)
         return head
 

@@ -18,7 +18,7 @@ from typing import Any
 from weft.errors import CheckpointError
 from weft.families.architecture import Architecture
 from weft.families.mixers.combined import SharedBlock
-from weft.families.tensors import Form, Table, vocabulary
+from weft.families.tensors import Form, Table, head_bias, vocabulary
 from weft.families.tower_tensors import vision_ends, vision_layers, vision_projector
 from weft.spec import ITEM_BYTES, DTypeName
 from weft.units import ceil_div
@@ -300,6 +300,8 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     yield "embedding", "plain", table
     if not architecture.tied_embeddings:
         yield "head", "plain", table
+    if architecture.head_bias:
+        yield "head", "plain", head_bias(architecture.vocab_size).elements(tp)
     for part, beside in architecture.tables_beside:
         yield from _record_pieces(part, [beside], tp)
     shared_seen: set[int] = set()

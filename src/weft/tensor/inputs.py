@@ -13,14 +13,16 @@ finite.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from weft.tensor.adapter_rows import StepAdapters
 from weft.tensor.replay_log import ReplayLog
-from weft.units import PAD
+from weft.units import PAD, PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,51 @@ class Runs:
     @property
     def run_count(self) -> int:
         return len(self.offsets)
+
+    def in_chunks(self, tokens: int) -> Runs:
+        """Return these runs for attention in which a token sees only its own chunk of ``tokens`` tokens of the text, a
+        multiple of a page: runs are cut where chunks end, and the pages of each begin with those of its chunk.
+        """
+        if all(start + length <= tokens for start, length in zip(self.starts, self.lengths, strict=True)):
+            return self
+        key = f"chunks.{tokens}"
+        if key not in self.memo:
+            self.memo[key] = self._cut(tokens)
+        cut: Runs = self.memo[key]
+        return cut
+
+    def _cut(self, tokens: int) -> Runs:
+        pieces = [piece for run in range(self.run_count) for piece in self._pieces(run, tokens)]
+        runs, offsets, starts, lengths = (list(column) for column in zip(*pieces, strict=True))
+        device, table_RP = self.page_table_RP.device, self.page_table_RP
+        of_R, starts_R, lengths_R = (torch.tensor(x, device=device) for x in (runs, starts, lengths))
+        first_R1 = (starts_R // tokens).clamp_min(0)[:, None] * (tokens // PAGE_TOKENS)
+        columns_RP = first_R1 + torch.arange(table_RP.shape[1], device=device)
+        pages_RP = table_RP[of_R[:, None], columns_RP.clamp_max(table_RP.shape[1] - 1)]
+        inside_R = torch.where(starts_R < 0, starts_R, starts_R % tokens)
+        return replace(
+            self,
+            offsets=offsets,
+            starts=inside_R.tolist(),
+            lengths=lengths,
+            slots=[self.slots[run] for run in runs],
+            fresh=[self.fresh[run] for run in runs],
+            starts_R=inside_R,
+            slots_R=self.slots_R[of_R],
+            context_R=torch.where(inside_R < 0, 0, inside_R + lengths_R),
+            page_table_RP=pages_RP.masked_fill(columns_RP >= table_RP.shape[1], PAD),
+            taps=(),
+            verify_count=0,
+            log=None,
+            memo={},
+        )
+
+    def _pieces(self, run: int, tokens: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield run, offset, first position and length of each piece of a run that is inside one chunk."""
+        offset, start, end = self.offsets[run], self.starts[run], self.starts[run] + self.lengths[run]
+        cuts = [start, *range((max(start, 0) // tokens + 1) * tokens, end, tokens), end]
+        for begin, stop in pairwise(cuts):
+            yield run, offset + begin - start, begin, stop - begin
 
     def keeps(self, run: int) -> bool:
         """Return whether the state after ``run`` goes to its slot."""

@@ -221,6 +221,86 @@ DENSE_RELEASES: dict[str, Config] = {
         moe_intermediate_size=1536, moe_k=6, moe_layer_interval=1, moe_layer_start_index=1, moe_num_experts=64,
         moe_num_shared_experts=2, moe_use_aux_free=True, rms_norm_eps=1e-05, rope_theta=500_000.0,
         tie_word_embeddings=True, use_bias=False),
+    "exaone": release(  # EXAONE-3.5-7.8B-Instruct, in transformers' names
+        "exaone", (102_400, 4096, 14_336, 32, 32, 8, 32_768), rms_norm_eps=1e-05, rope_theta=1_000_000, rope_scaling={
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"}),
+    "internlm3": release(  # internlm3-8b-instruct
+        "internlm3", (128_512, 4096, 10_240, 48, 32, 2, 32_768), attention_bias=False, head_dim=128, mlp_bias=False,
+        rms_norm_eps=1e-05, rope_scaling={"factor": 6.0, "rope_type": "dynamic"}, rope_theta=50_000_000),
+    "iquestcoder": release(  # the shape of IQuest-Coder-V1-40B-Instruct
+        "iquestcoder", (76_800, 5120, 27_648, 80, 40, 8, 131_072), attention_bias=False, head_dim=128, mlp_bias=False,
+        rms_norm_eps=1e-05, rope_theta=500_000.0),
+    "phi": release(  # phi-2
+        "phi", (51_200, 2560, 10_240, 32, 32, 32, 2048), hidden_act="gelu_new", layer_norm_eps=1e-05,
+        partial_rotary_factor=0.4, qk_layernorm=False, rope_theta=10_000.0),
+    "gpt_neox": release(  # pythia-6.9b
+        "gpt_neox", (50_432, 4096, 16_384, 32, 32, 32, 2048), hidden_act="gelu", layer_norm_eps=1e-05,
+        rotary_emb_base=10_000, rotary_pct=0.25, use_parallel_residual=True),
+    "minicpm3": release(  # MiniCPM3-4B
+        "minicpm3", (73_448, 2560, 6400, 62, 40, 40, 32_768), dim_model_base=256, kv_lora_rank=256, q_lora_rank=768,
+        qk_nope_head_dim=64, qk_rope_head_dim=32, rms_norm_eps=1e-05, scale_depth=1.4, scale_emb=12, rope_scaling={
+            "long_factor": [1.1] * 16, "original_max_position_embeddings": 32_768, "short_factor": [1.1] * 16,
+            "type": "longrope"},
+        tie_word_embeddings=True),
+    "sarvam_mla": release(  # sarvam-105b
+        "sarvam_mla", (262_144, 4096, 16_384, 32, 64, 64, 131_072), first_k_dense_replace=1, kv_lora_rank=512,
+        moe_intermediate_size=2048, num_experts=128, num_experts_per_tok=8, num_shared_experts=1, q_lora_rank=None,
+        qk_nope_head_dim=128, qk_rope_head_dim=64, rms_norm_eps=1e-06, rope_scaling={
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "deepseek_yarn"},
+        rope_theta=10_000.0, routed_scaling_factor=2.5, v_head_dim=128),
+    "sarvam_moe": release(  # sarvam-30b
+        "sarvam_moe", (262_144, 4096, 8192, 19, 64, 4, 131_072), first_k_dense_replace=1, head_dim=64,
+        moe_intermediate_size=1024, n_routed_experts=128, n_shared_experts=1, num_experts_per_tok=6,
+        rms_norm_eps=1e-06, rope_theta=8_000_000.0, routed_scaling_factor=2.5, use_qk_norm=True),
+    "vaultgemma": release(  # vaultgemma-1b
+        "vaultgemma", (256_000, 1152, 6912, 26, 4, 4, 1024), attention_bias=False, attn_logit_softcapping=None,
+        final_logit_softcapping=None, head_dim=256, hidden_act="gelu_pytorch_tanh",
+        hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=256, rms_norm_eps=1e-06, rope_theta=10_000.0,
+        sliding_window=512, tie_word_embeddings=True),
+    "flex_olmo": release(  # FlexOlmo-7x7B-1T
+        "flex_olmo", (100_352, 4096, 11_008, 32, 32, 32, 4096), attention_bias=False, num_experts=7,
+        num_experts_per_tok=5, rms_norm_eps=1e-06, rope_theta=500_000.0),
+    "llama4": release(  # the text of Llama-4-Scout-17B-16E-Instruct
+        "llama4_text", (202_048, 5120, 8192, 48, 40, 8, 10_485_760), attention_bias=False, attention_chunk_size=8192,
+        attn_scale=0.1, attn_temperature_tuning=True, floor_scale=8192, head_dim=128, intermediate_size_mlp=16_384,
+        interleave_moe_layer_step=1, num_experts_per_tok=1, num_local_experts=16, rms_norm_eps=1e-05, rope_scaling={
+            "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        rope_theta=500_000.0, use_qk_norm=True),
+    "laguna": release(  # the shape of Laguna-XS.2
+        "laguna", (100_352, 2048, 8192, 40, 48, 8, 131_072), head_dim=128, gating=True, moe_intermediate_size=512,
+        layer_types=["sliding_attention" if layer % 4 else "full_attention" for layer in range(40)],
+        mlp_layer_types=["dense"] + ["sparse"] * 39, num_attention_heads_per_layer=[48, 64, 64, 64] * 10,
+        num_experts=256, num_experts_per_tok=8, rms_norm_eps=1e-06, shared_expert_intermediate_size=512,
+        sliding_window=512, rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}}),
+    "afmoe": release(  # Trinity-Mini
+        "afmoe", (200_192, 2048, 6144, 32, 32, 4, 131_072), global_attn_every_n_layers=4, head_dim=128,
+        layer_types=["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(32)],
+        moe_intermediate_size=1024, mup_enabled=True, num_dense_layers=2, num_experts=128, num_experts_per_tok=8,
+        num_shared_experts=1, rms_norm_eps=1e-05, rope_theta=10_000.0, route_scale=2.826, sliding_window=2048),
+    "mellum": release(  # the shape of Mellum2-12B-A2.5B-Base
+        "mellum", (98_304, 2304, 7168, 28, 32, 4, 131_072), head_dim=128, moe_intermediate_size=896,
+        layer_types=["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(28)],
+        mlp_layer_types=["sparse"] * 28, norm_topk_prob=True, num_experts=64, num_experts_per_tok=8,
+        rms_norm_eps=1e-06, sliding_window=1024, rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}),
+    "kolibri": release(  # the shape of Kolibri-1
+        "kolibri1", (128_000, 2560, 6144, 50, 48, 4, 262_144), head_dim=128, moe_intermediate_size=512,
+        layer_types=["full_attention" if layer % 5 == 4 else "sliding_attention" for layer in range(50)],
+        norm_topk_prob=True, num_experts=384, num_experts_per_tok=6, rms_norm_eps=1e-06, rope_theta=10_000.0,
+        shared_expert_intermediate_size=512, sliding_window=513),
+    "lara_mini": release(  # the shape of Lara-4-Mini-Base
+        "lara_mini", (151_936, 1024, 3072, 34, 16, 4, 131_072), head_dim=128, linear_conv_kernel_dim=4,
+        layer_types=(["linear_attention", "sliding_attention", "linear_attention", "full_attention",
+                      "sliding_attention"] * 7)[:34], linear_key_head_dim=128, linear_num_key_heads=8,
+        linear_num_value_heads=16, linear_value_head_dim=128, moe_intermediate_size=512, norm_topk_prob=True,
+        num_experts=128, num_experts_per_tok=4, rms_norm_eps=1e-06, rope_theta=10_000.0,
+        shared_expert_intermediate_size=512, sliding_window=512, tie_word_embeddings=True),
 }  # fmt: skip
 
 
@@ -233,9 +313,10 @@ def _few(config: Config, layers: int = 4) -> Config:
         "moe_topk",
         "moe_intermediate_size",
         "num_shared_expert",
+        "num_attention_heads_per_layer",
     )
     listed = {key: config[key][:layers] for key in lists if isinstance(config.get(key), list)}
-    experts = {key: 16 for key in ("n_routed_experts", "num_local_experts") if config.get(key, 0) > 16}
+    experts = {key: 16 for key in ("n_routed_experts", "num_local_experts", "num_experts") if config.get(key, 0) > 16}
     return {"num_hidden_layers": layers} | listed | experts
 
 

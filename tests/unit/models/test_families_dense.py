@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.models.releases_dense import DENSE_RELEASES
 from weft.errors import CheckpointError
-from weft.families import read_architecture
+from weft.families import name_here, read_architecture
 from weft.families.mixers.attention import Attention, Growth, Rope
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
@@ -94,9 +94,100 @@ def test_deepseek_v3_is_latent_with_a_head_behind_and_v2_chooses_groups_by_their
         read("deepseek_v2", topk_method="noaux_tc")
 
 
+def test_layers_of_llama4_with_positions_see_chunks_and_queries_of_the_others_grow() -> None:
+    model = read("llama4")
+    turned = [mixer.rope is not None for mixer in model.mixers[:4]]
+    assert turned == [True, True, True, False]
+    assert [mixer.chunk for mixer in model.mixers[:4]] == [8192, 8192, 8192, None]
+    assert [mixer.norm_plain for mixer in model.mixers[:4]] == turned
+    assert model.mixers[3].growth == Growth(0.1, 8192, first=1)
+    assert set(model.feed_forwards) == {
+        Experts(16, 1, 8192, False, shared_width=8192, scoring="sigmoid", weighs_input=True)
+    }
+    assert model.why_no_gpu == "attends in chunks"
+    maverick = read("llama4", interleave_moe_layer_step=2, use_qk_norm=False, attn_temperature_tuning=4)
+    assert maverick.feed_forwards[0] == Dense(16_384)
+    assert isinstance(maverick.feed_forwards[1], Experts)
+    assert not maverick.mixers[0].qk_norm
+    assert maverick.mixers[3].growth is not None
+    whole = read("llama4", attention_chunk_size=None, attn_temperature_tuning=False)
+    assert ({mixer.chunk for mixer in whole.mixers}, whole.mixers[3].growth, whole.why_no_gpu) == ({None}, None, "")
+
+
+def test_layers_of_laguna_have_their_own_heads_positions_and_gates() -> None:
+    model = read("laguna")
+    assert [mixer.heads for mixer in model.mixers[:3]] == [48, 64, 64]
+    assert [mixer.rope for mixer in model.mixers[:2]] == [Rope(5e5, 64), Rope(1e4, 128)]
+    assert {(mixer.softplus_gate, mixer.head_gated, mixer.usual) for mixer in model.mixers} == {(True, True, False)}
+    whole = read("laguna", gating="per-element").mixers[0]
+    assert (whole.gated, whole.head_gated) == (True, False)
+
+
+def test_kolibri_chooses_by_scores_and_afmoe_scales_its_embedding() -> None:
+    [feed] = set(read("kolibri").feed_forwards)
+    assert (feed.scoring, feed.choice_bias, feed.normalized) == ("late_sigmoid", True, True)
+    model = read("afmoe")
+    assert model.embedding_multiplier == pytest.approx(2048**0.5)
+    assert [mixer.rope is None for mixer in model.mixers[:4]] == [False, False, False, True]
+    assert model.feed_forwards[1:3] == (
+        Dense(6144),
+        Experts(
+            128, 8, 1024, True, shared_width=1024, scoring="sigmoid", choice_bias=True, scale=2.826,
+            normalizer_eps=1e-20),
+    )  # fmt: skip
+
+
+def test_the_heads_of_phi_have_a_bias_and_queries_of_gpt_neox_as_many_keys() -> None:
+    assert (read("phi").head_bias, read("phi").residual) == (True, Residual(centred="bias", parallel="one"))
+    neox = read("gpt_neox", num_key_value_heads=2)
+    assert (neox.head_bias, neox.residual) == (False, Residual(centred="bias", parallel="two"))
+    assert set(neox.mixers) == {Attention(32, 32, 128, 128**-0.5, Rope(1e4, 32), bias=True)}
+
+
+def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:
+    model = read("minicpm3")
+    assert isinstance(model.mixers[0], LatentAttention)
+    assert (model.mixers[0].interleaved, model.mixers[0].value_dim) == (False, 64)
+    assert (model.embedding_multiplier, model.logits_divisor) == (12.0, 10.0)
+    assert model.residual.scale == pytest.approx(1.4 / 62**0.5)
+    plain = read("minicpm3", scale_depth=None, dim_model_base=None)
+    assert (plain.residual.scale, plain.logits_divisor) == (1.0, 1.0)
+    assert read("sarvam_mla").mixers[0].rope.kind == "yarn"
+    assert read("internlm3").mixers[0].rope.kind == "default"
+
+
+def test_files_of_exaone_and_sarvam_in_their_own_names_are_read() -> None:
+    names = {"num_layers": 32, "layer_norm_epsilon": 1e-5, "activation_function": "silu"}
+    own = {key: value for key, value in DENSE_RELEASES["exaone"].items() if key not in ("rms_norm_eps", "hidden_act")}
+    del own["num_hidden_layers"]
+    assert read_architecture(own | names) == read("exaone")
+    here = name_here(DENSE_RELEASES["exaone"])
+    assert here("transformer.h.3.attn.attention.out_proj.weight") == "model.layers.3.self_attn.o_proj.weight"
+    assert here("transformer.h.3.mlp.c_fc_1.weight") == "model.layers.3.mlp.up_proj.weight"
+    there = name_here(DENSE_RELEASES["sarvam_moe"])
+    assert there("model.layers.1.attention.dense.weight") == "model.layers.1.self_attn.o_proj.weight"
+    assert there("model.layers.1.attention.query_key_value.weight").endswith("self_attn.query_key_value.weight")
+    assert read("sarvam_moe", use_qkv_bias=True).mixers[0].bias
+
+
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
+        ("llama4", {"attention_chunk_size": 1000}, "attention_chunk_size is 1000: it must be a multiple of 16"),
+        (
+            "llama4",
+            {"attention_chunk_size": None, "layer_types": ["chunked_attention"] * 48},
+            "attention_chunk_size is None: layer_types has layers",
+        ),
+        ("llama4", {"moe_layers": [48]}, "moe_layers is .* it must list layers from 0 to 47"),
+        ("llama4", {"no_rope_layers": [1, 2]}, "no_rope_layers is .* it must be 0 or 1 for each of the 48 layers"),
+        ("laguna", {"gating": "none"}, "gating is 'none': true, per-head and per-element are served"),
+        ("laguna", {"moe_router_logit_softcapping": 3.0}, "moe_router_logit_softcapping is 3.0"),
+        ("laguna", {"num_attention_heads_per_layer": [48]}, "a number of heads for each of the 40 layers"),
+        ("laguna", {"num_attention_heads_per_layer": [12] * 40}, "num_key_value_heads 8 must divide it"),
+        ("mellum", {"mlp_layer_types": ["sparse"]}, "it must say dense or sparse for each of the 28 layers"),
+        ("iquestcoder", {"clip_qkv": 8.0}, "clip_qkv is 8.0: only None is served"),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm is True: only false is served"),
         ("cohere", {"use_qk_norm": True}, "use_qk_norm is True: only false is served"),
         ("cohere", {"logit_scale": 0}, "logit_scale is 0.0: it must not be 0"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True: only false is served"),

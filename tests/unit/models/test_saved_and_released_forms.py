@@ -49,6 +49,8 @@ def reformed(source: str, directory: Path, tensors: Tensors) -> Path:
         ("lfm2_moe", "feed_forward.experts.7.w1.weight", "feed_forward.experts.gate_up_proj"),
         ("lfm3", "self_attn.gate_proj.weight", "self_attn.g_proj.weight"),
         ("qwen3_moe", "mlp.experts.7.up_proj.weight", "mlp.experts.gate_up_proj"),
+        ("lara_mini", "linear_attn.in_proj.weight", "linear_attn.in_proj_qkv.weight"),
+        ("laguna", "mlp.experts.5.up_proj.weight", "mlp.experts.gate_up_proj"),
     ],
 )
 def test_what_is_saved_and_what_is_held_in_memory_are_the_same_model(
@@ -208,3 +210,35 @@ def test_inkling_in_its_wrapper_has_the_same_text_beside_towers_that_are_skipped
     got, whole = logits(loaded), logits(load_model(checkpoint("inkling")))
     assert torch.equal(got[:, :480], whole[:, :480])
     assert (got[:, 480:] == float("-inf")).all()  # the head is padded to the vocabulary
+
+
+RELEASED_EXAONE = {
+    "model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f", "model.layers": "transformer.h",
+    "self_attn.o_proj": "attn.attention.out_proj", "self_attn": "attn.attention", "input_layernorm": "ln_1",
+    "post_attention_layernorm": "ln_2", "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1",
+    "mlp.down_proj": "mlp.c_proj",
+}  # fmt: skip
+RELEASED_SARVAM = {
+    "model.embed_tokens": "model.word_embeddings", "self_attn.o_proj": "attention.dense",
+    "self_attn.q_norm": "attention.query_layernorm", "self_attn.k_norm": "attention.key_layernorm",
+    "self_attn": "attention", "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias",
+}  # fmt: skip
+
+
+def renamed(name: str, names: dict[str, str]) -> str:
+    for ours, theirs in names.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+@pytest.mark.parametrize(("name", "names"), [("exaone", RELEASED_EXAONE), ("sarvam_moe", RELEASED_SARVAM)])
+def test_names_of_a_release_and_its_joined_rows_are_read(name: str, names: dict[str, str], tmp_path: Path) -> None:
+    """Sarvam's files have queries, keys and values as one tensor."""
+    tensors = load_file(checkpoint(name) / "model.safetensors")
+    if name == "sarvam_moe":
+        for end in ("weight", "bias"):
+            for query in [key for key in tensors if key.endswith(f"self_attn.q_proj.{end}")]:
+                rows = [tensors.pop(query.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+                tensors[query.replace("q_proj", "query_key_value")] = torch.cat(rows)
+    released = reformed(name, tmp_path, {renamed(key, names): tensor for key, tensor in tensors.items()})
+    assert torch.equal(logits(load_model(released)), logits(load_model(checkpoint(name))))

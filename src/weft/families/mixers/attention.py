@@ -137,7 +137,9 @@ class Attention(Mixer):
     ``causal`` False: a token sees the later tokens of its prompt too; with a ``window``, those at most ``window``
     places away on either side. ``clip``: queries, keys and values are cut to [-clip, clip]; 0: they are not (OLMo).
     ``cap``: scores are cap x tanh(score / cap); 0 for none (Gemma 2). ``norm_after``: queries and keys are normed after
-    they have turned (Hunyuan)."""
+    they have turned (Hunyuan); ``norm_plain``: these norms have no weight (Llama 4). ``softplus_gate``: gates are a
+    softplus, not a sigmoid (Laguna). ``chunk``: a token sees the tokens before it in its own chunk of so many, counted
+    from the beginning of the text, a multiple of a page (Llama 4); None: all of them."""
 
     reader = "weft.models.blocks.attention:read_attention"
     part = "attention"
@@ -167,6 +169,9 @@ class Attention(Mixer):
     cap: float = 0.0
     norm_after: bool = False
     growth: Growth | None = None
+    norm_plain: bool = False
+    softplus_gate: bool = False
+    chunk: int | None = None
 
     @property
     def index_width(self) -> int:
@@ -194,7 +199,7 @@ class Attention(Mixer):
         kernels compute."""
         plain = self.kv_of is None and not self.values_normed and not self.values_are_keys
         changed = self.clip or self.cap or self.norm_after or self.growth is not None
-        return plain and self.causal and not changed
+        return plain and self.causal and not (changed or self.softplus_gate or self.chunk)
 
     def layer_spec(self) -> LayerSpec:
         if self.kv_of is not None:
@@ -213,10 +218,12 @@ class Attention(Mixer):
         gates: str = "g_proj",
         gate: str | None = None,
         joined: str = "",
+        by_head: bool = False,
     ) -> Table:
         """Return the tensors of the projections and their norms. ``inputs``: width of the input, where that is not the
         stream. ``gate``: of a gate that is stored by itself; else the query projection has its rows. ``joined``: the
-        one tensor that has the rows of queries, keys and values. Head gates have no bias."""
+        one tensor that has the rows of queries, keys and values; ``by_head``: it has them head by head. Head gates have
+        no bias."""
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
         apart = ((gate, queries),) if self.gated and gate else ()
@@ -224,11 +231,12 @@ class Attention(Mixer):
         read = inputs or hidden
         own = (("k_proj", keys), ("v_proj", keys))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
         parts: tuple[tuple[str, Dim], ...] = (("q_proj", asked), *apart, *own)
-        parts = ((joined, (queries, keys, keys)),) if joined else parts
+        if joined:
+            parts = ((joined, Units(self.heads, 3 * self.head_dim) if by_head else (queries, keys, keys)),)
         table = product("qkv", read, *parts, bias=self.bias)
         if self.head_gated:
             table["qkv"] += (Tensor(f"{gates}.weight", (Units(self.heads), read)),)
-        if self.qk_norm:
+        if self.qk_norm and not self.norm_plain:
             table |= norm_weight("q_norm", queries if self.norm_whole else self.head_dim, norms[0])
             if self.kv_of is None:
                 table |= norm_weight("k_norm", keys if self.norm_whole else self.head_dim, norms[1])

@@ -10,8 +10,8 @@ from weft.families.mixers import Mixer
 from weft.families.tensors import Dim, Table, Tensor, Units, conv, exact, norm_weight, product
 from weft.spec import LayerSpec
 
-DeltaNames = Literal["fused", "by_key_head", "each"]
-"""Forms in which the input projection of a gated delta net is stored: Qwen3.5, Qwen3-Next, OLMo hybrid."""
+DeltaNames = Literal["fused", "by_key_head", "each", "joined"]
+"""Forms in which the input projection of a gated delta net is stored: Qwen3.5, Qwen3-Next, OLMo hybrid, Lara 4 Mini."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,13 @@ class GatedDelta(Mixer):
             "fused": {"in_proj_qkv": (key, key, value), gate: value},
             "by_key_head": {"in_proj_qkvz": Units(self.k_heads, 2 * (self.k_dim + ratio * self.v_dim))},
             "each": {"q_proj": key, "k_proj": key, "v_proj": value, "g_proj": value},
+            "joined": {"in_proj": (key, key, value, value, heads, heads)},
         }
         gates: dict[DeltaNames, dict[str, Dim]] = {
             "fused": {"in_proj_b": heads, "in_proj_a": heads},
             "by_key_head": {"in_proj_ba": Units(self.k_heads, 2 * ratio)},
             "each": {"b_proj": heads, "a_proj": heads},
+            "joined": {},
         }
         table = product("project", hidden, *matrices[names].items())
         table["project"] += tuple(

@@ -13,6 +13,7 @@ Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh", "xi
 ``xielu``: two numbers of it are learned (Apertus)."""
 
 
+Scoring = Literal["softmax", "sigmoid", "late_sigmoid"]
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -57,16 +58,17 @@ class Experts(BlockShape):
     """Mixture of experts. ``width`` is the inner size of one expert. ``shared_width`` is that of the expert every
     token passes (0: none); ``shared_gate``: its output is multiplied by sigmoid of a learned gate. ``normalized``: the
     weights of the chosen experts sum to 1 (``normalizer_eps`` is added to their sum). ``scoring``: how a router's
-    score becomes a weight. ``choice_bias``: a learned number per expert is added to choose, and not to weigh.
-    ``scale`` multiplies the weights. ``groups``: number of groups of experts; experts are chosen from the
-    ``groups_chosen`` whose ``group_best`` best scores have the largest sums. ``latent_width``: routed experts work on
-    a projection of this width (0: on the stream itself). ``own_count``: most experts that a rank holds where ranks
-    divide them (0: all). ``bias``: the router and both products of an expert have one. ``normed_apart``: the shared
-    expert, the routed ones and the router have norms of their own, and each expert a factor on its weight (Gemma 4).
-    ``limit``: as of ``Dense``. ``router_width``: the router is a feed-forward of this width over a state that layers
-    hand on, and may choose none (ZAYA); 0: a product. ``router_continues``: there is a layer before. ``shared_count``:
-    number of experts of ``shared_width`` that every token passes; the router scores them too, and weights are shares
-    of the sum over them and the chosen ones (Inkling)."""
+    score becomes a weight; of "late_sigmoid" scores choose, and the sigmoids of the chosen ones weigh (Kolibri).
+    ``weighs_input``: a weight multiplies the input of an expert, not its output (Llama 4). ``choice_bias``: a learned
+    number per expert is added to choose, and not to weigh. ``scale`` multiplies the weights. ``groups``: number of
+    groups of experts; experts are chosen from the ``groups_chosen`` whose ``group_best`` best scores have the largest
+    sums. ``latent_width``: routed experts work on a projection of this width (0: on the stream itself). ``own_count``:
+    most experts that a rank holds where ranks divide them (0: all). ``bias``: the router and both products of an expert
+    have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and each
+    expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``. ``router_width``: the router is a feed-forward
+    of this width over a state that layers hand on, and may choose none (ZAYA); 0: a product. ``router_continues``:
+    there is a layer before. ``shared_count``: number of experts of ``shared_width`` that every token passes; the router
+    scores them too, and weights are shares of the sum over them and the chosen ones (Inkling)."""
 
     reader = "weft.models.blocks.feed_forward:read_experts"
     part = "experts"
@@ -77,7 +79,7 @@ class Experts(BlockShape):
     normalized: bool
     shared_width: int = 0
     shared_gate: bool = False
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Scoring = "softmax"
     choice_bias: bool = False
     scale: float = 1.0
     normalizer_eps: float = 0.0
@@ -94,6 +96,7 @@ class Experts(BlockShape):
     router_continues: bool = False
     shared_count: int = 0
     group_best: int = 2
+    weighs_input: bool = False
 
     @property
     def further_norms(self) -> int:

@@ -20,7 +20,8 @@ class LatentAttention(Mixer):
     the shared part, None for no positions (Kimi); ``head_gated``: the output is multiplied by sigmoid of one
     number per head (Ling 3), ``gated``: of one for each number of it (GigaChat 3.5). ``index``: it sees
     only chosen blocks (GLM 5). ``norm_eps``: of the norms inside, ``norm_gate``: the gate of each;
-    ``query_factor`` and ``latent_factor``: factors on their outputs."""
+    ``query_factor`` and ``latent_factor``: factors on their outputs. ``interleaved``: positions turn neighbours, not
+    halves (MiniCPM 3 turns halves)."""
 
     reader = "weft.models.blocks.latent_attention:read_latent_attention"
     part = "attention"
@@ -41,6 +42,7 @@ class LatentAttention(Mixer):
     norm_gate: NormGate | None = None
     query_factor: float = 1.0
     latent_factor: float = 1.0
+    interleaved: bool = True
 
     @property
     def index_width(self) -> int:

@@ -128,6 +128,11 @@ def neighbours_apart(rows: torch.Tensor, *, head_dim: int, turned: int) -> torch
     return torch.cat((rows_HD[:, :turned:2], rows_HD[:, 1:turned:2], rows_HD[:, turned:]), dim=1).flatten(0, 1)
 
 
+def parts_apart(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
+    """Return all rows of queries, then those of keys, then those of values, of ``rows`` [heads x 3 x head_dim, ...]."""
+    return rows.view(-1, 3, head_dim, *rows.shape[1:]).transpose(0, 1).flatten(0, 2)
+
+
 def read_attention(
     read: BlockReader,
     shape: Attention,
@@ -137,18 +142,21 @@ def read_attention(
     norms: tuple[str, str] = ("q_norm", "k_norm"),
     gate: str | None = None,
     joined: str = "",
+    by_head: bool = False,
     paired: bool = False,
 ) -> AttentionBlock:
     """Return one projection, with the gate's rows moved after the query's (``gate``: they are stored by
     themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end. ``joined``: the tensor that has the
-    rows of all three, if the files have it. ``paired``: positions turn pairs of neighbours."""
+    rows of all three, if the files have it, ``by_head``: head by head. ``paired``: positions turn pairs of
+    neighbours."""
     source = read.source
     if shape.kv_of is not None:  # releases of Gemma 4 have keys and values of such layers; nothing uses them
         for part in ("k_proj", "v_proj", "k_norm", "v_norm"):
             source.leave_all(f"{name}.{part}.")
     gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
     joined = joined if source.has(f"{name}.{joined}.weight") else ""
-    table = read.table(shape.table(read.hidden, out=out, norms=norms, gates=gates, gate=gate, joined=joined), name)
+    stored = shape.table(read.hidden, out=out, norms=norms, gates=gates, gate=gate, joined=joined, by_head=by_head)
+    table = read.table(stored, name)
     bias = table.get("qkv.bias")
     if bias is not None and shape.head_gated:
         bias = torch.nn.functional.pad(bias, (0, shape.heads))
@@ -164,8 +172,15 @@ def read_attention(
         if bias is not None:
             turned = (shape.heads + shape.kv_heads) * shape.head_dim
             bias[:turned] = order(bias[:turned])
+    if by_head:
+        orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim)
+        bias = None if bias is None else order(bias)
+        for mask in ("bias", "masked_bias"):  # of files of old versions: what a token sees
+            source.leave_all(f"{name}.{mask}")
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
     q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)
+    if shape.norm_plain:
+        q_norm = k_norm = Norm(torch.ones(shape.head_dim, dtype=source.dtype, device=source.device), read.eps)
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
         qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
         shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None

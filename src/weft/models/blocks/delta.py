@@ -108,6 +108,8 @@ def read_gated_delta(
     """
     if read.source.has(f"{name}.gate_proj.weight"):  # GigaChat's, in GGUF files
         names = {"names": "fused", "gate": "gate_proj"}
+    if names.get("names") == "joined" and not read.source.has(f"{name}.in_proj.weight"):
+        names = {}  # transformers' own names
     table = read.table(shape.table(read.hidden, **names), name)
     conv = table.qkv_conv() if names.get("names") == "each" else table.conv()
     project = table.linear(

@@ -151,6 +151,16 @@ class ExpertsBlock:
         return y_TD if self.latent_out is None else self.latent_out(y_TD)
 
     def _routed(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
+        if not self.shape.weighs_input:
+            return self._weighed(x_TD, ids_TX, weights_TX)
+        ones_T1 = torch.ones_like(weights_TX[:, :1])
+        y_XTD = [
+            self._weighed(x_TD * weights_TX[:, place, None], ids_TX[:, place : place + 1], ones_T1)
+            for place in range(ids_TX.shape[1])
+        ]
+        return y_XTD[0] if len(y_XTD) == 1 else torch.stack(y_XTD).sum(0)
+
+    def _weighed(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
         own = [] if self.adapted is None else self.adapted.of_step(len(x_TD))
         if own:
             # Rows of an adapter go through its experts below; here they are skipped.
@@ -254,14 +264,22 @@ def _learned(table: TableReader) -> tuple[float, float] | None:
 
 
 def read_experts(
-    read: BlockReader, shape: Experts, name: str, *, exact_router: bool = False, paired: bool = False, **names: Any
+    read: BlockReader,
+    shape: Experts,
+    name: str,
+    *,
+    exact_router: bool = False,
+    paired: bool = False,
+    transposed: bool = False,
+    **names: Any,
 ) -> ExpertsBlock:
     """Read experts, without the expert that every token passes. ``names`` and ``paired``: as ``Experts.table`` takes
-    them; ``exact_router``: it is read in float32. Experts in pairs are stored transposed, except in blocks of codes.
+    them; ``exact_router``: it is read in float32. ``transposed``: stacks of all experts are. Experts in pairs are
+    stored transposed, except in blocks of codes.
     """
     known_pairs = paired
     paired = paired and read.source.has(f"{name}.experts.gate_up_proj_bias")  # GGUF has them apart
-    transposed = paired and read.source.stored_rows(f"{name}.experts.gate_up_proj") > 0
+    transposed = (paired or transposed) and read.source.stored_rows(f"{name}.experts.gate_up_proj") > 0
     table = read.table(shape.table(read.hidden, paired=paired, transposed=transposed, **names), name)
     order = gate_first if paired else None
     router, each = table.plain("router", torch.float32 if exact_router else None), names.get("names", GATED)

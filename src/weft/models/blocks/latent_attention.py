@@ -171,7 +171,7 @@ def read_latent_attention(read: BlockReader, shape: LatentAttention, name: str) 
     )
     bias = table.get("latent.bias")
     orders: dict[str, Order] = {}
-    if shape.rope is not None:
+    if shape.rope is not None and shape.interleaved:
         # DeepSeek pairs neighbours. Queries and keys are permuted alike, so their products stay the same.
         queries = partial(halves, heads=shape.heads, own=shape.own_dim)
         orders = {

@@ -127,7 +127,7 @@ def choose_experts(
     *,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
-    if not rule.by_logits(bias_E) and (rule.scoring == "softmax" or rule.group_best != 2):
+    if not rule.by_logits(bias_E) and (rule.scoring != "sigmoid" or rule.group_best != 2):
         return UNFIT
     scores_TE = dense_rows(scores_TE)
     tokens, experts = scores_TE.shape

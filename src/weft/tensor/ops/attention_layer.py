@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from weft.families.mixers.attention import Attention, KeyIndex
 from weft.tensor import native
@@ -61,7 +62,7 @@ def attention_layer(
 
         q, k <- norms, per head or over all heads        q, k <- rotary(q, k)
         write_kv(k, v);   o = paged_attention(q)         or, for a ring, window_attention(q, k, v)
-        o sigmoid(head gate) sigmoid(gate)
+        o sigmoid(head gate) sigmoid(gate)               or, in Laguna, softplus
 
     A layer that reads another's pages has only columns q, and ``cache`` is that layer's.
 
@@ -108,10 +109,15 @@ def seen_layer(
         factor_T = 1.0 + growth.factor * each(torch.log1p, reached_T)
         q_THD = (q_THD.float() * factor_T[:, None, None]).to(q_THD.dtype)
     o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen)
+    gated = _softplus if core.shape.softplus_gate else torch.sigmoid
     if head_gate_TH is not None:
-        o_THD = o_THD * torch.sigmoid(head_gate_TH)[..., None]
+        o_THD = o_THD * gated(head_gate_TH)[..., None]
     o_TC = o_THD.flatten(1)
-    return o_TC if gate is None else o_TC * torch.sigmoid(gate)
+    return o_TC if gate is None else o_TC * gated(gate)
+
+
+def _softplus(gate: torch.Tensor) -> torch.Tensor:
+    return each(F.softplus, gate.float()).to(gate.dtype)
 
 
 def write_projected(
@@ -179,7 +185,7 @@ def attend(
                 q_THD,
                 cache.k,
                 cache.v,
-                inputs.runs,
+                inputs.runs if shape.chunk is None else inputs.runs.in_chunks(shape.chunk),
                 shape.scale,
                 shape.window,
                 cache.token_scales,

@@ -59,13 +59,14 @@ class ExpertBiases:
 @dataclass(frozen=True, slots=True)
 class ChoiceRule:
     """Rule that chooses ``per_token`` experts with the best scores. ``normalized``: their weights sum to 1
-    (``normalizer_eps`` is added to the sum), times ``scale``. With ``groups`` of experts, only the ``groups_chosen``
-    groups with the largest sum of their ``group_best`` best scores take part.
+    (``normalizer_eps`` is added to the sum), times ``scale``. "late_sigmoid": scores choose, and their sigmoids weigh.
+    With ``groups`` of experts, only the ``groups_chosen`` groups with the largest sum of their ``group_best`` best
+    scores take part.
     """
 
     per_token: int
     normalized: bool
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "late_sigmoid"] = "softmax"
     scale: float = 1.0
     normalizer_eps: float = 0.0
     groups: int = 1
@@ -114,7 +115,7 @@ def _by_scores(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if rule.scoring == "softmax":
         scores_TE = softmax_(scores_TE.clone(memory_format=torch.contiguous_format), 1.0)
-    else:
+    elif rule.scoring == "sigmoid":
         scores_TE = each(torch.sigmoid, scores_TE)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if rule.groups > rule.groups_chosen:
@@ -127,6 +128,8 @@ def _by_scores(
     ids_TX = choice_TE.topk(rule.per_token, dim=-1).indices
     # The bias decides the choice and weighs nothing.
     weights_TX = scores_TE.gather(1, ids_TX)
+    if rule.scoring == "late_sigmoid":
+        weights_TX = each(torch.sigmoid, weights_TX)
     if rule.normalized:
         weights_TX = weights_TX / (weights_TX.sum(-1, keepdim=True) + rule.normalizer_eps)
     return weights_TX * rule.scale, ids_TX
