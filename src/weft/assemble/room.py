@@ -70,8 +70,8 @@ class ArenaRoom:
 
 def adapter_bytes(config: EngineConfig) -> int:
     """Return the bytes of the budget of adapters, 0 if neither --lora nor ``limits.lora_memory`` asks for some."""
-    asked = config.lora or config.lora_memory != EngineConfig().lora_memory
-    return parse_bytes(config.lora_memory, flag="limits.lora_memory") if asked else 0
+    adapts = config.lora or config.lora_memory != EngineConfig().lora_memory
+    return parse_bytes(config.lora_memory, flag="limits.lora_memory") if adapts else 0
 
 
 def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> ArenaRoom:

@@ -300,7 +300,7 @@ class BatchBuilder:
             return replace(unpadded, launched="decodes" if widths else "unrecorded")
         lengths = plan.lengths.tolist()
         prompts, verified = lengths[plan.prefills.start :], lengths[decodes : plan.prefills.start]
-        shape = next((one for one in shapes if one.holds(decodes, prompts, len(plan.taps), verified)), None)
+        shape = next((size for size in shapes if size.holds(decodes, prompts, len(plan.taps), verified)), None)
         if shape is None:
             return replace(unpadded, launched=outside(shapes, plan.token_count, len(prompts), len(verified)))
         return _Padding(

@@ -230,10 +230,10 @@ class RecordedAdapters:
 
     def take(self, adapters: StepAdapters, rows: int) -> None:
         """Take the adapters of a step of ``rows`` rows, for its replay."""
-        given, held = adapters.by_count[rows].device, self._blocks(rows)
-        assert given is not None
-        held.order.copy_(given.order)
-        held.places.copy_(given.places)
+        source, target = adapters.by_count[rows].device, self._blocks(rows)
+        assert source is not None
+        target.order.copy_(source.order)
+        target.places.copy_(source.places)
 
     def _blocks(self, rows: int) -> AdapterBlocks:
         return AdapterBlocks.of(self._flat[: most_blocks(rows) * (BLOCK_ROWS + 1)])
@@ -329,7 +329,7 @@ class DecodeGraphs:
         the arena.
         """
         recorded = self.adapted_widths if adapted else self.recorded_widths
-        padded_width = next(one for one in recorded if one >= width)
+        padded_width = next(size for size in recorded if size >= width)
         pads = np.full(padded_width, PAD, np.int64)
         adapters = self._adapter_rows.step(padded_width) if adapted else None
         return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads, adapters))
