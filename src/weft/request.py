@@ -317,6 +317,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         plain = self.adapter is None and not self.cache_salt.startswith("\0")
         return self.cache_salt if plain else salted(self.adapter, self.cache_salt)
 
+    def check(self, limit: int, vocab_size: int, *, prompt_field: str = "prompt") -> None:
+        """Check all that needs no engine. ``limit``: the served context in tokens; ``prompt_field`` as in
+        ``check_length``. Raise RequestError, ContextLengthError."""
+        self.sampling.check(vocab_size)
+        self.check_length(limit, prompt_field=prompt_field)
+        self.check_marks()
+        if self.pooling is not None:
+            self.pooling.check(self.sampling, len(self.prompt_tokens), vocab_size)
+        self.check_prediction(limit, vocab_size)
+
     def check_length(self, limit: int, *, prompt_field: str = "prompt") -> None:
         """Check the prompt's length. ``limit``: the served context in tokens; ``prompt_field``: the field that the
         prompt came in. Raise RequestError for an empty one, ContextLengthError where no room is left for the answer."""

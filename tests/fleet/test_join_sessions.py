@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,14 @@ def serving(folder: Path, name: str, replicas: str) -> RunningServer:
     return running_server("", engine=engine, server=server, wait_for=wait_for)
 
 
+def in_bucket(report: Any) -> int:
+    """Return the snapshots that engines see in the bucket, by a report of /v1/cache."""
+    if isinstance(report, dict):
+        own = report["remote"].get("snapshots", 0) if isinstance(report.get("remote"), dict) else 0
+        return int(own + sum(map(in_bucket, report.values())))
+    return sum(map(in_bucket, report)) if isinstance(report, list) else 0
+
+
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_joined_machine_computes_new_tokens_only(tmp_path: Path, shares: bool) -> None:
     """Without the bucket, the control, it computes all of them; the bits are the same."""
@@ -42,7 +51,7 @@ def test_a_joined_machine_computes_new_tokens_only(tmp_path: Path, shares: bool)
         save(first, "trip")
         tokens, logprobs, computed = complete(first, MORE, session="trip")
         assert computed == len(MORE)
-        assert eventually(lambda: len(list((tmp_path / "bucket").rglob("*.seg"))) > 0, 40)
+        assert eventually(lambda: first.metric("store_uploads_total") > 0 == first.metric("store_uploads_waiting"), 40)
         first.process.kill()
         first.process.wait()
     if not shares:
@@ -51,6 +60,7 @@ def test_a_joined_machine_computes_new_tokens_only(tmp_path: Path, shares: bool)
     with serving(tmp_path, "second", "0") as second, joining(joining_port(second), tmp_path / "token", *options):
         assert eventually(lambda: second.get("/health").json()["status"] == "ok", 60)
         assert list(states(second).values()) == ["ready"]
+        assert eventually(lambda: bool(in_bucket(second.get("/v1/cache").json())) == shares, 40)
         restored = second.post("/v1/sessions/trip/restore").json()
         assert restored["in_memory"] == len(PROMPT)
         assert restored["computed_tokens"] == (0 if shares else len(PROMPT))

@@ -70,7 +70,7 @@ def test_a_template_that_folds_a_huge_constant_ends_the_start_with_a_clear_line(
     directory = write_model_directory(tmp_path, template="{{ 10 ** (10 ** 9) }}" + SWITCH)
     # It would compute for as long as it may: a second, and ten for the start, which are a half here.
     (tmp_path / "sitecustomize.py").write_text(
-        "import weft.text.chat_request\nweft.text.chat_request._START_WITHIN_S = 0.5\n"
+        "import weft.text.template_sandbox\nweft.text.template_sandbox._START_WITHIN_S = 0.5\n"
     )
     with running_server(
         "build", engine={"model": str(directory)}, server=SERVER, path=(tmp_path,), wait_for="listening"

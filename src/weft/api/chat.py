@@ -3,7 +3,7 @@
     messages, tools --ChatWriter--> PreparedChat: token ids, cache positions, sampling with its grammar
     Completion --PreparedChat.reply--> ChatReply: text, reasoning, calls of tools
 
-The preparation itself is ``weft.text.chat_request``, which the server uses too. A program passes its own pictures as
+The preparation itself is ``weft.text``'s, which the server uses too. A program passes its own pictures as
 ``{"type": "image", "image": ...}``: an image of Pillow, the name of a file, or its bytes. HTTP accepts none of these.
 """
 
@@ -28,19 +28,12 @@ from weft.objects.conversations import continued_chat, conversation_content, con
 from weft.objects.sessions import Content, StoredSession
 from weft.request import PICTURE_KINDS, PictureKind, SamplingParams
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
-from weft.text.chat_request import (
-    ChatRequest,
-    ConversationFields,
-    KnownPrefix,
-    Prompt,
-    encode_prompt,
-    read_chat,
-    show_pictures,
-)
+from weft.text.chat_request import ChatRequest, ConversationFields, read_chat
 from weft.text.choices import Piece, TextDecoder
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, control_texts
 from weft.text.dialect import AnswerPlan, Dialect, answer_markers, call_format, text_of
 from weft.text.pictures import PicturePart, checked_sampling
+from weft.text.prompt import KnownPrefix, Prompt, encode_prompt, show_pictures
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.json_calls import CallDelta
@@ -147,7 +140,7 @@ class ChatWriter:
                 param="thinking_token_budget",
                 code="unsupported_parameter",
             )
-        plan = request.plan(self._dialect, prompt.text, sampling.grammar)
+        plan = self._dialect.plan_of(request, prompt.text, sampling.grammar)
         return PreparedChat(
             encode_prompt(self._tokenizer, prompt, known=known),
             plan,
@@ -174,7 +167,7 @@ class ChatWriter:
         conversation = self._conversation(as_json, template, tools=tools, add_generation_prompt=False)
         _, prompt = self._write(conversation)
         encoded = encode_prompt(self._tokenizer, prompt, known=known)
-        return conversation_content(encoded, prompt.text, as_json, tools, template)
+        return conversation_content(encoded, as_json, tools, template)
 
     def encoded(self, session: StoredSession) -> Prompt:
         """Return the prompt of a session's conversation. Raise RequestError."""

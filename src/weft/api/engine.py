@@ -41,7 +41,7 @@ from weft.models.hub import resolve_adapter
 from weft.objects.conversations import continued_prompts
 from weft.objects.sessions import StoredSession
 from weft.request import PlacedPicture, Request, SamplingParams
-from weft.text import chat_request
+from weft.text import prompt as text_prompt
 from weft.text.choices import Piece
 from weft.text.control_tokens import NO_CONTROL, ControlTokens, control_texts
 from weft.text.dialect import answer_markers
@@ -335,7 +335,7 @@ class Engine:
             else token_ids(prompt)
         )
         if continued is not None:
-            [whole] = continued_prompts(continued, [chat_request.Prompt(tokens, marks=list(marks))])
+            [whole] = continued_prompts(continued, [text_prompt.Prompt(tokens, marks=list(marks))])
             tokens, marks = whole.tokens, whole.marks
         return Call(self._request(tokens, sampling, (), marks, prediction, lora), self.tokenizer)
 

@@ -102,12 +102,7 @@ class Submission:
 
     def check(self, request: Request) -> Int32s:
         """Return the prompt as an array. Raise RequestError or ContextLengthError."""
-        request.sampling.check(self._vocab_size)
-        request.check_length(self._sizes.max_model_len)
-        request.check_marks()
-        if request.pooling is not None:
-            request.pooling.check(request.sampling, len(request.prompt_tokens), self._vocab_size)
-        request.check_prediction(self._sizes.max_model_len, self._vocab_size)
+        request.check(self._sizes.max_model_len, self._vocab_size)
         sampling = request.sampling
         allowed = set(sampling.allowed_token_ids)
         if sampling.min_tokens and allowed and allowed <= set(stop_ids(sampling, self._eos_ids)):

@@ -15,22 +15,20 @@ import msgspec
 from weft.errors import RequestError
 from weft.objects.sessions import Content, StoredSession, conflict, decoded, tokens_of
 from weft.text.chat import ChatMessage
-from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, text_digest
+from weft.text.chat_request import ConversationFields
+from weft.text.prompt import KnownPrefix, Prompt, text_digest
 
 _messages = msgspec.json.Decoder(list[ChatMessage]).decode
 
 
 def conversation_content(
-    encoded: Prompt,
-    text: str,
-    messages: Sequence[Any],
-    tools: Sequence[Any] | None,
-    variables: Mapping[str, Any] | None,
+    prompt: Prompt, messages: Sequence[Any], tools: Sequence[Any] | None, variables: Mapping[str, Any] | None
 ) -> Content:
-    """Return the content of a conversation whose ``text`` was encoded."""
+    """Return the content of a conversation that was rendered to ``prompt``."""
+    text = prompt.text or ""
     return Content(
-        tokens=encoded.tokens,
-        keys=picture_keys(encoded),
+        tokens=prompt.tokens,
+        keys=picture_keys(prompt),
         messages=msgspec.json.encode(messages),
         tools=msgspec.json.encode(tools) if tools else b"",
         variables=msgspec.json.encode(variables) if variables else b"",

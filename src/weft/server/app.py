@@ -72,7 +72,7 @@ from weft.server.sse import (
 )
 from weft.server.tenants import Keys
 from weft.server.workers.forward import forwarded_operations
-from weft.text.chat_request import PictureSpan, picture_spans
+from weft.text.prompt import PictureSpan, picture_spans
 from weft.version import weft_version
 
 _CLIENT_CLOSED_REQUEST = 499
@@ -255,9 +255,8 @@ class _Handlers:
         self._service.check_open()
         body = await read_body(await read_raw(request), CountTokensBody)
         model = await self._service.model_for(body.model)
-        text = (await model.write_chat(conversation(body), with_places=False))[1].text
-        await model.check_text(text, param="messages")
-        return json_response({"input_tokens": len(await model.encode(text, add_special_tokens=False))})
+        _, prompt = await model.render(conversation(body))
+        return json_response({"input_tokens": len(prompt.tokens)})
 
     async def models(self, request: Request) -> Response:
         return json_response({"object": "list", "data": [_model_card(one) for one in self._service.listed()]})

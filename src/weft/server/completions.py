@@ -18,15 +18,7 @@ from msgspec import UNSET, UnsetType
 from weft.errors import RequestError
 from weft.objects.conversations import continued_prompts
 from weft.request import SamplingParams
-from weft.server.generation import (
-    Generation,
-    Usage,
-    check_context,
-    check_count,
-    check_truncation,
-    tokens_after_cut,
-    truncated,
-)
+from weft.server.generation import Generation, Usage, check_count
 from weft.server.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, namer, prompt_logprobs
 from weft.server.protocol import (
     COMPLETION_TOKENS_DEFAULT,
@@ -42,8 +34,9 @@ from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.continuing import session_of
 from weft.server.sse import DONE, Way, sse_line
-from weft.text.chat_request import Prompt
+from weft.server.truncation import check_context, tokens_after_cut, truncated
 from weft.text.choices import Choice, Piece
+from weft.text.prompt import Prompt
 from weft.text.tokenizer import banned_sequences
 
 
@@ -82,7 +75,7 @@ class CompletionJob:
         self._model = model
         self._id = f"cmpl-{body.request_id or token_hex(16)}"
         self._created_s = int(time.time())
-        self._name = service.name_of(model, body.model)
+        self._name = model.name_for(body.model)
         self._echo = bool(body.echo)
         as_ids = bool(body.return_tokens_as_token_ids)
         self._namer = namer(model.tokenizer, as_ids=as_ids, escape_bytes=True)
@@ -94,8 +87,8 @@ class CompletionJob:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             id_slot=body.id_slot,
+            streamed=bool(body.stream),
         )
-        self.generation.check_logprob_count(streamed=bool(body.stream), field="logprobs")
         self._shown_chars = [0] * len(self.generation.choices)
 
     async def answer(self) -> bytes:
@@ -208,7 +201,6 @@ def default_tokens(model: ServedModel) -> int:
 async def prepare_completion(service: Service, body: CompletionBody) -> CompletionJob:
     """Prepare a request. Raise RequestError, UnknownModelError, EngineUnavailableError."""
     refuse_stream_fields(body)
-    check_truncation(body, is_chat=False)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError(
             "prompt_logprobs with stream is not supported; echo with logprobs streams them",
@@ -216,6 +208,7 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
             code="unsupported_parameter",
         )
     model = await service.model_for(body.model)
+    cut_to = tokens_after_cut(model, body, is_chat=False)
     prompts = []
     marks = body.cache_boundaries or []
     listed = prompts_of(body.prompt)
@@ -223,13 +216,12 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
     for given in listed:
         if isinstance(given, str):
             add_special_tokens = body.add_special_tokens is not False and body.session is None
-            if body.truncate_prompt_tokens is None:
+            if cut_to is None:
                 await model.check_text(given, param="prompt")
                 text, places = given, marks
             else:
                 at_start = body.truncation_side == "right"
-                limit = tokens_after_cut(model, body.truncate_prompt_tokens)
-                text = await model.part_for_cut(given, limit, at_start=at_start)
+                text = await model.part_for_cut(given, cut_to, at_start=at_start)
                 places = marks if text is given or at_start else []
             tokens = await model.encode(text, add_special_tokens=add_special_tokens)
             prompts.append(Prompt(tokens, given, marks=places))

@@ -303,9 +303,8 @@ async def _prompts(model: ServedModel, asked: Sequence[tuple[str, Pooling]]) -> 
         fields = ConversationFields(
             messages=[ChatMessage(role="user", content=text)], variables={"enable_thinking": False}
         )
-        _, prompt = await model.write_chat(fields, with_places=False)
-        await model.check_text(prompt.text, param="input")
-        written.append((await model.encode_chat(prompt, add_special_tokens=False)).tokens)
+        _, prompt = await model.render(fields, field="input")
+        written.append(prompt.tokens)
     return [PooledPrompt(tokens, pooling, []) for tokens, (_, pooling) in zip(written, asked, strict=True)]
 
 

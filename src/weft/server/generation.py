@@ -25,7 +25,7 @@ from secrets import token_hex
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import ContextLengthError, RequestError, WeftError
+from weft.errors import RequestError, WeftError
 from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
 from weft.objects.conversations import continued_chat, known_prefix
@@ -38,9 +38,11 @@ from weft.server.service import Service
 from weft.server.sessions.continuing import session_of
 from weft.server.sessions.slot_table import SlotContent
 from weft.server.tracing import GenerationOutcome
-from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, check_spans
+from weft.server.truncation import check_context, tokens_after_cut, truncated
+from weft.text.chat_request import ConversationFields
 from weft.text.choices import Choice, Piece, TextDecoder
 from weft.text.dialect import AnswerBlock, AnswerPlan, BlockEvent
+from weft.text.prompt import KnownPrefix, Prompt, check_spans
 from weft.text.tokenizer import banned_sequences
 
 
@@ -76,8 +78,9 @@ class Generation:
     """The prompts of one request, from submit to the last piece. ``samplings``: one for each prompt (they differ where
     max_tokens depends on the prompt's length). ``decoder``: makes text of the answers' tokens, if it is not the model's
     tokenizer. ``prompt_field``: the field of the request that the prompts came in, for errors; ``answer_field``: that
-    of max_tokens. ``id_slot``: the slot that has the tokens afterwards (``sessions.slots``). Raises RequestError and
-    ContextLengthError here, so that no engine has to read a prompt that is far too long.
+    of max_tokens, and ``logprobs_field`` that of alternatives. ``id_slot``: the slot that has the tokens afterwards
+    (``sessions.slots``). Raises RequestError and ContextLengthError here, so that no engine has to read a prompt that
+    is far too long.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
@@ -95,6 +98,8 @@ class Generation:
         prompt_field: str = "prompt",
         answer_field: str = "max_tokens",
         id_slot: int | None = None,
+        streamed: bool = False,
+        logprobs_field: str = "logprobs",
     ) -> None:
         self._service = service
         self._model = model
@@ -102,26 +107,19 @@ class Generation:
         self.load_s = 0.0
         """Seconds of waiting until its model was loaded."""
         self._use: ModelUse | None = None
-        self._metrics = service.metrics_of(model)
+        self._metrics = service.metrics.of(model.base)  # the model's own name, not an adapter's
         self._arrived_s = time.perf_counter()
         self._stream: RequestStream | None = None
         self._closed = False
         self._slot = None if id_slot is None or id_slot < 0 else (key_of_request(), id_slot, cache_salt)
         self._slot_tokens: list[int] = []
         """Tokens of the first answer, where a slot is to have them."""
-        self._context_tokens = model.info.sizes.max_model_len
         self._model_name = model.name
         self._error_type: str | None = None
         engine_id = token_hex(16)
-        for sampling in samplings:
-            sampling.check(model.info.vocab_size)
-        check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)
-        self.prompts = prompts
-        self.samplings = samplings
-        self.choices: list[Choice] = []
-        self._by_prompt: list[list[Choice]] = []
-        self._by_event: dict[tuple[str, int], Choice] = {}
-        self._times: list[SequenceTimes] = []
+        context_tokens = model.info.sizes.max_model_len
+        check_count(sum(max(sampling.n, 0) for sampling in samplings), model.info.sizes.queue_max)
+        key = key_of_request()
         self._requests: list[Request] = []
         for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
             request = Request(
@@ -130,7 +128,7 @@ class Generation:
                 sampling=sampling,
                 priority=priority,
                 cache_salt=cache_salt,
-                key=key_of_request(),
+                key=key,
                 boundaries=prompt.boundaries,
                 marks=prompt.marks,
                 prediction=prompt.prediction,
@@ -139,27 +137,29 @@ class Generation:
                 pooling=prompt.pooling,
             )
             check_generates(model.info, request)
-            request = within_context(request, model.info.sizes.max_model_len, answer_field)
-            request.check_length(model.info.sizes.max_model_len, prompt_field=prompt_field)
-            request.check_marks()
-            request.check_prediction(model.info.sizes.max_model_len, model.info.vocab_size)
-            self._requests.append(request)
-            for index in range(sampling.n):
-                choice = Choice(len(self.choices), decoder or model.tokenizer, request.sampling, prompt.tokens)
-                self._by_event[request.request_id, index] = choice
-                self.choices.append(choice)
-                self._times.append(SequenceTimes(self._arrived_s, len(prompt.tokens)))
-            self._by_prompt.append(self.choices[-sampling.n :])
-
-    def check_logprob_count(self, *, streamed: bool, field: str) -> None:
-        """Raise RequestError for too many logprobs. ``field``: the field of the request that asks for alternatives."""
+            self._requests.append(within_context(request, context_tokens, answer_field))
         check_logprob_count(
             self._requests,
-            context_tokens=self._context_tokens,
+            context_tokens=context_tokens,
             streamed=streamed,
-            limit=self._service.config.max_answer_logprobs,
-            field=field,
+            limit=service.config.max_answer_logprobs,
+            field=logprobs_field,
         )
+        for request in self._requests:
+            request.check(context_tokens, model.info.vocab_size, prompt_field=prompt_field)
+        self.prompts = prompts
+        self.samplings = samplings
+        self.choices: list[Choice] = []
+        self._by_prompt: list[list[Choice]] = []
+        self._by_event: dict[tuple[str, int], Choice] = {}
+        self._times: list[SequenceTimes] = []
+        for request in self._requests:
+            for index in range(request.sampling.n):
+                choice = Choice(len(self.choices), decoder or model.tokenizer, request.sampling, request.prompt_tokens)
+                self._by_event[request.request_id, index] = choice
+                self.choices.append(choice)
+                self._times.append(SequenceTimes(self._arrived_s, len(request.prompt_tokens)))
+            self._by_prompt.append(self.choices[-request.sampling.n :])
 
     async def start(self) -> None:
         """Submit the prompts. Raise the engine's refusal, or EngineUnavailableError."""
@@ -415,79 +415,6 @@ def merged(pieces: list[Piece]) -> list[Piece]:
     return list(by_index.values())
 
 
-TO_THE_CONTEXT = -1
-
-
-def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) -> None:
-    """Raise ContextLengthError for a prompt that is not below the context of a created name or ``asked``:
-    options.num_ctx of the request, which replaces that of a created name."""
-    limit = asked if asked is not None or model.preset is None else model.preset.context_max
-    if limit is not None and len(prompt.tokens) >= limit:
-        where = f"the name {model.name} has" if asked is None else "options.num_ctx is"
-        raise ContextLengthError(
-            f"the maximum context length is {limit} tokens; the prompt has {len(prompt.tokens)} tokens and {where} "
-            f"{'num_ctx ' if asked is None else ''}{limit}; this server drops no part of a prompt: raise num_ctx or "
-            "leave it out",
-            param="options.num_ctx",
-            tokens=len(prompt.tokens),
-            limit=limit,
-        )
-
-
-def check_truncation(body: SamplingFields, *, is_chat: bool) -> None:
-    """Raise RequestError that names the field."""
-    count = body.truncate_prompt_tokens
-    if count is not None and count != TO_THE_CONTEXT and count < 1:
-        raise RequestError(
-            f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for the room of the context",
-            param="truncate_prompt_tokens",
-        )
-    if is_chat and count is not None and body.truncation_side == "right":
-        raise RequestError(
-            "truncation_side right belongs to /v1/completions: the answer of a chat begins where the prompt ends",
-            param="truncation_side",
-        )
-
-
-def tokens_after_cut(model: ServedModel, limit: int) -> int:
-    """Return the most tokens that ``truncate_prompt_tokens`` ``limit`` leaves."""
-    longest = model.info.sizes.max_model_len
-    return longest if limit == TO_THE_CONTEXT else min(limit, longest)
-
-
-def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
-    """Return ``prompt``, cut if the request asks for it: on the left, or for completions also on the right. Cache
-    positions move with the cut. It has no text then: ``echo`` decodes its tokens. ``answer_tokens``: room that -1
-    leaves for the answer."""
-    limit = body.truncate_prompt_tokens
-    if limit is None:
-        return prompt
-    if limit == TO_THE_CONTEXT:
-        limit = max(context_tokens - answer_tokens, 1)
-    excess = len(prompt.tokens) - limit
-    if excess <= 0:
-        return prompt
-    if prompt.pictures:
-        raise RequestError(
-            f"truncate_prompt_tokens would cut {excess} tokens of a conversation with pictures, which is not supported",
-            param="truncate_prompt_tokens",
-            code="unsupported_parameter",
-        )
-    if body.truncation_side == "right":
-        return Prompt(
-            prompt.tokens[:limit],
-            None,
-            [at for at in prompt.boundaries if at <= limit],
-            [at for at in prompt.marks if at <= limit],
-        )
-    return Prompt(
-        prompt.tokens[excess:],
-        None,
-        [at - excess for at in prompt.boundaries if at > excess],
-        [at - excess for at in prompt.marks if at > excess],
-    )
-
-
 def logprob_count(request: Request, context_tokens: int, *, streamed: bool) -> int:
     """Return the most logprobs of one piece of the answers to one prompt (law L11). A complete answer becomes JSON at
     its end, on the event loop; a stream writes them step by step, so only its prompt's count."""
@@ -558,21 +485,19 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
 class PreparedTurn:
     """A turn whose ``generation`` is ready to start. ``name`` is the model's, as the request called it."""
 
-    def __init__(self, service: Service, model: ServedModel, turn: ChatTurn, prompt: Prompt, plan: AnswerPlan) -> None:
+    def __init__(
+        self,
+        service: Service,
+        model: ServedModel,
+        turn: ChatTurn,
+        prompt: Prompt,
+        plan: AnswerPlan,
+        sampling: SamplingParams,
+    ) -> None:
         fields = turn.fields
         self.model = model
         self.prompt = prompt
-        self.name = service.name_of(model, fields.model)
-        sampling = sampling_params(
-            fields,
-            {**turn.own_sampling, **model.sampling_defaults},
-            max_tokens=turn.max_tokens,
-            grammar=plan.grammar,
-            n=turn.n,
-            logprobs=turn.logprobs,
-            prompt_logprobs=turn.prompt_logprobs,
-            banned=banned_sequences(fields.bad_words, model.tokenizer),
-        )
+        self.name = model.name_for(fields.model)
         self.generation = Generation(
             service,
             model,
@@ -584,8 +509,9 @@ class PreparedTurn:
             prompt_field=turn.prompt_field,
             answer_field=turn.answer_field,
             id_slot=fields.id_slot,
+            streamed=bool(fields.stream),
+            logprobs_field=turn.logprobs_field,
         )
-        self.generation.check_logprob_count(streamed=bool(fields.stream), field=turn.logprobs_field)
         self._readers = [
             plan.reader(eager=bool(fields.stream), shows_reasoning=turn.show_reasoning) for _ in self.generation.choices
         ]
@@ -614,26 +540,38 @@ class PreparedTurn:
 async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     """Prepare a turn. Raise RequestError, UnknownModelError, EngineUnavailableError."""
     fields = turn.fields
-    check_truncation(fields, is_chat=True)
     model = await service.model_for(fields.model)
     if fields.session is not None:
         session = await session_of(service, fields, fields.session, model)
         conversation = continued_chat(session, turn.conversation)
         turn = msgspec.structs.replace(turn, conversation=conversation, known=known_prefix(session))
-    request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)
-    plan = request.plan(model.dialect, prompt.text, grammar_of(fields, model.tokenizer.added_id))
+    sampling = sampling_params(
+        fields,
+        {**turn.own_sampling, **model.sampling_defaults},
+        max_tokens=turn.max_tokens,
+        grammar=grammar_of(fields, model.tokenizer.added_id),
+        n=turn.n,
+        logprobs=turn.logprobs,
+        prompt_logprobs=turn.prompt_logprobs,
+        banned=banned_sequences(fields.bad_words, model.tokenizer) if fields.bad_words else (),
+    )
+    request, prompt = await model.render(
+        turn.conversation,
+        field=turn.prompt_field,
+        cut_to=tokens_after_cut(model, fields, is_chat=True),
+        add_special_tokens=turn.add_special_tokens,
+        known=turn.known,
+        with_places=True,
+        begins=not turn.before,
+    )
+    plan = model.dialect.plan_of(request, prompt.text or "", sampling.grammar)
     if request.thinking_token_budget is not None and not model.dialect.bounds_reasoning:
         note_ignored(turn.conversation.budget_field)
-    if fields.truncate_prompt_tokens is None:
-        await model.check_text(prompt.text, param=turn.prompt_field)
-    elif not prompt.pictures:
-        limit = tokens_after_cut(model, fields.truncate_prompt_tokens)
-        prompt = prompt.last(await model.part_for_cut(prompt.text, limit, at_start=False))
-    encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens, known=turn.known)
-    check_spans(request, encoded, model.info.sizes.max_model_len)
+    if prompt.pictures:
+        check_spans(request, prompt, model.info.sizes.max_model_len)
     if fields.cache_boundaries:
-        encoded = msgspec.structs.replace(encoded, marks=encoded.marks + fields.cache_boundaries)
-    whole = _behind(turn.before, model, encoded)
+        prompt = msgspec.structs.replace(prompt, marks=prompt.marks + fields.cache_boundaries)
+    whole = _behind(turn.before, model, prompt) if turn.before else prompt
     answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens
     cut = truncated(whole, fields, context_tokens=model.info.sizes.max_model_len, answer_tokens=answer_tokens)
     if turn.prediction:
@@ -641,14 +579,12 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
         prediction = await model.encode(turn.prediction, add_special_tokens=False)
         cut = msgspec.structs.replace(cut, prediction=prediction)
     check_context(model, cut, turn.context_max)
-    return PreparedTurn(service, model, turn, cut, plan)
+    return PreparedTurn(service, model, turn, cut, plan, msgspec.structs.replace(sampling, grammar=plan.grammar))
 
 
 def _behind(before: list[int], model: ServedModel, prompt: Prompt) -> Prompt:
     """Return ``prompt``, without pictures, after earlier tokens, with one beginning-of-sequence token for both. Raise
     RequestError for ids that are not tokens."""
-    if not before:
-        return prompt
     model.check_ids(before, param="context")
     begin = model.tokenizer.added_id(model.tokenizer.special_tokens.get("bos_token", ""))
     cut = int(begin is not None and prompt.tokens[:1] == [begin])

@@ -390,7 +390,7 @@ class Serving:
         meanwhile. The HTTP workers open first: from the first healthy answer on, no process of this server refuses a
         request as not ready."""
         from weft.server.served_model import load_served_model
-        from weft.text.chat_request import template_worker
+        from weft.text.template_sandbox import template_worker
 
         worker = await asyncio.to_thread(template_worker, self._config.template_bytes())
         with contextlib.ExitStack() as unused:

@@ -24,14 +24,15 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import SamplingParams
-from weft.server.generation import TO_THE_CONTEXT, Generation, check_count
+from weft.server.generation import Generation, check_count
 from weft.server.ollama.protocol import OllamaEmbedBody, OllamaEmbeddingsBody, read_options, served_name
 from weft.server.protocol import Int, Priority, Salt, Unserved, prompts_of
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sse import Way
-from weft.text.chat_request import Prompt
+from weft.server.truncation import TO_THE_CONTEXT
 from weft.text.pooling import PooledPrompt
+from weft.text.prompt import Prompt
 
 _SPLIT = "an answer is one object, and is not streamed"
 UNSERVED_IN_POOLING: Unserved = {"stream": (_SPLIT, (False,))}
@@ -169,7 +170,7 @@ class PoolingJob(ABC):
         field: str,
     ) -> None:
         self.service, self.body, self.model, self.prompts = service, body, model, prompts
-        self.name = service.name_of(model, name)
+        self.name = model.name_for(name)
         self.generation = Generation(
             service,
             model,

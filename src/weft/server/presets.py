@@ -28,8 +28,8 @@ from weft.server.protocol import Int
 from weft.text.chat import ChatMessage
 
 if TYPE_CHECKING:
-    from weft.text.chat_request import TemplateSandbox
     from weft.text.dialect import Dialect
+    from weft.text.template_sandbox import TemplateSandbox
 
 SAMPLING_NAMES = {
     "temperature": "temperature",

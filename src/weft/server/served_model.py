@@ -1,6 +1,6 @@
 """The text side of a model: its tokenizer, chat template, sampling defaults, pictures, and its name in requests.
 
-    messages --write_chat--> text --encode_chat--> Prompt
+    messages --write_chat--> text --encode_chat--> Prompt          both: render
     directory, flags --load_served_model--> ServedModel
 
 A ``ServedModel`` is a value. One under the name of an adapter or of a created name is a copy with that name
@@ -27,20 +27,13 @@ from weft.server.presets import Preset
 from weft.server.protocol import key_of_request, note_ignored
 from weft.server.tokenize_budget import TokenizeBudget
 from weft.text.chat import read_chat_template
-from weft.text.chat_request import (
-    ChatRequest,
-    ConversationFields,
-    KnownPrefix,
-    Prompt,
-    TemplateSandbox,
-    encode_prompt,
-    read_chat,
-    show_pictures,
-)
+from weft.text.chat_request import ChatRequest, ConversationFields, read_chat
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, ControlTokens, control_texts
 from weft.text.decisions import DecisionSettings, read_decision_settings
 from weft.text.dialect import Dialect, answer_markers, call_format
 from weft.text.pooling import PooledPrompt, Pooler
+from weft.text.prompt import KnownPrefix, Prompt, encode_prompt, show_pictures
+from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt
 from weft.text.text_parts import next_cut
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
@@ -82,6 +75,10 @@ class ServedModel:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    def name_for(self, requested: str | None) -> str:
+        """Return the value of ``model`` in a response: the name that the request used, if it is one of its own."""
+        return requested if requested is not None and requested in self.names else self.name
 
     def reads(self, variable: str) -> bool:
         """Return whether the chat template reads ``variable``."""
@@ -187,6 +184,27 @@ class ServedModel:
         if self.pictures is not None and request.pictures:
             prompt = show_pictures(prompt, await self.pictures.read(request.pictures), self.pictures.tokens)
         return request, prompt
+
+    async def render(
+        self,
+        conversation: ConversationFields,
+        *,
+        field: str = "messages",
+        cut_to: int | None = None,
+        add_special_tokens: bool = False,
+        known: KnownPrefix | None = None,
+        with_places: bool = False,
+        begins: bool = True,
+    ) -> tuple[ChatRequest, Prompt]:
+        """Return the checked conversation and its prompt in tokens. ``field``: of the request, for a text that is far
+        too long; with ``cut_to`` such a text is cut to an end of at least so many tokens instead. ``known`` as in
+        ``encode_prompt``; the rest as in ``write_chat``. Raise RequestError, ContextLengthError."""
+        request, prompt = await self.write_chat(conversation, with_places=with_places, begins=begins)
+        if cut_to is None:
+            await self.check_text(prompt.text, param=field)
+        elif not prompt.pictures:
+            prompt = prompt.last(await self.part_for_cut(prompt.text, cut_to, at_start=False))
+        return request, await self.encode_chat(prompt, add_special_tokens=add_special_tokens, known=known)
 
 
 def _cut_before(text: str, place: int) -> int:

@@ -24,7 +24,7 @@ from weft.server.access_log import log_request
 from weft.server.batches.files import open_file_store
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge, SharedCounts, Tally
-from weft.server.metrics import EngineReport, FleetReport, Metrics, ModelMetrics
+from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.models import ANY_NAME, HostedModel, ListedModel, Models
 from weft.server.presets import Preset, Presets
 from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, key_of_request
@@ -123,10 +123,6 @@ class Service:
 
     async def _pinned(self, model: HostedModel) -> Sequence[NamedPrefix]:
         return () if self.pinned is None else await self.pinned(model)
-
-    def metrics_of(self, model: ServedModel) -> ModelMetrics:
-        """Return the metrics under the name of the model itself, not of an adapter."""
-        return self.metrics.of(model.base)
 
     def request_ended(self, trace: RequestTrace, ignored: list[str]) -> None:
         """Log, count and trace a request."""
@@ -251,10 +247,6 @@ class Service:
         """Return the engines as ``Models.fleet_of``, where requests are taken. Raise EngineUnavailableError too."""
         self.check_open()
         return self.models.fleet_of(name)
-
-    def name_of(self, model: ServedModel, asked: str | None) -> str:
-        """Return the value of ``model`` in a response: the name that the request used, if it is one of its own."""
-        return asked if asked in model.names and asked is not None else model.name
 
     def fleet_reports(self) -> list[FleetReport]:
         """Return a report of each model, for /metrics."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,41 +44,44 @@ class Sealer:
 
     def __init__(self, secret: bytes) -> None:
         try:
-            from cryptography.hazmat.primitives.ciphers import algorithms
+            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         except ImportError:
             raise ConfigError(
                 f"{FLAG} needs the package cryptography: pip install 'weft[encryption]'", param=FLAG
             ) from None
-        self._records = algorithms.AES(_derived(secret, b"weft-store-recs"))
-        self._digests = algorithms.AES(_derived(secret, b"weft-store-rows"))
+        records = algorithms.AES(_derived(secret, b"weft-store-recs"))
+        self._gcm: Callable[..., Any] = lambda nonce, tag=None: Cipher(records, modes.GCM(nonce, tag))
+        # ECB: each block by itself, a permutation of 16 bytes that only the key has
+        self._digests: Any = Cipher(algorithms.AES(_derived(secret, b"weft-store-rows")), modes.ECB())
         self.key_id = _derived(secret, b"weft-store-keyid")[:8].hex()
         """Name of the key, which says nothing of it."""
 
-    def seal(self, content: bytes | memoryview, row: Mapping[str, Any], kind: bytes) -> bytes:
+    def seal(self, content: bytes | memoryview, row: Mapping[str, Any], kind: bytes) -> memoryview:
         """Return ``content`` sealed. ``row``: of its record; ``kind``: payload or tokens."""
-        from cryptography.hazmat.primitives.ciphers import Cipher, modes
-
         if not len(content):
-            return b""
+            return memoryview(b"")
         nonce = os.urandom(NONCE_BYTES)
-        cipher = Cipher(self._records, modes.GCM(nonce)).encryptor()
+        cipher = self._gcm(nonce).encryptor()
         cipher.authenticate_additional_data(_meaning(row, kind))
-        view = memoryview(content)
-        pieces = [cipher.update(view[at : at + PIECE_BYTES]) for at in range(0, len(view), PIECE_BYTES)]
-        return b"".join([nonce, *pieces, cipher.finalize(), cipher.tag])
+        view, sealed = memoryview(content), memoryview(bytearray(sealed_size(len(content))))
+        for at in range(0, len(view), PIECE_BYTES):
+            piece = view[at : at + PIECE_BYTES]  # the cipher wants room for a block more: that of the tag
+            cipher.update_into(piece, sealed[NONCE_BYTES + at : NONCE_BYTES + at + len(piece) + TAG_BYTES])
+        cipher.finalize()
+        sealed[:NONCE_BYTES], sealed[-TAG_BYTES:] = nonce, cipher.tag
+        return sealed
 
     def open(self, sealed: memoryview, into: memoryview, row: Mapping[str, Any] | np.void, kind: bytes) -> bool:
         """Fill ``into`` and return True; False where this key did not seal ``sealed`` for ``row``. Then ``into`` has no
         meaning."""
         from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers import Cipher, modes
 
         if len(sealed) != sealed_size(len(into)):
             return False
         if not len(into):
             return True
         nonce, tag = bytes(sealed[:NONCE_BYTES]), bytes(sealed[-TAG_BYTES:])
-        cipher = Cipher(self._records, modes.GCM(nonce, tag)).decryptor()
+        cipher = self._gcm(nonce, tag).decryptor()
         cipher.authenticate_additional_data(_meaning(row, kind))
         body = sealed[NONCE_BYTES:-TAG_BYTES]
         for at in range(0, len(body), PIECE_BYTES):
@@ -92,18 +95,11 @@ class Sealer:
 
     def veiled(self, digests: bytes) -> bytes:
         """Return ``digests``, blocks of 16 bytes, as rows have them."""
-        return self._blocks(digests, veils=True)
+        return bytes(self._digests.encryptor().update(digests))
 
     def unveiled(self, digests: bytes) -> bytes:
         """Return ``digests`` of rows as they were before ``veiled``."""
-        return self._blocks(digests, veils=False)
-
-    def _blocks(self, digests: bytes, *, veils: bool) -> bytes:
-        from cryptography.hazmat.primitives.ciphers import Cipher, modes
-
-        cipher = Cipher(self._digests, modes.ECB())  # each block by itself: a permutation of 16 bytes that the key has
-        changed: bytes = (cipher.encryptor() if veils else cipher.decryptor()).update(digests)
-        return changed
+        return bytes(self._digests.decryptor().update(digests))
 
 
 PAYLOAD, TOKENS = b"payload", b"tokens"

@@ -259,7 +259,7 @@ class WriteThread:
     def _write_record(self, record: RecordWrite) -> None:
         stored = record.payload
         if self._sealer is not None:
-            stored = memoryview(self._sealer.seal(record.payload, record.row, PAYLOAD))
+            stored = self._sealer.seal(record.payload, record.row, PAYLOAD)
         self._checksums[record.number] = payload_checksum(stored)
         for at in range(0, len(stored), PIECE_BYTES):
             piece = stored[at : at + PIECE_BYTES]

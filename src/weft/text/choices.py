@@ -156,9 +156,19 @@ class TextDecoder(Protocol):
 
 class IncrementalDetokenizer:
     """A detokenizer of one sequence. ``context``: the prompt's last ids, so that an answer that continues a word is not
-    decoded as the start of a text; only the last few are used, and they are never emitted."""
+    decoded as the start of a text; only the last few are used, and they are never emitted. They are decoded with the
+    first new ids, not here: a request is prepared before its answer is read."""
 
-    __slots__ = ("_decoder", "_joins_bytes", "_piece_start", "_shown_chars", "_shown_tokens", "_skip", "_window")
+    __slots__ = (
+        "_context",
+        "_decoder",
+        "_joins_bytes",
+        "_piece_start",
+        "_shown_chars",
+        "_shown_tokens",
+        "_skip",
+        "_window",
+    )
 
     def __init__(self, decoder: TextDecoder, *, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> None:
         self._decoder = decoder
@@ -169,11 +179,13 @@ class IncrementalDetokenizer:
         self._shown_chars = 0
         self._piece_start = 0
         """Index in the window at which the last emitted piece began."""
-        if context:
-            self._restart(list(context[-SHOWN_TOKENS_MAX:]))
+        self._context = list(context[-SHOWN_TOKENS_MAX:])
 
     def push(self, ids: Sequence[int]) -> str:
         """Add new ids, and return the text that they complete; empty while a character is incomplete."""
+        if self._context:
+            self._restart(self._context)
+            self._context = []
         if len(ids) > 1 and self._joins_bytes:
             together = self._pushed_together(ids)
             if together is not None:

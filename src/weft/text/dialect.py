@@ -33,6 +33,7 @@ import msgspec
 from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text import channels
+from weft.text.chat_request import ChatRequest
 from weft.text.grammars import NO_FORCING, behind_reasoning, bounded_reasoning
 from weft.text.reasoning import FORMATS, ReasoningFormat, ReasoningSplitter, begins_inside, reasoning_format
 from weft.text.tokenizer import Tokenizer
@@ -399,6 +400,19 @@ class Dialect:
             return False
         markers = self.channels.markers if self.channels is not None else (self.reasoning.start, self.reasoning.end)
         return all(self._tokenizer.added_id(marker) is not None for marker in markers)
+
+    def plan_of(self, request: ChatRequest, prompt: str, grammar: Grammar | None) -> AnswerPlan:
+        """Return ``plan`` of a checked request. ``prompt`` is its rendered text, ``grammar`` the structured output that
+        it asks for. Raise RequestError."""
+        return self.plan(
+            prompt,
+            tools=request.tools,
+            choice=request.choice,
+            several_calls=request.several_calls,
+            grammar=grammar,
+            continued=request.continued,
+            budget=request.thinking_token_budget,
+        )
 
     def plan(
         self,

@@ -21,11 +21,11 @@ from weft.errors import RequestError
 from weft.images.picture import Picture
 from weft.text import control_tokens
 from weft.text.chat import ChatMessage, ChatTemplate
-from weft.text.chat_request import Prompt, encode_prompt
 from weft.text.control_tokens import NO_CONTROL, ControlTokens, TokenFinder, control_texts
 from weft.text.dialect import answer_markers
 from weft.text.pictures import with_pictures
 from weft.text.pooling import Pooler
+from weft.text.prompt import Prompt, encode_prompt
 from weft.text.quoted_text import MARKS
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.text_parts import PART_CHARS

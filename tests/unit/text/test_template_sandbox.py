@@ -19,7 +19,7 @@ import pytest
 from tests.server.test_tools import TEMPLATES
 from weft.errors import CheckpointError, ConfigError, RequestError
 from weft.text.chat import ChatMessage, ChatTemplate, check_syntax
-from weft.text.chat_request import TemplateSandbox
+from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt, chat_prompt
 
 PLAIN = (
@@ -158,7 +158,7 @@ def test_a_rendering_beyond_a_limit_is_a_clear_error_and_the_next_one_works(cont
 def test_a_template_that_cannot_be_compiled_is_a_clear_error_in_time(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.text.chat_request._START_WITHIN_S", 1.0)
+    monkeypatch.setattr("weft.text.template_sandbox._START_WITHIN_S", 1.0)
     began_s = time.monotonic()
     with contextlib.suppress(CheckpointError, RequestError), sandbox(source) as template:
         write(template, "hi")

@@ -22,7 +22,7 @@ from weft.default_sampling import OLLAMA_SAMPLING
 from weft.errors import ConfigError, RequestError, WeftError
 from weft.info import ModelInfo
 from weft.server.errors import bug
-from weft.server.generation import ChatTurn, Generation, PreparedTurn, check_context, prepare_turn
+from weft.server.generation import ChatTurn, Generation, PreparedTurn, prepare_turn
 from weft.server.models import HostedModel, KeepAlive, ListedModel
 from weft.server.ollama.protocol import (
     UNSERVED_IN_OLLAMA,
@@ -41,11 +41,13 @@ from weft.server.protocol import grammar_of, note_ignored, sampling_params
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sse import Way
+from weft.server.truncation import check_context
 from weft.text.chat import ChatMessage
-from weft.text.chat_request import ConversationFields, Prompt
+from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
 from weft.text.pictures import PicturePart
+from weft.text.prompt import Prompt
 from weft.text.tokenizer import banned_sequences
 from weft.units import parse_duration
 
@@ -249,7 +251,7 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
         cache_salt=body.cache_salt or "",
         answer_field="options.num_predict",
     )
-    return OllamaJob(RawTurn(model, service.name_of(model, fields.model), generation), chat=False, shows_thinking=False)
+    return OllamaJob(RawTurn(model, model.name_for(fields.model), generation), chat=False, shows_thinking=False)
 
 
 def keep_alive_of(given: str | float | None, model: HostedModel) -> KeepAlive:

@@ -42,7 +42,7 @@ from weft.server.sessions.routes import DeletedSession, ForkBody, SessionBody, S
 from weft.server.sessions.slots import ACTIONS, SlotAnswer, SlotBody, SlotCard
 from weft.server.sse import EVENTS, JSON_LINES, PAGE_DEFAULT, PAGE_MAX
 from weft.server.weights import IsPausedAnswer, PauseBody, PausedAnswer, ResetAnswer, UpdateAnswer, UpdateWeightsBody
-from weft.text.chat_request import PictureSpan
+from weft.text.prompt import PictureSpan
 
 Access = Literal["open", "client", "operator"]
 """Kinds of keys that open an endpoint, if the server has keys."""

@@ -103,10 +103,8 @@ class ResponseHandlers:
         items = await self._items(request, body, history, new_response_id())
         whole = [*history.items, *items]
         fields = await read_apart(len(whole), conversation, body, whole)
-        _, prompt = await model.write_chat(fields, with_places=False)
-        await model.check_text(prompt.text, param="input")
-        encoded = await model.encode_chat(prompt, add_special_tokens=False, known=history.known)
-        return json_response({"object": "response.input_tokens", "input_tokens": len(encoded.tokens)})
+        _, prompt = await model.render(fields, field="input", known=history.known)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
     async def retrieve_response(self, request: Request) -> Response:
         response_id, owner = request.path_params["response_id"], owner_of(request)

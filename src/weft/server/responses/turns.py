@@ -26,7 +26,8 @@ from weft.server.responses.store import StoredResponse
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.text.chat import common_length
-from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, text_digest
+from weft.text.chat_request import ConversationFields
+from weft.text.prompt import KnownPrefix, Prompt, text_digest
 
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens"}
 _FORMATS = ("text", "json_object", "json_schema")

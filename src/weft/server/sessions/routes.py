@@ -45,7 +45,7 @@ from weft.server.sessions.continuing import identity_of, session_store
 from weft.server.sessions.store import SessionStore
 from weft.server.sse import json_response, owner_of, page_of, read_raw, salt_of, unless_gone
 from weft.text.chat import ChatMessage
-from weft.text.chat_request import KnownPrefix, Prompt
+from weft.text.prompt import KnownPrefix, Prompt
 
 SWEEP_EVERY_S = 5.0
 _log = logging.getLogger("weft.server")
@@ -274,11 +274,9 @@ async def _prompt_of(session: StoredSession, model: ServedModel) -> Prompt:
     be, SessionConflictError where they are others now."""
     if not session.keys:
         return Prompt(tokens_of(session))
-    conversation = conversation_of(session)
-    _, prompt = await model.write_chat(conversation, with_places=False)
-    encoded = await model.encode_chat(prompt, add_special_tokens=False)
-    check_pictures(session, encoded)
-    return Prompt(encoded.tokens, pictures=encoded.pictures)
+    _, prompt = await model.render(conversation_of(session))
+    check_pictures(session, prompt)
+    return Prompt(prompt.tokens, pictures=prompt.pictures)
 
 
 def shown(session: StoredSession, states: Sequence[PinState] = (), computed: int | None = None) -> SessionObject:
@@ -373,12 +371,9 @@ class SessionHandlers:
             chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=False,
         )
-        _, prompt = await model.write_chat(chat_conversation(chat), with_places=False)
-        await model.check_text(prompt.text, param="messages")
-        encoded = await model.encode_chat(
-            prompt, add_special_tokens=False, known=await self._known(request, body.name, model)
-        )
-        return conversation_content(encoded, prompt.text, body.messages, body.tools, body.chat_template_kwargs)
+        known = await self._known(request, body.name, model)
+        _, prompt = await model.render(chat_conversation(chat), known=known)
+        return conversation_content(prompt, body.messages, body.tools, body.chat_template_kwargs)
 
     async def _known(self, request: Request, name: str, model: ServedModel) -> KnownPrefix | None:
         """Return the tokens that the session had so far: a longer one goes on from them."""

@@ -1,0 +1,86 @@
+"""Prompts beyond a length: cut where the request asks for it, refused where a name or an option bounds them.
+
+    truncate_prompt_tokens --tokens_after_cut--> how much of a long text has to be tokenized
+                           --truncated---------> the prompt in tokens, cut
+    num_ctx                --check_context-----> ContextLengthError
+
+``num_ctx`` is that of a created name, or of Ollama's options.
+"""
+
+from __future__ import annotations
+
+from weft.errors import ContextLengthError, RequestError
+from weft.server.protocol import SamplingFields
+from weft.server.served_model import ServedModel
+from weft.text.prompt import Prompt
+
+TO_THE_CONTEXT = -1
+
+
+def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) -> None:
+    """Raise ContextLengthError for a prompt that is not below the context of a created name or ``asked``:
+    options.num_ctx of the request, which replaces that of a created name."""
+    limit = asked if asked is not None or model.preset is None else model.preset.context_max
+    if limit is not None and len(prompt.tokens) >= limit:
+        where = f"the name {model.name} has" if asked is None else "options.num_ctx is"
+        raise ContextLengthError(
+            f"the maximum context length is {limit} tokens; the prompt has {len(prompt.tokens)} tokens and {where} "
+            f"{'num_ctx ' if asked is None else ''}{limit}; this server drops no part of a prompt: raise num_ctx or "
+            "leave it out",
+            param="options.num_ctx",
+            tokens=len(prompt.tokens),
+            limit=limit,
+        )
+
+
+def tokens_after_cut(model: ServedModel, body: SamplingFields, *, is_chat: bool) -> int | None:
+    """Return the most tokens that ``truncate_prompt_tokens`` leaves; None without one. Raise RequestError that names
+    the field."""
+    count = body.truncate_prompt_tokens
+    if count is None:
+        return None
+    if count != TO_THE_CONTEXT and count < 1:
+        raise RequestError(
+            f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for the room of the context",
+            param="truncate_prompt_tokens",
+        )
+    if is_chat and body.truncation_side == "right":
+        raise RequestError(
+            "truncation_side right belongs to /v1/completions: the answer of a chat begins where the prompt ends",
+            param="truncation_side",
+        )
+    longest = model.info.sizes.max_model_len
+    return longest if count == TO_THE_CONTEXT else min(count, longest)
+
+
+def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
+    """Return ``prompt``, cut if the request asks for it: on the left, or for completions also on the right. Cache
+    positions move with the cut. It has no text then: ``echo`` decodes its tokens. ``answer_tokens``: room that -1
+    leaves for the answer."""
+    limit = body.truncate_prompt_tokens
+    if limit is None:
+        return prompt
+    if limit == TO_THE_CONTEXT:
+        limit = max(context_tokens - answer_tokens, 1)
+    excess = len(prompt.tokens) - limit
+    if excess <= 0:
+        return prompt
+    if prompt.pictures:
+        raise RequestError(
+            f"truncate_prompt_tokens would cut {excess} tokens of a conversation with pictures, which is not supported",
+            param="truncate_prompt_tokens",
+            code="unsupported_parameter",
+        )
+    if body.truncation_side == "right":
+        return Prompt(
+            prompt.tokens[:limit],
+            None,
+            [at for at in prompt.boundaries if at <= limit],
+            [at for at in prompt.marks if at <= limit],
+        )
+    return Prompt(
+        prompt.tokens[excess:],
+        None,
+        [at - excess for at in prompt.boundaries if at > excess],
+        [at - excess for at in prompt.marks if at > excess],
+    )
