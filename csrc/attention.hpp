@@ -22,7 +22,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kItemRows = 32;
+constexpr int64_t kItemRows = 48;  // blocks of 8, and of 6
 constexpr int kMaxDim = 512;
 static_assert(kSharedStep % kTilePages == 0);
 constexpr int64_t kPartPages = 32;  // 512 tokens
@@ -110,11 +110,12 @@ void attend_pages(const AttentionArgs& args, const Item& item, const ItemRows& o
   for (; page < end; page += kTilePages) {
     const int64_t pages = end - page < kTilePages ? end - page : kTilePages, after = end - page - pages;
     if (after > 0) prefetch_pages<KV>(args, context, page + pages, after < kTilePages ? after : kTilePages);
-    for (int64_t first = first_row; first < first_row + rows; first += kBlockRows) {
+    constexpr int kMost = kBlockRows<DOTS>;
+    for (int64_t first = first_row; first < first_row + rows; first += kMost) {
       const int64_t left = first_row + rows - first;
-      const int block = static_cast<int>(left < kBlockRows ? left : kBlockRows);
-      const float* q[kBlockRows];
-      float* into[kBlockRows];
+      const int block = static_cast<int>(left < kMost ? left : kMost);
+      const float* q[kMost];
+      float* into[kMost];
       for (int r = 0; r < block; ++r) {
         q[r] = of.q + (first + r) * args.dim;
         into[r] = of.acc + (first + r) * args.dim;

@@ -4,7 +4,8 @@
 //   online softmax                      (Milakov and Gimelshein, 2018)
 //   acc[row][D] += p . V                a line of V holds 16 channels of 1, 2 or 4 tokens
 //
-// A block is 8, 4 or fewer rows. Its scores stay in registers while each line is used for all of them.
+// A block is 8, 4 or fewer rows. Its scores stay in registers while each line is used for all of them. With DOTS it is up
+// to 6 rows and four lines, which are 24 sums in registers and fewer loads than products.
 //
 // A token that a row may not see is replaced: its score by -inf. V of unwritten tokens is replaced by 0, because 0 x
 // NaN is NaN (law L6). A page id of PAD inside a context is skipped: its tokens are not seen and nothing is read (law
@@ -23,9 +24,9 @@ namespace {
 constexpr int kTilePages = 4;
 constexpr int kTileTokens = kTilePages * kPageTokens;
 #if defined(__AVX512F__)
-constexpr int kBlockRows = 8;
+constexpr int kSumRows = 8;
 #else
-constexpr int kBlockRows = 4;  // the sums of more do not stay in registers
+constexpr int kSumRows = 4;  // the sums of more do not stay in registers
 #endif
 
 // One KV head of one sequence: its page table and its number of tokens.
@@ -70,139 +71,230 @@ WEFT_INLINE void add_values(const KV* v, const float* const* p, int written, int
   }
 }
 
-#ifdef WEFT_DOT_TABLE
-// The same with pairs of bf16: q and p hold pairs too.
-template <int ROWS>
-__attribute__((target("avx512bf16"))) void score_page_dots(const bf16* k, const float* const* q, int64_t dim,
-                                                           f32x16* scores) {
-  __m512 acc[ROWS];
-  for (int r = 0; r < ROWS; ++r) acc[r] = _mm512_setzero_ps();
-  for (int64_t d = 0; d < dim / 2; ++d) {
-    const __m512bh line = (__m512bh)_mm512_loadu_si512(k + 2 * d * kPageTokens);
-    for (int r = 0; r < ROWS; ++r) acc[r] = _mm512_dpbf16_ps(acc[r], line, (__m512bh)_mm512_set1_ps(q[r][d]));
+// The softmax weights of a row; returns their sum.
+WEFT_INLINE float weigh(const f32x16* scores, int64_t pages, float shift, float* weights) {
+  f32x16 total = splat(0);
+  for (int64_t i = 0; i < pages; ++i) {
+    const f32x16 weight = exp(scores[i] - shift);
+    store(weights + i * kPageTokens, weight);
+    total += weight;
   }
-  for (int r = 0; r < ROWS; ++r) scores[r] = (f32x16)acc[r];
+  return sum(total);
 }
 
-template <int ROWS>
-__attribute__((target("avx512bf16"))) void add_values_dots(const bf16* v, const float* const* p, int written,
-                                                           int64_t dim, float* const* acc) {
-  for (int64_t d = 0; d < dim; d += 16) {
-    __m512 sums[ROWS];
-    for (int r = 0; r < ROWS; ++r) sums[r] = _mm512_loadu_ps(acc[r] + d);
-    for (int t = 0; t < written; t += 2) {
-      __m512i line = _mm512_loadu_si512(v + t * dim + d * 2);
-      if (t + 1 >= written) line = _mm512_and_si512(line, _mm512_set1_epi32(0xFFFF));
-      for (int r = 0; r < ROWS; ++r)
-        sums[r] = _mm512_dpbf16_ps(sums[r], (__m512bh)line, (__m512bh)_mm512_set1_ps(p[r][t / 2]));
+#ifdef WEFT_DOT_TABLE
+#define WEFT_DOTS __attribute__((target("avx512bf16")))
+
+// The same with pairs of bf16, which q holds too, of PAGES pages at once: a pair of q meets a line of each page. Scores of
+// a row are kTilePages apart.
+template <int ROWS, int PAGES>
+WEFT_DOTS void score_pages_dots(const bf16* const* keys, const float* const* q, int64_t dim, f32x16* scores) {
+  __m512 acc[ROWS][PAGES] = {};
+  for (int64_t pair = 0; pair < dim / 2; ++pair) {
+    __m512i lines[PAGES];
+    for (int i = 0; i < PAGES; ++i) lines[i] = _mm512_loadu_si512(keys[i] + pair * 2 * kPageTokens);
+    for (int r = 0; r < ROWS; ++r) {
+      const __m512bh both = (__m512bh)_mm512_set1_ps(q[r][pair]);
+      for (int i = 0; i < PAGES; ++i) acc[r][i] = _mm512_dpbf16_ps(acc[r][i], (__m512bh)lines[i], both);
     }
-    for (int r = 0; r < ROWS; ++r) _mm512_storeu_ps(acc[r] + d, sums[r]);
   }
+  for (int r = 0; r < ROWS; ++r)
+    for (int i = 0; i < PAGES; ++i) scores[r * kTilePages + i] = (f32x16)acc[r][i];
+}
+
+// The same rounded to bf16.
+WEFT_DOTS float weigh_dots(const f32x16* scores, int64_t pages, float shift, bf16* weights) {
+  f32x16 total = splat(0);
+  for (int64_t i = 0; i < pages; ++i) {
+    // No weight is a denormal number, which this instruction would take for 0.
+    const __m256i rounded_weight = (__m256i)_mm512_cvtneps_pbh((__m512)exp(scores[i] - shift));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i * kPageTokens), rounded_weight);
+    total += (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded_weight), 16);
+  }
+  return sum(total);
+}
+
+// acc[row][channels from d on] += p[row][tokens of the pages] . V, 16 LINES channels at once; returns the next channel.
+// ``values``: null for a page that is skipped; ``weights``: bf16, from the start of each row.
+template <int ROWS, int LINES>
+WEFT_DOTS int64_t add_values_dots(const bf16* const* values, const int* written, int64_t pages,
+                                  const float (*weights)[kTileTokens], int64_t d, int64_t dim, float* const* acc) {
+  for (; d + 16 * LINES <= dim; d += 16 * LINES) {
+    __m512 sums[ROWS][LINES];
+    for (int r = 0; r < ROWS; ++r)
+      for (int l = 0; l < LINES; ++l) sums[r][l] = _mm512_loadu_ps(acc[r] + d + 16 * l);
+    for (int64_t i = 0; i < pages; ++i) {
+      if (!values[i]) continue;
+      const bf16* v = values[i] + d * 2;
+      for (int t = 0; t < written[i]; t += 2, v += dim * 2) {
+        __m512i lines[LINES];
+        for (int l = 0; l < LINES; ++l) lines[l] = _mm512_loadu_si512(v + l * 32);
+        if (t + 1 >= written[i])
+          for (int l = 0; l < LINES; ++l) lines[l] = _mm512_and_si512(lines[l], _mm512_set1_epi32(0xFFFF));
+        for (int r = 0; r < ROWS; ++r) {
+          const __m512bh both = (__m512bh)_mm512_set1_ps(weights[r][i * (kPageTokens / 2) + t / 2]);
+          for (int l = 0; l < LINES; ++l) sums[r][l] = _mm512_dpbf16_ps(sums[r][l], (__m512bh)lines[l], both);
+        }
+      }
+    }
+    for (int r = 0; r < ROWS; ++r)
+      for (int l = 0; l < LINES; ++l) _mm512_storeu_ps(acc[r] + d + 16 * l, sums[r][l]);
+  }
+  return d;
 }
 #endif
+
+// The pages of a tile: a KV head's part of each, null for one that is skipped, and the tokens in it.
+template <class KV>
+struct TilePages {
+  int64_t count;
+  const KV *keys[kTilePages], *values[kTilePages];
+  int written[kTilePages];
+  bool all;  // the tile is complete, and no page is skipped
+};
+
+template <class KV>
+WEFT_INLINE TilePages<KV> tile_pages(const AttentionArgs& args, const Context& context, int64_t page, int64_t pages) {
+  TilePages<KV> tile;
+  tile.count = pages;
+  tile.all = pages == kTilePages;
+  for (int64_t i = 0; i < pages; ++i) {
+    const int64_t id = context.pages[page + i], head = context.kv_head * args.dim * kPageTokens;
+    const int64_t left = context.tokens - (page + i) * kPageTokens;
+    tile.written[i] = left < kPageTokens ? static_cast<int>(left) : kPageTokens;
+    tile.keys[i] = id == kPad ? nullptr : static_cast<const KV*>(args.k) + id * args.k_page + head;
+    tile.values[i] = id == kPad ? nullptr : static_cast<const KV*>(args.v) + id * args.v_page + head;
+    if (id == kPad) tile.all = false;
+  }
+  return tile;
+}
+
+// The scales of a page's tokens, 0 for unwritten tokens. Part 0 is K's, part 1 is V's.
+WEFT_INLINE f32x16 token_scales(const AttentionArgs& args, const Context& context, int64_t page, int part) {
+  const bf16* from = static_cast<const bf16*>(args.scales.data) + context.pages[page] * args.scales.page +
+                     part * args.scales.part + context.kv_head * kPageTokens;
+  return select(lane_numbers<i32x16>() < static_cast<int32_t>(context.tokens - page * kPageTokens), load(from),
+                splat(0));
+}
+
+// The products of ROWS rows with the keys of a tile. Those of a skipped page stay as they are.
+template <class KV, int ROWS, bool DOTS>
+WEFT_INLINE void score_tile(const AttentionArgs& args, const Context& context, int64_t page, const TilePages<KV>& tile,
+                            const float* const* q, f32x16 (*scores)[kTilePages]) {
+#ifdef WEFT_DOT_TABLE
+  if constexpr (DOTS) {
+    if (tile.all) return score_pages_dots<ROWS, kTilePages>(tile.keys, q, args.dim, scores[0]);
+    for (int64_t i = 0; i < tile.count; ++i)
+      if (tile.keys[i]) score_pages_dots<ROWS, 1>(tile.keys + i, q, args.dim, scores[0] + i);
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < tile.count; ++i) {
+    if (!tile.keys[i]) continue;
+    f32x16 products[ROWS];
+    score_page<KV, ROWS>(tile.keys[i], q, args.dim, products);
+    const f32x16 scales = kScaled<KV> ? token_scales(args, context, page + i, 0) : splat(1);
+    for (int r = 0; r < ROWS; ++r) scores[r][i] = kScaled<KV> ? products[r] * scales : products[r];
+  }
+}
+
+// Adds the values of a tile by their weights, which are bf16 with DOTS.
+template <class KV, int ROWS, bool DOTS>
+WEFT_INLINE void add_tile(const AttentionArgs& args, const Context& context, int64_t page, const TilePages<KV>& tile,
+                          float (*weights)[kTileTokens], float* const* acc) {
+#ifdef WEFT_DOT_TABLE
+  if constexpr (DOTS) {
+    const int64_t d = add_values_dots<ROWS, 4>(tile.values, tile.written, tile.count, weights, 0, args.dim, acc);
+    add_values_dots<ROWS, 1>(tile.values, tile.written, tile.count, weights, d, args.dim, acc);
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < tile.count; ++i) {
+    if (!tile.values[i]) continue;
+    const float* p[ROWS];
+    for (int r = 0; r < ROWS; ++r) p[r] = weights[r] + i * kPageTokens;
+    if constexpr (kScaled<KV>) {
+      const f32x16 scales = token_scales(args, context, page + i, 1);
+      for (int r = 0; r < ROWS; ++r) store(weights[r] + i * kPageTokens, load(weights[r] + i * kPageTokens) * scales);
+    }
+    add_values<KV, ROWS>(tile.values[i], p, tile.written[i], args.dim, acc);
+  }
+}
 
 // One block of rows over one tile of pages; row r sees positions [limits[r] - window, limits[r]).
 template <class KV, int ROWS, bool DOTS>
 void attend_tile(const AttentionArgs& args, const Context& context, int64_t page, int64_t pages, const float* const* q,
                  const int64_t* limits, float* const* acc, RowState* states) {
-  f32x16 scores[ROWS][kTilePages];
-  const KV* k = static_cast<const KV*>(args.k);
-  const KV* v = static_cast<const KV*>(args.v);
-  const int64_t block = args.dim * kPageTokens;
+  const f32x16 unseen = splat(-__builtin_inff());
   const i32x16 lane = lane_numbers<i32x16>();
-  const int32_t* page_ids = context.pages + page;
-  // The scales of a page's tokens, 0 for unwritten tokens. Part 0 is K's, part 1 is V's.
-  const auto token_scales = [&](int64_t i, int part) {
-    const bf16* from = static_cast<const bf16*>(args.scales.data) + page_ids[i] * args.scales.page +
-                       part * args.scales.part + context.kv_head * kPageTokens;
-    return select(lane < static_cast<int32_t>(context.tokens - (page + i) * kPageTokens), load(from), splat(0));
-  };
-  for (int64_t i = 0; i < pages; ++i) {
-    if (page_ids[i] == kPad) {
-      for (int r = 0; r < ROWS; ++r) scores[r][i] = splat(-__builtin_inff());
-      continue;
-    }
-    f32x16 products[ROWS];
-    const KV* keys = k + page_ids[i] * args.k_page + context.kv_head * block;
-#ifdef WEFT_DOT_TABLE
-    if constexpr (DOTS) score_page_dots<ROWS>(keys, q, args.dim, products);
-    else
-#endif
-      score_page<KV, ROWS>(keys, q, args.dim, products);
-    if constexpr (kScaled<KV>) {
-      const f32x16 scales = token_scales(i, 0);
-      for (int r = 0; r < ROWS; ++r) products[r] *= scales;
-    }
-    const int64_t begin = (page + i) * kPageTokens;
-    for (int r = 0; r < ROWS; ++r) {
-      const int64_t seen = limits[r] - begin;  // tokens of this page that the row sees
-      scores[r][i] = seen >= kPageTokens ? products[r] * args.scale
-                                         : select(lane < static_cast<int32_t>(seen < 0 ? 0 : seen),
-                                                  products[r] * args.scale, splat(-__builtin_inff()));
-      const int64_t before = args.window ? seen - args.window : 0;  // tokens of this page before the window
-      if (before > 0)
-        scores[r][i] = select(lane < static_cast<int32_t>(before < kPageTokens ? before : kPageTokens),
-                              splat(-__builtin_inff()), scores[r][i]);
-    }
-  }
+  const TilePages<KV> tile = tile_pages<KV>(args, context, page, pages);
+  f32x16 scores[ROWS][kTilePages];
+  score_tile<KV, ROWS, DOTS>(args, context, page, tile, q, scores);
   alignas(64) float weights[ROWS][kTileTokens];  // with DOTS bf16, from the start of each row
-  const float* p[ROWS];
   for (int r = 0; r < ROWS; ++r) {
-    f32x16 tops = scores[r][0];
-    for (int64_t i = 1; i < pages; ++i) tops = max(tops, scores[r][i]);
+    f32x16 tops = unseen;
+    for (int64_t i = 0; i < pages; ++i) {
+      const int64_t seen = limits[r] - (page + i) * kPageTokens;    // tokens of this page that the row sees
+      const int64_t before = args.window ? seen - args.window : 0;  // tokens of this page before the window
+      f32x16& score = scores[r][i];
+      if (!tile.keys[i]) {
+        score = unseen;
+        continue;
+      }
+      score *= args.scale;
+      if (seen < kPageTokens) score = select(lane < static_cast<int32_t>(seen < 0 ? 0 : seen), score, unseen);
+      if (before > 0)
+        score = select(lane < static_cast<int32_t>(before < kPageTokens ? before : kPageTokens), unseen, score);
+      tops = max(tops, score);
+    }
     const float before = states[r].most;
     float most = largest(tops);
     if (before > most) most = before;
     const float shift = most == -__builtin_inff() ? 0.0f : most;  // nothing seen yet: all weights become 0
-    f32x16 total = splat(0);
-    for (int64_t i = 0; i < pages; ++i) {
-      f32x16 weight = exp(scores[r][i] - shift);
-      if constexpr (DOTS) {
-        weight = rounded<bf16>(weight);
-        store(reinterpret_cast<bf16*>(weights[r]) + i * kPageTokens, weight);
-      } else {
-        store(weights[r] + i * kPageTokens, weight);
-      }
-      total += weight;
+    float total;
+#ifdef WEFT_DOT_TABLE
+    if constexpr (DOTS) total = weigh_dots(scores[r], pages, shift, reinterpret_cast<bf16*>(weights[r]));
+    else
+#endif
+      total = weigh(scores[r], pages, shift, weights[r]);
+    states[r].most = most;
+    if (before == shift) {  // nearly always: the largest score came before, and nothing decays
+      states[r].total += total;
+      continue;
     }
     const float decay = before == -__builtin_inff() ? 0.0f : exp(splat(before - shift))[0];
-    states[r].total = states[r].total * decay + sum(total);
-    states[r].most = most;
+    states[r].total = states[r].total * decay + total;
     if (decay != 1.0f)
       for (int64_t d = 0; d < args.dim; d += 16) store(acc[r] + d, load(acc[r] + d) * decay);
   }
-  for (int64_t i = 0; i < pages; ++i) {
-    if (page_ids[i] == kPad) continue;
-    if constexpr (kScaled<KV>) {
-      const f32x16 scales = token_scales(i, 1);
-      for (int r = 0; r < ROWS; ++r) store(weights[r] + i * kPageTokens, load(weights[r] + i * kPageTokens) * scales);
-    }
-    const int64_t left = context.tokens - (page + i) * kPageTokens;
-    const int written = left < kPageTokens ? static_cast<int>(left) : kPageTokens;
-    const KV* values = v + page_ids[i] * args.v_page + context.kv_head * block;
-    for (int r = 0; r < ROWS; ++r) p[r] = weights[r] + i * (DOTS ? kPageTokens / 2 : kPageTokens);
-#ifdef WEFT_DOT_TABLE
-    if constexpr (DOTS) add_values_dots<ROWS>(values, p, written, args.dim, acc);
-    else
-#endif
-      add_values<KV, ROWS>(values, p, written, args.dim, acc);
-  }
+  add_tile<KV, ROWS, DOTS>(args, context, page, tile, weights, acc);
 }
 
-// Up to kBlockRows rows. Blocks of 5 to 7 rows are split into 4 and the rest.
+// Rows of a block, at most.
+template <bool DOTS>
+constexpr int kBlockRows = DOTS ? 6 : kSumRows;
+
+// ``rows`` of a block; without DOTS blocks of 5 to 7 rows are split into 4 and the rest.
 template <class KV, bool DOTS>
 void attend_rows(const AttentionArgs& args, const Context& context, int rows, int64_t page, int64_t pages,
                  const float* const* q, const int64_t* limits, float* const* acc, RowState* states) {
-  if constexpr (kBlockRows == 8)
-    if (rows == 8) return attend_tile<KV, 8, DOTS>(args, context, page, pages, q, limits, acc, states);
+  const auto attend = [&](auto count) {
+    attend_tile<KV, decltype(count)::value, DOTS>(args, context, page, pages, q, limits, acc, states);
+  };
+  if constexpr (DOTS) {
+    if (rows == 6) return attend(std::integral_constant<int, 6>());
+    if (rows == 5) return attend(std::integral_constant<int, 5>());
+  } else if constexpr (kSumRows == 8) {
+    if (rows == 8) return attend(std::integral_constant<int, 8>());
+  }
   if (rows >= 4) {
-    attend_tile<KV, 4, DOTS>(args, context, page, pages, q, limits, acc, states);
+    attend(std::integral_constant<int, 4>());
     rows -= 4, q += 4, limits += 4, acc += 4, states += 4;
   }
   switch (rows) {
-    case 1: return attend_tile<KV, 1, DOTS>(args, context, page, pages, q, limits, acc, states);
-    case 2: return attend_tile<KV, 2, DOTS>(args, context, page, pages, q, limits, acc, states);
-    case 3: return attend_tile<KV, 3, DOTS>(args, context, page, pages, q, limits, acc, states);
+    case 1: return attend(std::integral_constant<int, 1>());
+    case 2: return attend(std::integral_constant<int, 2>());
+    case 3: return attend(std::integral_constant<int, 3>());
     default: return;
   }
 }

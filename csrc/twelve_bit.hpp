@@ -20,6 +20,7 @@
 //       item               4 tiles, for all blocks of a part of x; prefetches are as in tiles.hpp
 //       ahead              a unit of both tiles prefetches the next one into the L1 cache, and lines further on into
 //                          the L2 cache
+//       one block of x     neighbouring items are one stream
 //     more                 an item is unpacked into the L2 cache, and multiplied with up to 512 KB of x like plain tiles;
 //                          an item of W so wide that it leaves no room for x there: as above
 //
@@ -270,10 +271,15 @@ void twelve_bit_products_of(const LinearArgs& args) {
   const double nanoseconds =
       0.04 * static_cast<double>(bytes) + 0.0025 * static_cast<double>(kOutRows * width * args.rows);
   const auto last_of = [&](int64_t item) { return item + 1 < items ? (item + 1) * kOutTiles : tiles; };
-  if (count == 1)
-    return Pool::instance().for_each(items, nanoseconds, [&](int64_t item) {
-      twelve_bit_item<X>(args, item * kOutTiles, last_of(item), blocks, blocks + 1, nullptr);
+  if (count == 1) {
+    // Neighbouring items are one stream from memory, as each stream begins slowly: four for a thread.
+    const int64_t most = 4 * Pool::instance().threads(), streams = items < most ? items : most;
+    const double each = nanoseconds * static_cast<double>(items) / static_cast<double>(streams);
+    return Pool::instance().for_each(streams, each, [&](int64_t stream) {
+      const int64_t first = items * stream / streams, end = items * (stream + 1) / streams;
+      twelve_bit_item<X>(args, first * kOutTiles, last_of(end - 1), blocks, blocks + 1, nullptr);
     });
+  }
   // Parts of x that stay in the L2 cache, nearly of one size.
   const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTwelveBitRows,
                 together = 2 * fit > 8 ? 2 * fit : 8;

@@ -14,7 +14,7 @@ from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.weights import tiles as packing
 from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, TwelveBitWeight, in_best_tiles, rows_of, serves
 
-SHAPES = [(64, 64), (33, 256), (130, 224), (120, 224), (7, 1024), (256, 2048)]
+SHAPES = [(64, 64), (33, 256), (130, 224), (120, 224), (7, 1024), (256, 2048), (1072, 64)]
 ROWS = [*range(1, 15), 24, 25, 33, 100]
 
 
