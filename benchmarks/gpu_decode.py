@@ -353,6 +353,7 @@ def small_engine(
     *,
     mixed_tokens_max: int,
     one_width: bool = False,
+    adapts: bool = False,
     observer: Any = None,
 ) -> tuple[Any, Any, Any, str | None]:
     """Room for ``rows`` sequences of ``length`` tokens, and no more. ``one_width``: decodes of all rows are
@@ -377,6 +378,7 @@ def small_engine(
         device=device,
         capture=CudaCapture(device) if graphs else None,
         mixed_tokens_max=mixed_tokens_max,
+        adapters=adapts,
         observer=observer,
     )
     if executor.graphs is not None and one_width:

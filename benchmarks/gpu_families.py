@@ -192,6 +192,7 @@ def answers(name: str, model: Any, device: torch.device, graphs: bool, home: Pat
         graphs,
         False,
         mixed_tokens_max=64,
+        adapts=name == "adapters",
         observer=lambda plan, logits_XV: seen.append((plan, logits_XV.float().cpu().clone())),
     )
     seen: list[tuple[Any, torch.Tensor]] = []

@@ -337,12 +337,12 @@ def test_tokens_are_chosen_with_every_filter_and_with_logprobs_where_memory_is_m
 
 def test_graphs_are_budgeted_by_recording_two_of_them() -> None:
     reserve, _, pooled = measured(12, capture=True)
-    assert pooled.widths == [12, 12, 8, 1008, 1008, 1008]
+    assert pooled.widths == [12, 12, 8, 1024, 1024, 1008]
     decodes, mixed = 5300 + 4 * 300, 5300 + 15 * 300
     assert reserve.graph_bytes == decodes + mixed, "of 1, 2, 4, 8 and 12 decodes; of 16 sizes with prompts"
     assert reserve.total_bytes == reserve.step_bytes + reserve.graph_bytes
     with_drafts, _, _ = measured(12, capture=True, verify_runs=True)
-    assert with_drafts.graph_bytes == reserve.graph_bytes + 20 * 300, "ten sizes, and their states"
+    assert with_drafts.graph_bytes == reserve.graph_bytes + 38 * 300, "nineteen sizes, and their states"
 
 
 def test_steps_with_prompts_may_be_left_out_of_the_graphs() -> None:

@@ -150,6 +150,8 @@ class Card:
         self.computes = True
         """Without it work is asked for and does nothing: for a start that nobody looks at."""
         self.launches = self.replays = 0
+        self.launched: collections.Counter[str] = collections.Counter()
+        """Launches by kernel that no graph replays, and no recording asked for."""
         self.most_allocated: int | None = None
         """By torch, while the server serves: what the start counted."""
         self._copies: list[_HostCopy] = []

@@ -64,12 +64,7 @@ def quick_start(card: Card) -> Iterator[None]:
         return called
 
     with contextlib.ExitStack() as stack:
-        for owner, name in (
-            (reserve, "measure_reserve"),
-            (TorchExecutor, "record_graphs"),
-            (TorchExecutor, "_record_adapted"),
-            (TorchExecutor, "warm"),
-        ):
+        for owner, name in ((reserve, "measure_reserve"), (TorchExecutor, "record_graphs"), (TorchExecutor, "warm")):
             stack.enter_context(mock.patch.object(owner, name, asked_for(getattr(owner, name))))
         yield
 

@@ -56,6 +56,8 @@ def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, *
     if warmup:  # it is only compiled
         return
     one.launches += 1
+    if one.own_capture() is None:
+        one.launched[name] += 1
     tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, DeviceTensor)]
     allocations = [span for span in (value.storage.span for value in tensors) if span[0] < span[1]]
     values = [value.mem if isinstance(value, DeviceTensor) else value for value in args]

@@ -17,7 +17,7 @@ from weft.api import Engine
 from weft.engine.engine import EngineCore
 from weft.engine.sleeper import Sleeper
 from weft.request import Request
-from weft.runner.torch_executor import TorchExecutor
+from weft.runner.torch_executor import GRAPH, TorchExecutor
 
 PROMPTS = [[7, 9], [300, 20, 411, 5, 123], list(range(3, 22)), [11, 12, 13]]
 
@@ -56,27 +56,30 @@ def test_rows_of_adapters_replay_graphs_with_the_tokens_of_a_cpu(family: str, tm
         orders: list[list[Adapter | None]] = [[a, None, b, a], [b, b, None, a], [c, a, b, None]]
         want = [answers(engine._core, order, f"cpu{at}") for at, order in enumerate(orders)]
         plain = answers(engine._core, [None] * 4, "plain")
-    with emulated() as card, started(card, family, prefix_cache=False) as gpu:
+    with emulated() as card, started(card, family, prefix_cache=False, lora_memory="8MiB") as gpu:
         core, executor = gpu.core, cast(TorchExecutor, gpu.core.executor)
         recorded: list[object] = []
-        record = executor._record_adapted
-        executor._record_adapted = lambda: (recorded.append(card.replays), record())  # type: ignore[method-assign,assign]
-        card.serving = False  # the first adapter is there before the first request
+        assert executor.mixed_graphs is not None
+        record = executor.mixed_graphs.record_adapted
+        executor.mixed_graphs.record_adapted = lambda *all: (recorded.append(all), record(*all))  # type: ignore[method-assign,assign]
+        card.serving = False  # one of them is DoRA, which reads the weights
         for one in (a, b):
             core.adapters.load(one)
-        assert answers(core, orders[0], "gpu0") == want[0]
         card.begin_serving()
+        assert answers(core, orders[0], "gpu0") == want[0]
         replays = card.replays
         assert answers(core, orders[1], "gpu1") == want[1]
         assert card.replays >= replays + GREEDY.max_tokens - 1, "decodes with adapters replay graphs"
         core.adapters.load(c)  # while serving: its copies keep nobody waiting
         assert answers(core, orders[2], "gpu2") == want[2]
         assert answers(core, [None] * 4, "base") == plain != want[0]
-        assert len(recorded) == 1, "another adapter, and no other recording"
+        assert not recorded, "adapters come while it serves, and nothing is recorded"
         card.serving = False
         sleeper = Sleeper(core)
         sleeper.sleep(1)
         sleeper.wake_up()
         assert answers(core, orders[2], "woken") == want[2], "factors are read where they lie now"
         assert executor.batches.adapted_widths == executor.batches.decode_widths
+        assert executor.batches.adapted_shapes == executor.batches.mixed_shapes
+        assert {form for form, count in executor.steps_by_form.items() if count} == {GRAPH}, "prompts too"
     assert not card.reports, [str(report) for report in card.reports]

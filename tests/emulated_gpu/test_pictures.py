@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from tests.oracle.test_pictures import BIG, CLIP, seeing
 from weft.engine.engine import EngineCore
 from weft.engine.sleeper import Sleeper
 from weft.request import PlacedPicture, Request, SamplingParams
+from weft.runner.torch_executor import GRAPH, TorchExecutor
 
 STEPS = 6
 GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
@@ -57,6 +58,8 @@ def test_answers_about_pictures_are_those_of_transformers(name: str, way: str) -
         second = said(engine.core, prompts[::-1], "second")
         slept = after_sleep(engine.core, prompts, card) if way == "without graphs" else second[::-1]
         assert bool(card.replays) == (way != "without graphs")
+        forms = cast(TorchExecutor, engine.core.executor).steps_by_form
+        assert {form for form, count in forms.items() if count} == ({GRAPH} if card.replays else set())
     assert not card.reports, [str(report) for report in card.reports]
     assert first[:2] == [case.truth.tokens[:STEPS] for case in cases]
     assert second == first[::-1]

@@ -35,16 +35,16 @@ from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
 from weft.models.loading import load_model
 from weft.request import Request
-from weft.runner.mixed_graphs import VERIFY_LENGTHS, MixedGraphs, verify_shapes
-from weft.runner.torch_executor import TorchExecutor
+from weft.runner.mixed_graphs import MixedGraphs, verify_shapes
+from weft.runner.torch_executor import GRAPH, TorchExecutor
 from weft.speculation.drafter import SourceName
 from weft.speculation.speculator import Speculator
 
 PROMPTS = [[300, 20, 411, 5, 123], list(range(3, 43)), [7]][: 3 if ALL else 2]
 LONGER = structs.replace(GREEDY, max_tokens=12 if ALL else 7)
 SHORTER = structs.replace(GREEDY, max_tokens=5)
-RECORDINGS_MAX = 20
-"""Of verify runs and of their states, that a start makes."""
+RECORDINGS_MAX = 22
+"""Of verify runs without prompts and of their states, that a start makes."""
 
 
 def graphs_of(engine: Started) -> MixedGraphs:
@@ -58,9 +58,9 @@ def counted(graphs: MixedGraphs) -> list[Any]:
     seen: list[Any] = []
     replay = graphs.replay_states
 
-    def counting(shape: Any, *rest: Any) -> None:
-        seen.append(shape)
-        replay(shape, *rest)
+    def counting(block: Any, *rest: Any) -> None:
+        seen.append(block)
+        replay(block, *rest)
 
     graphs.replay_states = counting  # type: ignore[method-assign]
     return seen
@@ -74,8 +74,10 @@ def served(card: Card, family: str, kind: Kind, **more: Any) -> tuple[list[list[
         seen = []
         if "cuda_graphs" not in more:
             seen = counted(graphs_of(engine))
-            lengths = {shape.verify_tokens for shape in graphs_of(engine).recorded_shapes}
-            assert lengths == {0, *VERIFY_LENGTHS}, "some are refused"
+            graphs = graphs_of(engine)
+            assert set(graphs.recorded_shapes) == {shape for shape in graphs.shapes if shape.forward}, (
+                "some are refused"
+            )
         made = answers(engine.core, PROMPTS, LONGER)
     assert drafter.drafted
     return made, seen
@@ -106,6 +108,35 @@ def test_verify_runs_are_replayed_with_the_tokens_of_transformers(family: str, k
     with emulated() as card:
         eager, _ = served(card, family, kind, cuda_graphs="decodes")
     assert made == eager
+
+
+@pytest.mark.parametrize("family", sample(["qwen3_5", "bamba"], 1))
+def test_prompts_and_verify_runs_are_one_graph_with_the_tokens_of_transformers(family: str) -> None:
+    """Each prompt comes while the others verify drafts."""
+    prompts = [[300, 20, 411, 5, 123], list(range(3, 43)), [7, 9, 11]]
+    checkpoint(family)
+    said = {at: said_by_transformers(family, prompt, LONGER.max_tokens) for at, prompt in enumerate(prompts)}
+    tokens: dict[str, list[int]] = {}
+    with (
+        emulated() as card,
+        started(
+            card, family, drafter=AnswerDrafter("perfect", said, 512, most=2), speculate="auto", overlap="off"
+        ) as engine,
+    ):
+        core, seen = engine.core, counted(graphs_of(engine))
+        left = list(enumerate(prompts))
+        while left or core.has_work:
+            if left:
+                at, prompt = left.pop(0)
+                core.submit(Request(request_id=f"{at}", prompt_tokens=prompt, sampling=LONGER))
+            for event in core.step():
+                tokens.setdefault(event.request_id, []).extend(event.tokens)
+            assert core.failure is None, core.failure
+        forms = cast(TorchExecutor, core.executor).steps_by_form
+        assert any(block.shape.prompts for block in seen), "no prompt came while drafts were verified"
+        assert {form for form, count in forms.items() if count} == {GRAPH}
+        assert not card.reports, [str(report) for report in card.reports]
+    assert tokens == {str(at): one for at, one in said.items()}
 
 
 def test_a_start_records_no_more_verify_runs_than_it_says() -> None:

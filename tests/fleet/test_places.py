@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from weft.fleet.places import (
     core_numbers,
     divide_cores,
     divide_machine,
+    driver_gpus,
     start_at_once,
     usable_core_numbers,
     visible_gpus,
@@ -59,14 +62,34 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         divide_machine(EngineConfig(device="cuda:1"), 2)
 
 
-def test_without_a_list_the_gpus_are_the_devices_in_the_order_of_their_numbers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
+class Driver:
+    """CUDA's, as far as it is asked. ``error``: of ``cuInit``."""
+
+    def __init__(self, count: int, error: int = 0) -> None:
+        self._count, self._error = count, error
+
+    def cuInit(self, flags: int) -> int:
+        return self._error
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self._count
+        return 0
+
+
+def test_without_a_list_the_gpus_are_those_that_the_driver_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with the machine's cards 2 and 3 has /dev/nvidia2 and /dev/nvidia3, which CUDA calls 0 and 1. WSL
+    has none of these files."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("weft.fleet.places.Path", lambda name: tmp_path if name == "/dev" else Path(name))
-    assert visible_gpus() == ["0", "2", "10"]
+    monkeypatch.setattr("weft.fleet.places.Path", None)  # no file is looked at
+    for driver, gpus in ((Driver(2), ["0", "1"]), (Driver(2, error=100), [])):
+        driver_gpus.cache_clear()
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, driver=driver: driver)
+        assert visible_gpus() == gpus
+    driver_gpus.cache_clear()
+    monkeypatch.undo()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == [], "a machine without a driver"
+    driver_gpus.cache_clear()
 
 
 def test_engines_with_cores_of_their_own_start_at_once() -> None:

@@ -6,10 +6,15 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +24,16 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.ranks.engines import CONFIG, GREEDY, Story, engine, prompt, run
 from weft.assemble import ranks as ranks_of_engine
 from weft.assemble.ranks import StartedRanks, start_ranks
-from weft.assemble.room import ArenaRoom
+from weft.assemble.room import ArenaRoom, measured_gpu_room
 from weft.assemble.weights import WeightsSource
 from weft.config import EngineConfig
 from weft.errors import ConfigError, RankLostError
 from weft.ranks.messages import RankLaunch
 from weft.ranks.peers import Peer, Peers
+from weft.runner import reserve
+from weft.tensor import device
 from weft.tensor.collectives import GroupCollectives
+from weft.tensor.device import DeviceTimeoutError, wait_for, watch_while_waiting
 
 CPU = torch.device("cpu")
 ONE = {"a": (prompt(30, 1), GREEDY)}
@@ -72,7 +80,7 @@ def test_other_weights_on_a_rank_are_refused(two: Peers, monkeypatch: pytest.Mon
     monkeypatch.setattr(Peers, "launch", lambda peers, config, _, **more: launch(peers, config, [own, other], **more))
     ranks, loaded = _loaded(two, EngineConfig(model=str(own), tp=2, threads=1), own)
     with pytest.raises(ConfigError, match=r"rank 1 differs from rank 0 in weights [0-9a-f]{12}, rank 0 has"):
-        ranks.common_room(ArenaRoom(1 << 20, 1 << 20, ""), loaded)
+        ranks.await_loaded(loaded)
     two.free()
 
 
@@ -104,7 +112,7 @@ def test_another_dtype_version_or_form_on_a_rank_is_refused(
     monkeypatch.setattr(ranks_of_engine, "settings_of", of_rank_0)
     ranks, loaded = _loaded(two, EngineConfig(model=str(own), tp=2, threads=1), own)
     with pytest.raises(ConfigError, match=f"rank 1 differs from rank 0 in .*{said}"):
-        ranks.common_room(ArenaRoom(1 << 20, 1 << 20, ""), loaded)
+        ranks.await_loaded(loaded)
     two.free()
 
 
@@ -127,7 +135,8 @@ def test_too_little_memory_on_one_rank_is_said(two: Peers) -> None:
     own = checkpoint("lfm2")
     config = EngineConfig(model=str(own), tp=2, threads=1, max_model_len=512)
     ranks, loaded = _loaded(two, config, own)
-    ranks.common_room(ArenaRoom(1 << 20, 1 << 20, ""), loaded)
+    ranks.await_loaded(loaded)
+    ranks.common_room(ArenaRoom(1 << 20, 1 << 20, ""))
     arena = plan_arena(loaded.spec, 8 << 30)
     pid = two.ranks[0].process.pid
     resource.prlimit(pid, resource.RLIMIT_AS, (4 << 30, resource.RLIM_INFINITY))
@@ -140,3 +149,79 @@ def test_too_little_memory_on_one_rank_is_said(two: Peers) -> None:
 def test_config_of_these_tests_has_a_bound() -> None:
     """A rank that hangs in another test ends it."""
     assert CONFIG.rank_timeout <= 30
+
+
+STUCK = """
+import time, sys
+from weft.assemble.rank_process import main
+main(int(sys.argv[1]), lambda launch, connection: time.sleep(10_000))
+"""
+
+
+def test_a_rank_inside_of_a_collective_that_never_ends_ends_with_rank_0() -> None:
+    """On a GPU it asks nobody: a kernel of NCCL spins."""
+    own, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", STUCK, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    connection: Connection[Any, Any] = Connection(os.dup(own.fileno()))
+    connection.send("a launch")
+    connection.close()
+    own.close()
+    assert process.wait(60.0) == 0
+
+
+class Unconnected:
+    """A group of NCCL whose other rank is gone: its first collective connects, without a deadline."""
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+    def allgather(self, outputs: object, inputs: object) -> None:
+        threading.Event().wait()
+
+
+def test_a_group_of_nccl_that_does_not_connect_is_an_error() -> None:
+    group: Any = Unconnected()
+    with pytest.raises(RuntimeError, match=r"a rank did not connect in 0\.1 s"):
+        GroupCollectives(group, CPU).connect(0.1)
+
+
+def test_a_wait_for_the_device_ends_with_a_rank_that_ended() -> None:
+    """A recorded collective of a rank that is gone never ends, and NCCL's own watch does not see it."""
+    peers = Peers(2, 30.0)
+    asked: list[bool] = []
+
+    class Never:
+        def query(self) -> bool:
+            if not asked:
+                peers.ranks[0].process.kill()
+            asked.append(True)
+            return False
+
+    peers.end_watch = watch_while_waiting(peers.check_alive)
+    with pytest.raises(RankLostError, match=r"^rank 1 was ended by signal 9$"):
+        wait_for(Never())
+    peers.close()
+    with pytest.raises(DeviceTimeoutError):  # the control: nobody watches any more
+        wait_for(Never(), deadline_s=0.5)
+
+
+def test_a_step_that_does_not_fit_on_one_of_several_ranks_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are inside of a collective: a shorter step would gather other sizes than theirs."""
+    measured: list[object] = []
+
+    def measure(*_: object, **sizes: object) -> None:
+        measured.append(sizes["step_tokens"])
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(reserve, "measure_reserve", measure)
+    monkeypatch.setattr(reserve, "CudaMeter", lambda device: None)
+    monkeypatch.setattr(device, "free_bytes", lambda _: 5 << 30)
+    loaded: Any = SimpleNamespace(model=None, weights_bytes=1 << 30)
+    spec: Any = SimpleNamespace(max_positions=4096)
+    with pytest.raises(RankLostError, match=r"a step of 8192 tokens .* lower --max-num-batched-tokens"):
+        measured_gpu_room(EngineConfig(tp=2), loaded, spec, "float32", torch.device("cuda"), None, lambda line: None)
+    assert measured == [8192]

@@ -30,6 +30,7 @@ from weft.cli.top import read_metrics
 from weft.config import EngineConfig
 from weft.models.hub import resolve_model
 from weft.planning.residency import Resident
+from weft.server import sources
 from weft.server.config import ServerConfig
 from weft.server.launch import EXIT_OK
 from weft.server.models import ListedModel
@@ -441,6 +442,38 @@ def test_tokenizers_are_read_before_anything_is_served(tmp_path: Path) -> None:
         OnDemandModel(sources[0], Resident("a", 1, None), Mock()).info, sources[0].server, sources[0].tokenizers
     )
     assert served.tokenizer is known
+
+
+def test_the_share_of_a_model_on_a_gpu_has_room_for_its_matrices_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a CPU keeps bfloat16 in 12 bits: planned by the CPU's features, a GPU's share was a quarter too small."""
+    settings = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 4096,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    monkeypatch.setattr(sources, "cpu_name_and_flags", lambda: ("", frozenset({"avx512f"})))
+    needs = {}
+    for device, gpus in (("cpu", ["0"]), ("auto", []), ("auto", ["0"]), ("cuda", ["0"])):
+        monkeypatch.setattr(sources, "visible_gpus", lambda gpus=gpus: gpus)
+        need = sources._need("m", tmp_path, EngineConfig(device=device), 1)
+        needs[device, len(gpus)] = need.all_weights_bytes
+    assert needs["cpu", 1] == needs["auto", 0] < 0.8 * needs["cuda", 1]
+    assert needs["auto", 1] == needs["cuda", 1]
 
 
 def test_the_sampling_of_a_model_is_known_before_its_first_load(tmp_path: Path) -> None:

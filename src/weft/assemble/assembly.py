@@ -39,6 +39,7 @@ from weft.adapters import Adapter, named_paths, read_adapter
 from weft.assemble.identity import engine_identity
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.room import (
+    adapter_bytes,
     cache_dtypes,
     check_memory,
     measured_gpu_room,
@@ -170,7 +171,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         overlap=overlap,
         max_step_s=max_step_s(config, device),
         pair_tokens=2 * cost.quadratic,
-        adapters=_adapter_pool(config, placed.executor),
+        adapters=_adapter_pool(config, placed.executor, device),
         encoder=placed.executor.pictures,
         pictures_bytes=placed.pictures_bytes,
         step_costs=step_costs,
@@ -178,6 +179,8 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     )
     core.weights = WeightsState(digest=source.digest())
     core.source = source
+    if placed.own.graphs is not None:
+        core.counters.steps_by_form = placed.own.steps_by_form.copy
     notes += load_adapters(core, adapters, refused_adapters, config, tell)
     core.on_close.append(loaded_lock.close)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
@@ -315,7 +318,14 @@ def _refuse(name: str, error: UserError, refused: dict[str, str], config: Engine
     refused[name] = why
 
 
-def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:
+def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor, device: torch.device) -> AdapterPool:
+    """Return the adapters of an engine: none on a GPU whose start reserved no memory and recorded no graph for them."""
+    if device.type == "cuda" and not adapter_bytes(config):
+        return AdapterPool(
+            None,
+            refusal="this engine reserved no memory of its GPU for adapters: start it with --lora NAME=path, or set "
+            "limits.lora_memory",
+        )
     return AdapterPool(
         executor, budget_bytes=parse_bytes(config.lora_memory, flag="limits.lora_memory"), rank_max=config.max_lora_rank
     )
@@ -376,6 +386,8 @@ def _place(
     loaded = source.load(device, group, tell)
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
     capture = choose_capture(config, device, group)
+    if ranks is not None:
+        ranks.await_loaded(loaded)
     room = (
         measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell)
         if device.type == "cuda"
@@ -383,7 +395,7 @@ def _place(
     )
     room = within_share(config, room, loaded.weights_bytes)
     if ranks is not None:
-        room = ranks.common_room(room, loaded)
+        room = ranks.common_room(room)
     arena, pictures_bytes, memory_note = plan_memory(
         config, spec, kv_dtype, room, device, sees=loaded.model.vision is not None
     )
@@ -402,6 +414,7 @@ def _place(
         capture=capture,
         mixed_tokens_max=mixed_tokens_max(config),
         verify_runs=records_verify_runs(config),
+        adapters=adapter_bytes(config) > 0,
         on_worker=overlaps(config, device),
         sampler=Sampler if ranks is None else ranks.sampler,
     )

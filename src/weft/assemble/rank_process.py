@@ -17,7 +17,10 @@ the same decodes by the identity of its arrays (``runner.decodes``), which pickl
 from __future__ import annotations
 
 import os
+import select
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -29,7 +32,14 @@ import numpy as np
 
 from weft.assemble import assembly
 from weft.assemble.ranks import group_of, identity_of, identity_with, meet, settings_of
-from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room, records_verify_runs
+from weft.assemble.room import (
+    adapter_bytes,
+    cache_dtypes,
+    measured_gpu_room,
+    mixed_tokens_max,
+    ram_room,
+    records_verify_runs,
+)
 from weft.assemble.weights import WeightsSource
 from weft.errors import ConfigError, UserError
 from weft.logs import set_up_child_logging
@@ -42,6 +52,8 @@ if TYPE_CHECKING:
     from weft.runner.torch_executor import TorchExecutor
 
 _NEW_EACH_STEP = ("tokens", "starts")
+_GRACE_S = 0.5
+"""Seconds for an end in good order, once rank 0 is gone."""
 
 
 def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) -> None:
@@ -59,17 +71,14 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
     loaded = source.load(device, group)
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
     capture = assembly.choose_capture(config, device, group)
+    identity = identity_with(identity_of(launch.directory, settings_of(config)), loaded)
+    connection.send(messages.RankLoaded(identity, loaded.spec, loaded.weights_bytes, loaded.read_bytes))
     room = (
         ram_room(config, spec, kv_dtype)
         if device.type == "cpu"
         else measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, lambda line: None)
     )
-    identity = identity_with(identity_of(launch.directory, settings_of(config)), loaded)
-    connection.send(
-        messages.RankLoaded(
-            identity, loaded.spec, loaded.weights_bytes, loaded.read_bytes, room.most_bytes, room.usual_bytes
-        )
-    )
+    connection.send(messages.RankRoom(room.most_bytes, room.usual_bytes))
     layout = connection.recv()
     if isinstance(layout, messages.RankClose):
         connection.send(messages.RankReady(0))
@@ -92,6 +101,7 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
             capture=capture,
             mixed_tokens_max=mixed_tokens_max(config),
             verify_runs=records_verify_runs(config),
+            adapters=adapter_bytes(config) > 0,
             on_worker=False,
             sampler=partial(FollowingSampler, leader),
         )
@@ -172,6 +182,7 @@ def with_known_arrays(plan: StepPlan, before: StepPlan | None) -> StepPlan:
 
 def main(descriptor: int, serve: Callable[[messages.RankLaunch, Connection[Any, Any]], None] = serve_launch) -> int:
     set_up_child_logging("rank")
+    threading.Thread(target=_end_with_rank_0, args=(descriptor,), daemon=True).start()
     connection: Connection[Any, Any] = Connection(descriptor)
     while True:
         try:
@@ -192,6 +203,15 @@ def main(descriptor: int, serve: Callable[[messages.RankLaunch, Connection[Any, 
                 messages.RankFailed(text, traceback=traceback.format_exc(), lost_others=_is_of_collectives(error)),
             )
             return 1
+
+
+def _end_with_rank_0(descriptor: int) -> None:
+    """End this process soon after rank 0 is gone. A collective on a GPU never ends then."""
+    gone = select.poll()
+    gone.register(descriptor, select.POLLHUP | select.POLLRDHUP)
+    gone.poll()
+    time.sleep(_GRACE_S)
+    os._exit(0)
 
 
 def _is_of_collectives(error: BaseException) -> bool:

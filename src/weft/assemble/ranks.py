@@ -45,13 +45,16 @@ class StartedRanks:
     borrowed: bool = False
     """The processes outlive this engine."""
 
-    def common_room(self, own: ArenaRoom, loaded: LoadedModel) -> ArenaRoom:
-        """Wait for the weights of all ranks and return the room that all of them have. Raises ConfigError if a rank
-        differs.
+    def await_loaded(self, loaded: LoadedModel) -> None:
+        """Wait for the weights of all ranks: collectives follow, and would not end for a rank that failed. Raises
+        ConfigError if a rank differs.
         """
+        self.peers.loaded(identity_with(self.identity, loaded))
+
+    def common_room(self, own: ArenaRoom) -> ArenaRoom:
+        """Return the room that all ranks have."""
         most, usual, why = own.most_bytes, own.usual_bytes, own.why
-        identity = identity_with(self.identity, loaded)
-        for rank, answer in enumerate(self.peers.loaded(identity), 1):
+        for rank, answer in enumerate(self.peers.rooms(), 1):
             if answer.room_bytes < most:
                 most, why = answer.room_bytes, f"rank {rank} has room for {format_bytes(answer.room_bytes)}."
             usual = min(usual, answer.usual_bytes)
@@ -94,11 +97,14 @@ def start_ranks(
     divide, before any process is started.
     """
     from weft.ranks.peers import Peers
+    from weft.tensor.device import watch_while_waiting
 
     check_divides(config, directory)
     tell(f"ranks: starting {config.tp - 1} in addition to this process")
     started = peers or Peers(config.tp, config.rank_timeout)
     shares_choice = sends_choices(config, device)
+    started.end_watch()
+    started.end_watch = watch_while_waiting(started.check_alive)
     try:
         folder = started.launch(config, directory, shares_choice=shares_choice)
         group = group_of(config, 0, meet(config, folder, 0, device))

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.config import STEP_TOKENS_GPU, EngineConfig
-from weft.errors import ConfigError
+from weft.errors import ConfigError, RankLostError
 from weft.families import read_spec
 from weft.files import read_json
 from weft.host import free_ram_bytes, memory_share_bytes
-from weft.memory.frames.plan import WORKSPACE_SHARE, ArenaPlan, default_memory_bytes, fit_sizes, plan_arena
+from weft.memory.frames.plan import WORKSPACE_SHARE, ArenaPlan, default_memory_bytes, fit_sizes, memory_for, plan_arena
 from weft.spec import ITEM_BYTES, KV_DTYPES, CacheDTypeName, ModelSpec, with_cache_dtypes
 from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
 
@@ -69,8 +69,9 @@ class ArenaRoom:
 
 
 def adapter_bytes(config: EngineConfig) -> int:
-    """Return the bytes of the budget of adapters, 0 without adapters at start."""
-    return parse_bytes(config.lora_memory, flag="limits.lora_memory") if config.lora else 0
+    """Return the bytes of the budget of adapters, 0 if neither --lora nor ``limits.lora_memory`` asks for some."""
+    adapts = config.lora or config.lora_memory != EngineConfig().lora_memory
+    return parse_bytes(config.lora_memory, flag="limits.lora_memory") if adapts else 0
 
 
 def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> ArenaRoom:
@@ -115,10 +116,9 @@ def measured_gpu_room(
     """
     from weft.runner.arena import MOVES_ROOM_BYTES
     from weft.runner.reserve import CudaMeter, measure_reserve
-    from weft.runner.transfers import ROOMS_BYTES
     from weft.tensor.device import free_bytes
 
-    rooms_bytes = MOVES_ROOM_BYTES + (ROOMS_BYTES if config.moves_records else 0)
+    rooms_bytes = MOVES_ROOM_BYTES + _store_rooms_bytes(config, spec, kv_dtype)
     tokens = max(config.max_num_batched_tokens or STEP_TOKENS_GPU, STEP_TOKENS_LEAST)  # as by ``fit_sizes``
     measure = partial(
         measure_reserve,
@@ -130,7 +130,7 @@ def measured_gpu_room(
         meter=CudaMeter(device),
         mixed_tokens_max=mixed_tokens_max(config),
         verify_runs=records_verify_runs(config),
-        adapters=bool(config.lora),
+        adapters=adapter_bytes(config) > 0,
         model_len=min(config.max_model_len or spec.max_positions, spec.max_positions),
         tell=tell,
     )
@@ -138,6 +138,14 @@ def measured_gpu_room(
     reserve = _reserve(config, partial(measure, step_tokens=tokens), capture)
     if reserve is None:
         free = free_bytes(device)
+        if config.tp > 1:
+            # The other ranks are inside of a collective: no shorter step can be tried.
+            raise RankLostError(
+                f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the memory of this "
+                f"rank's GPU, of which {format_bytes(free)} are free after the weights: lower --max-num-batched-tokens "
+                "or --max-num-seqs",
+                param="--max-num-batched-tokens",
+            )
         raise ConfigError(
             f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the "
             f"{format_bytes(free)} of the GPU that are free after the weights. "
@@ -187,12 +195,12 @@ def _ways_out(
     config: EngineConfig, reserve: Reserve, free: int, measure: Callable[..., Reserve], tokens: int, weights_bytes: int
 ) -> str:
     """Return which flags to lower, and by how much, when ``reserve`` leaves nothing of ``free``."""
-    from weft.runner.transfers import ROOMS_BYTES
+    from weft.runner.arena import MOVES_ROOM_BYTES
 
     lacking = reserve.total_bytes - free
     parts = {
         "debug.cuda_graphs off": reserve.graph_bytes,
-        "no --store": ROOMS_BYTES if config.moves_records else 0,
+        "no --store": reserve.transfer_bytes - MOVES_ROOM_BYTES,
         "no --lora": reserve.adapter_bytes,
     }
     ways = [f"{flag} frees {format_bytes(size)}" for flag, size in parts.items() if size > lacking]
@@ -202,6 +210,17 @@ def _ways_out(
     beside_graphs = _fitting(config, measure, tokens, free - reserve.graph_bytes)
     without = None if beside_graphs else _fitting(config, measure, tokens, free)
     return beside_graphs or (f"debug.cuda_graphs off with {without}" if without else _no_step(weights_bytes))
+
+
+def _store_rooms_bytes(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> int:
+    """Return the bytes of a store's rooms on the device, 0 without one."""
+    from weft.runner.transfers import rooms_bytes_for
+
+    if not config.moves_records:
+        return 0
+    arena = plan_arena(spec, memory_for(spec, kv_dtype, 1, 1)[0], kv_dtype=kv_dtype)
+    load_bytes, store_bytes = rooms_bytes_for(arena.slot_bytes, arena.page_bytes)
+    return load_bytes + 2 * store_bytes
 
 
 def _no_step(weights_bytes: int) -> str:

@@ -62,8 +62,8 @@ class AdapterStats(msgspec.Struct, frozen=True):
 
 
 class AdapterPool:
-    """``host``: None for an engine without adapters, which refuses every request for one. ``rank_max``: of
-    ``limits.max_lora_rank``. ``running``: digests that live sequences have."""
+    """``host``: None for an engine without adapters, which refuses every request for one by ``refusal``. ``rank_max``:
+    of ``limits.max_lora_rank``. ``running``: digests that live sequences have."""
 
     def __init__(
         self,
@@ -72,8 +72,10 @@ class AdapterPool:
         budget_bytes: int = 0,
         rank_max: int = 0,
         running: Callable[[], Collection[str]] = tuple,
+        refusal: str = "this engine serves no adapters",
     ) -> None:
         self._host = host
+        self._refusal = refusal
         self._budget_bytes = budget_bytes
         self._rank_max = rank_max
         self.running = running
@@ -115,7 +117,7 @@ class AdapterPool:
     def read(self, adapter: Adapter) -> ReadAdapter:
         """Read ``adapter``; in any thread. Raise CheckpointError, RequestError."""
         if self._host is None:
-            raise RequestError("this engine serves no adapters", param="model")
+            raise RequestError(self._refusal, param="model")
         if adapter.rank > self._rank_max:
             raise RequestError(
                 f"adapter {adapter.name} has rank {adapter.rank}; the limit is {self._rank_max} (limits.max_lora_rank)",

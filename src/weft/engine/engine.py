@@ -385,5 +385,6 @@ class EngineCore:
             pictures=self.pictures.stats(),
             costs=self.meter.cost(),
             ranks=self.counters.ranks(),
+            steps_by_form=self.counters.steps_by_form(),
             adapters=self.adapters.stats(),
         )

@@ -173,6 +173,8 @@ class EngineStats(StepCounts, kw_only=True):
     costs: StepCost | None = None
     """Fitted cost of steps, None until enough was measured."""
     ranks: RankStats = RankStats()
+    steps_by_form: dict[str, int] = {}
+    """Steps of a GPU: ``graph``, or the reason for which they were launched from Python; empty without graphs."""
     adapters: AdapterStats = AdapterStats()
     link: LinkStats | None = None
     """Counters of handoffs; None where there are none."""
@@ -182,10 +184,12 @@ class EngineStats(StepCounts, kw_only=True):
 
 class EngineCounters(StepCounts, kw_only=True):
     """Counters that an engine adds to. ``on_step`` listeners get each computed step and its seconds: measured, or
-    computed by ``priced_s``. ``ranks``: counters of the ranks, where there are several."""
+    computed by ``priced_s``. ``ranks``: counters of the ranks, where there are several. ``steps_by_form``: see
+    ``EngineStats``."""
 
     on_step: list[Callable[[StepPlan, float], None]] = []
     ranks: Callable[[], RankStats] = RankStats
+    steps_by_form: Callable[[], dict[str, int]] = dict
     priced_s: Callable[[StepPlan, float], float] | None = None
 
     def step(self, plan: StepPlan, seconds: float) -> None:

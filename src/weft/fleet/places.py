@@ -11,9 +11,10 @@ one GPU would measure its free memory against each other.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from weft.rpc.client import ANYWHERE, HostShare
 
 _NODES = Path("/sys/devices/system/node")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+DRIVER = "libcuda.so.1"
+"""CUDA's driver; on WSL too."""
 
 
 def divide_machine(config: EngineConfig, replicas: int, whole: HostShare = ANYWHERE) -> list[HostShare]:
@@ -112,5 +115,19 @@ def visible_gpus() -> list[str]:
     chosen = os.environ.get(_VISIBLE)
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip()]
-    devices = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
-    return sorted((match.group(1) for match in devices if match), key=int)
+    return [str(number) for number in range(driver_gpus())]
+
+
+@functools.cache
+def driver_gpus() -> int:
+    """Return the number of GPUs by CUDA's driver, 0 without one."""
+    # Not by /dev: the minor numbers there are those of the machine, and a container that was given its cards 2 and 3
+    # calls them 0 and 1. WSL has no such files.
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value

@@ -148,6 +148,12 @@ def _changed(one: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 Send = Callable[[npt.NDArray[np.int64]], torch.Tensor]
 
 
+def open_tables(model: CausalModel) -> None:
+    """Make the tables of all products, whichever an adapter changes, so that graphs are recorded once."""
+    for product in model.targets.products(Linear):
+        product.adapted.open(model.adapters, DTYPES[model.spec.dtype], model.embedding.device)
+
+
 def install(model: CausalModel, loaded: LoadedAdapter, send: Send = torch.from_numpy) -> None:
     """Install the adapter in ``model``. ``send``: copies numbers to the device of ``model``. A second call writes the
     present addresses of the factors.
@@ -156,9 +162,7 @@ def install(model: CausalModel, loaded: LoadedAdapter, send: Send = torch.from_n
     active.hold(digest)
     sent: Sequence[torch.Tensor | None] = [None] * len(loaded.products)
     if gpu.reaches(model.embedding.device):
-        # All products are opened, whichever this adapter changes: a graph is recorded once.
-        for product in model.targets.products(Linear):
-            product.adapted.open(active, DTYPES[model.spec.dtype], model.embedding.device)
+        open_tables(model)
         lines = [change.line() for _, change in loaded.products]
         width = max((len(line) for line in lines if line is not None), default=0)
         table = send(np.array([line or (0,) * width for line in lines], np.int64)) if width else None

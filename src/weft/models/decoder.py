@@ -132,7 +132,7 @@ class CausalModel:
         if self.adapted_table is not None:
             x_TD = self.adapted_table.added(inputs.tokens_T, x_TD)
         if inputs.embedded is not None:
-            x_TD = x_TD.index_copy(0, inputs.embedded.index_N, inputs.embedded.rows_ND)
+            x_TD = inputs.embedded.put(x_TD)
         return self._multiplied(x_TD)
 
     def _turned(self, inputs: StepInputs) -> Iterator[tuple[Rope, CosSin]]:

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from weft.adapters import Adapter
 from weft.engine.stats import Part
-from weft.errors import UserError, WeftError
+from weft.errors import RankLostError, UserError, WeftError
 from weft.models.adapters import LoadedAdapter
 from weft.ranks.messages import RankAdapter, RankDirectory, RankDone, RankPicture, RankSleep, RankWake, for_other_ranks
 from weft.ranks.peers import Peers
@@ -33,6 +33,7 @@ from weft.runner.pictures import PictureRows
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan, StepResult
 from weft.tensor.collectives import Collectives
+from weft.tensor.device import is_remote
 
 Result = TypeVar("Result")
 
@@ -80,7 +81,7 @@ class RankedExecutor:
         self.collectives = collectives
         self.pictures = None if own.pictures is None else RankedPictures(own.pictures, peers)
         self._borrowed = borrowed
-        self._closed = False
+        self._closed = self._lost = False
         self._begun: deque[StepPlan] = deque()
         """Plans of the steps in flight."""
         self._steps_begun = self.steps_computed = 0
@@ -157,7 +158,9 @@ class RankedExecutor:
         if not self._closed:
             self._closed = True
             self._part()
-        self.own.close()
+        # A collective that never ends holds the GPU until the process ends: to free its memory would take for ever.
+        if not (self._lost and is_remote(self.own.arena.device)):
+            self.own.close()
 
     def _part(self) -> None:
         if self._borrowed:
@@ -170,7 +173,9 @@ class RankedExecutor:
         """Return the result of ``compute``. Raises the reason that another rank gave if it ended ``compute``."""
         try:
             return compute()
-        except (WeftError, UserError):
+        except (WeftError, UserError) as error:
+            self._lost = isinstance(error, RankLostError)
             raise
         except RuntimeError as error:
+            self._lost = True
             raise self.peers.failure(error) from error

@@ -1,7 +1,7 @@
 """Messages between rank 0 and another rank: pickled values over a pair of sockets.
 
     rank 0    Launch ------------> Layout ---------> StepPlan, StepPlan, ...  Sleep  Wake  Close
-    rank r      Present, Loaded --------->  Ready                             Done   Done
+    rank r      Present, Loaded, Room --->  Ready                             Done   Done
                        Failed, at any time: why this rank ends
 
 Steps have no reply: the collectives of a step are the reply. Pickle is safe here: both ends are one program of one
@@ -44,14 +44,20 @@ class RankPresent:
 
 @dataclass(frozen=True, slots=True)
 class RankLoaded:
-    """The weights are loaded. ``identity``: facts that must be equal on all ranks, each as text. ``room_bytes``: the
-    largest arena that fits next to the weights; ``usual_bytes``: the arena without ``--memory``.
-    """
+    """The weights are loaded. ``identity``: facts that must be equal on all ranks, each as text."""
 
     identity: Mapping[str, str]
     spec: ModelSpec
     weights_bytes: int
     read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankRoom:
+    """The need of a step is measured, in which all ranks take part. ``room_bytes``: the largest arena that fits next
+    to the weights; ``usual_bytes``: the arena without ``--memory``.
+    """
+
     room_bytes: int
     usual_bytes: int
 

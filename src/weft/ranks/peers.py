@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from pathlib import Path
@@ -82,6 +82,8 @@ class Peer:
                     param="limits.rank_timeout",
                 )
             message = self.connection.recv()
+            if isinstance(message, messages.RankRoom) and kind is messages.RankReady:
+                message = self.connection.recv()  # of a start that rank 0 gave up before it asked
         except (EOFError, OSError) as error:
             raise RankLostError(f"rank {self.rank} {self.ending()}") from error
         if isinstance(message, messages.RankFailed):
@@ -118,6 +120,8 @@ class Peers:
         for peer in self.ranks:
             peer.limit_sends(timeout_s)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.end_watch: Callable[[], None] = lambda: None
+        """Ends the calls of ``check_alive`` while the device is waited for."""
 
     def launch(self, config: EngineConfig, directory: Path | Sequence[Path], *, shares_choice: bool) -> Path:
         """Let all ranks load ``directory`` (or one each); returns the folder where rank 0 meets them, once
@@ -146,6 +150,14 @@ class Peers:
                 said = "; ".join(f"{name} {answer.identity.get(name)}, rank 0 has {identity[name]}" for name in differ)
                 raise ConfigError(f"rank {peer.rank} differs from rank 0 in {said}", param="--tp")
         return answers
+
+    def rooms(self) -> list[messages.RankRoom]:
+        return [peer.answer(messages.RankRoom, START_TIMEOUT_S) for peer in self.ranks]
+
+    def check_alive(self) -> None:
+        """Raise RankLostError, or the error that it gave, if the process of a rank has ended."""
+        if any(peer.process.poll() is not None for peer in self.ranks):
+            raise self.failure(RuntimeError("one of them ended"))
 
     def lay_out(self, arena: ArenaPlan, sizes: Sizes) -> None:
         self.tell(messages.RankLayout(arena, sizes))
@@ -232,6 +244,7 @@ class Peers:
 
     def close(self) -> None:
         """End the processes. Idempotent."""
+        self.end_watch()
         for peer in self.ranks:
             with contextlib.suppress(OSError):
                 peer.connection.close()

@@ -16,15 +16,15 @@ order that the plan promises (L5, L6):
     runs       d0 d1 PAD PAD | p0 p1                 PAD row: slot PAD, start PAD, context 0, table all PAD
     tokens_T   d0 d1  0   0  | p0 p0 p0 p1 p1        its position is PAD: no read, no write (L4)
 
-A step of only decodes is padded to the next of ``decode_widths``, a step with prompts to the first of ``mixed_shapes``
-that holds it. PAD as a decode's token is the last token of its row, on the device: a step can be sent before the
-tokens of the previous step have arrived.
+A step of only decodes is padded to the next of ``decode_widths``, others to the first of ``mixed_shapes`` that holds
+them (``mixed_graphs`` has their PAD). PAD as a decode's token is the last token of its row, on the device: a step can
+be sent before the tokens of the previous step have arrived.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -35,7 +35,7 @@ from weft.request import Pooling
 from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyBlock, SteadyDecodes
 from weft.runner.graphs import BLOCK_FIELDS, DecodeBlock, known_tokens, stride_of
-from weft.runner.mixed_graphs import MixedBlock, MixedShape, fill_tables
+from weft.runner.mixed_graphs import MixedBlock, MixedShape, fill_tables, outside
 from weft.runner.pictures import PictureRows, padded
 from weft.runner.rows import Rows
 from weft.runner.sampler import Sampler, TokenChoice
@@ -82,7 +82,7 @@ class StepBatch:
     the plan, the row, and the position of the token to choose. A verify run has one for each of its tokens.
     On the device: ``sample_index_X``, the index in T of the token before it, None if these are the first X;
     ``sample_rows_X``, their rows, None in a steady step on a CPU. ``head_inputs``: for the model's own head,
-    where a graph computes the step.
+    where a graph computes the step. ``launched``: why no graph does (``mixed_graphs.outside``), empty if one does.
     """
 
     inputs: StepInputs | DecodeBlock | MixedBlock
@@ -94,6 +94,7 @@ class StepBatch:
     prompt_spans: tuple[PromptSpan, ...] = ()
     pooled_spans: tuple[PooledSpan, ...] = ()
     head_inputs: StepInputs | None = None
+    launched: str = ""
 
     def sampled_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the hidden states of the runs that sample [X, D], of the output of ``forward`` for ``inputs``."""
@@ -112,14 +113,22 @@ class StepBatch:
 @dataclass(frozen=True, slots=True)
 class _Padding:
     """Padding of a step. ``rows`` of PAD after the decodes; ``graphed``: a graph computes the step, of ``shape`` if it
-    has prompts. Then ``runs`` and ``tokens`` of PAD follow the prompts, all tokens in the last run.
+    has other runs. Then ``verifies``, verify runs of PAD without a token, follow ``rows``, and ``runs`` and ``tokens``
+    of PAD follow the prompts, all tokens in the last run. ``launched``: as in ``StepBatch``.
     """
 
     rows: int = 0
     graphed: bool = False
     shape: MixedShape | None = None
+    verifies: int = 0
     runs: int = 0
     tokens: int = 0
+    launched: str = ""
+
+    @property
+    def runs_inside(self) -> int:
+        """Number of PAD runs between the decodes and the other runs."""
+        return self.rows + self.verifies
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +137,9 @@ class _StagedRuns:
 
     ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T, row [X
     each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens after those of
-    each run in the plan's ``prompt_logprob_runs``. ``embedded``: rows of pictures; ``turns``: positions of the
-    rotation of tokens, if a row has pictures. ``adapter_rows``: rows of ``AdapterBlocks``, by count of rows as in
-    ``adapters``.
+    each run in the plan's ``prompt_logprob_runs``. ``pictured``: rows of pictures, and for each token its index in
+    them, None in a block that has those; ``turns``: positions of the rotation of tokens, if a row has pictures.
+    ``adapter_rows``: rows of ``AdapterBlocks``, by count of rows as in ``adapters``.
     """
 
     plan: StepPlan
@@ -146,7 +155,7 @@ class _StagedRuns:
     sample_positions: Int64s
     runs_table: tuple[Staged, int] | None
     following: tuple[Staged, ...]
-    embedded: tuple[Staged, torch.Tensor] | None = None
+    pictured: tuple[Staged | None, torch.Tensor] | None = None
     turns: Staged | None = None
     adapters: StepAdapters | None = None
     adapter_rows: Mapping[int, Staged] = field(default_factory=dict)
@@ -158,6 +167,10 @@ class _StagedRuns:
     @property
     def token_count(self) -> int:
         return self.plan.token_count + self.padding.rows + self.padding.tokens
+
+    def run_of(self, run: int) -> int:
+        """Return the index, with PAD, of run ``run`` of the plan."""
+        return run + (self.padding.runs_inside if run >= self.plan.decode_count else 0)
 
 
 class BatchBuilder:
@@ -179,6 +192,8 @@ class BatchBuilder:
         self.active: ActiveAdapters | None = None
         """Adapters of the model, if the Triton kernels multiply factors."""
         self.mixed_shapes: Sequence[MixedShape] = ()
+        self.adapted_shapes: Sequence[MixedShape] = ()
+        """Shapes that are recorded with adapters too."""
         self._steady: SteadyDecodes | None = None
         self._steady_block: SteadyBlock | None = None
         self._steady_widths: Sequence[int] = ()
@@ -269,54 +284,44 @@ class BatchBuilder:
             return [""] * plan.run_count
         return [self._adapters.get(row, "") for row in plan.rows.tolist()]
 
-    def _padding(self, plan: StepPlan, text_only: bool) -> _Padding:
-        decodes = plan.decode_count
-        digests = self.adapters_of(plan)
-        if any(digests):
-            if decodes == plan.run_count and self.active is not None and self.active.recorded(digests):
-                width = next((width for width in self.adapted_widths if width >= decodes), 0)
-                if width:
-                    return _Padding(width - decodes, graphed=True)
-        elif decodes == plan.run_count:
-            width = next((width for width in self.decode_widths if width >= decodes), 0)
+    def _padding(self, plan: StepPlan) -> _Padding:
+        decodes, digests = plan.decode_count, self.adapters_of(plan)
+        adapted = any(digests)
+        widths, shapes = (
+            (self.adapted_widths, self.adapted_shapes) if adapted else (self.decode_widths, self.mixed_shapes)
+        )
+        unpadded = _Padding(max(0, self._pad_decode_to - decodes))
+        if adapted and (self.active is None or not self.active.recorded(digests)):
+            return replace(unpadded, launched="adapters")
+        if decodes == plan.run_count:
+            width = next((width for width in widths if width >= decodes), 0)
             if width:
                 return _Padding(width - decodes, graphed=True)
-        elif (
-            self.mixed_shapes
-            and text_only
-            and (plan.verify_runs.stop == plan.run_count if plan.verify_count else plan.mtp_drafts is None)
-        ):
-            prompts = plan.lengths[decodes:].tolist()
-            shape = next(
-                (
-                    shape
-                    for shape in self.mixed_shapes
-                    if shape.holds(decodes, prompts, len(plan.taps), verify_runs=plan.verify_count > 0)
-                ),
-                None,
-            )
-            if shape is not None:
-                return _Padding(
-                    shape.decodes - decodes,
-                    True,
-                    shape,
-                    shape.prompts + 1 - len(prompts),
-                    shape.tokens - shape.decodes - sum(prompts),
-                )
-        return _Padding(max(0, self._pad_decode_to - decodes))
+            return replace(unpadded, launched="decodes" if widths else "unrecorded")
+        lengths = plan.lengths.tolist()
+        prompts, verified = lengths[plan.prefills.start :], lengths[decodes : plan.prefills.start]
+        shape = next((size for size in shapes if size.holds(decodes, prompts, len(plan.taps), verified)), None)
+        if shape is None:
+            return replace(unpadded, launched=outside(shapes, plan.token_count, len(prompts), len(verified)))
+        return _Padding(
+            shape.decodes - decodes,
+            True,
+            shape,
+            shape.verifies - len(verified),
+            shape.prompts + 1 - len(prompts),
+            shape.tokens - shape.decodes - sum(lengths[decodes:]),
+        )
 
     def _stage_runs(self, plan: StepPlan, sampler: Sampler) -> _StagedRuns | None:
         if not plan.run_count:
             return None
-        embedded = None if self.pictures is None else self.pictures.of_step(plan)
-        turned = self.pictures is not None and self.pictures.turn(plan.rows.tolist())
-        decodes, padding = plan.decode_count, self._padding(plan, embedded is None and not turned)
+        decodes, padding = plan.decode_count, self._padding(plan)
         pads, behind_runs = padding.rows, padding.runs
-        turns = None
-        if turned and self.pictures is not None and (not padding.graphed or plan.mtp_drafts is not None):
-            turns = self.rows.staging.add(padded(self.pictures.turns_of_step(plan), decodes, pads))
         assert (plan.lengths[:decodes] == 1).all(), "a decode run has one token"
-        lengths = _with_pads(plan.lengths.astype(np.int64), decodes, pads, 1, behind_runs, 0)
+        no_runs = [PAD] * padding.runs_inside
+        lengths = _with_pads(
+            plan.lengths.astype(np.int64), decodes, [1] * pads + [0] * padding.verifies, behind_runs, 0
+        )
         if behind_runs:
             lengths[-1] = padding.tokens
         run_count, token_count = len(lengths), plan.token_count + pads + padding.tokens
@@ -329,39 +334,30 @@ class BatchBuilder:
             2 * stride_of(token_count) + 4 * stride_of(run_count) if shape is None else shape.block_numbers
         )
         (tokens, positions), (starts, slots, contexts, rows) = _fields(flat.host, token_count, run_count)
-        starts[:] = _with_pads(plan.starts, decodes, pads, PAD, behind_runs)
-        slots[:] = _with_pads(plan.slots, decodes, pads, PAD, behind_runs)
-        rows[:] = _with_pads(plan.rows, decodes, pads, self._pad_row, behind_runs)
+        starts[:] = _with_pads(plan.starts, decodes, no_runs, behind_runs, PAD)
+        slots[:] = _with_pads(plan.slots, decodes, no_runs, behind_runs, PAD)
+        rows[:] = _with_pads(plan.rows, decodes, [self._pad_row] * len(no_runs), behind_runs, self._pad_row)
         np.add(starts, lengths, out=contexts)
-        contexts[decodes : decodes + pads] = contexts[run_count - behind_runs :] = 0
-        tokens[:] = _with_pads(plan.tokens, decodes, pads, 0, padding.tokens)
+        contexts[decodes : decodes + len(no_runs)] = contexts[run_count - behind_runs :] = 0
+        tokens[:] = _with_pads(plan.tokens, decodes, [0] * pads, padding.tokens, 0)
         if decodes_alone:
             positions[:] = starts
         else:
             np.add(np.repeat(starts - offsets, lengths), places, out=positions)
             positions[token_count - padding.tokens :] = PAD
-        fresh = _with_pads(plan.fresh, decodes, pads, False, behind_runs).tolist()
+        fresh = _with_pads(plan.fresh, decodes, [False] * len(no_runs), behind_runs, False).tolist()
         taps = tuple(
-            TapPoint(tap.run + (pads if tap.run >= decodes else 0), tap.position - int(plan.starts[tap.run]), tap.slot)
+            TapPoint(
+                tap.run + (len(no_runs) if tap.run >= decodes else 0),
+                tap.position - int(plan.starts[tap.run]),
+                tap.slot,
+            )
             for tap in plan.taps
         )
-        runs_table = None
-        if shape is not None or (not padding.graphed and gpu.fits(self.rows.table)):
-            packed, chunk_count = device_runs.pack_lists(
-                offsets.tolist(),
-                starts.tolist(),
-                lengths.tolist(),
-                fresh,
-                decodes + pads,
-                taps,
-                0 if shape is None else shape.chunks,
-            )
-            if shape is None:
-                runs_table = self.rows.staging.add(packed), chunk_count
-            else:
-                fill_tables(flat.host, packed)
-        sampling, sample_runs, positions = self._stage_sampling(plan, sampler, pads, offsets, lengths, contexts)
-        adapters = self._step_adapters(plan, pads, lengths, sample_runs)
+        pictured, turns = self._stage_pictures(plan, padding, flat.host, positions)
+        runs_table = self._stage_table(padding, flat.host, (offsets, starts, lengths), fresh, decodes + pads, taps)
+        sampling, sample_runs, positions = self._stage_sampling(plan, sampler, len(no_runs), offsets, lengths, contexts)
+        adapters = self._step_adapters(plan, len(no_runs), lengths, sample_runs)
         return _StagedRuns(
             plan,
             padding,
@@ -375,13 +371,61 @@ class BatchBuilder:
             sample_runs=sample_runs,
             sample_positions=positions,
             runs_table=runs_table,
-            # prefills come after the decodes
-            embedded=None if embedded is None else (self.rows.staging.add(embedded[0] + pads), embedded[1]),
+            pictured=pictured,
             turns=turns,
             following=tuple(self.rows.staging.add(self._following(plan, run)) for run in plan.prompt_logprob_runs),
             adapters=adapters,
             adapter_rows=self._stage_adapters(adapters, token_count if padding.graphed else 0),
         )
+
+    def _stage_table(
+        self,
+        padding: _Padding,
+        block: Int64s,
+        runs: tuple[Int64s, Int64s, Int64s],
+        fresh: list[bool],
+        decode_count: int,
+        taps: tuple[TapPoint, ...],
+    ) -> tuple[Staged, int] | None:
+        """Write the table of runs into ``block`` if it is of a shape. Return a staged one if kernels need it. ``runs``:
+        offsets, starts, lengths.
+        """
+        shape = padding.shape
+        if shape is None and (padding.graphed or not gpu.fits(self.rows.table)):
+            return None
+        offsets, starts, lengths = (numbers.tolist() for numbers in runs)
+        packed, chunk_count = device_runs.pack_lists(
+            offsets, starts, lengths, fresh, decode_count, taps, 0 if shape is None else shape.chunks
+        )
+        if shape is None:
+            return self.rows.staging.add(packed), chunk_count
+        fill_tables(block, packed)
+        return None
+
+    def _stage_pictures(
+        self, plan: StepPlan, padding: _Padding, block: Int64s, positions: Int64s
+    ) -> tuple[tuple[Staged | None, torch.Tensor] | None, Staged | None]:
+        """Return ``_StagedRuns.pictured`` and ``turns``. A block of a shape gets both kinds of numbers."""
+        if self.pictures is None:
+            return None, None
+        decodes, pads = plan.decode_count, padding.rows
+        shown = self.pictures.of_step(plan)
+        turned = self.pictures.turn(plan.rows.tolist())
+        row_T = np.full(len(positions), PAD, np.int64)
+        if shown is not None:  # prefills come after the decodes
+            row_T[shown[0] + pads] = np.arange(len(shown[0]))
+        turns = padded(self.pictures.turns_of_step(plan), decodes, pads) if turned else None
+        if padding.shape is not None:
+            fields = padding.shape.fields_of(block)
+            fields[0] = row_T
+            fields[1:] = positions
+            if turns is not None:
+                fields[1:, : turns.shape[-1]] = turns
+            return (None if shown is None else (None, shown[1])), None
+        if padding.graphed and plan.mtp_drafts is None:
+            turns = None  # the graph knows those of its rows
+        add = self.rows.staging.add
+        return None if shown is None else (add(row_T), shown[1]), None if turns is None else add(turns)
 
     def _stage_adapters(self, adapters: StepAdapters | None, graphed: int) -> dict[int, Staged]:
         """Stage the rows of adapters, by count of rows; ``graphed`` rows are those of a graph."""
@@ -397,7 +441,9 @@ class BatchBuilder:
     def _stage_sampling(
         self, plan: StepPlan, sampler: Sampler, pads: int, offsets: Int64s, lengths: Int64s, contexts: Int64s
     ) -> tuple[Staged, Int64s, Int64s]:
-        """Return ``_StagedRuns.sampling``, ``sample_runs`` and ``sample_positions``."""
+        """Return ``_StagedRuns.sampling``, ``sample_runs`` and ``sample_positions``. ``pads``: PAD runs after the
+        decodes.
+        """
         sample_runs, behind = _sampled(plan)
         in_batch = sample_runs + np.where(sample_runs >= plan.decode_count, pads, 0)
         sampling = self.rows.staging.take((2, len(sample_runs)))
@@ -434,11 +480,13 @@ class BatchBuilder:
             sample_rows_X=staged.sampling.device[1],
             prompt_spans=tuple(self._prompt_spans(staged)),
             pooled_spans=tuple(self._pooled_spans(staged)),
+            launched=staged.padding.launched,
         )
 
     def _block(self, staged: _StagedRuns) -> DecodeBlock | MixedBlock:
         if staged.padding.shape is not None:
-            return MixedBlock(staged.padding.shape, staged.flat.device)
+            pictures = None if staged.pictured is None else staged.pictured[1]
+            return MixedBlock(staged.padding.shape, staged.flat.device, _with_device_rows(staged), pictures)
         width = len(staged.lengths)
         _, (starts, slots, _, _) = _fields(staged.flat.host, width, width)
         return DecodeBlock(width, staged.flat.device, starts, slots, adapters=_with_device_rows(staged))
@@ -466,7 +514,7 @@ class BatchBuilder:
             context_R=context_R,
             page_table_RP=self.rows.table[:, :pages_used].index_select(0, rows_R),
             taps=staged.taps,
-            verify_count=staged.plan.verify_count,
+            verify_count=staged.plan.verify_count + staged.padding.verifies,
             log=_log(staged),
             padded=staged.pads > 0 or gpu.fits(self.rows.table),
         )
@@ -484,7 +532,7 @@ class BatchBuilder:
             self._asked(staged, token_count),
             _with_device_rows(staged),
             _embedded(staged),
-            None if staged.turns is None else staged.turns.device,
+            _turns(staged),
         )
 
     def _step_adapters(self, plan: StepPlan, pads: int, lengths: Int64s, sample_runs: Int64s) -> StepAdapters | None:
@@ -509,7 +557,7 @@ class BatchBuilder:
         ):
             return None
         decodes = staged.plan.decode_count
-        runs = staged.sample_runs + np.where(staged.sample_runs >= decodes, staged.pads, 0)
+        runs = staged.sample_runs + np.where(staged.sample_runs >= decodes, staged.padding.runs_inside, 0)
         return OutputRows(runs.tolist(), staged.sampling.device[0])
 
     def _following(self, plan: StepPlan, run: int) -> Int64s:
@@ -520,14 +568,14 @@ class BatchBuilder:
     def _prompt_spans(self, staged: _StagedRuns) -> list[PromptSpan]:
         spans, plan = [], staged.plan
         for run, following in zip(plan.prompt_logprob_runs, staged.following, strict=True):
-            first = int(staged.offsets[run + (staged.pads if run >= plan.decode_count else 0)])
+            first = int(staged.offsets[staged.run_of(run)])
             spans.append(PromptSpan(run, first, following.device, self._prompts[int(plan.rows[run])][1]))
         return spans
 
     def _pooled_spans(self, staged: _StagedRuns) -> list[PooledSpan]:
         plan, spans = staged.plan, []
         for run in plan.pooled_runs:
-            first = int(staged.offsets[run + staged.pads])  # prefills come after the decodes
+            first = int(staged.offsets[staged.run_of(run)])
             spans.append(
                 PooledSpan(
                     run, first, first + int(plan.lengths[run]), int(plan.starts[run]), self._pooled[int(plan.rows[run])]
@@ -557,10 +605,17 @@ def _with_device_rows(staged: _StagedRuns) -> StepAdapters | None:
 
 
 def _embedded(staged: _StagedRuns) -> EmbeddedRows | None:
-    if staged.embedded is None:
-        return None
-    index, rows_ND = staged.embedded
-    return EmbeddedRows(index.device, rows_ND)
+    row_T, rows_ND = staged.pictured or (None, None)
+    return None if row_T is None or rows_ND is None else EmbeddedRows(row_T.device, rows_ND)
+
+
+def _turns(staged: _StagedRuns) -> torch.Tensor | None:
+    """Return the turns of the tokens, those of the block if it has some."""
+    shape = staged.padding.shape
+    if shape is not None and shape.picture_fields > 1:
+        turns: torch.Tensor = shape.fields_of(staged.flat.device)[1:]
+        return turns
+    return None if staged.turns is None else staged.turns.device
 
 
 def _log(staged: _StagedRuns) -> ReplayLog | None:
@@ -568,7 +623,7 @@ def _log(staged: _StagedRuns) -> ReplayLog | None:
     if not plan.verify_count:
         return None
     first, stop = plan.verify_runs.start, plan.verify_runs.stop
-    return ReplayLog(int(staged.offsets[first + staged.pads]), int(plan.lengths[first:stop].sum()))
+    return ReplayLog(int(staged.offsets[staged.run_of(first)]), int(plan.lengths[first:stop].sum()))
 
 
 def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int64s]:
@@ -581,12 +636,10 @@ def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int
 
 
 def _with_pads(
-    values: npt.NDArray[Item], decodes: int, pads: int, value: int | bool, behind: int = 0, last: int | None = None
+    values: npt.NDArray[Item], decodes: int, inside: list[int] | list[bool], behind: int, value: int | bool
 ) -> npt.NDArray[Item]:
-    """Return ``values`` with ``pads`` entries of ``value`` after the first ``decodes``, and ``behind`` entries of
-    ``last``, or of ``value`` again, at the end.
+    """Return ``values`` with the entries ``inside`` after the first ``decodes``, and ``behind`` entries of ``value`` at
+    the end.
     """
-    padded = np.insert(values, decodes, [value] * pads) if pads else values
-    if not behind:
-        return padded
-    return np.concatenate((padded, np.full(behind, value if last is None else last, padded.dtype)))
+    padded = np.insert(values, decodes, inside) if inside else values
+    return np.concatenate((padded, np.full(behind, value, padded.dtype))) if behind else padded

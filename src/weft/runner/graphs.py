@@ -215,6 +215,30 @@ class Recordings(Generic[Key]):
         return "; ".join(lines) or None
 
 
+class RecordedAdapters:
+    """Rows of adapters that graphs of up to ``most`` rows read: the same memory at every replay."""
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        self._flat = torch.full((most_blocks(most) * (BLOCK_ROWS + 1),), PAD, dtype=torch.int64, device=device)
+
+    def clear(self) -> None:
+        self._flat.fill_(PAD)
+
+    def step(self, rows: int) -> StepAdapters:
+        """Return the adapters of a step of ``rows`` rows, for its recording."""
+        return StepAdapters({rows: RowGroups(device=self._blocks(rows))})
+
+    def take(self, adapters: StepAdapters, rows: int) -> None:
+        """Take the adapters of a step of ``rows`` rows, for its replay."""
+        source, target = adapters.by_count[rows].device, self._blocks(rows)
+        assert source is not None
+        target.order.copy_(source.order)
+        target.places.copy_(source.places)
+
+    def _blocks(self, rows: int) -> AdapterBlocks:
+        return AdapterBlocks.of(self._flat[: most_blocks(rows) * (BLOCK_ROWS + 1)])
+
+
 class DecodeGraphs:
     """Graphs of decode steps. ``table``: the rows' page table, int32 [rows + 1, pages], whose last row is always PAD;
     ``chosen``: the last token of each row, int64 [rows + 1]. ``widths``: ascending. ``deltas``: the number that each
@@ -241,7 +265,7 @@ class DecodeGraphs:
         self._slots: dict[int, Sequence[int]] = {}
         self._recordings: Recordings[int] = Recordings(capture)
         self._adapted: Recordings[int] = Recordings(capture)
-        self._adapter_rows = self._static.new_full((most_blocks(max(widths, default=0)) * (BLOCK_ROWS + 1),), PAD)
+        self._adapter_rows = RecordedAdapters(max(widths, default=0), table.device)
 
     @torch.inference_mode()
     def record(self, forward: Forward, caches: list[LayerCache]) -> None:
@@ -251,7 +275,7 @@ class DecodeGraphs:
     @torch.inference_mode()
     def record_adapted(self, forward: Forward, caches: list[LayerCache]) -> None:
         """Record ``forward`` again, with the factors of the rows' adapters: the choice of adapters is data."""
-        self._adapter_rows.fill_(PAD)
+        self._adapter_rows.clear()
         self._record(self._adapted, forward, caches)
 
     def _record(self, recordings: Recordings[int], forward: Forward, caches: list[LayerCache]) -> None:
@@ -297,24 +321,18 @@ class DecodeGraphs:
             self._starts[block.width], self._slots[block.width] = block.starts.tolist(), block.slots.tolist()
         if block.adapters is None:
             return self._recordings.replay(block.width)
-        rows = block.adapters.by_count[block.width].device
-        assert rows is not None
-        held = self._rows_of(block.width)
-        held.order.copy_(rows.order)
-        held.places.copy_(rows.places)
+        self._adapter_rows.take(block.adapters, block.width)
         return self._adapted.replay(block.width)
 
-    def idle(self, width: int) -> torch.Tensor:
+    def idle(self, width: int, *, adapted: bool = False) -> torch.Tensor:
         """Replay a step of only PAD rows, in the smallest graph with ``width`` rows. It reads and writes nothing of
         the arena.
         """
-        padded_width = next(recorded for recorded in self.recorded_widths if recorded >= width)
+        recorded = self.adapted_widths if adapted else self.recorded_widths
+        padded_width = next(size for size in recorded if size >= width)
         pads = np.full(padded_width, PAD, np.int64)
-        return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads))
-
-    def _rows_of(self, width: int) -> AdapterBlocks:
-        """Return the rows of adapters that the graph of ``width`` reads."""
-        return AdapterBlocks.of(self._adapter_rows[: most_blocks(width) * (BLOCK_ROWS + 1)])
+        adapters = self._adapter_rows.step(padded_width) if adapted else None
+        return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads, adapters))
 
     def _lists(self, width: int) -> tuple[Sequence[int], Sequence[int]]:
         if self._reads_host:
@@ -338,7 +356,7 @@ class DecodeGraphs:
     def _run_of(
         self, width: int, forward: Forward, caches: list[LayerCache], tensors: tuple[torch.Tensor, ...], adapted: bool
     ) -> Callable[[], torch.Tensor]:
-        adapters = StepAdapters({width: RowGroups(device=self._rows_of(width))}) if adapted else None
+        adapters = self._adapter_rows.step(width) if adapted else None
         block = self._static[: BLOCK_FIELDS * stride_of(width)].view(BLOCK_FIELDS, -1)
         tokens_T, positions_T, starts_R, slots_R, context_R, rows_R = block[:, :width]
         memo: dict[str, Any] = {}

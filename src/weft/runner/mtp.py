@@ -311,7 +311,7 @@ class HeadRunner:
         )
 
     def _ends(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> _Ends:
-        pads = inputs.runs.decode_count - plan.decode_count
+        pads = _pads_of(plan, inputs)
         runs, rows, starts = [], [], []
         for run in np.flatnonzero(plan.samples).tolist():
             at = run + (pads if run >= plan.decode_count else 0)
@@ -323,7 +323,7 @@ class HeadRunner:
 
     def _following(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> Int64s:
         """Return int64 [T]: the token after each of the step; any token after the wrong drafts of a verify run."""
-        pads = inputs.runs.decode_count - plan.decode_count
+        pads = _pads_of(plan, inputs)
         following = np.zeros(inputs.tokens_T.shape[0], np.int64)
         decodes = plan.decode_count
         following[:decodes] = result.tokens[:decodes]
@@ -341,3 +341,8 @@ class HeadRunner:
                 following[first + length - 1] = known[end]
             begin += length
         return following
+
+
+def _pads_of(plan: StepPlan, inputs: StepInputs) -> int:
+    """Return the PAD runs of ``inputs`` between the decodes and the other runs of ``plan``."""
+    return inputs.runs.decode_count + inputs.runs.verify_count - plan.prefills.start

@@ -80,6 +80,15 @@ class PictureRows:
         self._turns: dict[int, Turns] = {}
         """Turns by row of the batch, of rows whose turns differ from their positions."""
 
+    @property
+    def fields(self) -> int:
+        """Numbers of a token in a recorded step: its row among the step's pictures, and its three turns."""
+        return 1 if self.deltas_R is None else 4
+
+    def room(self, tokens: int) -> torch.Tensor:
+        """Return memory for the rows of a recorded step, [tokens, D]."""
+        return torch.zeros((tokens, self._hidden), dtype=self._dtype, device=self._device)
+
     # ------------------------------------------------------------------ the engine's side
 
     def check(self, picture: PlacedPicture) -> None:

@@ -18,8 +18,8 @@ runs and so is missing from the free memory that is read afterwards.
     decodes          only PAD rows, with a page table as wide as that of a CUDA graph
 
 Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the first
-shows the pool that all of them share, the second the memory of each further graph. With adapters, decodes have a
-second set of graphs in that pool.
+shows the pool that all of them share, the second the memory of each further graph. With adapters there is a second
+set of graphs in that pool.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from weft.runner.arena import DeviceArena, warm
 from weft.runner.graphs import Capture, DecodeGraphs, decode_widths, pad_rows
 from weft.runner.kv_scales import Model, one_prompt
 from weft.runner.mixed_graphs import TOKENS_MAX, MixedGraphs, MixedShape, recorded_shapes
+from weft.runner.pictures import PictureRows, picture_rows
 from weft.runner.sampler import Sampler, score
 from weft.runner.staging import Staging
 from weft.runner.verify import replay
 from weft.spec import CacheDTypeName, ModelSpec
 from weft.tensor import gpu
-from weft.tensor.device import current, use
+from weft.tensor.device import current, recorded, use, wait_for
 from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.replay_log import ReplayLog
@@ -153,19 +154,24 @@ class CudaMeter:
         self._held_bytes = 0
 
     def begin(self) -> None:
-        torch.cuda.synchronize(self._device)
+        self._wait()
         torch.cuda.reset_peak_memory_stats(self._device)
         self._held_bytes = torch.cuda.memory_allocated(self._device)
 
     def peak_bytes(self) -> int:
-        torch.cuda.synchronize(self._device)
+        self._wait()
         return torch.cuda.max_memory_allocated(self._device) - self._held_bytes
 
     def used_bytes(self) -> int:
-        torch.cuda.synchronize(self._device)
+        self._wait()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return int(total - free)
+
+    def _wait(self) -> None:
+        # Not at once for the device: another rank may be gone, and its collectives never end.
+        wait_for(recorded(self._device))
+        torch.cuda.synchronize(self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +223,17 @@ def measure_reserve(
     """
     with current(device):
         scratch.home = device
-        shapes = recorded_shapes(rows, min(step_tokens, mixed_tokens_max), verify_runs=verify_runs)
+        pictures = picture_rows(model, device, rows)
+        shapes = recorded_shapes(
+            rows,
+            min(step_tokens, mixed_tokens_max),
+            verify_runs=verify_runs,
+            picture_fields=0 if pictures is None else pictures.fields,
+        )
         measurement = _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter)
         if gpu.reaches(device):
             measurement.compile(tell)
-        # Drafts of the model's own head take less than a step.
-        sets = 1 + adapters + (getattr(model, "mtp", None) is not None)
-        return measurement.run(capture, shapes, sets)
+        return measurement.run(capture, shapes, pictures, 1 + adapters)
 
 
 class _Measurement:
@@ -279,7 +289,10 @@ class _Measurement:
             if self._device.type == "cuda":
                 warm(self._arena)
 
-    def run(self, capture: Capture | None, shapes: Sequence[MixedShape], decode_sets: int) -> Reserve:
+    def run(
+        self, capture: Capture | None, shapes: Sequence[MixedShape], pictures: PictureRows | None, sets: int
+    ) -> Reserve:
+        """Return the reserve. ``sets``: of graphs, by rows with and without adapters."""
         peaks = {shape.name: self._peak(shape) for shape in self._shapes}
         # Libraries have a handle and a workspace for each thread, and the next thread takes over those of one
         # that ended: here the steps' thread gets its own, before the rest of the memory is counted.
@@ -287,7 +300,7 @@ class _Measurement:
             thread.submit(self._step_of_thread).result()
         self._sampler.close()
         largest = max(peaks, key=lambda name: peaks[name])
-        graph_bytes = 0 if capture is None else self._graph_bytes(capture, shapes, decode_sets)
+        graph_bytes = 0 if capture is None else self._graph_bytes(capture, shapes, pictures, sets)
         return Reserve(peaks[largest], graph_bytes, largest)
 
     @torch.inference_mode()
@@ -321,26 +334,35 @@ class _Measurement:
             following_N = torch.zeros(len(scored_ND), dtype=torch.int64, device=self._device)
             score(self._model.logits(scored_ND), following_N, LOGPROBS_MAX)
 
-    def _graph_bytes(self, capture: Capture, shapes: Sequence[MixedShape], decode_sets: int) -> int:
-        """Return the bytes of one graph for each width, in each of ``decode_sets``, and each shape."""
+    def _graph_bytes(
+        self, capture: Capture, shapes: Sequence[MixedShape], pictures: PictureRows | None, sets: int
+    ) -> int:
+        """Return the bytes of one graph for each width and each shape, in each of ``sets``."""
+        # Drafts of the model's own head take less than a step.
+        decode_sets = sets + (getattr(self._model, "mtp", None) is not None)
         table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
         last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
+        widths = decode_widths(self._rows)
         total = self._bytes_of(
-            decode_widths(self._rows), lambda keys: DecodeGraphs(table, last_tokens, keys, capture), decode_sets
+            widths, lambda keys: DecodeGraphs(table, last_tokens, keys, capture), decode_sets * len(widths)
         )
-        if not capture.reads_host:
-            total += self._bytes_of(shapes, lambda keys: MixedGraphs(table, last_tokens, keys, capture))
+        if not capture.reads_host and shapes:
+            steps = [shape for shape in shapes if shape.forward]  # the states of verify runs take less than these
+            total += self._bytes_of(
+                steps, lambda keys: MixedGraphs(table, last_tokens, keys, capture, pictures), sets * len(shapes)
+            )
         return total
 
     def _bytes_of(
-        self, keys: Sequence[Key], graphs_of: Callable[[Sequence[Key]], DecodeGraphs | MixedGraphs], sets: int = 1
+        self, keys: Sequence[Key], graphs_of: Callable[[Sequence[Key]], DecodeGraphs | MixedGraphs], count: int
     ) -> int:
+        """Return the bytes of ``count`` graphs, none larger than the last of ``keys``."""
         pools = []
-        for recorded in (keys[-1:], keys[-2:]):
+        for largest in (keys[-1:], keys[-2:]):
             before = self._meter.used_bytes()
-            graphs = graphs_of(recorded)
+            graphs = graphs_of(largest)
             graphs.record(self._model.forward, self._caches)
             pools.append(self._meter.used_bytes() - before)
             graphs.forget()
         first, both = pools
-        return max(0, first) + max(0, sets * len(keys) - 1) * max(0, both - first)
+        return max(0, first) + max(0, count - 1) * max(0, both - first)

@@ -22,9 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.tensor.adapter_rows import BLOCK_ROWS, LINES
 from weft.tensor.device import is_remote, recorded, wait_for
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
+RECORDED_TOKENS = 2048
+"""Tokens of the longest recorded step."""
 ALIGN = 16
 """Alignment, bytes: every piece starts on a multiple of it."""
 
@@ -37,10 +40,11 @@ def step_bytes(tokens: int, rows: int, pages: int) -> int:
     """Return the bytes of a step with ``tokens`` tokens in up to ``rows`` rows, one of them new with ``pages`` pages:
     for the batch, the table of runs and the sampler. A power of two.
     """
-    by_token = 3 * tokens  # tokens, positions, those that prompts score
+    # Tokens, positions, those that prompts score; in recorded steps numbers about pictures, and rows by adapter.
+    by_token = 3 * tokens + 6 * min(tokens, RECORDED_TOKENS) + BLOCK_ROWS * LINES
     by_row = 24 * rows  # of runs, sampling and its numbers
     table_writes = 3 * (pages + tokens // PAGE_TOKENS + 2 * rows)
-    chunks = 2 * (tokens // CHUNK_TOKENS + 2 * rows) + 2 * rows  # int32s in pairs
+    chunks = 2 * (tokens // CHUNK_TOKENS + 5 * rows) + 2 * rows  # int32s in pairs
     return 1 << (8 * (by_token + by_row + table_writes + chunks) - 1).bit_length()
 
 

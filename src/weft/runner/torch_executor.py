@@ -33,7 +33,7 @@ from weft.config import Sizes
 from weft.engine.stats import PARTS, Part
 from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
 from weft.memory.frames.plan import ArenaPlan
-from weft.models.adapters import LoadedAdapter, install, load_adapter, remove
+from weft.models.adapters import LoadedAdapter, install, load_adapter, open_tables, remove
 from weft.models.decoder import CausalModel
 from weft.models.loading import LoadedModel
 from weft.models.mtp import MtpHead
@@ -43,7 +43,7 @@ from weft.runner.graphs import Capture, DecodeBlock, DecodeGraphs, decode_widths
 from weft.runner.head_graphs import HeadGraphs
 from weft.runner.kv_scales import Model, head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
-from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
+from weft.runner.mixed_graphs import OUTSIDE, TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
 from weft.runner.mtp import HeadRunner
 from weft.runner.pictures import picture_rows
 from weft.runner.pooling import pool
@@ -62,6 +62,8 @@ from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.scratch import scratch
 
+GRAPH = "graph"
+"""Form of a step that a graph computes."""
 _LINES_BYTES = 1 << 20
 """Bytes of the adapter address table, by which kernels find the factors."""
 _log = logging.getLogger("weft")
@@ -83,10 +85,10 @@ class TorchExecutor:
     measured for the other layers. ``reload`` reads the checkpoint again, after a sleep of level 2, in the directory
     that ``read_from`` named last. ``capture``: recorder of decode steps as graphs, once ``record_graphs`` is called;
     None: never. ``mixed_tokens_max``: most tokens of a recorded step with prompts; 0: none is recorded.
-    ``verify_runs``: steps with verify runs are recorded too. ``on_worker``: steps are begun ahead, on a thread; False:
-    ``execute`` computes all of them. ``pad_decode_to``: see ``weft.runner.batch.BatchBuilder``; the two hooks are
-    described above. ``sampler`` makes the sampler, which is a special one with several ranks. Not thread-safe: one
-    step at a time.
+    ``verify_runs``: steps with verify runs are recorded too, ``adapters``: those with rows of adapters. ``on_worker``:
+    steps are begun ahead, on a thread; False: ``execute`` computes all of them. ``pad_decode_to``: see
+    ``weft.runner.batch.BatchBuilder``; the two hooks are described above. ``sampler`` makes the sampler, which is a
+    special one with several ranks. Not thread-safe: one step at a time.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class TorchExecutor:
         capture: Capture | None = None,
         mixed_tokens_max: int = TOKENS_MAX,
         verify_runs: bool = False,
+        adapters: bool = False,
         pad_decode_to: int = 0,
         observer: Observer | None = None,
         before_step: BeforeStep | None = None,
@@ -115,7 +118,9 @@ class TorchExecutor:
         self._kv_scales = kv_scales or {}
         self._missing: set[Part] = set()
         self._adapters: dict[str, LoadedAdapter] = {}
-        self._adapted_recorded = False
+        self._adapts = adapters
+        self.steps_by_form = dict.fromkeys((GRAPH, *OUTSIDE), 0)
+        """Steps that graphs computed, and those launched from Python by the reason, on a device with graphs."""
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
@@ -145,8 +150,14 @@ class TorchExecutor:
             else MixedGraphs(
                 rows.table,
                 rows.chosen,
-                recorded_shapes(sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max), verify_runs=verify_runs),
+                recorded_shapes(
+                    sizes.rows_max,
+                    min(sizes.step_tokens_max, mixed_tokens_max),
+                    verify_runs=verify_runs,
+                    picture_fields=0 if self.pictures is None else self.pictures.fields,
+                ),
                 capture,
+                self.pictures,
             )
         )
         self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device)
@@ -167,6 +178,8 @@ class TorchExecutor:
         self.observer = observer
         self.before_step = before_step
         self._bind_head()
+        if adapters:
+            self._make_adapter_room()
         self._worker = StepWorker(self._launch, prepare=lambda: use(device))
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -192,11 +205,15 @@ class TorchExecutor:
     def read_adapter(self, adapter: Adapter) -> LoadedAdapter:
         """Read an adapter, in any thread. Raises CheckpointError, see ``weft.models.adapters``."""
         assert isinstance(self.model, CausalModel), "an engine that sleeps loads no adapter"
+        self._make_adapter_room()
+        with current(self.arena.device):
+            return load_adapter(adapter, self.model, self._ring)
+
+    def _make_adapter_room(self) -> None:
+        """Pin the memory through which adapters reach a GPU."""
         if self._adapter_lines is None:
             self._ring = ring_for(self.arena.device, least_bytes=0)
             self._adapter_lines = Staging(self.arena.device, _LINES_BYTES)
-        with current(self.arena.device):
-            return load_adapter(adapter, self.model, self._ring)
 
     def install_adapter(self, loaded: LoadedAdapter) -> None:
         """Install the adapter, between two steps: rows of its digest may come from now on."""
@@ -218,16 +235,6 @@ class TorchExecutor:
         if isinstance(self.model, CausalModel):
             remove(self.model, loaded)
 
-    def _record_adapted(self) -> None:
-        """Record graphs for steps with rows of adapters, once there is one."""
-        self._adapted_recorded = True
-        if self.graphs is None or self.batches.active is None:
-            return
-        scratch.home = self.arena.device
-        with current(self.arena.device):
-            self.graphs.record_adapted(self.model.forward, self._caches)
-        self.batches.adapted_widths = self.graphs.adapted_widths
-
     def change_adapter(self, adapter: Adapter, *, forget: bool) -> None:
         """Install or forget an adapter on a rank that follows rank 0."""
         if not forget:
@@ -245,14 +252,14 @@ class TorchExecutor:
             self.before_step(plan)
         if self._head is not None:
             self._head.admit(plan)
-        if self._adapters and self.batches.decode_widths and not self._adapted_recorded:
-            self._record_adapted()  # here, on the thread of the steps: no other is being launched
         self.batches.apply(plan, self.sampler, self.arena)
         before, self._before = self._before, None
         if not plan.run_count:
             self.batches.store(self.arena)
             return LaunchedStep(began_s, 0, self._readback.send([]))
         batch = self.batches.build(plan)
+        if self.graphs is not None:
+            self.steps_by_form[batch.launched or GRAPH] += 1
         needs_previous_token = self.sampler.needs_previous_token(batch.sample_rows)
         if needs_previous_token and not plan.verify_count and (before is None or before.arrived):
             if before is not None:
@@ -298,6 +305,8 @@ class TorchExecutor:
     def _bind_head(self) -> None:
         if isinstance(self.model, CausalModel) and gpu.reaches(self.arena.device):
             self.batches.active = self.model.adapters
+            if self._adapts:
+                open_tables(self.model)
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
             rows, capture = self.batches.rows, self._capture
@@ -347,7 +356,7 @@ class TorchExecutor:
             assert self.mixed_graphs is not None
             verified = slice(plan.verify_runs.start, plan.verify_runs.stop)
             self.mixed_graphs.replay_states(
-                batch.inputs.shape,
+                batch.inputs,
                 plan.starts[verified].tolist(),
                 plan.lengths[verified].tolist(),
                 right,
@@ -378,7 +387,7 @@ class TorchExecutor:
     def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:
         if isinstance(self.model, CausalModel):
             # A replay calls no ``forward`` that would name the adapters of the head's rows.
-            self.model.adapters.step = None if isinstance(inputs, MixedBlock) else inputs.adapters
+            self.model.adapters.step = inputs.adapters
         if isinstance(inputs, DecodeBlock):
             assert self.graphs is not None
             return self.graphs.replay(inputs)
@@ -410,6 +419,8 @@ class TorchExecutor:
             self.graphs.record(self.model.forward, self._caches)
             if self._head is not None:
                 self._head.record()
+            if self._adapts and self.batches.active is not None:
+                self._record_adapted(self.graphs)
         self.batches.decode_widths = self.graphs.recorded_widths
         refused = [self.graphs.refused_in_words()]
         if self._head is not None and self._head.graphs is not None:
@@ -418,6 +429,15 @@ class TorchExecutor:
             self.batches.mixed_shapes = self.mixed_graphs.recorded_shapes
             refused.append(self.mixed_graphs.refused_in_words())
         return "; ".join(filter(None, refused)) or None
+
+    @torch.inference_mode()
+    def _record_adapted(self, graphs: DecodeGraphs) -> None:
+        """Record the steps again for rows of adapters, which may come later."""
+        if self.mixed_graphs is not None:
+            self.mixed_graphs.record_adapted(self.model.forward, self._caches)
+            self.batches.adapted_shapes = self.mixed_graphs.adapted_shapes
+        graphs.record_adapted(self.model.forward, self._caches)
+        self.batches.adapted_widths = graphs.adapted_widths
 
     def warm(self) -> None:
         """Do work on a GPU that the first steps would otherwise wait for. Libraries have a handle and a workspace for
@@ -434,9 +454,13 @@ class TorchExecutor:
         if self.graphs is not None:
             for width in self.graphs.recorded_widths:
                 self.graphs.idle(width)
+            for width in self.graphs.adapted_widths:
+                self.graphs.idle(width, adapted=True)
         if self.mixed_graphs is not None:
             for shape in self.mixed_graphs.recorded_shapes:
                 self.mixed_graphs.idle(shape)
+            for shape in self.mixed_graphs.adapted_shapes:
+                self.mixed_graphs.idle(shape, adapted=True)
         if self._head is not None and self._head.graphs is not None:
             self._head.graphs.warm()
         self.model.logits(self._forward(pad_rows(1, self.batches.rows.table.shape[1], self.arena.device)))
@@ -519,8 +543,8 @@ class TorchExecutor:
 
     def _forget_graphs(self) -> None:
         """Drop the graphs, which keep addresses in the arena and in the weights."""
-        self.batches.decode_widths = self.batches.adapted_widths = self.batches.mixed_shapes = ()
-        self._adapted_recorded = False
+        self.batches.decode_widths = self.batches.adapted_widths = ()
+        self.batches.mixed_shapes = self.batches.adapted_shapes = ()
         for graphs in (self.graphs, self.mixed_graphs):
             if graphs is not None:
                 graphs.forget()

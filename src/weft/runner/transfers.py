@@ -23,8 +23,8 @@ stored compressed.
 *Stores* are gathered on the stream of the steps, because the next step may write those pages.
 
 Both go through rooms on the device, which are allocated with the arena and counted before the arena takes the
-rest: a prefix may be larger than the memory that is free. Two rooms of stores alternate. Ids of a load are
-its own copy, as those of the step are overwritten by the next step.
+rest: a prefix may be larger than the memory that is free. Two rooms of stores alternate, each of a whole state. Ids of
+a load are its own copy, as those of the step are overwritten by the next step.
 
 The ids are those of ``WorkKind``.
 """
@@ -52,7 +52,14 @@ Ids = npt.NDArray[Any]
 Work = Sequence[tuple[WorkKind, Staged]]
 
 ROOMS_BYTES = 64 << 20
-"""Bytes of buffers on the device: a half for loads, two quarters for stores."""
+"""Bytes of buffers on the device: a half for loads, two quarters for stores, if a state is no larger than one."""
+
+
+def rooms_bytes_for(slot_bytes: int, page_bytes: int, rooms_bytes: int = ROOMS_BYTES) -> tuple[int, int]:
+    """Return the bytes of the room of loads, and of each of the two of stores. A state is stored as one piece: the
+    stream of the steps would wait for the copies of a third one.
+    """
+    return max(rooms_bytes // 2, page_bytes), max(rooms_bytes // 4, page_bytes, slot_bytes)
 
 
 class _Places:
@@ -192,8 +199,9 @@ class DeviceTransfers:
     ) -> None:
         device, self._page_bytes = arena_B.device, plan.page_bytes
         self._places = _Places(plan, arena_B, buffers)
-        self._loads = _Lane(device, 1, max(rooms_bytes // 2, plan.page_bytes))
-        self._stores = _Lane(device, 2, max(rooms_bytes // 4, plan.page_bytes))
+        load_bytes, store_bytes = rooms_bytes_for(plan.slot_bytes, plan.page_bytes, rooms_bytes)
+        self._loads = _Lane(device, 1, load_bytes)
+        self._stores = _Lane(device, 2, store_bytes)
         self._under_way: list[_Load] = []
         self._ends: deque[tuple[int, Any]] = deque()
         """Steps of transfers that may be under way, and the events of their ends."""
@@ -223,11 +231,9 @@ class DeviceTransfers:
         for kind, ids in work:
             if kind is WorkKind.STORE_STATES:
                 for slot_B, state_B in self._places.states(ids.host):
-                    for begin in range(0, len(slot_B), lane.room_bytes):
-                        piece = slice(begin, begin + lane.room_bytes)
-                        room_B = lane.next_room()[: len(slot_B[piece])]
-                        room_B.copy_(slot_B[piece])
-                        self._cross(step, room_B, state_B[piece])
+                    room_B = lane.next_room()[: len(slot_B)]
+                    room_B.copy_(slot_B)
+                    self._cross(step, room_B, state_B)
                 continue
             for rows, host_PB in self._places.pages(ids.host, lane.room_bytes // self._page_bytes):
                 pages_PB = lane.next_room()[: host_PB.numel()].view(host_PB.shape)

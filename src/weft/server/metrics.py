@@ -558,6 +558,8 @@ ENGINE = (
       lambda s: s.adapters.budget_bytes),
     E("lora_loads", "counter", "Adapters read and kept.", lambda s: s.adapters.loads),
     E("lora_evictions", "counter", "Adapters that gave way to others.", lambda s: s.adapters.evictions),
+    E("graph_steps", "counter", "Steps of a GPU that CUDA graphs computed, and others by the reason.",
+      lambda s: s.steps_by_form or None, "form"),
     E("ranks", "gauge", "Processes that compute the model together.", lambda s: s.ranks.size),
     E("rank_collective_seconds", "counter", "Seconds that rank 0 waited for other ranks.",
       lambda s: s.ranks.collective_s if s.ranks.size > 1 else None),

@@ -167,8 +167,10 @@ def _generation_defaults(directory: Path) -> Mapping[str, float | int]:
 def _need(name: str, directory: Path, config: EngineConfig, replicas: int) -> ModelNeed:
     """Return the memory that a model needs; of one that cannot be planned, the size of its files: loading reports the
     error."""
-    features = cpu_name_and_flags()[1]
-    asked = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features), coded_tiles=keeps_codes())
+    # A GPU keeps matrices as they are, whatever this machine's CPU can do.
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not visible_gpus())
+    features = cpu_name_and_flags()[1] if on_cpu else frozenset()
+    asked = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features), coded_tiles=on_cpu and keeps_codes())
     try:
         read = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         return replace(need_of(name, read, asked), replicas=replicas)

@@ -16,6 +16,7 @@ directory, so no port has to be free.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -24,6 +25,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import distributed
+
+from weft.tensor.device import use
 
 FEW_NUMBERS = 1 << 16
 """Most numbers that are gathered and added by every rank."""
@@ -80,12 +83,35 @@ class GroupCollectives:
         if device.type == "cuda":
             options = backends.ProcessGroupNCCL.Options()
             options._timeout = timeout
-            return cls(backends.ProcessGroupNCCL(store, rank, size, options), device)
+            group = cls(backends.ProcessGroupNCCL(store, rank, size, options), device)
+            group.connect(timeout_s)
+            return group
         options = backends.ProcessGroupGloo._Options()
         # Loopback by name: gloo would look up this machine's host name, which may not resolve.
         options._devices = [backends.ProcessGroupGloo.create_device(interface=_LOOPBACK)]
         options._timeout = timeout
         return cls(backends.ProcessGroupGloo(store, rank, size, options), device)
+
+    def connect(self, timeout_s: float) -> None:
+        """Gather a number, as NCCL connects with the first collective, and without a deadline: a rank that ended since
+        would leave this one there for ever. Raises RuntimeError if that takes longer than ``timeout_s``.
+        """
+        errors: list[BaseException] = []
+
+        def gather() -> None:
+            try:
+                use(self.device)
+                self.gather(torch.zeros(1, device=self.device))
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=gather, daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        if thread.is_alive():
+            raise RuntimeError(f"a rank did not connect in {timeout_s:g} s")
+        if errors:
+            raise errors[0]
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float().contiguous()

@@ -159,6 +159,24 @@ def free_bytes(device: torch.device) -> int:
     return int(free)
 
 
+WATCH_S = 0.1
+"""Seconds between two looks at the processes on which a wait depends."""
+_watches: list[Callable[[], None]] = []
+
+
+def watch_while_waiting(check: Callable[[], None]) -> Callable[[], None]:
+    """Call ``check`` during waits for the device. It raises if the device waits for a process that has ended: a
+    collective then never ends, and has no deadline inside of a graph. Return a function that ends this.
+    """
+    _watches.append(check)
+
+    def end() -> None:
+        if check in _watches:
+            _watches.remove(check)
+
+    return end
+
+
 WAIT_MAX_S = 300.0
 """Seconds, far longer than any step, and than the copies of one."""
 _PAUSE_MIN_S = 20e-6
@@ -196,13 +214,13 @@ def wait_for(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until ``event`` is done. Raises DeviceTimeoutError, and the errors of ``query`` for a fault of the
-    device.
+    """Wait until ``event`` is done. Raises DeviceTimeoutError, the errors of ``query`` for a fault of the device, and
+    those of ``watch_while_waiting``.
     """
     # Most waits are for work that is over.
     if event.query():
         return
-    began_s = clock()
+    began_s = watched_s = clock()
     # The pause grows with the time waited: a wait is at most 2 % too long, or the 0.1 ms of a wake-up.
     while not event.query():
         waited_s = clock() - began_s
@@ -211,4 +229,8 @@ def wait_for(
                 f"the GPU has not finished its work in {deadline_s:g} s: a kernel hangs, or the card is "
                 "lost; the driver's log (dmesg) may say which"
             )
+        if waited_s - (watched_s - began_s) > WATCH_S:
+            watched_s = clock()
+            for check in tuple(_watches):
+                check()
         sleep(min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, _PAUSE_SHARE * waited_s)))

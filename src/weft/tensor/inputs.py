@@ -140,10 +140,17 @@ class OutputRows:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedRows:
-    """Rows of pictures: ``rows_ND`` replace the embeddings of the tokens at ``index_N`` (int64, in T)."""
+    """Rows of pictures instead of the embeddings of some tokens. ``row_T``: int64, for each token its index in
+    ``rows_ND``, PAD for those that keep their embedding.
+    """
 
-    index_N: torch.Tensor
+    row_T: torch.Tensor
     rows_ND: torch.Tensor
+
+    def put(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return ``x_TD`` with the rows."""
+        rows_TD = self.rows_ND.index_select(0, self.row_T.clamp(min=0))
+        return torch.where((self.row_T == PAD)[:, None], x_TD, rows_TD)
 
 
 @dataclass(frozen=True, slots=True)

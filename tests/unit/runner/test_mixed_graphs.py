@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,13 +16,13 @@ from tests.unit.runner import plans
 from tests.unit.runner.test_graphs import SIZES, Recording, RunsOnce, Successor
 from weft.memory.frames.plan import plan_arena
 from weft.runner.graphs import Replay
-from weft.runner.mixed_graphs import TOKENS, MixedShape, mixed_shapes
-from weft.runner.torch_executor import TorchExecutor
+from weft.runner.mixed_graphs import OUTSIDE, TOKENS, MixedShape, mixed_shapes, outside, recorded_shapes
+from weft.runner.torch_executor import GRAPH, TorchExecutor
 from weft.schedule.plan import StepPlan, Tap
 from weft.units import PAD, SlotId
 
-SMALL, LARGE = MixedShape(64, 8, 4, 14), MixedShape(112, 8, 4, 15)
-SHAPES = (SMALL, MixedShape(64, 12, 4, 14), LARGE, MixedShape(112, 12, 4, 15))
+SMALL, LARGE = MixedShape(64, 8, 12, 38), MixedShape(112, 8, 12, 39)
+SHAPES = (SMALL, MixedShape(64, 12, 12, 38), LARGE, MixedShape(112, 12, 12, 39))
 
 
 class Replayed(Recording):
@@ -62,6 +63,7 @@ def test_shapes_waste_little_and_reach_every_row() -> None:
     assert {shape.decodes for shape in shapes} == {8, 64, 256}
     assert shapes[-1].tokens == TOKENS[-1]
     assert len(shapes) <= 33, "each of them takes three steps at start"
+    assert {shape.prompts for shape in shapes} == {16}
     assert all(later <= earlier * 4 / 3 for earlier, later in pairwise(TOKENS[3:]))
     assert mixed_shapes(12, 100) == SHAPES
     assert mixed_shapes(1, 64) == (MixedShape(64, 1, 1, 5),)
@@ -99,11 +101,11 @@ def test_a_step_goes_to_the_first_shape_that_holds_it_with_pad_behind_decodes_an
     assert inputs.positions_T.tolist() == [20, 21, *[PAD] * 6, 0, 1, 2, 0, 1, 2, 3, 4, *[PAD] * rest]
     assert inputs.tokens_T.tolist() == [5, 6, *[0] * 6, 0, 1, 2, 10, 11, 12, 13, 14, *[0] * rest]
     runs = inputs.runs
-    assert (runs.run_count, runs.decode_count) == (13, 8)
-    assert runs.starts_R.tolist() == [20, 21, *[PAD] * 6, 0, 0, *[PAD] * 3]
-    assert runs.slots_R.tolist() == [0, 1, *[PAD] * 6, 2, 3, *[PAD] * 3]
-    assert runs.context_R.tolist() == [21, 22, *[0] * 6, 3, 5, 0, 0, 0]
-    assert runs.page_table_RP[:, 0].tolist() == [30, 31, *[PAD] * 6, 32, 33, *[PAD] * 3]
+    assert (runs.run_count, runs.decode_count) == (21, 8)
+    assert runs.starts_R.tolist() == [20, 21, *[PAD] * 6, 0, 0, *[PAD] * 11]
+    assert runs.slots_R.tolist() == [0, 1, *[PAD] * 6, 2, 3, *[PAD] * 11]
+    assert runs.context_R.tolist() == [21, 22, *[0] * 6, 3, 5, *[0] * 11]
+    assert runs.page_table_RP[:, 0].tolist() == [30, 31, *[PAD] * 6, 32, 33, *[PAD] * 11]
     assert runs.offsets[runs.decode_count] == 8
 
 
@@ -123,8 +125,8 @@ def test_the_size_follows_from_tokens_and_decodes(plan: StepPlan, size: int) -> 
     assert capture.mixed == [size]
 
 
-@pytest.mark.parametrize("plan", [mixed(0, (1, 1, 1, 1, 1)), mixed(0, (16,), taps=15)], ids=["prompts", "chunks"])
-def test_a_step_that_no_shape_holds_is_launched_without_padding(plan: StepPlan) -> None:
+def test_a_step_that_no_shape_holds_is_launched_without_padding() -> None:
+    plan = mixed(0, (50,), taps=40)
     model, capture = Successor(), Replayed()
     made = executor(model, capture)
     count = len(model.seen)
@@ -132,6 +134,62 @@ def test_a_step_that_no_shape_holds_is_launched_without_padding(plan: StepPlan) 
     assert not capture.replays
     assert len(model.seen) == count + 1
     assert model.seen[-1].runs.run_count == plan.run_count
+    assert made.steps_by_form == {GRAPH: 0, **dict.fromkeys(OUTSIDE, 0), "unrecorded": 1}
+
+
+def test_a_step_outside_of_all_shapes_has_the_reason_that_comes_first() -> None:
+    shapes = recorded_shapes(256, 8192, verify_runs=True)
+    assert outside((), 5, 1, 0) == "unrecorded"
+    assert outside(shapes, 2049, 17, 0) == "tokens"
+    assert outside(shapes, 2048, 17, 1) == "prompts"
+    assert outside(shapes, 2048, 16, 1) == "drafts"
+    assert outside(shapes, 2048, 16, 0) == "unrecorded"
+
+
+def test_shapes_with_drafts_hold_them_next_to_all_decodes_and_next_to_sixteen_prompts() -> None:
+    shapes = recorded_shapes(256, 8192, verify_runs=True)
+    assert [shape.forward for shape in shapes if shape.verifies][:2] == [False, True]
+    assert len([shape for shape in shapes if shape.verifies]) <= 38, "each of them takes three steps at start"
+
+    def held(decodes: int, verified: list[int], prompts: list[int]) -> bool:
+        return any(shape.forward and shape.holds(decodes, prompts, len(prompts), verified) for shape in shapes)
+
+    assert held(240, [4] * 16, [])
+    assert held(240, [4] * 16, [64] * 16)
+    assert held(0, [17], [7])
+    assert not held(0, [2] * 17, [])
+    assert not held(0, [5] * 13, []), "65 tokens"
+    assert not any(shape.verifies and shape.holds(1, [5], 0) for shape in shapes), "no state to keep"
+
+
+def test_verify_runs_and_prompts_are_one_graph_with_pad_before_the_one_and_behind_the_other() -> None:
+    model, capture = Successor(), Replayed()
+    made = TorchExecutor(model, plan_arena(model.spec, 200_000), SIZES, capture=capture, verify_runs=True)
+    made.record_graphs()
+    runs = [(0, 20, [5], 0, True), (1, 30, [6, 7, 9], 1, True), (2, 0, [10, 11], 2, True)]
+    plan = plans.plan(runs, decode_count=1, admissions=[plans.admission(row, [1]) for row in range(3)])
+    noted: list[list[list[int]]] = []
+
+    def note(*_: object) -> None:
+        """The states are replayed from the same memory afterwards."""
+        seen = model.seen[-1]
+        numbers = seen.tokens_T, seen.positions_T, seen.runs.slots_R, seen.runs.context_R
+        noted.append([one.tolist() for one in numbers])
+
+    made.observer = note
+    result = made.execute(replace(plan, verify_count=1))
+    assert capture.mixed == [112, 13], "the step, and the states"
+    assert result.tokens.tolist() == [6, 8, 12]
+    assert result.verified == {1: (7, 8)}
+    runs_of = model.seen[-1].runs
+    [[tokens, positions, slots, contexts]] = noted
+    assert (runs_of.decode_count, runs_of.verify_count, runs_of.run_count) == (8, 12, 33)
+    assert tokens[:15] == [5, *[0] * 7, 6, 7, 9, 10, 11, 0, 0]
+    assert positions[:15] == [20, *[PAD] * 7, 30, 31, 32, 0, 1, PAD, PAD]
+    assert slots == [0, *[PAD] * 7, *[PAD] * 11, 1, 2, *[PAD] * 12]
+    assert contexts == [21, *[0] * 18, 33, 2, *[0] * 12]
+    assert runs_of.log is not None
+    assert (runs_of.log.first, runs_of.log.rows) == (8, 64)
 
 
 def test_recorded_or_not_the_tokens_are_the_same_and_the_same_rows_are_known_afterwards() -> None:
