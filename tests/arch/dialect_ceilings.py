@@ -16,36 +16,48 @@ from tests.arch.rules import ROOT, Source, area_of, weft_sources
 
 HABITS = (*DIALECT, NO_VERB, NO_NOUN)
 """Columns of ``CEILINGS``."""
-RATES = dict(zip(HABITS, (0.5, 0.5, 0.2, 0.2, 0.2, 0.2, 0.0), strict=True))
+RATES = dict(zip(HABITS, (0.5, 0.5, 0.2, 0.2, 0.2, 0.5, 0.2, 0.0), strict=True))
 """Occurrences per 1,000 words that every area may have; an area within all of them has no row. Names without a noun
 have no rate: prose does not excuse them."""
 
 # fmt: off
 CEILINGS: dict[str, tuple[int, ...]] = {
-    "src/weft": (0, 0, 0, 0, 0, 0, 12),
-    "src/weft/api": (0, 0, 0, 0, 0, 0, 22),
-    "src/weft/assemble": (0, 0, 0, 0, 0, 0, 5),
-    "src/weft/cli": (0, 0, 0, 0, 0, 0, 41),
-    "src/weft/costs": (0, 0, 0, 0, 0, 0, 15),
-    "src/weft/families": (1, 0, 0, 1, 0, 0, 8),
-    "src/weft/fleet": (0, 0, 0, 0, 0, 0, 12),
-    "src/weft/images": (0, 0, 0, 0, 0, 0, 12),
-    "src/weft/models": (0, 1, 0, 0, 0, 0, 106),
-    "src/weft/objects": (0, 0, 0, 0, 0, 0, 4),
-    "src/weft/planning": (0, 0, 0, 0, 0, 0, 12),
-    "src/weft/ranks": (0, 0, 0, 0, 0, 0, 1),
-    "src/weft/router": (0, 0, 0, 0, 0, 0, 10),
-    "src/weft/rpc": (0, 0, 0, 0, 0, 0, 10),
-    "src/weft/runner": (0, 0, 0, 2, 0, 0, 59),
-    "src/weft/server": (0, 0, 0, 0, 0, 0, 179),
-    "src/weft/speculation": (0, 0, 0, 0, 0, 0, 23),
-    "src/weft/store": (0, 2, 0, 0, 0, 1, 76),
-    "src/weft/tensor": (0, 1, 0, 1, 4, 0, 100),
-    "src/weft/text": (0, 0, 0, 0, 0, 0, 122),
-    "src/weft_tools/bench": (0, 0, 0, 0, 0, 0, 11),
-    "src/weft_tools/commands": (0, 0, 0, 0, 0, 0, 23),
-    "src/weft_tools/eval": (0, 0, 0, 0, 0, 0, 14),
-    "src/weft_tools/quantize": (0, 0, 0, 0, 0, 0, 29),
+    "README.md": (0, 0, 0, 0, 0, 1, 0, 0),
+    "docs/adding-a-model.md": (0, 0, 0, 0, 0, 2, 0, 0),
+    "docs/chat.md": (0, 1, 0, 0, 0, 2, 0, 0),
+    "docs/plan.md": (0, 1, 0, 0, 0, 2, 0, 0),
+    "docs/python.md": (0, 0, 0, 0, 0, 1, 0, 0),
+    "docs/responses-api.md": (0, 0, 0, 0, 0, 2, 0, 0),
+    "docs/sessions.md": (0, 0, 0, 0, 0, 1, 0, 0),
+    "docs/several-models.md": (0, 0, 0, 0, 0, 2, 0, 0),
+    "docs/tensor-plane.md": (0, 0, 0, 0, 0, 2, 0, 0),
+    "src/weft": (0, 0, 0, 0, 0, 5, 0, 12),
+    "src/weft/api": (0, 0, 0, 0, 0, 1, 0, 22),
+    "src/weft/assemble": (0, 0, 0, 0, 0, 0, 0, 5),
+    "src/weft/cli": (0, 0, 0, 0, 0, 1, 0, 41),
+    "src/weft/costs": (0, 0, 0, 0, 0, 0, 0, 15),
+    "src/weft/engine": (0, 0, 0, 0, 0, 5, 0, 0),
+    "src/weft/families": (1, 0, 0, 1, 0, 6, 0, 8),
+    "src/weft/fleet": (0, 0, 0, 0, 0, 5, 0, 12),
+    "src/weft/images": (0, 0, 0, 0, 0, 0, 0, 12),
+    "src/weft/models": (0, 1, 0, 0, 0, 8, 0, 106),
+    "src/weft/objects": (0, 0, 0, 0, 0, 1, 0, 4),
+    "src/weft/planning": (0, 0, 0, 0, 0, 1, 0, 12),
+    "src/weft/ranks": (0, 0, 0, 0, 0, 1, 0, 1),
+    "src/weft/router": (0, 0, 0, 0, 0, 2, 0, 10),
+    "src/weft/rpc": (0, 0, 0, 0, 0, 5, 0, 10),
+    "src/weft/runner": (0, 0, 0, 2, 1, 8, 0, 58),
+    "src/weft/schedule": (0, 0, 0, 0, 0, 4, 0, 0),
+    "src/weft/server": (0, 0, 0, 1, 0, 12, 0, 178),
+    "src/weft/speculation": (0, 0, 0, 0, 0, 2, 0, 23),
+    "src/weft/store": (0, 2, 0, 0, 0, 4, 1, 76),
+    "src/weft/tensor": (0, 1, 0, 1, 4, 5, 0, 100),
+    "src/weft/text": (0, 0, 0, 0, 0, 7, 0, 122),
+    "src/weft_tools/bench": (0, 0, 0, 0, 0, 0, 0, 11),
+    "src/weft_tools/commands": (0, 0, 0, 0, 0, 0, 0, 23),
+    "src/weft_tools/eval": (0, 0, 0, 0, 0, 0, 0, 14),
+    "src/weft_tools/quantize": (0, 0, 0, 0, 0, 1, 0, 29),
+    "src/weft_tools/sim": (0, 0, 0, 0, 0, 4, 0, 0),
 }
 # fmt: on
 """``rules.area_of`` -> occurrences of each of ``HABITS``."""

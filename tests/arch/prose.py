@@ -35,6 +35,9 @@ DIALECT: dict[str, re.Pattern[str]] = {
         r"|\b(?:called|done|said|told|written) otherwise\b",
         re.IGNORECASE,
     ),
+    "a chain of three pronouns in a sentence": re.compile(
+        r"(?:\b(?:it|its|they|them|their|theirs|those|these|ones)\b[^.!?;:]*){3}", re.IGNORECASE
+    ),
 }
 """Habits of this code's early English that no library has, by name. A question may ask what something is."""
 

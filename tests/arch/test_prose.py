@@ -108,6 +108,7 @@ def test_folders_and_pages_are_measured() -> None:
         ("a commit applies it whole or not at all", 4),
         ("that is no name of a model", 4),
         ("terms that others call otherwise", 4),
+        ("It frees its pages and those of the taps.", 5),
     ],
 )
 @pytest.mark.parametrize("path", ["src/weft/a.py", "docs/a.md"])

@@ -86,9 +86,9 @@ class LiveRequest:
         self.accepted = False
         """Whether an engine has accepted it, so that no bound of a queue refuses it any more."""
         self.full_replicas: set[int] = set()
-        """Replicas that refused it for their full queue, before an engine accepted it."""
+        """Replicas that refused the request for a full queue, before an engine accepted it."""
         self.begun = False
-        """Whether its present engine has said that it took it up."""
+        """Whether the present engine has said that it took the request up."""
         self.strikes = 0.0
         self.resumes = 0
         self._answers = {index: AnswerSoFar() for index in range(request.sampling.n)}

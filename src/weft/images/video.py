@@ -4,8 +4,8 @@
     tiles    16 x 9       | 16 x 9       | 16 x 9        a patch is the same 16 x 16 pixels of both frames
     text     <0.2 seconds><|vision_start|> 36 <|vision_end|><1.2 seconds><|vision_start|> 36 <|vision_end|>...
 
-For the rest of weft a video is a ``Picture`` whose tiles come one after another: its rows have one digest over all
-frames, each tile has its own positions in the prompt, and the text between them has ordinary positions. A tile sees no
+For the rest of weft a video is a ``Picture`` whose tiles come one after another: the rows have one digest over all
+frames, each tile has positions of its own in the prompt, and the text between tiles ordinary ones. A tile sees no
 other tile in the tower. The template writes one video token, within its own ``<|vision_start|>`` and
 ``<|vision_end|>``.
 

@@ -20,8 +20,8 @@ moves or evicts is free from the next transaction on: the step in flight may sti
 of memory's state: a transaction of an older version is a bug that is caught (law L5).
 
 A load copies codes into some of the pages that the lease gets, and the same step restores them there. A compressed
-state takes pages of the lease too. These *spare* pages hold nothing once the step is computed. They come after those of
-the tokens, and the close of the lease frees them.
+state takes pages of the lease too. These *spare* pages hold nothing once the step is computed. They come after the
+pages of the tokens, and the close of the lease frees them.
 
 Laws: L2 (all or nothing), L3 (no room is False or None), L5, L9 (``save`` costs no other request anything).
 """

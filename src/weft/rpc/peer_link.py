@@ -321,7 +321,7 @@ class PeerLink:
             self._end(send, reason)
 
     def _end(self, send: _Send, reason: str) -> None:
-        """End ``send``, the first one of its handoff. If it failed, those after it fail with it."""
+        """End ``send``, the first one of its handoff. If it failed, the later messages fail too."""
         queue = self._queues[send.parcel.handoff]
         while queue and (queue[0][1] is send or reason):
             _, ended = queue.popleft()

@@ -6,7 +6,7 @@
     Constrained.advance(tokens)  each matcher takes the token that was chosen
 
 Owns one matcher per constrained row. Its state is a function of only the answer's tokens: a sequence that comes back
-after a preemption is admitted with its earlier tokens, and its matcher reads them again. The tokens that may come next
+after a preemption is admitted with the earlier tokens, and the matcher reads them again. The tokens that may come next
 depend on the last one: if steps overlap, the tokens of the step before must be on the host before ``begin``.
 
     mask words (int32 [N, vocabulary / 32], a bit per token) --to the device--> bool [N, V] --> logits[rows]

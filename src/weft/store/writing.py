@@ -4,7 +4,7 @@
         --> bounded queue --rate limit--> volumes --sync--> tokens --sync--> rows --sync--> outcome
 
 Puts that wait together are written together: one sync of each file serves them all. A put that would wait for more than
-the queue holds is refused by ``submit``, never delayed. A failed write costs its own put and those that depend on it.
+the queue holds is refused by ``submit``, never delayed. A failed write costs that put and the puts that depend on it.
 
 Payloads are written in pieces. Before each piece the thread lets reads go first, for at most READS_FIRST_S: a
 request waits for a read, and none for a write. A retirement is durable before its blocks are given back, so

@@ -11,8 +11,8 @@
 A job has seconds, bytes and a function. A child in place has a limit of memory, and the parent kills it when a job is
 late. A fork has limits of CPU time, memory and stack of its own, and leaves nothing in the child.
 
-The child imports little, and has no terminal signals and no secret of the environment. It ends when its stdin
-ends, so it never outlives its parent. When it ends, every open job fails with BrokenPipeError. A ``WorkerLane``
+The child imports little, and has no terminal signals and no secret of the environment. A worker ends with its stdin,
+so it never outlives the parent. When it ends, every open job fails with BrokenPipeError. A ``WorkerLane``
 is one or two workers of an event loop, replaced after a job that was late or deadly.
 
 The lane waits for a millisecond before it yields. Most conversations are rendered in a tenth of that. A

@@ -21,8 +21,9 @@ that runs without others can have all of the arena except the KV that it reads i
 
 **Compressed states.** A snapshot that no sequence computes on does not need its last bits. Its int8 codes, with a scale
 for each row, take about a quarter of its bytes and are stored in k KV pages, anywhere, in order. It saves the same
-seconds for fewer bytes, so compression comes between the two classes, the least recently used state first. It takes
-pages before it gives a slot back, and must reduce the demand in frames, or it is not done; so a shortage ends. A
+seconds for fewer bytes, so compression comes between the two classes, the least recently used state first. A
+compression takes pages before it gives a slot back, and is done only where the demand in frames falls; so a shortage
+ends. A
 compressed state stays so until its eviction: a sequence that resumes there gets an exact copy in its own slot.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen snapshot)

@@ -10,8 +10,8 @@ which ones a sequence frees:
     B adds              [512..1024)  pages of A, [1024..) pages of B
                          B frees its own pages of [512..1024), its table is patched
 
-Compressed KV in the tree (compressed_kv.py) has tokens and no pages. The first sequence that publishes over
-it gives it its own pages, and frees none.
+Compressed KV in the tree (compressed_kv.py) has tokens and no pages. The first sequence that publishes over the edge
+gives it pages of the sequence, and frees none.
 """
 
 from __future__ import annotations

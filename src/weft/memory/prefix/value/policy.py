@@ -9,8 +9,8 @@
 One currency covers everything in the cache: the end of a conversation, the prefix that a thousand requests
 share, the middle of a document. The index (``hazard``) is learned from uses: which states are used again, and
 when. Evicted states teach as well. A *ghost* is the record of an evicted state. It is remembered for GHOST_S
-seconds, and a request that would have used the state counts. It leaves its prospects to the snapshot above
-it, its *heir*: a request that returns to an evicted end begins there. Constants are bounds, steps of tables,
+seconds, and a request that would have used the state counts. A snapshot leaves its prospects to the snapshot above,
+the *heir*: a request that returns to an evicted end begins there. Constants are bounds, steps of tables,
 and priors that a few dozen uses outweigh.
 
 ``order`` walks the candidates from the lowest value up, values each again at the present time, and names it
