@@ -63,7 +63,7 @@ def test_a_family_that_no_gpu_computes_is_refused_in_one_line_before_a_weight_is
     with emulated() as card, pytest.raises(CheckpointError) as refused, started(card, family):
         pass
     assert refused.value.message == (
-        f"{family} attends over chosen blocks, which weft computes only on CPUs; this is cuda:0. Use --device cpu"
+        f"{family} {ON_CPUS[family]}, which weft computes only on CPUs; this is cuda:0. Use --device cpu"
     )
     assert card.allocator.allocated == 0
 

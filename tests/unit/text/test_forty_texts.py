@@ -70,7 +70,7 @@ def one(row: ToolFormat, number: int, name: str, arguments: dict[str, Any]) -> s
     writes, text = row.writes, json.dumps(arguments, ensure_ascii=False)
     match writes.style:
         case "json":
-            body = f'{{"name": {json.dumps(name)}, "{writes.key}": {text}}}'
+            body = f"{writes.json_head(name, str(number))}{text}}}"
         case "python":
             body = f"{name}({', '.join(f'{key}={python(value)}' for key, value in arguments.items())})"
         case "braces":

@@ -16,6 +16,7 @@ from weft.text.tokenizer import Tokenizer
 from weft.text.tools.calling import calls_grammar
 from weft.text.tools.definitions import ToolChoice, read_tools
 from weft.text.tools.formats import FORMATS
+from weft.text.tools.writing import calls_text
 
 TOOLS = read_tools(
     [
@@ -186,6 +187,43 @@ FAMILIES = {
         '<｜GCML｜invoke name="get_time">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>',
         THINK,
     ),
+    "MiniMax-M2": Published(
+        "<think> <minimax:tool_call>",
+        ("think", "minimax_m2"),
+        '<minimax:tool_call>\n<invoke name="get-weather.v1">\n<parameter name="city">Zürich "HB"\n<b></parameter>\n'
+        '<parameter name="days">3</parameter>\n<parameter name="note">null</parameter>\n</invoke>\n'
+        '<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
+        THINK,
+    ),
+    "DeepSeek V3, R1": Published(
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{type}<｜tool▁sep｜>{name}\n```json\n</think>",
+        ("think", "deepseek_v3"),
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get-weather.v1\n```json\n{JSON}\n```"
+        "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n{}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        THINK,
+    ),
+    "DeepSeek V3.1": Published(
+        "<think> <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+        ("think", "deepseek_v31"),
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get-weather.v1<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        THINK,
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ),
+    "Command R7B, Command A": Published(
+        "<|START_THINKING|> <|START_ACTION|>",
+        ("cohere", "cohere"),
+        f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "get-weather.v1", "parameters": {JSON}}},\n'
+        '    {"tool_call_id": "1", "tool_name": "get_time", "parameters": {}}\n]<|END_ACTION|>',
+        ("<|START_THINKING|>Hm, rain?<|END_THINKING|>", "Hm, rain?"),
+    ),
+    "Apertus": Published(
+        "<|inner_prefix|> <|tools_prefix|>",
+        ("apertus", "apertus"),
+        f'<|tools_prefix|>[{{"get-weather.v1": {JSON}}}, {{"get_time": {{}}}}]<|tools_suffix|>',
+        ("<|inner_prefix|>Hm, rain?<|inner_suffix|>", "Hm, rain?"),
+    ),
     "Mistral, Ministral": Published(
         "[TOOL_CALLS] [THINK]",
         ("mistral", "mistral"),
@@ -289,6 +327,29 @@ def test_markers_of_gemma_that_are_special_tokens_stay_in_the_text() -> None:
     plan = dialect_of(family).plan("", tools=TOOLS, choice=ToolChoice("auto"))
     answer = family.thought[0] + family.calls
     assert text.showing(plan.shown_ids).decode(text.encode(answer)) == answer
+
+
+def test_markers_inside_a_head_stay_in_the_text() -> None:
+    family = FAMILIES["DeepSeek V3.1"]
+    text = tokenizer_with(family.tokens)
+    plan = dialect_of(family).plan("", tools=TOOLS, choice=ToolChoice("auto"))
+    assert text.showing(plan.shown_ids).decode(text.encode(family.calls)) == family.calls
+    [row] = [row for row in FORMATS if row.name == "deepseek_v3"]
+    assert {"<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"} <= set(row.markers)
+
+
+def test_calls_are_written_as_they_are_read() -> None:
+    functions = [
+        {"function": {"name": name, "arguments": given}} for name, given in (("get_time", {}), ("f", {"x": "y"}))
+    ]
+    written = {row.name: calls_text(row, functions) for row in FORMATS}
+    assert written["cohere"] == (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_time", "parameters": {}},\n'
+        '    {"tool_call_id": "1", "tool_name": "f", "parameters": {"x": "y"}}\n]<|END_ACTION|>'
+    )
+    assert written["apertus"] == '<|tools_prefix|>[{"get_time": {}}, {"f": {"x": "y"}}]<|tools_suffix|>'
+    assert '<invoke name="f">\n<parameter name="x">y</parameter>\n</invoke>' in written["minimax_m2"]
+    assert 'function<｜tool▁sep｜>f\n```json\n{"x": "y"}\n```<｜tool▁call▁end｜>' in written["deepseek_v3"]
 
 
 def test_gemma_reasons_again_after_some_content() -> None:

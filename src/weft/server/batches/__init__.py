@@ -1,4 +1,4 @@
-"""Batches: many requests from a file, answered in an order that suits the prefix cache; see docs/server.md.
+"""Batches: many requests from a file, answered in an order that suits the prefix cache; see docs/batches.md.
 
     weft batch IN -o OUT    offline.run_file --+
                                                +--> work.run_lines --> answering.answer_line --> one answer

@@ -360,7 +360,7 @@ _UPLOAD = {
     "type": "object",
     "required": ["file", "purpose"],
     "properties": {
-        "file": {"type": "string", "format": "binary", "description": "Batch lines, see docs/server.md."},
+        "file": {"type": "string", "format": "binary", "description": "Batch lines, see docs/batches.md."},
         "purpose": {"type": "string", "enum": ["batch"], "description": "Purpose of the file."},
     },
 }

@@ -28,6 +28,9 @@ from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import Tags, ToolFormat
 from weft.text.tools.values import fixed_values, followed, types_of
 
+_NUMBER = "\0"
+"""Text in the place of a call's number."""
+
 
 class _Rules:
     """Lark rules of a grammar that is being written. ``add`` returns the name of a new one."""
@@ -110,8 +113,9 @@ def _sequence(*parts: str) -> str:
 def _call(rules: _Rules, row: ToolFormat, tool: Tool, field: str) -> str:
     writes, name = row.writes, tool.name
     if writes.style == "json":
-        begin = f'{{"name": {json.dumps(name)}, "{writes.key}": '
-        return rules.add(_sequence(quoted(begin), rules.schema(tool.parameters, field), quoted("}")))
+        before, number, behind = writes.json_head(name, _NUMBER).partition(_NUMBER)
+        numbered = (rules.add(slashed("[0-9]{1,3}")), quoted(behind)) if number else ()
+        return rules.add(_sequence(quoted(before), *numbered, rules.schema(tool.parameters, field), quoted("}")))
     if writes.style == "headed":
         head = row.head
         assert head is not None

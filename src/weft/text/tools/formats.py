@@ -12,6 +12,8 @@ Python, name and JSON, or Gemma's ``call:name{...}``; ``docs/chat.md`` has the t
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +21,8 @@ from typing import Literal
 from weft.errors import ConfigError
 
 AUTO, NONE = "auto", "none"
+_MARKER = re.compile("<[^<>]+>")
+"""Pattern of the markers in the texts around a name."""
 
 Body = Literal["json", "xml", "python", "headed", "braces"]
 HasToken = Callable[[str], bool]
@@ -41,7 +45,8 @@ class Envelope:
 class Writing:
     """The text that a grammar writes around calls. ``lead`` and ``tail`` surround all calls, ``before`` and ``behind``
     each one, ``between`` separates them. ``style`` writes name and arguments; with JSON, ``key`` is the name of the
-    arguments."""
+    arguments, "" where the function's name is their key (Apertus). ``name_key`` is the key of the function's name;
+    ``numbered``: the number of the call comes first (Command)."""
 
     style: Body
     lead: str = ""
@@ -50,6 +55,16 @@ class Writing:
     between: str = ""
     tail: str = ""
     key: str = "arguments"
+    name_key: str = "name"
+    numbered: bool = False
+
+    def json_head(self, name: str, number: str) -> str:
+        """Return the JSON before the arguments of a call."""
+        shown = json.dumps(name, ensure_ascii=False)
+        if not self.key:
+            return f"{{{shown}: "
+        numbered = f'"tool_call_id": "{number}", ' if self.numbered else ""
+        return f'{{{numbered}"{self.name_key}": {shown}, "{self.key}": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +83,9 @@ class Head:
 class Tags:
     """Tags of a call and its parameters. ``named`` follows the name of a parameter, and is read with any
     whitespace between its tags. ``padded``: a value has a line end before and after it. ``quoted``: a name is
-    an attribute, and another attribute says whether the value is text or JSON (GigaChat); otherwise the tool's
-    schema gives its type. Without ``function``, a call begins with its bare name and ends with the envelope."""
+    an attribute (MiniMax-M2). ``says_type``: another attribute says whether the value is text or JSON (GigaChat);
+    otherwise the tool's schema gives its type. Without ``function``, a call begins with its bare name and ends with
+    the envelope."""
 
     function: str = "<function="
     function_end: str = "</function>"
@@ -78,6 +94,7 @@ class Tags:
     parameter_end: str = "</parameter>"
     padded: bool = True
     quoted: bool = False
+    says_type: bool = False
 
     def begin(self, name: str) -> str:
         """Return the opening of a call, as a grammar writes it."""
@@ -89,7 +106,8 @@ class Tags:
 
     def parameter_begin(self, name: str, *, is_text: bool) -> str:
         if self.quoted:
-            return f'{self.parameter} name="{name}" string="{str(is_text).lower()}">'
+            said = f' string="{str(is_text).lower()}"' if self.says_type else ""
+            return f'{self.parameter} name="{name}"{said}>'
         return f"{self.parameter}{name}{self.named}" + "\n" * self.padded
 
     @property
@@ -135,12 +153,14 @@ class ToolFormat:
     def markers(self) -> tuple[str, ...]:
         """Texts of the format that may be single tokens, which must not be left out of the answer's text."""
         heads = (self.head.before, self.head.arguments, self.head.behind, self.head.numbered) if self.head else ()
-        return tuple(text for text in (*self.opens, *self.ends, *heads, *self.tags.markers, self.quote) if text)
+        parts = (part for text in heads for part in (text, *_MARKER.findall(text)))
+        return tuple(text for text in (*self.opens, *self.ends, *parts, *self.tags.markers, self.quote) if text)
 
 
 _JSON: tuple[tuple[str, Body], ...] = (("{", "json"), ("[", "json"))
 _TAGGED: tuple[tuple[str, Body], ...] = (*_JSON, ("<", "xml"))
 _TOOL_CALL = Envelope("<tool_call>", "</tool_call>", _TAGGED)
+_DEEPSEEK = Envelope("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", (("<", "headed"),))
 _BARE_FUNCTION = Envelope("<function=", None, (("<", "xml"),), keeps_open=True)
 
 FORMATS: tuple[ToolFormat, ...] = (
@@ -196,7 +216,31 @@ FORMATS: tuple[ToolFormat, ...] = (
         Writing("xml", lead="<｜GCML｜tool_calls>\n", between="\n", tail="\n</｜GCML｜tool_calls>"),
         signs=(("｜GCML｜",),), tokens=("<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>"),
         tags=Tags("<｜GCML｜invoke", "</｜GCML｜invoke>", "<｜GCML｜parameter", ">", "</｜GCML｜parameter>",
-                  padded=False, quoted=True)),
+                  padded=False, quoted=True, says_type=True)),
+    ToolFormat(
+        "minimax_m2", (Envelope("<minimax:tool_call>", "</minimax:tool_call>", (("<", "xml"),)),),
+        Writing("xml", lead="<minimax:tool_call>\n", between="\n", tail="\n</minimax:tool_call>"),
+        signs=(("<minimax:tool_call>",),), tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
+        tags=Tags("<invoke", "</invoke>", "<parameter", ">", "</parameter>", padded=False, quoted=True)),
+    ToolFormat(   # a template of either also has the markers of the other one
+        "deepseek_v3", (_DEEPSEEK,),
+        Writing("headed", lead="<｜tool▁calls▁begin｜>", between="\n", tail="<｜tool▁calls▁end｜>"),
+        signs=(("<｜tool▁sep｜>", "```json"),),
+        head=Head("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>")),
+    ToolFormat(
+        "deepseek_v31", (_DEEPSEEK,),
+        Writing("headed", lead="<｜tool▁calls▁begin｜>", tail="<｜tool▁calls▁end｜>"),
+        signs=(("<｜tool▁sep｜>",),), tokens=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+        head=Head("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")),
+    ToolFormat(
+        "cohere", (Envelope("<|START_ACTION|>", "<|END_ACTION|>", _JSON),),
+        Writing("json", lead="<|START_ACTION|>[\n    ", between=",\n    ", tail="\n]<|END_ACTION|>",
+                key="parameters", name_key="tool_name", numbered=True),
+        signs=(("<|START_ACTION|>",),), tokens=("<|START_ACTION|>", "<|END_ACTION|>")),
+    ToolFormat(
+        "apertus", (Envelope("<|tools_prefix|>", "<|tools_suffix|>", _JSON),),
+        Writing("json", lead="<|tools_prefix|>[", between=", ", tail="]<|tools_suffix|>", key=""),
+        signs=(("<|tools_prefix|>",),), tokens=("<|tools_prefix|>", "<|tools_suffix|>")),
     ToolFormat(
         "kimi", (Envelope("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", (("<", "headed"),)),
                  Envelope("<|tool_call_section_begin|>", "<|tool_call_section_end|>", (("<", "headed"),)),

@@ -5,6 +5,8 @@
     CallDelta(arguments='"UTC"}', complete=True)   it is whole
 
     {"name": "f", "arguments": {"x": 1}}            also "parameters"; also inside {"function": {...}}
+    {"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}}                                Command
+    {"f": {"x": 1}}                                                                                Apertus
     [{"name": "f", "arguments": {...}}, ...]        also {...}; {...}
     [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}                                                 Mistral
     <|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>
@@ -116,7 +118,11 @@ class BodyReader(ABC):
         self.whole = self.emitted = at
 
 
-_HEADER = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters|args)"\s*:\s*(?=\{)')
+_HEADER = re.compile(
+    r'\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
+    r'\s*"(?:arguments|parameters|args)"\s*:\s*(?=\{)'
+)
+_KEYED_HEADER = re.compile(r'\{\s*("(?:[^"\\]|\\.)*")\s*:\s*(?=\{)')
 _ARGUMENTS = ("arguments", "parameters", "args")
 _EXTRA_ENDS = re.compile(r"[\s}\]]*[}\]][\s}\]]*")
 
@@ -214,10 +220,11 @@ class ObjectScanner:
 
 
 class JsonCalls(BodyReader):
-    """A reader of JSON calls; see the module."""
+    """A reader of JSON calls; see the module. ``keyed``: the name of a function is the key of its arguments."""
 
-    def __init__(self, close: str | None) -> None:
+    def __init__(self, close: str | None, *, keyed: bool = False) -> None:
         super().__init__(close)
+        self._keyed = keyed
         self._at = 0
         self._object: ObjectScanner | None = None
         self._name: str | None = None
@@ -279,7 +286,7 @@ class JsonCalls(BodyReader):
         scanner = self._object
         assert scanner is not None
         if self._name is None and scanner.copy_from is None:
-            header = _HEADER.match(self.text, scanner.start)
+            header = (_KEYED_HEADER if self._keyed else _HEADER).match(self.text, scanner.start)
             if header is not None and header.end() < len(self.text):
                 scanner = self._object = ObjectScanner(scanner.start)
                 scanner.scan(self.text, header.end())
@@ -296,7 +303,7 @@ class JsonCalls(BodyReader):
         if scanner.end is None:
             return False
         text, copied = self.text[scanner.start : scanner.end], "".join(scanner.escaped)
-        call = read_call(text) or read_call(self._as_copied(scanner, text))
+        call = self._call(text) or self._call(self._as_copied(scanner, text))
         if call is None:
             self.broken = True
             return True
@@ -307,6 +314,13 @@ class JsonCalls(BodyReader):
         else:  # Python, whose quotes and numbers are not those of JSON
             deltas.append(CallDelta(arguments=call[1], complete=True, instead=True))
         return self._object_ended(scanner.end)
+
+    def _call(self, text: str) -> tuple[str, str] | None:
+        value = parse_literal(text)
+        if self._keyed and isinstance(value, dict) and len(value) == 1:
+            [(name, arguments)] = value.items()
+            value = {"name": name, "arguments": arguments}
+        return call_of(value)
 
     def _as_copied(self, scanner: ObjectScanner, text: str) -> str:
         """Return the text of an object with its arguments as they were copied."""
@@ -349,7 +363,7 @@ def call_of(value: Any) -> tuple[str, str] | None:
         return None
     if isinstance(value.get("function"), dict):
         value = value["function"]
-    name = value.get("name")
+    name = value.get("name", value.get("tool_name"))
     if not isinstance(name, str) or not name:
         return None
     arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})

@@ -142,7 +142,7 @@ class ToolCallReader:
 
     def _reader(self, body: Body, close: str | None) -> BodyReader:
         if body == "json":
-            return JsonCalls(close)
+            return JsonCalls(close, keyed=not self._row.writes.key)
         if body == "xml":
             return TagCalls(close, self._row.opens, self._parameters, self._row.tags)
         if body == "python":
@@ -151,9 +151,8 @@ class ToolCallReader:
             return BraceCalls(close or "", self._row.quote, self._parameters)
         head = self._row.head
         assert head is not None
-        return HeadedCalls(
-            close, before=head.before, arguments=head.arguments, behind=head.behind, numbered=head.numbered
-        )
+        arguments, behind = head.arguments.strip(), head.behind.strip()  # read with any whitespace
+        return HeadedCalls(close, before=head.before, arguments=arguments, behind=behind, numbered=head.numbered)
 
     def _read_body(self, last: bool) -> bool:
         body, envelope = self._body, self._envelope

@@ -5,7 +5,7 @@
     Paris                                   Paris</parameter>                        <arg_value>Paris</arg_value>
     </parameter>                            </invoke>                                (the end of the envelope)
     </function>
-    Qwen3-Coder, Qwen3.5, Nemotron 3, ZAYA1    GigaChat 3.5                          GLM, Ling 3; no line ends: too
+    Qwen3-Coder, Qwen3.5, Nemotron 3, ZAYA1    GigaChat 3.5; MiniMax-M2: no string=  GLM, Ling 3; no line ends: too
 
 A value in tags is text, and the tool's schema gives its type (``values``). A text is given out while it comes;
 other types are read when they are complete. GLM also writes ``get_weather{"city": "Paris"}``.
@@ -202,7 +202,7 @@ class TagCalls(BodyReader):
     def _begin_value(self, name: str, tag: str, deltas: list[CallDelta]) -> None:
         assert self._function is not None
         name = self._parameters.parameter(self._function, name)
-        if self._tags.quoted:
+        if self._tags.says_type:
             self._is_text = 'string="true"' in tag
         else:
             self._types = self._parameters.types(self._function, name)
@@ -240,7 +240,7 @@ class TagCalls(BodyReader):
 
     def _typed(self, text: str) -> str:
         """Return the JSON text of a value."""
-        if not self._tags.quoted:
+        if not self._tags.says_type:
             return to_json(read_value(text, self._types))
         try:
             return to_json(parse_json(text))

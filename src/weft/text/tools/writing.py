@@ -30,7 +30,7 @@ def calls_text(row: ToolFormat | None, calls: Sequence[Mapping[str, Any]]) -> st
 
 def _call(row: ToolFormat | None, writes: Writing, number: int, name: str, arguments: Mapping[str, Any]) -> str:
     if row is None or writes.style == "json":
-        return f'{{"name": {_json(name)}, "{writes.key}": {_json(arguments)}}}'
+        return f"{writes.json_head(name, str(number))}{_json(arguments)}}}"
     if writes.style == "headed":
         head = row.head
         assert head is not None
