@@ -337,8 +337,8 @@ class TorchExecutor:
             )
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, began_s: float) -> LaunchedStep:
-        """Compute the rest of a step with verify runs. The tokens are on the host at once, since the states of sequences
-        follow from them.
+        """Compute the rest of a step with verify runs. The tokens are on the host at once, since the states follow
+        from them.
         """
         room = self._logits_room(len(batch.sample_runs))
         logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)

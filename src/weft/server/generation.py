@@ -118,7 +118,6 @@ class Generation:
         self._error_type: str | None = None
         engine_id = token_hex(16)
         context_tokens = model.info.sizes.max_model_len
-        check_count(sum(max(sampling.n, 0) for sampling in samplings), model.info.sizes.queue_max)
         key = key_of_request()
         self._requests: list[Request] = []
         for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
@@ -138,6 +137,9 @@ class Generation:
             )
             check_generates(model.info, request)
             self._requests.append(within_context(request, context_tokens, answer_field))
+        for request in self._requests:
+            request.check(context_tokens, model.info.vocab_size, prompt_field=prompt_field)
+        check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)
         check_logprob_count(
             self._requests,
             context_tokens=context_tokens,
@@ -145,8 +147,6 @@ class Generation:
             limit=service.config.max_answer_logprobs,
             field=logprobs_field,
         )
-        for request in self._requests:
-            request.check(context_tokens, model.info.vocab_size, prompt_field=prompt_field)
         self.prompts = prompts
         self.samplings = samplings
         self.choices: list[Choice] = []
