@@ -46,12 +46,12 @@ def test_a_prompt_of_the_shape_of_a_decode_is_not_replayed_by_its_graph() -> Non
 def test_a_prompt_that_a_graph_of_decodes_computes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     padding, seen = BatchBuilder._padding, [0]
 
-    def by_shape(self: BatchBuilder, plan: StepPlan, text_only: bool) -> _Padding:
+    def by_shape(self: BatchBuilder, plan: StepPlan) -> _Padding:
         width = next((width for width in self.decode_widths if width >= plan.run_count), 0)
         if width == plan.run_count == plan.token_count:
             seen[0] += plan.decode_count == 0
             return _Padding(0, graphed=True)
-        return padding(self, plan, text_only)
+        return padding(self, plan)
 
     monkeypatch.setattr(BatchBuilder, "_padding", by_shape)
     assert is_noticed(prompts_as_short_as_decodes)

@@ -61,6 +61,11 @@ OWN = {
     "minimax": 'functions.look-up.v2({"import": "a<b", "n": 3})',
     "kimi": "<|tool_call_begin|>functions.look-up.v2:0<|tool_call_argument_begin|>"
     '{"import": "a<b", "n": 3}<|tool_call_end|>',
+    "minimax_m2": '<invoke name="look-up.v2"><parameter name="import">a<b</parameter>'
+    '<parameter name="n">3</parameter></invoke>',
+    "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>look-up.v2\n```json\n"
+    '{"import": "a<b", "n": 3}\n```<｜tool▁call▁end｜>',
+    "deepseek_v31": '<｜tool▁call▁begin｜>look-up.v2<｜tool▁sep｜>{"import": "a<b", "n": 3}<｜tool▁call▁end｜>',
     "gigachat": '<｜GCML｜invoke name="look-up.v2">'
     '<｜GCML｜parameter name="import" string="true">a<b</｜GCML｜parameter>'
     '<｜GCML｜parameter name="n" string="false">3</｜GCML｜parameter></｜GCML｜invoke>',

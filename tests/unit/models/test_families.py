@@ -231,7 +231,7 @@ def test_old_and_new_scaling_keys_mean_the_same(scaling: Config) -> None:
         ("qwen3", {"num_hidden_layers": "36"}, ["num_hidden_layers", "'36'"]),
         ("qwen3", {"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
         ("qwen3", {"num_key_value_heads": 5}, ["num_key_value_heads", "5", "32"]),
-        ("qwen3", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, ["rope_type", "dynamic", "yarn"]),
+        ("qwen3", {"rope_scaling": {"rope_type": "wavy", "factor": 4.0}}, ["rope_type", "wavy", "yarn"]),
         ("qwen3", {"rope_scaling": {"rope_type": "linear"}}, ["linear", "factor"]),
         ("qwen3", {"rope_scaling": {"rope_type": "llama3", "low_freq_factor": 1.0}}, ["llama3 needs a factor"]),
         ("qwen3", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["llama3 needs a low_freq_factor"]),
