@@ -95,6 +95,13 @@ def test_usage_counts_every_prompt_token_once(server: RunningServer) -> None:
     assert streamed.usage.output_tokens == 4
 
 
+def test_a_text_that_spells_a_marker_is_counted_as_it_is_answered(server: RunningServer) -> None:
+    messages: Any = [{"role": "user", "content": "say:<|assistant|>"}]
+    count = client(server).messages.count_tokens(model="scripted", messages=messages).input_tokens
+    usage = client(server).messages.create(model="scripted", messages=messages, max_tokens=4).usage
+    assert usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens == count
+
+
 def test_a_cache_control_is_a_mark_and_what_it_creates_is_counted(cached: RunningServer) -> None:
     text = "You keep one slot for each running sequence and pages for its tokens. " * 12
     system: Any = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]

@@ -30,7 +30,7 @@ from weft.server.protocol import Int, Priority, Salt, Unserved, prompts_of
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sse import Way
-from weft.server.truncation import TO_THE_CONTEXT
+from weft.server.truncation import TO_THE_CONTEXT, checked_count
 from weft.text.pooling import PooledPrompt
 from weft.text.prompt import Prompt
 
@@ -439,14 +439,7 @@ def check_dimensions(model: ServedModel, dimensions: int) -> None:
 
 
 def _cut(body: PoolingBody, model: ServedModel) -> int | None:
-    count = body.truncate_prompt_tokens
-    if count is None:
-        return None
-    if count != TO_THE_CONTEXT and count < 1:
-        raise RequestError(
-            f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for the longest that is served",
-            param="truncate_prompt_tokens",
-        )
+    count = checked_count(body.truncate_prompt_tokens)
     return model.info.sizes.max_model_len if count == TO_THE_CONTEXT else count
 
 

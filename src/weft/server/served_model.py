@@ -77,7 +77,7 @@ class ServedModel:
         return self.names[0]
 
     def name_for(self, requested: str | None) -> str:
-        """Return the value of ``model`` in a response: the name that the request used, if it is one of its own."""
+        """Return the value of ``model`` in a response: the name that the request used, if it is one of ``names``."""
         return requested if requested is not None and requested in self.names else self.name
 
     def reads(self, variable: str) -> bool:

@@ -33,17 +33,22 @@ def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) 
         )
 
 
-def tokens_after_cut(model: ServedModel, body: SamplingFields, *, is_chat: bool) -> int | None:
-    """Return the most tokens that ``truncate_prompt_tokens`` leaves; None without one. Raise RequestError that names
-    the field."""
-    count = body.truncate_prompt_tokens
-    if count is None:
-        return None
-    if count != TO_THE_CONTEXT and count < 1:
+def checked_count(count: int | None) -> int | None:
+    """Return ``truncate_prompt_tokens``. Raise RequestError for a count that it cannot be."""
+    if count is not None and count != TO_THE_CONTEXT and count < 1:
         raise RequestError(
             f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for the room of the context",
             param="truncate_prompt_tokens",
         )
+    return count
+
+
+def tokens_after_cut(model: ServedModel, body: SamplingFields, *, is_chat: bool) -> int | None:
+    """Return the most tokens that ``truncate_prompt_tokens`` leaves; None without one. Raise RequestError that names
+    the field."""
+    count = checked_count(body.truncate_prompt_tokens)
+    if count is None:
+        return None
     if is_chat and body.truncation_side == "right":
         raise RequestError(
             "truncation_side right belongs to /v1/completions: the answer of a chat begins where the prompt ends",
