@@ -161,7 +161,8 @@ def test_each_line_is_a_json_object_without_keys_and_texts(server: RunningServer
     client = server.client(api_key="secret-key")
     id_of = {"X-Request-Id": "my-id-1"}
     stream = client.completions.create(model="default", prompt="say:private", stream=True, extra_headers=id_of)
-    assert len(list(stream)) > 1
+    # A busy machine puts several tokens into one event, so their number says nothing.
+    assert "".join(event.choices[0].text for event in stream if event.choices) == "private"
     refused = server.get("/v1/models/wrong?key=in-the-query", headers=KEY)
     assert server.post("/v1/completions", {"prompt": "say:a"}).status_code == 401
     server.interrupt()
