@@ -100,7 +100,9 @@ class TemplateTakes:
 
     def observations(self) -> bool:
         """Return whether the template knows results of tools only by the older name of their role."""
-        return not self.tool_results() and self._tried(("observation",), *_called(), _said("observation", 1), words=_WORDS[1:2])
+        return not self.tool_results() and self._tried(
+            ("observation",), *_called(), _said("observation", 1), words=_WORDS[1:2]
+        )
 
     def repeated(self, role: str) -> bool:
         before = () if role == "user" else (_said("user", 0),)
