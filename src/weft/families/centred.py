@@ -19,7 +19,7 @@ from weft.families.reading import Family
 from weft.families.residuals import Residual
 
 
-def _logit_scale(keys: ConfigKeys) -> Mapping[str, Any]:
+def logit_scale(keys: ConfigKeys) -> Mapping[str, Any]:
     scale = keys.number("logit_scale", 0.0625)
     if scale == 0:
         fail("logit_scale", scale, "it must not be 0")
@@ -43,7 +43,7 @@ def _cohere(**more: Any) -> Decoder:
         | more,
         renamed={"rms_norm_eps": "layer_norm_eps"},
         residual=lambda keys: Residual(centred="weight", parallel="one"),
-        more=_logit_scale,
+        more=logit_scale,
         only={"use_qk_norm": False},
     )
 

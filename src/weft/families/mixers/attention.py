@@ -10,7 +10,7 @@ Pure data, no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft import spec
@@ -138,8 +138,10 @@ class Attention(Mixer):
     places away on either side. ``clip``: queries, keys and values are cut to [-clip, clip]; 0: they are not (OLMo).
     ``cap``: scores are cap x tanh(score / cap); 0 for none (Gemma 2). ``norm_after``: queries and keys are normed after
     they have turned (Hunyuan); ``norm_plain``: these norms have no weight (Llama 4). ``softplus_gate``: gates are a
-    softplus, not a sigmoid (Laguna). ``chunk``: a token sees the tokens before it in its own chunk of so many, counted
-    from the beginning of the text, a multiple of a page (Llama 4); None: all of them."""
+    softplus, not a sigmoid (Laguna). ``value_dim``: numbers of a value where they are fewer than those of a key; memory
+    keeps values as wide as keys. ``value_factor``: on values (MiMo V2 Flash). ``chunk``: a token sees the tokens before
+    it in its own chunk of so many, counted from the beginning of the text, a multiple of a page (Llama 4); None: all of
+    them."""
 
     reader = "weft.models.blocks.attention:read_attention"
     part = "attention"
@@ -172,6 +174,8 @@ class Attention(Mixer):
     norm_plain: bool = False
     softplus_gate: bool = False
     chunk: int | None = None
+    value_dim: int = 0
+    value_factor: float = 1.0
 
     @property
     def index_width(self) -> int:
@@ -226,10 +230,11 @@ class Attention(Mixer):
         no bias."""
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
+        values = replace(keys, width=self.value_dim or self.head_dim)
         apart = ((gate, queries),) if self.gated and gate else ()
         asked = Units(self.heads, self.head_dim * 2) if self.gated and not gate else queries
         read = inputs or hidden
-        own = (("k_proj", keys), ("v_proj", keys))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
+        own = (("k_proj", keys), ("v_proj", values))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
         parts: tuple[tuple[str, Dim], ...] = (("q_proj", asked), *apart, *own)
         if joined:
             parts = ((joined, Units(self.heads, 3 * self.head_dim) if by_head else (queries, keys, keys)),)
@@ -243,7 +248,8 @@ class Attention(Mixer):
         if self.sinks:
             table |= exact("sinks", dims=(Units(self.heads),))
         out_bias = self.bias if self.out_bias is None else self.out_bias
-        return table | product("out", queries, (out, hidden), bias=out_bias)
+        given = Units(self.heads, self.value_dim or self.head_dim)
+        return table | product("out", given, (out, hidden), bias=out_bias)
 
     def tables(self, hidden: int) -> list[Table]:
         return [self.table(hidden), *index_tables(self.index, hidden)]

@@ -68,7 +68,8 @@ class Experts(BlockShape):
     expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``. ``router_width``: the router is a feed-forward
     of this width over a state that layers hand on, and may choose none (ZAYA); 0: a product. ``router_continues``:
     there is a layer before. ``shared_count``: number of experts of ``shared_width`` that every token passes; the router
-    scores them too, and weights are shares of the sum over them and the chosen ones (Inkling)."""
+    scores them too, and weights are shares of the sum over them and the chosen ones (Inkling). ``shared_factor``: on
+    the output of the expert that every token passes. ``out_normed``: the output of all of it is normed (A.X K1)."""
 
     reader = "weft.models.blocks.feed_forward:read_experts"
     part = "experts"
@@ -97,15 +98,18 @@ class Experts(BlockShape):
     shared_count: int = 0
     group_best: int = 2
     weighs_input: bool = False
+    shared_factor: float = 1.0
+    out_normed: bool = False
 
     @property
     def further_norms(self) -> int:
-        return 3 if self.normed_apart else 0
+        return 3 * self.normed_apart + self.out_normed
 
     @property
     def shared(self) -> Dense:
         """The expert that every token passes."""
-        return Dense(self.shared_width, self.activation, self.gated, limit=self.limit)
+        factors = (1.0, self.shared_factor)
+        return Dense(self.shared_width, self.activation, self.gated, multipliers=factors, limit=self.limit)
 
     def table(
         self,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from weft.families.mixers.attention import Attention, Index, KeyIndex
 from weft.models.block_reader import BlockReader
@@ -72,12 +73,13 @@ class AttentionBlock:
             self.sinks,
             self.v_norm,
         )
-        self.fused = fused_block_of(self.qkv, self.out) if self.shape.index is None else None
+        plain = self.shape.index is None and not self.shape.value_dim
+        self.fused = fused_block_of(self.qkv, self.out) if plain else None
 
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
     ) -> torch.Tensor:
-        projected_TW = self.qkv(x_TD)
+        projected_TW = self._projected(x_TD)
         if isinstance(self.shape.index, KeyIndex):
             return self.out(inputs.asked_of(choosing_layer(projected_TW, self.core, inputs, cache, cos_sin)))
         seen = chosen(self.index, x_TD, None, inputs, cache, cos_sin)
@@ -86,13 +88,24 @@ class AttentionBlock:
             if seen is None
             else seen_layer(projected_TW, self.core, inputs, cache, cos_sin, seen)
         )
+        if self.shape.value_dim:
+            o_TC = o_TC.unflatten(1, (-1, self.shape.head_dim))[..., : self.shape.value_dim].flatten(1)
         return self.out(inputs.asked_of(o_TC))
+
+    def _projected(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return queries, keys and values; narrower values as wide as keys, with zeros at the end."""
+        projected_TW, shape = self.qkv(x_TD), self.shape
+        if not shape.value_dim:
+            return projected_TW
+        v_THD = projected_TW[:, -shape.kv_heads * shape.value_dim :].unflatten(1, (-1, shape.value_dim))
+        v_THD = F.pad(v_THD * shape.value_factor, (0, shape.head_dim - shape.value_dim))
+        return torch.cat((projected_TW[:, : -shape.kv_heads * shape.value_dim], v_THD.flatten(1)), dim=1)
 
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> None:
         """Write the keys and values of the tokens, without an output."""
         if self.index is not None and cache.index is not None:
             self.index.write(x_TD, inputs, cache.index)
-        write_projected(self.qkv(x_TD), self.core, inputs, cache, cos_sin)
+        write_projected(self._projected(x_TD), self.core, inputs, cache, cos_sin)
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """Return the block as a part of a stack; ``x_TD`` is its input."""
