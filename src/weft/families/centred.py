@@ -1,4 +1,5 @@
 """Decoders whose norms subtract the mean: Command R, OLMo 1, StarCoder 2, StableLM, Nemotron 4, Phi 1 and 2, GPT-NeoX.
+Those of nanochat have no weight.
 
 In some, mixer and feed-forward are parallel. Sources: the configuration class and the model of transformers 5.24
 for each ``model_type``; their defaults are in the rows.
@@ -16,7 +17,7 @@ from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, pattern
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense
 from weft.families.reading import Family
-from weft.families.residuals import Residual
+from weft.families.residuals import PlainNorms, Residual
 
 
 def logit_scale(keys: ConfigKeys) -> Mapping[str, Any]:
@@ -33,6 +34,12 @@ def _cut_rotary(keys: ConfigKeys) -> ConfigKeys:
     if isinstance(stated, Mapping) and stated.get("rope_type") == "proportional":
         fail("rope_type", "proportional", "a part of each head turns here, by frequencies of its own")
     return keys
+
+
+def _nanochat_cap(keys: ConfigKeys) -> Mapping[str, Any]:
+    """Return the cap on logits: 15 where config.json is silent, none where it says null."""
+    key = "final_logit_softcapping"
+    return {"logits_cap": keys.number(key, 0.0 if keys.has(key) else 15.0)}
 
 
 def _cohere(**more: Any) -> Decoder:
@@ -111,6 +118,13 @@ _NEOX_FILES = (
     (r"^gpt_neox\.", "model."),
     (r"^embed_out\.", "lm_head."),
 )
+_NANOCHAT = Decoder(
+    defaults=sizes(50_304, 768, 8192, 12, 6, 6, 2048),
+    attention={"qk_norm": True, "norm_after": True, "norm_plain": True},
+    feed=lambda keys, layer: Dense(keys.integer("intermediate_size"), "relu2", gated=False),
+    residual=lambda keys: PlainNorms(),
+    more=_nanochat_cap,
+)
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
 _UNGATED = replace(NAMES, swiglu=False)
 FAMILIES = (
@@ -127,6 +141,9 @@ FAMILIES = (
         _UNGATED, mixers={Attention: "attention"}, final_norm="final_layer_norm", spelled={
             Attention: {"joined": "query_key_value", "by_head": True, "out": "dense"},
             Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), _NEOX_FILES),
+    Family("nanochat", ("nanochat",), _NANOCHAT, "relu2", replace(
+        _UNGATED, ends_reader="weft.models.blocks.streams:normed_embedding", spelled={
+            Attention: {"backwards": True}, Dense: {"names": ("fc1", "fc2")}})),
     Family("jais2", ("jais2",), _JAIS2, "relu2", _UNGATED),
     Family("stablelm", ("stablelm",), _STABLELM, names=NAMES),
     Family("nemotron", ("nemotron",), _NEMOTRON, "relu2", replace(_UNGATED, plus_one=True)),

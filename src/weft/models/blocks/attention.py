@@ -141,6 +141,11 @@ def neighbours_apart(rows: torch.Tensor, *, head_dim: int, turned: int) -> torch
     return torch.cat((rows_HD[:, :turned:2], rows_HD[:, 1:turned:2], rows_HD[:, turned:]), dim=1).flatten(0, 1)
 
 
+def halves_swapped(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
+    """Return ``rows`` [heads x head_dim, ...] with the halves of each head swapped. So they turn the other way."""
+    return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).flip(1).flatten(0, 2)
+
+
 def parts_apart(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
     """Return all rows of queries, then those of keys, then those of values, of ``rows`` [heads x 3 x head_dim, ...]."""
     return rows.view(-1, 3, head_dim, *rows.shape[1:]).transpose(0, 1).flatten(0, 2)
@@ -157,11 +162,12 @@ def read_attention(
     joined: str = "",
     by_head: bool = False,
     paired: bool = False,
+    backwards: bool = False,
 ) -> AttentionBlock:
     """Return one projection, with the gate's rows moved after the query's (``gate``: they are stored by
     themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end. ``joined``: the tensor that has the
     rows of all three, if the files have it, ``by_head``: head by head. ``paired``: positions turn pairs of
-    neighbours."""
+    neighbours; ``backwards``: the other way."""
     source = read.source
     if shape.kv_of is not None:  # releases of Gemma 4 have keys and values of such layers; nothing uses them
         for part in ("k_proj", "v_proj", "k_norm", "v_norm"):
@@ -179,8 +185,10 @@ def read_attention(
         if bias is not None:
             asked = 2 * shape.heads * shape.head_dim
             bias[:asked] = separate_gate(bias[:asked], shape.heads, shape.head_dim)
-    if paired and shape.rope is not None:
-        order = partial(neighbours_apart, head_dim=shape.head_dim, turned=shape.rope.rotary_dim)
+    if (paired or backwards) and shape.rope is not None:
+        order: Order = partial(halves_swapped, head_dim=shape.head_dim)
+        if paired:
+            order = partial(neighbours_apart, head_dim=shape.head_dim, turned=shape.rope.rotary_dim)
         orders |= {"q_proj.weight": order, "k_proj.weight": order}
         if bias is not None:
             turned = (shape.heads + shape.kv_heads) * shape.head_dim
