@@ -77,6 +77,7 @@ _STABLELM = Decoder(
         centred="bias", parallel="one" if keys.boolean("use_parallel_residual", False) else ""
     ),
     only={"qk_layernorm": False},
+    keys_of=_cut_rotary,
 )
 _NEMOTRON = Decoder(
     defaults=sizes(256_000, 6144, 24_576, 32, 48, 48, 4096) | {"norm_eps": 1e-5},

@@ -72,10 +72,14 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "youtu": ("head_dim", "qk_head_dim"),
     "minicpm3": ("head_dim", "qk_head_dim"),
     "sarvam_mla": ("head_dim", "qk_head_dim"),
+    "axk1": ("head_dim", "qk_head_dim"),
     # layer_types says it.
     "afmoe": ("global_attn_every_n_layers",),
+    "cohere2_moe": ("sliding_window_pattern",),
     "dots1": ("max_window_layers",),
     "exaone4": ("sliding_window_pattern",),
+    # The sum of two products in float32, which is rounded alike.
+    "hy_v3": ("enable_moe_fp32_combine",),
     # Of other heads than that of tokens.
     "gpt_neox": ("classifier_dropout", "is_decoder"),
     # mlp_layer_types says the first.
