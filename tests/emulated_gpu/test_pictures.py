@@ -118,9 +118,7 @@ def test_a_picture_without_room_fails_its_own_request_only(large: Path) -> None:
         others = torch.empty(torch.cuda.mem_get_info()[0] - (4 << 20), dtype=torch.uint8, device="cuda")
         core = engine.core
         core.submit(shown(core))
-        core.submit(
-            Request(request_id="text", prompt_tokens=[3, 4], sampling=structs.replace(GREEDY, max_tokens=40))
-        )
+        core.submit(Request(request_id="text", prompt_tokens=[3, 4], sampling=structs.replace(GREEDY, max_tokens=40)))
         ends: dict[str, TokenEvent] = {}
         while core.has_work:
             ends |= {event.request_id: event for event in core.step() if event.finish_reason}

@@ -11,8 +11,8 @@ the edges of chunks, hits, preemptions and resumptions need no special cases.
 Decodes come after every picture: their turn is their position plus one number of their row. Graphs read it from
 ``deltas_R``.
 
-On a GPU a piece is asked for once the piece before the last one is done: the device always has the next one, and
-what a step finds before it is a piece or two, however large a picture is.
+On a GPU a piece is launched once the piece before the last is done: the device always has the next piece, and at most
+two pieces delay a step, however large a picture is.
 
 The engine drops rows while a step may be in flight that admits a sequence with them: such a sequence was cancelled,
 and its results are cached all the same. So rows go only when a step that began later is applied.
@@ -126,9 +126,10 @@ class PictureRows:
                 before = queued
             yield
         # Outside of the handler, which holds the memory of the tower by its traceback.
+        patches = sum(len(tile.patches) for tile in seen.tiles)
         raise RequestError(
-            f"a picture of {sum(len(tile.patches) for tile in seen.tiles)} patches does not fit into the free memory of "
-            "the GPU: send a smaller one, or lower --gpu-memory-fraction",
+            f"a picture of {patches} patches does not fit into the free memory of the GPU: send a smaller one, or "
+            "lower --gpu-memory-fraction",
             param="pictures",
         )
 

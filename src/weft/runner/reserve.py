@@ -17,8 +17,8 @@ runs and so is missing from the free memory that is read afterwards.
     verify runs      two verify runs after hits, whose states are computed again afterwards
     decodes          only PAD rows, with a page table as wide as that of a CUDA graph
 
-Of a model with a vision tower, the largest picture that its settings allow is encoded too. Its memory is held between
-its pieces, while steps run, so it is added.
+With a vision tower, the largest picture that the checkpoint's settings allow is encoded too. Steps run between the
+pieces of a picture, so its memory is added.
 
 Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the first
 shows the pool that all of them share, the second the memory of each further graph. With adapters there is a second

@@ -19,7 +19,6 @@ import torch
 from weft.families.vision import VisionTower
 from weft.models.table_reader import TableReader
 
-
 BAND_PATCHES = 4096
 """Patches whose additions are computed at once, in float32."""
 
@@ -59,10 +58,10 @@ class TurnedPlaces:
         grid = self._table.new_empty((rows, columns, table.shape[2]))
         band = max(1, BAND_PATCHES // columns)
         for begin in range(0, rows, band):
-            at = slice(begin, begin + band)
-            share_B = share_R[at, None, None]
-            by_row = table[first_R[at]] * (1 - share_B) + table[second_R[at]] * share_B
-            grid[at] = by_row[:, first_C] * (1 - share_C[:, None]) + by_row[:, second_C] * share_C[:, None]
+            places = slice(begin, begin + band)
+            share_B = share_R[places, None, None]
+            by_row = table[first_R[places]] * (1 - share_B) + table[second_R[places]] * share_B
+            grid[places] = by_row[:, first_C] * (1 - share_C[:, None]) + by_row[:, second_C] * share_C[:, None]
         return grid.flatten(0, 1)
 
     def angles(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:

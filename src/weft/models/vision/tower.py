@@ -217,7 +217,7 @@ class TowerEncoder:
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Generator[None, None, torch.Tensor]:
         like, each = self._norm.weight, self._tower.projector.downsample_factor**2
-        rows_RD, first = like.new_empty((0, 0)), 0
+        patches, rows_RD, first = sum(len(tile.patches) for tile in picture.tiles), like.new_empty((0, 0)), 0
         for tile in picture.tiles:
             added_PC, grid = self._of(tile.rows, tile.columns)
             x_PC = torch.empty(len(tile.patches), len(like), dtype=like.dtype, device=like.device)
@@ -232,7 +232,7 @@ class TowerEncoder:
             for piece in piece_slices(len(joined), joined.device, each):
                 projected = self._project(joined[piece])
                 if not len(rows_RD):
-                    rows_RD = projected.new_empty(sum(len(one.patches) for one in picture.tiles) // each, len(projected[0]))
+                    rows_RD = projected.new_empty((patches // each, projected.shape[1]))
                 rows_RD[first + piece.start : first + piece.stop] = projected
                 yield
             first += len(joined)
