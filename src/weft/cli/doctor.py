@@ -111,8 +111,8 @@ def _numa(cores_of: Mapping[str, list[int]]) -> Finding:
         "NUMA",
         each,
         "note",
-        f"--replicas {count} keeps each step on one node, with the weights {count} times in memory; one engine has them "
-        f"on all nodes in turn, and reads {count - 1} of {count} bytes from another node",
+        f"--replicas {count} keeps each step on one node, with the weights {count} times in memory; one engine has "
+        f"them on all nodes in turn, and reads {count - 1} of {count} bytes from another node",
     )
 
 
