@@ -41,12 +41,12 @@ def nodes(cores: Collection[int] | None = None, root: Path = NODES) -> list[Node
     where the system does not say."""
     if cores is None:
         cores = os.sched_getaffinity(0) if sys.platform == "linux" else ()
-    found = []
+    present = []
     for folder in root.glob("node[0-9]*"):
         own = tuple(core for core in core_numbers((folder / "cpulist").read_text()) if core in cores)
         if own:
-            found.append(Node(int(folder.name.removeprefix("node")), own))
-    return sorted(found, key=lambda node: node.number)
+            present.append(Node(int(folder.name.removeprefix("node")), own))
+    return sorted(present, key=lambda node: node.number)
 
 
 def core_numbers(text: str) -> list[int]:
