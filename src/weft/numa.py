@@ -29,14 +29,14 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NumaNode:
     """``cores``: those of the node that this process may run on."""
 
     number: int
     cores: tuple[int, ...]
 
 
-def nodes(cores: Collection[int] | None = None, root: Path = NODES) -> list[Node]:
+def nodes(cores: Collection[int] | None = None, root: Path = NODES) -> list[NumaNode]:
     """Return the nodes with any of ``cores`` (default: the cores that this process may run on), in their order. Empty
     where the system does not say."""
     if cores is None:
@@ -45,7 +45,7 @@ def nodes(cores: Collection[int] | None = None, root: Path = NODES) -> list[Node
     for folder in root.glob("node[0-9]*"):
         own = tuple(core for core in core_numbers((folder / "cpulist").read_text()) if core in cores)
         if own:
-            present.append(Node(int(folder.name.removeprefix("node")), own))
+            present.append(NumaNode(int(folder.name.removeprefix("node")), own))
     return sorted(present, key=lambda node: node.number)
 
 
@@ -58,7 +58,7 @@ def core_numbers(text: str) -> list[int]:
     return numbers
 
 
-def interleave(over: Sequence[Node]) -> str:
+def interleave(over: Sequence[NumaNode]) -> str:
     """Put the later pages of this process on the nodes ``over`` in turn; to be called before threads are started.
     Return the reason where the system does not allow it: Docker's default seccomp profile, for one."""
     number = _SET_MEMPOLICY.get(platform.machine())

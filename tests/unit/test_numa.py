@@ -10,7 +10,7 @@ import pytest
 
 from weft import host, numa
 from weft.fleet import places
-from weft.numa import Node, core_numbers, nodes
+from weft.numa import NumaNode, core_numbers, nodes
 
 
 def machine(root: Path, **cpulists: str) -> Path:
@@ -29,9 +29,9 @@ def test_nodes_have_the_cores_that_this_process_may_use(tmp_path: Path) -> None:
     root = machine(tmp_path, node0="0-3,16-19", node1="4-7,20-23", node2="", node10="8-11")
     every = nodes(range(24), root)
     assert [node.number for node in every] == [0, 1, 10]
-    assert every[1] == Node(1, (4, 5, 6, 7, 20, 21, 22, 23))
-    assert nodes([3, 4], root) == [Node(0, (3,)), Node(1, (4,))]
-    assert nodes([3], root) == [Node(0, (3,))]
+    assert every[1] == NumaNode(1, (4, 5, 6, 7, 20, 21, 22, 23))
+    assert nodes([3, 4], root) == [NumaNode(0, (3,)), NumaNode(1, (4,))]
+    assert nodes([3], root) == [NumaNode(0, (3,))]
     assert nodes(range(24), tmp_path / "nothing") == []
 
 
@@ -46,9 +46,9 @@ def test_replicas_have_the_cores_of_whole_nodes(tmp_path: Path, monkeypatch: pyt
 def test_an_engine_over_several_nodes_interleaves(
     monkeypatch: pytest.MonkeyPatch, count: int, wanted: list[tuple[int, ...]]
 ) -> None:
-    over, asked = [Node(number, (number,)) for number in range(count)], []
+    over, asked = [NumaNode(number, (number,)) for number in range(count)], []
 
-    def interleave(nodes: list[Node]) -> str:
+    def interleave(nodes: list[NumaNode]) -> str:
         asked.append(tuple(node.number for node in nodes))
         return ""
 
@@ -61,7 +61,7 @@ def test_an_engine_over_several_nodes_interleaves(
 def test_a_refused_policy_is_said_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(host, "nodes", lambda: [Node(0, (0,)), Node(1, (1,))])
+    monkeypatch.setattr(host, "nodes", lambda: [NumaNode(0, (0,)), NumaNode(1, (1,))])
     monkeypatch.setattr(host, "interleave", lambda nodes: "Operation not permitted")
     host.use_part_of_host((), 1)
     [said] = caplog.messages
@@ -73,8 +73,8 @@ def test_a_refused_policy_is_said_with_the_remedy(
 def test_the_kernel_takes_the_policy_or_says_why_not() -> None:
     """The pages of a child on node 0 in turn, which every machine has; a container may forbid it."""
     code = (
-        "from weft.numa import Node, interleave\n"
-        "reason = interleave([Node(0, (0,))])\n"
+        "from weft.numa import NumaNode, interleave\n"
+        "reason = interleave([NumaNode(0, (0,))])\n"
         "maps = '' if reason else open('/proc/self/numa_maps').read()\n"
         "print(reason or ('interleave' in maps and 'interleave:0' in maps))"
     )
@@ -83,5 +83,5 @@ def test_the_kernel_takes_the_policy_or_says_why_not() -> None:
 
 
 def test_a_node_beyond_the_machine_is_refused_by_the_kernel() -> None:
-    reason = numa.interleave([Node(700, (0,))])
+    reason = numa.interleave([NumaNode(700, (0,))])
     assert reason, "a mask of several words reaches the kernel"
