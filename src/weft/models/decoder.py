@@ -101,10 +101,10 @@ class CausalModel:
         )
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
-        """Return hidden [T, D] of one step after the final norm, [X, D] if ``inputs.asked`` names rows. Writes the
-        pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``.
+        """Return hidden [T, D] of one step after the final norm, [X, D] if ``inputs.output_rows`` names rows. Writes
+        the pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``.
         """
-        whole = inputs if inputs.asked is None else replace(inputs, asked=None)
+        whole = inputs if inputs.output_rows is None else replace(inputs, output_rows=None)
         rotated: dict[Rope | None, CosSin | None] = {None: None}
         rotated.update(self._turned(inputs))
         self.adapters.step = inputs.adapters

@@ -88,7 +88,7 @@ class FusedDecoder:
         """Return hidden [T, D] after the final norm of the embedded tokens [T, D]; None if the step is not for it, and
         nothing was done. Valid until the next step.
         """
-        if not self._layers or inputs.asked is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
+        if not self._layers or inputs.output_rows is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
             return None
         if not native.fits(x_TD):
             return None

@@ -105,13 +105,13 @@ class LayerStep:
         layers that only read pages see the last token of each run. Return ``carried`` without these rows.
         """
         asked_of = self.inputs.asked_of
-        if self.inputs.asked is None:
+        if self.inputs.output_rows is None:
             return carried
         stream.x_TD = asked_of(stream.x_TD)
         stream.rows = {name: asked_of(rows) for name, rows in stream.rows.items()}
         self.positions_T = None if self.positions_T is None else asked_of(self.positions_T)
         if self.readers is not None:
-            self.whole = self.inputs = self.inputs.of_asked()
+            self.whole = self.inputs = self.inputs.of_output_rows()
             self.rotated.update(self.readers(self.inputs))
         return [asked_of(rows) for rows in carried]
 

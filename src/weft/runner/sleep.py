@@ -1,4 +1,4 @@
-"""Weights of a sleeping engine, and the return of memory to the system.
+"""Moves the weights of a sleeping engine to the host, and returns free memory to the system.
 
     level 1, on a device   every storage -> a pinned buffer on the host; the storage shrinks to 0 bytes
                            waking: it grows again, and the bytes come back
@@ -102,20 +102,20 @@ def tensors_of(root: object) -> Iterator[torch.Tensor]:
     seen: set[int] = set()
     waiting: list[object] = [root]
     while waiting:
-        at = waiting.pop()
-        if id(at) in seen:
+        found = waiting.pop()
+        if id(found) in seen:
             continue
-        seen.add(id(at))
-        if isinstance(at, torch.Tensor):
-            yield at
-        elif isinstance(at, Mapping):
-            waiting.extend(at.values())
-        elif isinstance(at, list | tuple | set):
-            waiting.extend(at)
-        elif type(at).__module__.startswith("weft."):
-            if dataclasses.is_dataclass(at) and not isinstance(at, type):
-                waiting.extend(getattr(at, field.name) for field in dataclasses.fields(at))
-            waiting.extend(getattr(at, "__dict__", {}).values())
+        seen.add(id(found))
+        if isinstance(found, torch.Tensor):
+            yield found
+        elif isinstance(found, Mapping):
+            waiting.extend(found.values())
+        elif isinstance(found, list | tuple | set):
+            waiting.extend(found)
+        elif type(found).__module__.startswith("weft."):
+            if dataclasses.is_dataclass(found) and not isinstance(found, type):
+                waiting.extend(getattr(found, field.name) for field in dataclasses.fields(found))
+            waiting.extend(getattr(found, "__dict__", {}).values())
 
 
 def give_back(device: torch.device) -> None:
