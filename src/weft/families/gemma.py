@@ -120,7 +120,7 @@ def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
             mixer = replace(mixer, kv_of=source[kind])
         mixers.append(replace(mixer, shared=own < count and source[kind] == layer))
     for kind in source:
-        widths = {mixer.head_dim for mixer, one in zip(mixers, kinds, strict=True) if one == kind}
+        widths = {mixer.head_dim for mixer, mixer_kind in zip(mixers, kinds, strict=True) if mixer_kind == kind}
         if len(widths) > 1:
             fail("layer_types", kinds, f"per_layer_config has heads of {sorted(widths)} for layers that are {kind}")
     width = keys.integer("hidden_size_per_layer_input", 256, least=0)

@@ -142,7 +142,7 @@ def _plain(name: str) -> str:
 def unwrapped(module: str) -> str:
     """Return ``module`` without the prefixes before the language model's own names."""
     name = module
-    while (wrapper := next((one for one in _WRAPPERS if name.startswith(one)), None)) is not None:
+    while (wrapper := next((prefix for prefix in _WRAPPERS if name.startswith(prefix)), None)) is not None:
         name = name.removeprefix(wrapper)
     return name
 
@@ -175,10 +175,10 @@ order then, are added by its reader.
 def _spelled(leaves: Mapping[str, Target], parts: tuple[str, ...], whole: str) -> list[tuple[str, Target]]:
     if all(part in leaves for part in parts):
         return _as_one([leaves[part] for part in parts], whole)
-    one = leaves.get(whole)
-    if one is None or one.experts is not None:
+    target = leaves.get(whole)
+    if target is None or target.experts is not None:
         return []
-    return _in_parts(one, parts)
+    return _in_parts(target, parts)
 
 
 def _as_one(parts: list[Target], whole: str) -> list[tuple[str, Target]]:
@@ -193,8 +193,8 @@ def _as_one(parts: list[Target], whole: str) -> list[tuple[str, Target]]:
     ]
 
 
-def _in_parts(one: Target, parts: tuple[str, ...]) -> list[tuple[str, Target]]:
-    if one.shard is not None or len(parts) != 2:
+def _in_parts(target: Target, parts: tuple[str, ...]) -> list[tuple[str, Target]]:
+    if target.shard is not None or len(parts) != 2:
         return []  # a rank's spans are of the undivided matrix, and q, k and v differ in rows
-    each = one.rows // 2
-    return [(part, replace(one, rows=each, first=one.first + index * each)) for index, part in enumerate(parts)]
+    each = target.rows // 2
+    return [(part, replace(target, rows=each, first=target.first + index * each)) for index, part in enumerate(parts)]

@@ -51,7 +51,7 @@ class _Last(NamedTuple):
     seen: _Seen
     first: weakref.ref[LayerCache]
     last: weakref.ref[LayerCache]
-    held: list[Any]
+    bound: list[Any]
 
     def are(self, caches: list[LayerCache]) -> bool:
         return self.first() is caches[0] and self.last() is caches[-1]
@@ -120,18 +120,18 @@ class FusedDecoder:
         now = _Seen(x_TD.dtype, x_TD.shape[0] < _FEW_ROWS, native.extension().instruction_set())
         last, first = self._last, _first_fused(self._layers[0])
         if last is not None and last.seen == now and last.are(caches) and first.stays:
-            return last.held
+            return last.bound
         # The kernels' side keeps addresses: of weights, and of the arena's views, which change in a sleep.
         key = (*now, id(caches), _lies(caches[0]), _lies(caches[-1]), id(first.bound(x_TD)))
         if key not in self._bindings:
             if len(self._bindings) == _BINDINGS:
                 self._bindings.clear()
             self._bindings[key] = self._bind(x_TD, caches)
-        held = self._bindings[key]
+        bound = self._bindings[key]
         self._last = None
-        if held[0] is not None:
-            self._last = _Last(now, weakref.ref(caches[0]), weakref.ref(caches[-1]), held)
-        return held
+        if bound[0] is not None:
+            self._last = _Last(now, weakref.ref(caches[0]), weakref.ref(caches[-1]), bound)
+        return bound
 
     def _bind(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
         """Return the kernels' side or None, then the objects whose addresses it has."""
@@ -148,7 +148,7 @@ class FusedDecoder:
         if not all(_servable(norm, width) for norm in (*norms, self._final_norm)):
             return [None]
         bound = native.extension().FusedDecoder(self._scale, _norm_of(self._final_norm), self._final_norm.plus_one)
-        held = [bound]
+        parts = [bound]
         for norm, (staged, rope_index) in zip(norms, stages, strict=True):
             fused = staged.fused.bound(x_TD)
             bound.add(
@@ -164,8 +164,8 @@ class FusedDecoder:
                 staged.number,
                 rope_index,
             )
-            held += fused, staged.layer
-        return held
+            parts += fused, staged.layer
+        return parts
 
 
 def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:

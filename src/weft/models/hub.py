@@ -257,5 +257,5 @@ def out_of_reach() -> tuple[type[Exception], ...]:
 def fail(
     name: str, revision: str | None, reason: str, what: str = "model", error: type[CheckpointError] = CheckpointError
 ) -> NoReturn:
-    asked = f"{what} {name!r}" + (f" at revision {revision!r}" if revision else "")
-    raise error(f"{asked}: {reason}", param="model" if what == "model" else "lora")
+    described = f"{what} {name!r}" + (f" at revision {revision!r}" if revision else "")
+    raise error(f"{described}: {reason}", param="model" if what == "model" else "lora")

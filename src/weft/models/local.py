@@ -145,7 +145,7 @@ def listed() -> list[LocalModel]:
     if not directory.is_dir():
         return []
     looked = (_look(path) for path in directory.iterdir() if not path.name.startswith("."))
-    return sorted((one for one in looked if one is not None), key=lambda one: (one.name, one.state))
+    return sorted((model for model in looked if model is not None), key=lambda model: (model.name, model.state))
 
 
 def whole_models() -> dict[str, LocalModel]:
@@ -199,10 +199,10 @@ def remove(name: str, *, force: bool = False) -> int:
     loaded. Raises CheckpointError, ModelInUseError.
     """
     place = place_of(name)
-    models = [one for one in (_look(place), _look(part_of(place))) if one is not None]
+    models = [model for model in (_look(place), _look(part_of(place))) if model is not None]
     if not models:
-        held = ", ".join(one.name for one in listed()) or "no model"
-        raise CheckpointError(f"there is no model {name!r} in {model_directory()}: it has {held}", param="model")
+        present = ", ".join(model.name for model in listed()) or "no model"
+        raise CheckpointError(f"there is no model {name!r} in {model_directory()}: it has {present}", param="model")
     freed = 0
     for model in models:
         with alone(model.path, name, force=force):
@@ -303,12 +303,16 @@ def _look(path: Path) -> LocalModel | None:
     manifest = read_manifest(path)
     if manifest is None:
         return None
-    held, problem = 0, ""
+    present_bytes, problem = 0, ""
     for file in manifest.files:
-        sizes = [one.stat().st_size for one in (path / file.path, path / (file.path + INCOMPLETE)) if one.is_file()]
-        held += sum(sizes)
+        sizes = [
+            candidate.stat().st_size
+            for candidate in (path / file.path, path / (file.path + INCOMPLETE))
+            if candidate.is_file()
+        ]
+        present_bytes += sum(sizes)
         if not problem and sizes[:1] != [file.size]:
             problem = f"{file.path} has {sizes[0]} of {file.size} bytes" if sizes else f"{file.path} is missing"
     if path.name.endswith(PART):
-        return LocalModel(manifest.name, path, manifest, "partial", held)
-    return LocalModel(manifest.name, path, manifest, "damaged" if problem else "whole", held, problem)
+        return LocalModel(manifest.name, path, manifest, "partial", present_bytes)
+    return LocalModel(manifest.name, path, manifest, "damaged" if problem else "whole", present_bytes, problem)

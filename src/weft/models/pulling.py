@@ -238,11 +238,11 @@ class _Pull:
         self._check_room(missing)
         with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
             # The largest first: then the last file is not the only one for long.
-            work = [threads.submit(self._fetch, file) for file in sorted(missing, key=lambda one: -one.size)]
+            work = [threads.submit(self._fetch, file) for file in sorted(missing, key=lambda file: -file.size)]
             wait(work, return_when=FIRST_EXCEPTION)
             self._failed.set()  # of no effect when all are done
-            errors = [error for one in work if (error := one.exception()) is not None]
-        for error in sorted(errors, key=lambda one: isinstance(one, PullCancelledError)):
+            errors = [error for fetch in work if (error := fetch.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, PullCancelledError)):
             raise error
 
     def _drop_others(self) -> None:
@@ -272,8 +272,10 @@ class _Pull:
         return False
 
     def _check_room(self, missing: Sequence[ModelFile]) -> None:
-        held = sum(path.stat().st_size for file in missing if (path := self._part / (file.path + INCOMPLETE)).is_file())
-        needed, free = sum(file.size for file in missing) - held, shutil.disk_usage(self._part).free
+        present = sum(
+            path.stat().st_size for file in missing if (path := self._part / (file.path + INCOMPLETE)).is_file()
+        )
+        needed, free = sum(file.size for file in missing) - present, shutil.disk_usage(self._part).free
         if needed > free:
             raise CheckpointError(
                 f"model {self._name!r} takes {format_bytes(needed)} more, and {model_directory()} has "
@@ -320,7 +322,7 @@ class _Pull:
             begin = 0
         with unfinished.open("r+b" if begin else "wb") as raw:
             raw.seek(begin)
-            writer = _Writer(raw, lambda at: self._came(file, at, "pulling"), file.size)
+            writer = _Writer(raw, lambda received: self._came(file, received, "pulling"), file.size)
             if begin < file.size:
                 _thread.check = self._check_wanted
                 _check_each_try()
@@ -332,20 +334,20 @@ class _Pull:
                 )
             finish(raw)
 
-    def _came(self, file: ModelFile, at: int, verb: str) -> None:
+    def _came(self, file: ModelFile, received: int, verb: str) -> None:
         self._check_wanted()
         with self._lock:
-            self._bytes[file.path] = at
-        self._on_progress(self._progress(file, at, verb))
+            self._bytes[file.path] = received
+        self._on_progress(self._progress(file, received, verb))
 
     def _check_wanted(self) -> None:
         if self._failed.is_set() or self._cancelled():
             raise PullCancelledError
 
-    def _progress(self, file: ModelFile, at: int, verb: str) -> PullProgress:
+    def _progress(self, file: ModelFile, received: int, verb: str) -> PullProgress:
         with self._lock:
             done = sum(self._bytes.values())
-        return PullProgress(file, at, done, self._manifest.total_bytes, verb)
+        return PullProgress(file, received, done, self._manifest.total_bytes, verb)
 
 
 def _check_each_try() -> None:

@@ -35,7 +35,7 @@ def write_replaced(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]],
     places: dict[str, StoredTensor] = {}
     for file in files:
         header = read_header(file)
-        places |= {name: one for name, one in header.items() if listed.get(name, file.name) == file.name}
+        places |= {name: stored for name, stored in header.items() if listed.get(name, file.name) == file.name}
     is_tied = bool(read_json(directory / "config.json").get("tie_word_embeddings"))
     names = {file.name for file in files}
     for file in sorted(directory.iterdir()):

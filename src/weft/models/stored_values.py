@@ -111,9 +111,11 @@ def same_values(first: StoredTensor | None, second: StoredTensor) -> bool:
     with closing(MappedFiles()) as files:
         if not first.stored_bytes:
             return True
-        one, other = files.view(first), files.view(second)
+        first_view, second_view = files.view(first), files.view(second)
         begins = range(0, first.stored_bytes, _COMPARED_BYTES)
-        return all(np.array_equal(one[b : b + _COMPARED_BYTES], other[b : b + _COMPARED_BYTES]) for b in begins)
+        return all(
+            np.array_equal(first_view[b : b + _COMPARED_BYTES], second_view[b : b + _COMPARED_BYTES]) for b in begins
+        )
 
 
 def check_unused(checkpoint: CheckpointFiles, names: Sequence[str]) -> None:

@@ -320,14 +320,16 @@ class TensorSource(ABC):
         return self._together(each)
 
     def _together(self, experts: Sequence[PlainWeight]) -> ExpertWeights:
-        quantized = [one for one in experts if isinstance(one, QuantizedWeight | OrderedWeight)]
+        quantized = [expert for expert in experts if isinstance(expert, QuantizedWeight | OrderedWeight)]
         if len(quantized) == len(experts):
             return self._counted(stacked_in_order(quantized))
-        tiles = [one for one in experts if isinstance(one, InTiles)]
-        if len(tiles) == len(experts) and len({isinstance(one, CodedTiles) for one in tiles}) == 1:
+        tiles = [expert for expert in experts if isinstance(expert, InTiles)]
+        if len(tiles) == len(experts) and len({isinstance(expert, CodedTiles) for expert in tiles}) == 1:
             return self._counted_experts(tiles)
         return self._counted(
-            torch.stack([one if isinstance(one, torch.Tensor) else one.dense() for one in experts]).to(self.dtype)
+            torch.stack([expert if isinstance(expert, torch.Tensor) else expert.dense() for expert in experts]).to(
+                self.dtype
+            )
         )
 
     def all_experts(
@@ -361,15 +363,15 @@ class TensorSource(ABC):
         if packed is not None:
             return self._counted_experts(packed)
         out = self._empty((count, columns, rows) if transposed else (count, rows * len(names), columns), None)
-        for part, one in zip(out.chunk(len(names), dim=1), names, strict=True):
-            self._fill(part, self.checkpoint.prefix + one)
+        for part, stored in zip(out.chunk(len(names), dim=1), names, strict=True):
+            self._fill(part, self.checkpoint.prefix + stored)
         out = out.transpose(1, 2).contiguous() if transposed else out
         out = out if order is None else order(out)
         if tiles:
-            return self._counted_experts([self.runtime.of_expert(one, count) for one in out])
+            return self._counted_experts([self.runtime.of_expert(expert, count) for expert in out])
         if self.runtime.quantize == "none":
             return self._counted(out)
-        return self._counted(stacked([self.runtime.rounded(one) for one in out]))
+        return self._counted(stacked([self.runtime.rounded(expert) for expert in out]))
 
     def _count(self, weight: PlainWeight) -> None:
         size = held_bytes(weight)

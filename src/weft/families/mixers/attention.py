@@ -227,10 +227,10 @@ class Attention(Mixer):
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
         apart = ((gate, queries),) if self.gated and gate else ()
-        asked = Units(self.heads, self.head_dim * 2) if self.gated and not gate else queries
+        query_rows = Units(self.heads, self.head_dim * 2) if self.gated and not gate else queries
         read = inputs or hidden
         own = (("k_proj", keys), ("v_proj", keys))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
-        parts: tuple[tuple[str, Dim], ...] = (("q_proj", asked), *apart, *own)
+        parts: tuple[tuple[str, Dim], ...] = (("q_proj", query_rows), *apart, *own)
         if joined:
             parts = ((joined, Units(self.heads, 3 * self.head_dim) if by_head else (queries, keys, keys)),)
         table = product("qkv", read, *parts, bias=self.bias)

@@ -126,7 +126,7 @@ class Experts(BlockShape):
         count: Dim = Numbered("experts", self.count) if self.own_count else self.count
         into, down = stacks or ("experts.gate_up_proj" if self.gated else "experts.up_proj", "experts.down_proj")
         fused = self.expert_table(hidden, names=("into", "down"))
-        dims = {role: one.dims for role, [one] in fused.items()}
+        dims = {role: tensor.dims for role, [tensor] in fused.items()}
         if paired:
             dims["into"] = (2 * self.width if self.own_count else Units(self.width, 2), dims["into"][1])
         table: Table = (
@@ -200,8 +200,8 @@ class Experts(BlockShape):
 
     def expert_table(self, hidden: int, *, names: Names = GATED) -> Table:
         """Return the tensors of one expert. Its width is divided, unless experts are divided by their number."""
-        one = Dense(self.width, self.activation, self.gated)
-        return one.table(self.latent_width or hidden, names=names, whole=bool(self.own_count))
+        expert = Dense(self.width, self.activation, self.gated)
+        return expert.table(self.latent_width or hidden, names=names, whole=bool(self.own_count))
 
 
 FeedForward = Dense | Experts

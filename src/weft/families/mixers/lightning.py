@@ -49,9 +49,9 @@ class Lightning(Mixer):
         qkv, gate, norm, out = names
         width = Units(self.heads, self.head_dim)
         rows: Dim = Units(self.heads, 3 * self.head_dim) if by_head else (width,) * 3
-        asked = ((qkv, rows),) if isinstance(qkv, str) else tuple((name, width) for name in qkv)
+        inputs = ((qkv, rows),) if isinstance(qkv, str) else tuple((name, width) for name in qkv)
         table = (
-            product("project", hidden, *asked, (gate, width))
+            product("project", hidden, *inputs, (gate, width))
             | norm_weight("norm", width, norm)
             | product("out", width, (out, hidden))
         )

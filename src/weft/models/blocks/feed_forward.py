@@ -375,13 +375,13 @@ def _read_routed(
                     columns,
                     transposed=transposed,
                     order=order if role == "into" else None,
-                    apart=[f"{table.name}.experts.{{}}.{one.name}" for one in each],
+                    apart=[f"{table.name}.experts.{{}}.{tensor.name}" for tensor in each],
                 )
             )
             continue
         for expert in source.own_experts(shape.count):
-            one = read.table({role: each}, f"{table.name}.experts.{expert}")
-            parts.append([one.declared(tensor) for tensor in each])
+            expert_table = read.table({role: each}, f"{table.name}.experts.{expert}")
+            parts.append([expert_table.declared(tensor) for tensor in each])
         rows, columns = parts[0][0][1]
         weights.append(source.experts([[full for full, _ in part] for part in parts], rows, columns))
     into, down = weights

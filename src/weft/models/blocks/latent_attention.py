@@ -129,7 +129,7 @@ class LatentAttentionBlock:
                     plain_THO[group.rows] *= change.gain_HO
         q_THC = torch.einsum("tho,hoc->thc", plain_THO, self.keys_HOC)
         for group, change in changes:
-            q_THC[group.rows] += change.asked(own_THO[group.rows])
+            q_THC[group.rows] += change.query_change(own_THO[group.rows])
         return q_THC
 
     def _of_latents(self, o_THC: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ class LatentAttentionBlock:
         for group, change in [] if self.adapted is None else self.adapted.of_step(len(o_THC)):
             if change.gain_HV is not None:
                 o_THV[group.rows] *= change.gain_HV
-            o_THV[group.rows] += change.given(o_THC[group.rows])
+            o_THV[group.rows] += change.output_change(o_THC[group.rows])
         return o_THV
 
 

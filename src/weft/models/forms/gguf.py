@@ -38,10 +38,10 @@ class Gguf(StoredForm):
         """Return a line about blocks that became plain values, and their memory."""
         if not self._widened:
             return None
-        stored, held = (sum(sizes) for sizes in zip(*self._widened.values(), strict=True))
+        stored, in_memory = (sum(sizes) for sizes in zip(*self._widened.values(), strict=True))
         return (
             f"{', '.join(sorted(self._widened))} are widened to plain values: {format_bytes(stored)} "
-            f"in the file, up to {format_bytes(held)} in memory; --quantize int8 or int4 keeps them small"
+            f"in the file, up to {format_bytes(in_memory)} in memory; --quantize int8 or int4 keeps them small"
         )
 
     def holds(self, name: str) -> bool:

@@ -132,7 +132,9 @@ class TorchAo(StoredForm):
         rows, columns = shape
         packed = ask(names.codes, (rows, -(-columns // 2)), ("I8", "U8")).view(torch.uint8)
         group = self._int4_group(name, columns)
-        scales, zeros = (ask(one, (-(-columns // group), rows), FLOATS).float().T for one in (names.scales, zero_name))
+        scales, zeros = (
+            ask(stored, (-(-columns // group), rows), FLOATS).float().T for stored in (names.scales, zero_name)
+        )
         if packed.is_meta:
             codes = packed.new_empty(rows, columns)
         else:  # -8 to 7 in two's complement; with the upper bit turned they are 0 to 15

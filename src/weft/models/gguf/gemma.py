@@ -131,9 +131,9 @@ def _kinds(keys: GgufKeys, window: int) -> list[str]:
     """
     stated = keys.get("attention.sliding_window_pattern", _EVERY)
     if isinstance(stated, np.ndarray):
-        has_window = [bool(one) for one in stated.tolist()]
+        has_window = [bool(flag) for flag in stated.tolist()]
     elif isinstance(stated, list):
-        has_window = [bool(one) for one in stated]
+        has_window = [bool(flag) for flag in stated]
     else:
         every = keys.integer("attention.sliding_window_pattern", _EVERY, least=1)
         has_window = [(layer + 1) % every > 0 for layer in range(keys.layers)]

@@ -59,14 +59,14 @@ class GgufKeys:
         self.integer(name, least=1)
         if value.size != layers:
             self.fail(name, value, f"the file has {layers} layers")
-        return [int(one) for one in value]
+        return [int(number) for number in value]
 
     def integers(self, name: str, count: int = 0) -> list[int]:
         """Return the first ``count`` numbers of an array (0: all), exact in 64 bits. None is below 0."""
         value = self.get(name)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.size < count:
             self.fail(name, value, f"it must be a list of {count or 'some'} whole numbers")
-        numbers = [int(one) for one in value[: count or None]]
+        numbers = [int(number) for number in value[: count or None]]
         if min(numbers, default=0) < 0:
             self.fail(name, value, "its numbers must not be below 0")
         return numbers

@@ -137,7 +137,9 @@ _OWN_TABLES: Names = {"nextn.embed_tokens": "mtp.embed_tokens", "nextn.shared_he
 
 def _limit(keys: GgufKeys) -> float:
     limits = {
-        float(one) for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp") for one in np.atleast_1d(keys.get(name, 0.0))
+        float(limit)
+        for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+        for limit in np.atleast_1d(keys.get(name, 0.0))
     }
     if len(limits) > 1:
         keys.fail("swiglu_clamp_exp", sorted(limits), "one limit for all feed-forwards is served")

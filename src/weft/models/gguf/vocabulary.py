@@ -287,7 +287,7 @@ class Vocabulary:
         pairs = []
         for index in sorted(normal, key=lambda index: -scores[index]):
             text = self.tokens[index]
-            cuts = [(text[:at], text[at:]) for at in range(1, len(text))]
+            cuts = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
             pairs += sorted(
                 ([left, right] for left, right in cuts if left in known and right in known),
                 key=lambda pair: (known[pair[0]], known[pair[1]]),
@@ -329,8 +329,8 @@ class Vocabulary:
 
     def _ends_of_text(self, bos: bool) -> dict[str, Any] | None:
         """Return a post-processor for the tokens before and after each text; None if there are none."""
-        asked = {"bos": self._get("add_bos_token", bos), "eos": self._get("add_eos_token", False)}
-        ids = {name: self._token(f"{name}_token_id") for name, wanted in asked.items() if wanted}
+        adds = {"bos": self._get("add_bos_token", bos), "eos": self._get("add_eos_token", False)}
+        ids = {name: self._token(f"{name}_token_id") for name, wanted in adds.items() if wanted}
         known = {name: token for name, token in ids.items() if token is not None}
         if not known:
             return None
@@ -369,7 +369,9 @@ class Vocabulary:
         """Return ids in a list, as Ollama's converter writes them; none without it."""
         stated = self._get(name)
         ids = stated.tolist() if isinstance(stated, np.ndarray) and stated.dtype.kind in "iu" else stated or []
-        if not isinstance(ids, list) or not all(isinstance(one, int) and 0 <= one < len(self.tokens) for one in ids):
+        if not isinstance(ids, list) or not all(
+            isinstance(token, int) and 0 <= token < len(self.tokens) for token in ids
+        ):
             self._fail(name, f"is {stated!r:.100}, and there are {len(self.tokens)} tokens")
         return ids
 

@@ -71,11 +71,13 @@ class MatrixLstmBlock:
             runs,
             layer=cache.layer,
         )
-        asked = inputs.asked_of
-        h_THV, norm_TH1 = torch.split(asked(read_THP), [shape.value_dim, 1], dim=-1)
-        h_THV = h_THV / (norm_TH1.abs().clamp_min(1.0) + shape.floor * each(torch.exp, asked(largest_TH))[..., None])
+        output_rows = inputs.asked_of
+        h_THV, norm_TH1 = torch.split(output_rows(read_THP), [shape.value_dim, 1], dim=-1)
+        h_THV = h_THV / (
+            norm_TH1.abs().clamp_min(1.0) + shape.floor * each(torch.exp, output_rows(largest_TH))[..., None]
+        )
         h_THV = F.layer_norm(h_THV, (shape.value_dim,), eps=shape.norm_eps)
-        return self.out(h_THV.flatten(1).to(x_TD.dtype) * self.norm * each(torch.sigmoid, asked(gate_TC)))
+        return self.out(h_THV.flatten(1).to(x_TD.dtype) * self.norm * each(torch.sigmoid, output_rows(gate_TC)))
 
 
 def read_matrix_lstm(read: BlockReader, shape: MatrixLstm, name: str) -> MatrixLstmBlock:
