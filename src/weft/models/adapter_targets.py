@@ -1,4 +1,4 @@
-"""Map from the stored matrices of a checkpoint to the rows of a product that an adapter of each changes.
+"""Map from each stored matrix of a checkpoint to the rows of a product that an adapter of that matrix changes.
 
     the build of the model      linear([q_proj, k_proj, v_proj])  ->  one product
                                 '-- notes a Target for each: the product, its first row, its rows, their order
@@ -6,9 +6,9 @@
     an adapter's module         base_model.model.model.layers.3.self_attn.k_proj
     without wrappers            layers.3.self_attn.k_proj         ->  rows [512, 640) of the product
 
-The tables that say which tensors become one product (``families.tensors``) are so the tables of adapters too: a family
-gets adapters without further code. Factors are treated as the weights: rows of B are cut and put into order as rows of
-W are, columns of A are cut as columns of W are.
+The tables of tensors that become one product (``families.tensors``) also serve adapters, so a family gets adapters
+without further code. Factors are treated like the weights: rows of B are cut and ordered like rows of W, and columns of
+A are cut like columns of W.
 
 A matrix that is stored as one may be trained in parts, and the other way round. ``other_spellings`` has these names in
 addition to the stored ones: gate and up, q, k and v, the projections of a gated delta net. Source: modules of
@@ -93,7 +93,7 @@ class Target:
 
 
 class Targets:
-    """Targets of one model, by their names without its prefix."""
+    """Targets of one model, by stored names without the model's prefix."""
 
     def __init__(self, stored: Mapping[str, Target]) -> None:
         self.stored = frozenset(stored)
@@ -148,7 +148,9 @@ def unwrapped(module: str) -> str:
 
 
 def other_spellings(stored: Mapping[str, Target]) -> dict[str, Target]:
-    """Return further names for rows of the same products: of a stored matrix in parts, of several as one."""
+    """Return further names for rows of the same products: names of parts of a stored matrix, and names of several
+    matrices as one.
+    """
     groups: dict[str, dict[str, Target]] = {}
     for name, target in stored.items():
         home, _, leaf = name.rpartition(".")

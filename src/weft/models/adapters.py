@@ -11,8 +11,8 @@
                 ProductChange of that product
 
 ``load_adapter`` reads and checks in any thread and changes nothing of the model. ``install`` and ``remove`` are for
-the thread that computes: a dictionary entry in each product. The bytes that are used are those that were hashed. A
-file that changes meanwhile cannot become a second adapter with the first one's digest.
+the thread that computes: a dictionary entry in each product. Files are read once, for the digest and the factors. So a
+file that changes meanwhile cannot become a second adapter with the digest of the first.
 
 Stacks of experts are peft's: A [r x experts, in] by expert, B [out, r x experts] with the expert last. The
 outer of two nested wrappers is the parameter that the module has last.
@@ -111,9 +111,7 @@ def load_adapter(adapter: Adapter, model: CausalModel, ring: PinnedRing | None =
 
 
 def _sent(loaded: LoadedAdapter, device: torch.device, ring: PinnedRing | None) -> LoadedAdapter:
-    """Return the adapter on ``device``, by one copy of one piece of memory: an adapter has hundreds of small
-    factors.
-    """
+    """Return the adapter on ``device``. All its tensors, often hundreds of small factors, go over in one copy."""
     tensors: list[torch.Tensor] = []
 
     def noted(tensor: torch.Tensor) -> torch.Tensor:
@@ -256,7 +254,7 @@ def _wanted(tensors: Mapping[str, torch.Tensor]) -> list[Wanted]:
     for entry in by_module.values():
         if (entry.a is None) != (entry.b is None):
             raise CheckpointError(
-                f"the adapter has lora_{'B' if entry.a is None else 'A'} of {entry.module} alone; a module needs both",
+                f"the adapter has only lora_{'B' if entry.a is None else 'A'} of {entry.module}; a module needs both",
                 param="lora",
             )
     if not by_module:
@@ -398,7 +396,7 @@ class _Placing:
             piece.shift = present[target.first : target.first + target.rows].cpu().float() * (1 - gain)
 
     def _base(self, target: Target) -> torch.Tensor:
-        """Return the rows that the model has there, float32 [rows, columns]."""
+        """Return the rows of ``target`` in the model, float32 [rows, columns]."""
         block, last = target.product, target.first + target.rows
         if target.kind == "product":
             return dense_rows(block.weight, target.first, last)

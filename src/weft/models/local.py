@@ -6,9 +6,9 @@
         owner--name.part/       weft-model.json, files so far, FILE.incomplete    a pull that goes on
         .trash-.../             a model that is being removed
 
-A directory without ``.part`` is complete: ``pulling`` renames it when each checksum was right, and a removal renames
-before it deletes. So nothing that is half written has the name of a model. ``weft-model.json`` lists the files with
-sizes and checksums, and every look at a model compares the sizes.
+A directory without ``.part`` is complete: ``pulling`` renames it once every checksum was right, and a removal renames
+it before deleting. So no half-written directory has the name of a model. ``weft-model.json`` lists the files with
+sizes and checksums, and every lookup of a model compares the sizes.
 
 A process that has a model loaded holds a shared lock (flock) of its directory. A removal needs the exclusive lock. The
 kernel releases a lock when its process ends, for any reason. Only a directory with a ``weft-model.json`` is ever
@@ -62,7 +62,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Manifest of a pulled model. ``revision``: as it was asked for; ``commit``: the commit that it meant then."""
+    """Manifest of a pulled model. ``revision``: as requested; ``commit``: the commit of that revision at the time."""
 
     name: str
     revision: str
@@ -114,8 +114,8 @@ def split_name(name: str) -> tuple[str, str]:
         or (colon and not _KIND.fullmatch(kind))
     ):
         raise CheckpointError(
-            f"{name[:200]!r} is not a valid model name: names are owner/name, or owner/name:Q4_K_M for one GGUF "
-            "file of it",
+            f"{name[:200]!r} is not a valid model name: names are owner/name, or owner/name:Q4_K_M for one of its "
+            "GGUF files",
             param="model",
         )
     return repository, kind
@@ -178,7 +178,7 @@ def damage(model: LocalModel, on_bytes: Callable[[int], None] = lambda count: No
     """
     for file in model.manifest.files:
         if not is_right(model.path / file.path, file, on_bytes):
-            return f"{file.path} has not the checksum that the hub names"
+            return f"{file.path} does not have the checksum that the hub names"
     return ""
 
 
@@ -213,7 +213,7 @@ def remove(name: str, *, force: bool = False) -> int:
 
 
 def discard(path: Path) -> None:
-    """Remove the name first, at once; then the files."""
+    """Remove a directory: rename it first, which is atomic, then delete the files."""
     trash = path.with_name(f"{_TRASH}{token_hex(8)}")
     path.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
@@ -247,8 +247,8 @@ class LoadedLock:
 
 @contextmanager
 def alone(path: Path, name: str, *, force: bool = False) -> Iterator[None]:
-    """Hold the directory exclusively: no other process has it loaded, pulls it or removes it. Raises
-    ModelInUseError.
+    """Hold the directory exclusively, so that no other process loads, pulls or removes the model. Raises
+    ModelInUseError if one does already.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

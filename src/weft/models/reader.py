@@ -126,9 +126,7 @@ class TensorReader(TensorSource):
         self._next = deque(check.order)
         self._cache = cache
         self._fetched: dict[str, Future[torch.Tensor] | None] = {}
-        """Tensors being fetched, by name. None: a matrix that is packed from the map, and that the system was asked to
-        read.
-        """
+        """Tensors being fetched, by name. None: a matrix that is packed from the map, which the system reads ahead."""
         self._ahead_bytes = 0
         self._total_bytes = check.read_bytes
         self._read_bytes = 0

@@ -3,9 +3,9 @@
 A file is mapped at its first read and read by several threads. A read is a copy out of the map.
 
 Two checks look at values. *Finite*: NaN or infinity in a float tensor makes every answer of the model nonsense, and a
-recurrent state never recovers from it. A sum is finite only if all its terms are, so one pass over bytes that were
-just copied settles it; where the sum itself overflows, each value is looked at. *Copies*: some families store one
-block several times, and only the first is served, so the others must be equal to it.
+recurrent state never recovers. A sum is finite only if all terms are, so one pass over the bytes that were just copied
+suffices; if the sum itself overflows, each value is looked at. *Copies*: some families store one block several times.
+Only the first is served, so the others must be equal to it.
 """
 
 from __future__ import annotations

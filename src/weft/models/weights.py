@@ -90,7 +90,7 @@ class TensorSource(ABC):
             self.form.places = self._places
         self.used: set[str] = set()
         self.left: set[str] = set()
-        """Names in ``used`` whose content the configuration already has."""
+        """Names in ``used`` that are not read, because the configuration has their content."""
         self.table_name = ""
         self.copies: list[tuple[str, str]] = []
         self.derived: dict[str, tuple[torch.Tensor, str]] = {}
@@ -301,7 +301,7 @@ class TensorSource(ABC):
         tiles each expert is separate; otherwise experts stored one by one become one tensor.
         """
         kinds = {self._grouping(name, columns) for group in names for name in group}
-        if self.runtime.on_gpu_kernels:  # which know no order of each expert's own
+        if self.runtime.on_gpu_kernels:  # the Triton kernels support no column order of each expert's own
             kinds = {None if kind is not None and kind.ordered else kind for kind in kinds}
         if kinds == {None} and self.runtime.quantize == "none":
             return self._float_experts(names, rows, columns)
@@ -467,7 +467,7 @@ class TensorSource(ABC):
 
 
 def _runs(parts: Sequence[tuple[Grouping | None, Part]]) -> list[tuple[Grouping | None, list[Part]]]:
-    """Return neighbours of the same kind together."""
+    """Group neighbours of the same kind."""
     runs: list[tuple[Grouping | None, list[Part]]] = []
     for grouping, part in parts:
         if runs and runs[-1][0] == grouping:
@@ -478,7 +478,7 @@ def _runs(parts: Sequence[tuple[Grouping | None, Part]]) -> list[tuple[Grouping 
 
 
 def _in_one_order(parts: Sequence[Codes]) -> list[list[Codes]]:
-    """Return neighbours whose columns have the same order together: all, if only headers are known."""
+    """Group neighbours whose columns have the same order. All are one group if only headers are known."""
     runs: list[list[Codes]] = []
     for part in parts:
         if runs and (part.codes.is_meta or _same(runs[-1][0].order, part.order)):

@@ -102,20 +102,20 @@ def tensors_of(root: object) -> Iterator[torch.Tensor]:
     seen: set[int] = set()
     waiting: list[object] = [root]
     while waiting:
-        found = waiting.pop()
-        if id(found) in seen:
+        reached = waiting.pop()
+        if id(reached) in seen:
             continue
-        seen.add(id(found))
-        if isinstance(found, torch.Tensor):
-            yield found
-        elif isinstance(found, Mapping):
-            waiting.extend(found.values())
-        elif isinstance(found, list | tuple | set):
-            waiting.extend(found)
-        elif type(found).__module__.startswith("weft."):
-            if dataclasses.is_dataclass(found) and not isinstance(found, type):
-                waiting.extend(getattr(found, field.name) for field in dataclasses.fields(found))
-            waiting.extend(getattr(found, "__dict__", {}).values())
+        seen.add(id(reached))
+        if isinstance(reached, torch.Tensor):
+            yield reached
+        elif isinstance(reached, Mapping):
+            waiting.extend(reached.values())
+        elif isinstance(reached, list | tuple | set):
+            waiting.extend(reached)
+        elif type(reached).__module__.startswith("weft."):
+            if dataclasses.is_dataclass(reached) and not isinstance(reached, type):
+                waiting.extend(getattr(reached, field.name) for field in dataclasses.fields(reached))
+            waiting.extend(getattr(reached, "__dict__", {}).values())
 
 
 def give_back(device: torch.device) -> None:

@@ -196,8 +196,8 @@ class ProductChange:
 
 @dataclass(slots=True)
 class AdaptedProduct:
-    """Changes of one product by adapter, in addition to the product itself. ``active``: of the model, once an adapter
-    changes this product.
+    """Changes of one product, by adapter. ``active``: the adapters of the model, None until an adapter changes this
+    product.
     """
 
     active: ActiveAdapters | None = None
@@ -211,7 +211,7 @@ class AdaptedProduct:
     """Dtype of the factors: a router of another dtype is multiplied by torch."""
 
     def native(self) -> Any:
-        """Return the C++ object of this product, the same for its entire life. Fused blocks hold it."""
+        """Return the C++ object of this product, always the same, since fused blocks hold it."""
         if self._native is None:
             self._native = native.extension().AdaptedProduct()
         return self._native
@@ -258,7 +258,7 @@ class AdaptedProduct:
         whose = self.active.of(x.shape[0])
         plain = self._plain if self._by_kernels(x, y, whose) else self.changes
         for group in whose.groups:
-            # An adapter may leave while a step is launched whose row of it has already ended.
+            # An adapter may be removed while a step is launched in which its last row has already ended.
             change = self.changes.get(group.digest) if group.digest in plain else None
             if change is not None:
                 change.add(x, y, group.rows)

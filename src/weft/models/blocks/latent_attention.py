@@ -1,4 +1,4 @@
-"""Latent attention, absorbed: heads read the cached latents and make no keys or values of them.
+"""Latent attention, absorbed: heads read the cached latents directly, without expanding keys and values.
 
     x_TD --query--> q = [ own | shared ] per head          x_TD --latent--> [ latent | shared key ]
                      |                                                   norm |
@@ -172,7 +172,7 @@ def read_latent_attention(read: BlockReader, shape: LatentAttention, name: str) 
     bias = table.get("latent.bias")
     orders: dict[str, Order] = {}
     if shape.rope is not None and shape.interleaved:
-        # DeepSeek pairs neighbours. Queries and keys are permuted alike, so their products stay the same.
+        # DeepSeek pairs neighbours. Queries and keys are permuted alike, so the scores stay the same.
         queries = partial(halves, heads=shape.heads, own=shape.own_dim)
         orders = {
             "q_proj.weight": queries,

@@ -3,8 +3,8 @@
     stored bytes --blocks--> values or codes --rows and columns in our order, log, minus one--> as a model
     asks
 
-A row of a matrix is a number of complete blocks, so rows are moved before anything is decoded. All other undoing is of
-values.
+A row of a matrix is a number of complete blocks, so rows are moved before anything is decoded. All other changes are
+undone on values.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@
     4d            (code - 8) x scale + zero point, the same                kept as codes on CPUs
 
 The class of a matrix follows from its tensors. The 4d form is the order in which NVIDIA's tensor cores read codes,
-with rows padded to 8 and columns to 1024. ROCm's has tiles of 16 rows in tensors of the same shape: no file says
-which. Other packings for one kind of device are refused by name.
+with rows padded to 8 and columns to 1024. ROCm's form has tiles of 16 rows in tensors of the same shape, and no file
+tells the two apart. Other packings for one kind of device are refused by name.
 
 Source: torchao ``prototype.safetensors`` and ``quantization.quantize_.workflows``; PyTorch
 ``aten/native/cuda/int4mm.cu`` for the order of codes.

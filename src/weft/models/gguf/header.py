@@ -2,8 +2,8 @@
 
     | GGUF | version | tensors, keys | key: type value ... | name, dims, type, offset ... | 0 ... | data ... |
 
-The header is untrusted. Each length in it is first compared with the remaining bytes. So no claim costs memory or time
-that the file does not have. Shapes are in the order of torch: the file has its dims the other way round.
+The header is untrusted. Each length is first compared with the remaining bytes, so a false length costs no more memory
+or time than the file's size. Shapes are in the order of torch: the file has the dims in reverse order.
 
 A model may be cut into files NAME-00001-of-00003.gguf. The first one has the keys, each has a part of the
 tensors.
@@ -56,9 +56,8 @@ _LEAST_KEY_BYTES, _LEAST_TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor in ``file``. ``type``: ggml's name of its form ("Q4_K"). ``begin``: its first byte. ``in_pairs``: a
-    byte of four bits twice has two columns next to each other, as in Ollama's first files of GPT-OSS, not two that are
-    16 apart.
+    """A tensor in ``file``. ``type``: ggml's name of the form ("Q4_K"). ``begin``: the first byte. ``in_pairs``: the
+    two four-bit codes of a byte are neighbouring columns, as in Ollama's first files of GPT-OSS, not columns 16 apart.
     """
 
     file: Path
@@ -146,7 +145,7 @@ def _read_file(path: Path, keeps_texts: bool) -> Header:
             refuse(path, f"it is truncated at {len(begin)} bytes, within the header")
         version = int.from_bytes(begin[4:8], "little")
         if version not in VERSIONS:
-            reason = "of the other byte order" if version & 0xFFFF == 0 else "written by an old converter"
+            reason = "in the other byte order" if version & 0xFFFF == 0 else "written by an old converter"
             refuse(path, f"it has version {version}, {reason}; versions 2 and 3 are read")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
             return _Reader(path, memory, keeps_texts).header()
@@ -201,7 +200,7 @@ class _Reader:
                 refuse(self.path, f"{name} has shape {list(shape)}; {kind.name} has blocks of {block} columns")
             size = math.prod(shape) // block * block_bytes
             if offset % alignment:
-                refuse(self.path, f"{name} begins at byte {offset} of the data, no multiple of {alignment}")
+                refuse(self.path, f"{name} begins at byte {offset} of the data, which is not a multiple of {alignment}")
             if data + offset + size > self.size:
                 refuse(
                     self.path,

@@ -1,4 +1,4 @@
-"""Typed reading of a GGUF file's keys: each error names the file, the key, its value, and the valid values.
+"""Typed reading of a GGUF file's keys. Each error names the file, the key, the value, and the valid values.
 
     GgufKeys("…/x.gguf": general.architecture "lfm2")       integer("block_count") is the key lfm2.block_count
 
@@ -93,8 +93,8 @@ class GgufKeys:
     @property
     def layers(self) -> int:
         """Number of layers, without the heads that predict further tokens, which are blocks after the last layer. A
-        file may count heads that its converter left out: a block without tensors is not a layer, and one without those
-        of a head is one.
+        file may count heads that its converter left out, so a block counts as a layer if it has tensors and they are
+        not those of a head.
         """
         blocks = self.integer("block_count", least=1)
         first = blocks - min(self.integer("nextn_predict_layers", 0), blocks - 1)

@@ -58,7 +58,7 @@ _SAMPLING = {
 }
 _SAMPLING_KEYS = "general.sampling."
 _ONLY_WITH_OTHERS = ("mirostat_eta", "mirostat_tau", "penalty_last_n", "sequence", "xtc_threshold")
-"""Settings of samplers that other keys turn on."""
+"""Settings of samplers, which have no effect unless another key turns the sampler on."""
 
 _CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -200,7 +200,7 @@ class Vocabulary:
             try:
                 token = text.encode("latin-1").decode("unicode_escape").encode("latin-1")
             except UnicodeError:
-                self._fail("tokens", f"has {text!r}, which stands for no bytes")
+                self._fail("tokens", f"has {text!r}, which is not bytes as Python prints them")
             lines.append(f"{index} {token!r} {len(token)}\n")
         return "".join(lines)
 
@@ -283,7 +283,7 @@ class Vocabulary:
         known = {token: index for index, token in enumerate(self.tokens) if self.types[index] != _UNUSED}
         normal = [index for index, kind in enumerate(self.types) if kind == _NORMAL and len(self.tokens[index]) > 1]
         if normal and len({scores[index] for index in normal}) == 1:
-            self._fail("scores", "has one score for all tokens, which says no order of merges")
+            self._fail("scores", "has the same score for all tokens, which gives no order of merges")
         pairs = []
         for index in sorted(normal, key=lambda index: -scores[index]):
             text = self.tokens[index]

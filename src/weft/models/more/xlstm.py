@@ -12,8 +12,8 @@
 The paper keeps C and n divided by e^m, so that no exponential overflows. Caps bound the gates here, and
 float32 holds the sums themselves. So m is only in the floor, and rounding it to few bits does no harm.
 
-The recurrence of C and n is Mamba-2's with a step of log(1 + e^-f) and a rate of -1: so its kernels are used. Values,
-followed by a 1, are used as x. The kernels push step times x, which is undone here.
+The recurrence of C and n is Mamba-2's with a step of log(1 + e^-f) and a rate of -1, so Mamba-2's kernels compute it,
+with values followed by a 1 as x. The kernels push step times x, which is undone here.
 
 Source: Beck et al., "xLSTM: Extended Long Short-Term Memory" (2024), section 2.3, and "xLSTM 7B" (2025); transformers
 ``xLSTMLayer``.

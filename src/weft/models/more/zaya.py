@@ -5,10 +5,10 @@
     both of length sqrt(D), a key times the factor of its head; rotary and attention follow
     v    = [ v1 | v2 of the token before ]
 
-Inputs of the first convolution are kept, and nothing between the two: the second one's inputs from earlier tokens are
-computed again, a product by channel.
+Only the inputs of the first convolution are kept. The second one's inputs from earlier tokens are computed again, by
+one product per channel.
 
-The state of a router is rows of the stream: experts read it and replace it by their own.
+The state of a router is rows of the stream, which each block of experts reads and replaces.
 
 Source: transformers ``ZayaCCAProjection``, ``ZayaQKNorm``, ``ZayaRouter``, ``ZayaResidualScaling``.
 """
@@ -131,7 +131,7 @@ class ScaledBlock(ResidualBlock):
 
 @dataclass(slots=True)
 class ContinuedBlock(ScaledBlock):
-    """Block of experts that read the state of the router before, and hand theirs on."""
+    """Block of experts that read the state of the previous router and pass a new state on."""
 
     def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         seen_TD, carried = self.enter(stream, step)
