@@ -35,7 +35,6 @@ CEILINGS: dict[str, tuple[int, ...]] = {
     "src/weft/api": (0, 0, 0, 0, 0, 1, 0, 22),
     "src/weft/cli": (0, 0, 0, 0, 0, 1, 0, 41),
     "src/weft/engine": (0, 0, 0, 0, 0, 5, 0, 0),
-    "src/weft/families": (1, 0, 0, 1, 0, 6, 0, 0),
     "src/weft/fleet": (0, 0, 0, 0, 0, 5, 0, 12),
     "src/weft/objects": (0, 0, 0, 0, 0, 1, 0, 4),
     "src/weft/ranks": (0, 0, 0, 0, 0, 1, 0, 0),

@@ -103,11 +103,7 @@ def read_lfm3_tower(outer: ConfigKeys) -> VisionTower | None:
     count = keys.integer("num_hidden_layers", 14)
     kinds = keys.get("layer_types", ["conv" if layer < 2 or layer % 2 else "full_attention" for layer in range(count)])
     if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - {"conv", "full_attention"}:
-        fail(
-            "vision_config.layer_types",
-            kinds,
-            f"it must say of each of the {count} layers whether it is conv or full_attention",
-        )
+        fail("vision_config.layer_types", kinds, f"it must list conv or full_attention for each of the {count} layers")
     hidden, heads = keys.integer("hidden_size", 1024), keys.integer("num_attention_heads", 16)
     kv_heads, kernel = keys.integer("num_key_value_heads", 8), keys.integer("conv_kernel_size", 3)
     if hidden % (4 * heads):

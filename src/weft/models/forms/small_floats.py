@@ -243,8 +243,7 @@ class _Named(StoredForm):
     method = ""
     kinds: tuple[Kind, ...] = ()
     """Kinds that config.json names."""
-    global_ending = ""
-    """Ending of the name of the scale of scales, after the name of the matrix."""
+    global_ending = ""  # of the name of the scale of scales, after the name of the matrix
 
     def holds(self, name: str) -> bool:
         return name.endswith("weight") and self.dtype_of(name) in ("U8", "F8_E4M3")
