@@ -89,7 +89,7 @@ class AttentionBlock:
             else seen_layer(projected_TW, self.core, inputs, cache, cos_sin, seen)
         )
         if self.shape.value_dim:
-            o_TC = o_TC.unflatten(1, (-1, self.shape.head_dim))[..., : self.shape.value_dim].flatten(1)
+            o_TC = torch.unflatten(o_TC, 1, (-1, self.shape.head_dim))[..., : self.shape.value_dim].flatten(1)
         return self.out(inputs.asked_of(o_TC))
 
     def _projected(self, x_TD: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,7 @@ class AttentionBlock:
         projected_TW, shape = self.qkv(x_TD), self.shape
         if not shape.value_dim:
             return projected_TW
-        v_THD = projected_TW[:, -shape.kv_heads * shape.value_dim :].unflatten(1, (-1, shape.value_dim))
+        v_THD = torch.unflatten(projected_TW[:, -shape.kv_heads * shape.value_dim :], 1, (-1, shape.value_dim))
         v_THD = F.pad(v_THD * shape.value_factor, (0, shape.head_dim - shape.value_dim))
         return torch.cat((projected_TW[:, : -shape.kv_heads * shape.value_dim], v_THD.flatten(1)), dim=1)
 
