@@ -264,6 +264,11 @@ class RequestStream:
         self._events: list[TokenEvent] = []
         self._error: WeftError | None = None
         self._news = asyncio.Event()
+        self._listener: Callable[[], None] | None = None
+        self._interval_tokens = 1
+        self._new_tokens = 0
+        """Tokens that have come since the listener was called last."""
+        self._will_call = False
         self._open_answers: int | None = None
         """Answers that ``rest`` waits for."""
         self._arrivals_s: list[float] = []
@@ -277,12 +282,24 @@ class RequestStream:
         """Count waiting events in ``unread``. ``on_overflow`` is called when they end this stream."""
         self._unread, self._on_overflow = unread, on_overflow
 
+    def listen(self, listener: Callable[[], None], interval_tokens: int) -> None:
+        """Call ``listener`` from the event loop, without a task, after events or an error came: after the first event,
+        after each ``interval_tokens`` tokens and after an end. The calls of one report are one."""
+        self._listener, self._interval_tokens, self._new_tokens = listener, interval_tokens, interval_tokens
+        if self._events or self._error is not None:
+            self._call_soon()
+
     def put(self, event: TokenEvent) -> None:
         if isinstance(self._error, SlowClientError):
             return
         self._events.append(event)
         if self._open_answers is None:
-            self._news.set()
+            if self._listener is None:
+                self._news.set()
+            else:
+                self._new_tokens += len(event.tokens)
+                if self._new_tokens >= self._interval_tokens or event.finish_reason is not None:
+                    self._call_soon()
             if self._unread is not None and len(self._events) - self._counted_events >= EVENTS_MAX:
                 self._count(self._unread)
         else:
@@ -292,29 +309,32 @@ class RequestStream:
     def fail(self, request_id: str, error: WeftError) -> None:
         self._error = error
         self._news.set()
+        self._call_soon()
 
     def overflow(self, error: SlowClientError) -> None:
         """Drop waiting events, and fail with ``error``."""
-        self.close()
+        self._count_no_more()
         self._events.clear()
-        self._error = error
-        self._news.set()
+        self.fail("", error)
         self._on_overflow()
 
     def close(self) -> None:
-        """Count no more. Idempotent."""
-        if self._unread is not None:
-            self._unread.change(self, -self.unread_bytes)
-        self._unread, self._counted_events = None, 0
+        """Call no listener and count no more. Idempotent."""
+        self._listener = None
+        self._count_no_more()
 
     async def events(self) -> list[TokenEvent]:
-        """Return the next events, at most EVENTS_MAX; wait for at least one. Raises the error that the requests failed
-        with, after the events that came before, and SlowClientError at once."""
-        while not self._events:
-            if self._error is not None:
-                raise self._error
+        """Return the next events as ``taken`` does; wait for at least one."""
+        while not (events := self.taken()):
             self._news.clear()
             await self._news.wait()
+        return events
+
+    def taken(self) -> list[TokenEvent]:
+        """Return the events that wait, at most EVENTS_MAX. Raise the error that the requests failed with, after the
+        events that came before, and SlowClientError at once."""
+        if not self._events and self._error is not None:
+            raise self._error
         events, self._events = self._events[:EVENTS_MAX], self._events[EVENTS_MAX:]
         if self._counted_events and self._unread is not None:
             counted = events[: self._counted_events]
@@ -336,6 +356,21 @@ class RequestStream:
         if self._error is not None and self._open_answers > 0:
             raise self._error
         return list(zip(self._arrivals_s, self._events, strict=True))
+
+    def _call_soon(self) -> None:
+        if self._listener is not None and not self._will_call:
+            self._will_call = True
+            asyncio.get_running_loop().call_soon(self._call)
+
+    def _call(self) -> None:
+        self._will_call, self._new_tokens = False, 0
+        if self._listener is not None:
+            self._listener()
+
+    def _count_no_more(self) -> None:
+        if self._unread is not None:
+            self._unread.change(self, -self.unread_bytes)
+        self._unread, self._counted_events = None, 0
 
     def _count(self, unread: UnreadAnswers) -> None:
         new = self._events[self._counted_events :]

@@ -24,6 +24,7 @@ from weft.objects.sessions import SessionLimits
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
 from weft.server.edge import EdgeLimits, Origins, is_loopback
+from weft.server.protocol import STREAM_INTERVAL_MAX
 from weft.server.responses.store import StoreLimits
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
@@ -237,6 +238,13 @@ class ServerConfig:
         60.0, "Seconds after which a connection without a request is closed.", least=0.1, most=DAY_S
     )
     write_timeout: float = limit(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1, most=DAY_S)
+    stream_interval: int = flag(
+        1,
+        "Tokens of a streamed event after the first: with more, the server spends less time on each token, and "
+        "clients see text in larger pieces. A request's stream_interval comes first.",
+        least=1,
+        most=STREAM_INTERVAL_MAX,
+    )
     sse_keep_alive: float = limit(
         0.0, "Seconds of silence after which a stream gets a comment line; 0: never.", least=0, most=DAY_S
     )
