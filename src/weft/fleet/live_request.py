@@ -252,6 +252,9 @@ class EventSink(Protocol):
 
     def put(self, event: TokenEvent) -> None: ...
 
+    def deliver(self) -> None:
+        """Pass on what was put: the events of one report have all come."""
+
     def fail(self, request_id: str, error: WeftError) -> None:
         """End a request with ``error``: no further event comes."""
 
@@ -266,9 +269,8 @@ class RequestStream:
         self._news = asyncio.Event()
         self._listener: Callable[[], None] | None = None
         self._interval_tokens = 1
-        self._new_tokens = 0
-        """Tokens that have come since the listener was called last."""
-        self._will_call = False
+        self._awaited_tokens = 1
+        """Tokens that still have to come before the listener is called."""
         self._open_answers: int | None = None
         """Answers that ``rest`` waits for."""
         self._arrivals_s: list[float] = []
@@ -283,9 +285,9 @@ class RequestStream:
         self._unread, self._on_overflow = unread, on_overflow
 
     def listen(self, listener: Callable[[], None], interval_tokens: int) -> None:
-        """Call ``listener`` from the event loop, without a task, after events or an error came: after the first event,
-        after each ``interval_tokens`` tokens and after an end. The calls of one report are one."""
-        self._listener, self._interval_tokens, self._new_tokens = listener, interval_tokens, interval_tokens
+        """Call ``listener``, without a task, after events or an error came: after the first event, after each
+        ``interval_tokens`` tokens and after an end; once for a report."""
+        self._listener, self._interval_tokens = listener, interval_tokens
         if self._events or self._error is not None:
             self._call_soon()
 
@@ -294,17 +296,21 @@ class RequestStream:
             return
         self._events.append(event)
         if self._open_answers is None:
-            if self._listener is None:
-                self._news.set()
-            else:
-                self._new_tokens += len(event.tokens)
-                if self._new_tokens >= self._interval_tokens or event.finish_reason is not None:
-                    self._call_soon()
+            self._awaited_tokens -= len(event.tokens)
+            if event.finish_reason is not None:
+                self._awaited_tokens = 0
+            self._news.set()
             if self._unread is not None and len(self._events) - self._counted_events >= EVENTS_MAX:
                 self._count(self._unread)
         else:
             self._arrivals_s.append(time.perf_counter())
             self._count_end(event)
+
+    def deliver(self) -> None:
+        """Call the listener, if enough has come since its last call."""
+        if self._awaited_tokens <= 0 and self._listener is not None:
+            self._awaited_tokens = self._interval_tokens
+            self._listener()
 
     def fail(self, request_id: str, error: WeftError) -> None:
         self._error = error
@@ -358,14 +364,9 @@ class RequestStream:
         return list(zip(self._arrivals_s, self._events, strict=True))
 
     def _call_soon(self) -> None:
-        if self._listener is not None and not self._will_call:
-            self._will_call = True
-            asyncio.get_running_loop().call_soon(self._call)
-
-    def _call(self) -> None:
-        self._will_call, self._new_tokens = False, 0
         if self._listener is not None:
-            self._listener()
+            self._awaited_tokens = 0
+            asyncio.get_running_loop().call_soon(self.deliver)
 
     def _count_no_more(self) -> None:
         if self._unread is not None:

@@ -16,9 +16,8 @@ import asyncio
 import contextlib
 import functools
 import logging
-import types
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -28,6 +27,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from weft.errors import RequestError, WeftError
+from weft.server.connection import WRITE_PART
 from weft.server.errors import WrongMediaTypeError, bug, error_body
 from weft.server.generation import Generation
 from weft.server.protocol import LARGE_BODY_BYTES, Unserved
@@ -93,6 +93,7 @@ class LineStream(Response, ABC):
         """Time of the last part (of the event loop)."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await unless_gone(self._send_all(send), receive)
@@ -169,8 +170,8 @@ class EventStream(LineStream):
 
 class AnswerStream(LineStream):
     """A stream of the answer of ``job``. No task wakes for a token: the generation calls ``_step``, which writes the
-    part of the new pieces and sends it at once. Only a client that reads slowly costs a task, which waits until the
-    connection takes more; the pieces of that time are then one part."""
+    part of the new pieces to the connection. A client that reads slowly costs a task, which waits until the connection
+    takes more; the pieces of that time are then one part."""
 
     def __init__(
         self, job: StreamedJob, *, on_end: Callable[[], None], keep_alive_s: float, media_type: str = EVENTS
@@ -184,6 +185,7 @@ class AnswerStream(LineStream):
         if begin := job.begin():
             await self._send_part(send, begin)
         self._send = send
+        self._write: Callable[[bytes], bool] | None = self._scope["state"].get(WRITE_PART)
         self._all_sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         job.generation.listen(self._step)
         try:
@@ -213,13 +215,10 @@ class AnswerStream(LineStream):
             self._all_sent.set_exception(error)
 
     def _send_now(self, part: bytes) -> None:
-        """Send a part without a task as far as the connection takes it, and the rest in one."""
-        sending = self._send_part(self._send, part)
-        try:
-            waited = sending.send(None)
-        except StopIteration:
+        if self._write is not None and self._write(part):
+            self._sent_s = asyncio.get_running_loop().time()
             return
-        self._sending = asyncio.ensure_future(_rest_of(sending, waited))
+        self._sending = asyncio.ensure_future(self._send_part(self._send, part))
         self._sending.add_done_callback(self._sent)
 
     def _sent(self, sending: asyncio.Future[None]) -> None:
@@ -230,22 +229,6 @@ class AnswerStream(LineStream):
             self._all_sent.set_exception(error)
         else:
             self._step()
-
-
-@types.coroutine
-def _rest_of(begun: Coroutine[Any, Any, None], waited: Any) -> Generator[Any, Any, None]:
-    """Await the rest of a coroutine that was begun by hand and waits for ``waited``."""
-    while True:
-        try:
-            result = yield waited
-        except BaseException as error:
-            step = functools.partial(begun.throw, error)
-        else:
-            step = functools.partial(begun.send, result)
-        try:
-            waited = step()
-        except StopIteration:
-            return
 
 
 def failure_lines(error: WeftError) -> bytes:
