@@ -193,12 +193,13 @@ class Generation:
         """Call ``listener`` each time that ``taken`` may return pieces (``RequestStream.listen``)."""
         self._bounded_stream().listen(listener, self._interval_tokens)
 
-    def taken(self) -> list[Piece]:
-        """Return the pieces of at most EVENTS_MAX events that wait, merged by choice. Raise EngineUnavailableError when
-        the engine died."""
+    def taken(self) -> list[Piece] | None:
+        """Return the pieces of at most EVENTS_MAX events that wait, one for each choice: none where their text is held
+        back. None where no event waits. Raise EngineUnavailableError when the engine died."""
         assert self._stream is not None
         try:
-            return self._pieces_of(self._stream.taken())
+            events = self._stream.taken()
+            return self._pieces_of(events) if events else None
         except WeftError as error:
             self._error_type = type(error).__name__
             raise
@@ -222,7 +223,7 @@ class Generation:
     def _pieces_of(self, events: list[TokenEvent]) -> list[Piece]:
         pieces: list[Piece] = []
         now = time.perf_counter()
-        for event in events:
+        for event in joined_by_sequence(events):
             choice = self._by_event[event.request_id, event.index]
             if choice.finished:
                 continue
@@ -236,7 +237,7 @@ class Generation:
                 self.unfinished -= 1
                 if event.finish_reason is None:
                     self._requests_in_flight.cancel(event.request_id, event.index)
-        return pieces if len(pieces) < 2 else merged(pieces)
+        return pieces
 
     async def whole(self) -> list[Piece]:
         """Return one piece for each choice, in their order. Answers without stop strings are read at their end: to read
@@ -251,14 +252,13 @@ class Generation:
     async def _pieces_at_end(self) -> list[Piece]:
         assert self._stream is not None
         try:
-            by_choice: dict[int, list[TokenEvent]] = {}
-            for arrived_s, event in await self._stream.rest(len(self.choices)):
+            arrived = await self._stream.rest(len(self.choices))
+            for arrived_s, event in arrived:
                 choice = self._by_event[event.request_id, event.index]
-                by_choice.setdefault(choice.index, []).append(event)
                 self._metrics.event_came(self._times[choice.index], event, arrived_s)
             pieces = []
-            for index, events in by_choice.items():
-                choice, event = self.choices[index], joined(events)
+            for event in joined_by_sequence([event for _, event in arrived]):
+                choice = self._by_event[event.request_id, event.index]
                 piece = choice.take(event)
                 self._note_tokens(choice, event)
                 if choice.finished:
@@ -415,6 +415,16 @@ def check_count(sequences: int, queue_max: int) -> None:
             "(limits.max_queued_requests). Send them in several requests",
             param="prompt",
         )
+
+
+def joined_by_sequence(events: list[TokenEvent]) -> list[TokenEvent]:
+    """Return one event for each sequence, in order of first appearance."""
+    if len(events) < 2:
+        return events
+    by_sequence: dict[tuple[str, int], list[TokenEvent]] = {}
+    for event in events:
+        by_sequence.setdefault((event.request_id, event.index), []).append(event)
+    return list(map(joined, by_sequence.values()))
 
 
 def joined(events: list[TokenEvent]) -> TokenEvent:

@@ -204,19 +204,21 @@ class AnswerStream(LineStream):
         generation = self._job.generation
         try:
             while self._sending is None and not self._all_sent.done():
+                if not generation.unfinished:
+                    self._all_sent.set_result(None)
+                    break
                 pieces = generation.taken()
+                if pieces is None:
+                    break
                 if pieces and (part := self._job.part(pieces)):
                     self._send_now(part)
-                if not generation.unfinished and self._sending is None:
-                    self._all_sent.set_result(None)
-                elif not pieces:
-                    break
         except Exception as error:
             self._all_sent.set_exception(error)
 
     def _send_now(self, part: bytes) -> None:
         if self._write is not None and self._write(part):
-            self._sent_s = asyncio.get_running_loop().time()
+            if self._keep_alive_s:
+                self._sent_s = asyncio.get_running_loop().time()
             return
         self._sending = asyncio.ensure_future(self._send_part(self._send, part))
         self._sending.add_done_callback(self._sent)
