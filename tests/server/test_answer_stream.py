@@ -108,7 +108,7 @@ async def test_no_part_of_a_quick_client_costs_a_send_or_a_task() -> None:
         assert len(asyncio.all_tasks()) == tasks
     assert connection.sends == sends
     job.generation.come(["last"])
-    await task
+    await asyncio.wait_for(task, 10)
     assert connection.parts[-2:] == [b"last", b" end"]
     assert ended == ["ended"]
 
@@ -124,7 +124,7 @@ async def test_what_comes_while_a_client_reads_nothing_follows_in_order(*, direc
     assert connection.parts == [b"begin "]
     job.generation.come(["last"])
     connection.writable.set()
-    await task
+    await asyncio.wait_for(task, 10)
     assert b"".join(connection.parts) == b"begin 01234last end"
 
 
@@ -132,7 +132,7 @@ async def test_pieces_without_text_do_not_hide_those_that_follow_in_one_report()
     connection = Connection(direct=True)
     job, task, _ = await begun(connection)
     job.generation.come([], [], ["a"], [], ["last"])
-    await task
+    await asyncio.wait_for(task, 10)
     assert connection.parts == [b"begin ", b"a", b"last", b" end"]
 
 
@@ -140,7 +140,7 @@ async def test_an_error_ends_the_stream_in_the_words_of_the_dialect() -> None:
     connection = Connection(direct=True)
     job, task, ended = await begun(connection)
     job.generation.come(["a"], EngineUnavailableError("gone"))
-    await task
+    await asyncio.wait_for(task, 10)
     assert connection.parts == [b"begin ", b"a", b"failed: gone"]
     assert ended == ["ended"]
 
@@ -153,7 +153,7 @@ async def test_a_client_that_leaves_ends_the_stream_and_its_task(*, reads: bool)
         connection.writable.clear()
     job.generation.come(["a"])
     connection.gone.set()
-    await task
+    await asyncio.wait_for(task, 10)
     assert ended == ["ended"]
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1
