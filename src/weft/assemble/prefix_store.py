@@ -140,8 +140,8 @@ def open_tier(
             inbox_bytes=limit,
             clock=clock,
         )
-    given = given_cost(config.step_costs)
-    token_s = weights_bytes / flops if given is None else given.token_s
+    given_costs = given_cost(config.step_costs)
+    token_s = weights_bytes / flops if given_costs is None else given_costs.token_s
     prices = RestorePrices(token_s, copy_bytes_s=copy_bytes_s)
     tier = StoreTier(
         store,

@@ -43,8 +43,8 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
 
     Raises ConfigError for a head that cannot be packed in that dtype.
     """
-    asked = KV_DTYPES.get(config.kv_dtype)
-    kv_dtype = asked or spec.dtype
+    requested = KV_DTYPES.get(config.kv_dtype)
+    kv_dtype = requested or spec.dtype
     packed = 4 // ITEM_BYTES[kv_dtype]
     for layer in spec.layers:
         if layer.kv_heads and layer.head_dim % packed:
@@ -54,7 +54,7 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
                 "--kv-dtype float32",
                 param="--kv-dtype",
             )
-    return with_cache_dtypes(spec, asked, config.state_dtype), kv_dtype
+    return with_cache_dtypes(spec, requested, config.state_dtype), kv_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +297,8 @@ def check_memory(config: EngineConfig, directory: Path, device: torch.device) ->
         return
     spec = read_spec(read_json(directory / "config.json"))
     spec, kv_dtype = cache_dtypes(config, spec if config.dtype == "auto" else replace(spec, dtype=config.dtype))
-    asked = parse_bytes(config.memory, flag="--memory")
-    arena, _, _ = plan_memory(config, spec, kv_dtype, ArenaRoom(asked, asked, ""), device, sees=False)
+    requested = parse_bytes(config.memory, flag="--memory")
+    arena, _, _ = plan_memory(config, spec, kv_dtype, ArenaRoom(requested, requested, ""), device, sees=False)
     fit_sizes(config, spec, arena)
 
 
@@ -320,8 +320,8 @@ def plan_memory(
     """
     from weft.tensor import gpu
 
-    asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
-    size = min(asked, room.most_bytes)
+    requested = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
+    size = min(requested, room.most_bytes)
     note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
     most = parse_bytes(config.picture_rows, flag="limits.picture_rows") if sees else 0
     pictures = min(most, size // PICTURES_SHARE)
@@ -333,7 +333,7 @@ def plan_memory(
         compress_kv=config.compress_kv,
         kv_layout=gpu.page_layout(device),
     )
-    notes = [note] if size < asked and config.memory is not None else []
+    notes = [note] if size < requested and config.memory is not None else []
     if not config.exact and not arena.compressed_pages and not arena.compressed_kv_bytes:
         notes.append(
             "--no-exact compresses nothing here: that takes a model with recurrent states, and KV of more than 8 bits."

@@ -87,8 +87,8 @@ class WeightsSource:
         it.
         """
         files = Path(directory)
-        given = read_architecture(read_json(files / "config.json"))
-        if replace(given, dtype=self._architecture.dtype) != self._architecture:
+        architecture = read_architecture(read_json(files / "config.json"))
+        if replace(architecture, dtype=self._architecture.dtype) != self._architecture:
             raise CheckpointError(
                 f"{files / 'config.json'}: describes another model than the one that is served; start a server "
                 "for it, or give weights of the same shapes",

@@ -46,7 +46,7 @@ _CROWD_SEQUENCES = 7
 _GUESSED_ROW_SHARE = 0.05
 """Seconds of one more row over those of a step with one row."""
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
-_ROWS_BEYOND = [[further - rows for further in ROWS[at + 1 :]] for at, rows in enumerate(ROWS)]
+_ROWS_BEYOND = [[further - rows for further in ROWS[index + 1 :]] for index, rows in enumerate(ROWS)]
 """For each index, how many more rows each later index has."""
 
 
@@ -68,8 +68,8 @@ class RowCosts:
         """The last step: its index in ``_measured``, and its seconds."""
         for first, measured in ((0, plain), (len(ROWS), plain if verify is None else verify)):
             for rows, seconds in (measured or {}).items():
-                at = first + _nearest(rows)
-                self._measured[at], self._counts[at] = seconds, _FIRST_COUNT
+                index = first + _nearest(rows)
+                self._measured[index], self._counts[index] = seconds, _FIRST_COUNT
         self._fill()
 
     def seconds(self, rows: int) -> float:
@@ -98,10 +98,10 @@ class RowCosts:
         curve, figures = self._curve, self._verify
         while len(curve) < most:  # up to the next figure
             first = len(curve) + 2
-            at = first.bit_length() - 1
-            if at + 1 == len(ROWS):
+            index = first.bit_length() - 1
+            if index + 1 == len(ROWS):
                 return curve + [_between(figures, rows) for rows in range(first, 2 + most)]
-            low, slope = figures[at], (figures[at + 1] - figures[at]) / first
+            low, slope = figures[index], (figures[index + 1] - figures[index]) / first
             curve += [low + slope * over for over in range(first)]
         return curve
 
@@ -128,28 +128,28 @@ class RowCosts:
         if rows < 1 or rows > ROWS[-1] or seconds <= 0:
             return
         figures, nearest = self._verify if verifies else self._plain, _NEAREST[rows]
-        at = nearest + len(ROWS) * verifies
+        index = nearest + len(ROWS) * verifies
         if rows != ROWS[nearest]:
             seconds *= figures[nearest] / _between(figures, rows)  # of a step with the rows of the figure
-        before, self._before = self._before, (at, seconds)
-        known = self._measured[at]
-        if known is None or self._counts[at] < _FIRST_COUNT:
-            self._counts[at] += 1
+        before, self._before = self._before, (index, seconds)
+        known = self._measured[index]
+        if known is None or self._counts[index] < _FIRST_COUNT:
+            self._counts[index] += 1
             figure = seconds / self._pace
-            self._measured[at] = figure if known is None else min(known, figure)
+            self._measured[index] = figure if known is None else min(known, figure)
             self._fill()
             return
         share = seconds / (known * self._pace)
         self._pace *= min(max(share, 1 / _PACE_MAX), _PACE_MAX) ** _PACE_SHARE
-        if before is not None and before[0] != at:
-            self._correct_shape(at, seconds, before)
+        if before is not None and before[0] != index:
+            self._correct_shape(index, seconds, before)
 
     def pace(self, rows: int) -> float:
         """Return the seconds of ``rows`` sequences at the pace of the last step noted, which may be a slow one."""
         if self._before is None:
             return self.seconds(rows)
-        at, seconds = self._before
-        return _between(self._plain, rows) * seconds / (self._plain + self._verify)[at]
+        index, seconds = self._before
+        return _between(self._plain, rows) * seconds / (self._plain + self._verify)[index]
 
     def table(self) -> dict[int, float]:
         """Return the measured seconds of plain steps by sequences."""
@@ -157,24 +157,24 @@ class RowCosts:
             rows: figure * self._pace for rows, figure in zip(ROWS, self._measured, strict=False) if figure is not None
         }
 
-    def _correct_shape(self, at: int, seconds: float, before: tuple[int, float]) -> None:
-        figure, other = self._measured[at], self._measured[before[0]]
+    def _correct_shape(self, index: int, seconds: float, before: tuple[int, float]) -> None:
+        figure, other = self._measured[index], self._measured[before[0]]
         if figure is not None and other is not None and self._counts[before[0]] >= _FIRST_COUNT:
             higher = seconds / before[1] > figure / other
             # A step of fixed size moves the figure to the median, so that a step that waited for another process
             # counts once.
-            self._measured[at] = figure * SHAPE_STEP if higher else figure / SHAPE_STEP
-            self._fill(at)
+            self._measured[index] = figure * SHAPE_STEP if higher else figure / SHAPE_STEP
+            self._fill(index)
 
-    def _fill(self, at: int | None = None) -> None:
-        """Compute both curves again. ``at``: the index of the only measurement that changed; None: all may have
+    def _fill(self, changed: int | None = None) -> None:
+        """Compute both curves again. ``changed``: the index of the only measurement that changed; None: all may have
         changed.
         """
         plain, verify = self._measured[: len(ROWS)], self._measured[len(ROWS) :]
         borrowed = not any(plain) or not any(verify)
-        if at is None or at < len(ROWS) or borrowed:
+        if changed is None or changed < len(ROWS) or borrowed:
             _fill(self._plain, plain, verify)
-        if at is None or at >= len(ROWS) or borrowed:
+        if changed is None or changed >= len(ROWS) or borrowed:
             self._curve = []
             _fill(self._verify, verify, plain)
 
@@ -184,9 +184,9 @@ def _between(figures: list[float], rows: int) -> float:
     last = ROWS[-1]
     if rows >= last:
         return figures[-1] * rows / last
-    at = rows.bit_length() - 1
-    low, high = figures[at], figures[at + 1]
-    return low + (high - low) * (rows - ROWS[at]) / ROWS[at]
+    index = rows.bit_length() - 1
+    low, high = figures[index], figures[index + 1]
+    return low + (high - low) * (rows - ROWS[index]) / ROWS[index]
 
 
 def _fill(figures: list[float], measured: list[float | None], others: list[float | None]) -> None:
@@ -194,23 +194,23 @@ def _fill(figures: list[float], measured: list[float | None], others: list[float
     noise makes steps longer, so a figure that exceeds one for more rows is cut to that. Between two measured figures
     they are on a line, beyond them on a line as steep as the last two or the guess.
     """
-    known = [at for at, figure in enumerate(measured) if figure is not None]
+    known = [index for index, figure in enumerate(measured) if figure is not None]
     if not known:
         measured = others
-        known = [at for at, figure in enumerate(measured) if figure is not None]
+        known = [index for index, figure in enumerate(measured) if figure is not None]
         if not known:
             return
     most = float("inf")
-    for at in reversed(known):
-        most = figures[at] = min(measured[at] or most, most)
+    for index in reversed(known):
+        most = figures[index] = min(measured[index] or most, most)
     for low, high in pairwise(known):
         if high > low + 1:
             rise = (figures[high] - figures[low]) / (ROWS[high] - ROWS[low])
-            for at in range(low + 1, high):
-                figures[at] = figures[low] + rise * (ROWS[at] - ROWS[low])
+            for index in range(low + 1, high):
+                figures[index] = figures[low] + rise * (ROWS[index] - ROWS[low])
     first, last = known[0], known[-1]
-    for at in range(first):
-        figures[at] = figures[first] * _GUESS[at] / _GUESS[first]
+    for index in range(first):
+        figures[index] = figures[first] * _GUESS[index] / _GUESS[first]
     before = known[-2] if len(known) > 1 else None
     slope = 0.0 if before is None else (figures[last] - figures[before]) / (ROWS[last] - ROWS[before])
     slope = max(slope, figures[last] * _GUESSED_ROW_SHARE / _GUESS[last])
@@ -219,8 +219,8 @@ def _fill(figures: list[float], measured: list[float | None], others: list[float
 
 
 def _nearest(rows: int) -> int:
-    at = rows.bit_length() - 1
-    return at + 1 if 2 * rows >= 3 * ROWS[at] and at + 1 < len(ROWS) else at
+    index = rows.bit_length() - 1
+    return index + 1 if 2 * rows >= 3 * ROWS[index] and index + 1 < len(ROWS) else index
 
 
 _NEAREST = [0, *map(_nearest, range(1, ROWS[-1] + 1))]

@@ -72,7 +72,7 @@ def with_frames(
                         f"{len(wanted)} frames of the video would be read; the limit is "
                         f"{limits.video_frames} (limits.video_frames): lower fps or max_frames"
                     )
-                return use(_frames(container, stream, wanted, limits), [at / fps for at in wanted])
+                return use(_frames(container, stream, wanted, limits), [index / fps for index in wanted])
         except RequestError:
             raise
         except _Fewer as fewer:

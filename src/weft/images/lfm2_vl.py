@@ -96,7 +96,7 @@ def _grids(least: int, most: int) -> list[tuple[int, int]]:
         for rows in range(1, count + 1)
         if least <= columns * rows <= most
     }
-    return sorted(grids, key=lambda one: one[0] * one[1])
+    return sorted(grids, key=lambda grid: grid[0] * grid[1])
 
 
 def _text(names: list[str], tiles: tuple[Tile, ...], settings: ImageSettings) -> tuple[TextPart, ...]:

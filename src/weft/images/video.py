@@ -46,12 +46,14 @@ class Sampling(msgspec.Struct, frozen=True):
     max_frames: int | None = None
 
 
-def sampled(total: int, file_fps: float, asked: Sampling, settings: VideoSettings) -> list[int]:
+def sampled(total: int, file_fps: float, sampling: Sampling, settings: VideoSettings) -> list[int]:
     """Return the indices of the frames to take, of ``total`` frames of a file."""
     if not settings.sample:
         return list(range(total))
-    count = int(total / file_fps * (asked.fps or settings.fps))
-    count = min(max(count, asked.min_frames or settings.min_frames), asked.max_frames or settings.max_frames, total)
+    count = int(total / file_fps * (sampling.fps or settings.fps))
+    count = min(
+        max(count, sampling.min_frames or settings.min_frames), sampling.max_frames or settings.max_frames, total
+    )
     places: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
     return places
 
@@ -83,7 +85,7 @@ def prepare(frames: Iterable[Pixels], seconds: Sequence[float], settings: VideoS
     each, missing = settings.frames, -len(patches) % settings.frames
     patches += patches[-1:] * missing
     times = [*seconds, *[seconds[-1]] * missing]
-    tiles = tuple(_joined(patches[at : at + each]) for at in range(0, len(patches), each))
+    tiles = tuple(_joined(patches[first : first + each]) for first in range(0, len(patches), each))
     rows = tiles[0].rows * tiles[0].columns // settings.downsample_factor**2
     text: list[TextPart] = []
     for first in range(0, len(times), each):
@@ -124,7 +126,7 @@ def resized(frames: int, height: int, width: int, settings: VideoSettings) -> tu
 def _joined(frames: Sequence[Tile]) -> Tile:
     """Return one tile that has the same patches of each frame."""
     first = frames[0]
-    return Tile(np.concatenate([one.patches for one in frames], 1), first.rows, first.columns)
+    return Tile(np.concatenate([frame.patches for frame in frames], 1), first.rows, first.columns)
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -109,7 +109,7 @@ class Resident:
     unloads: int = 0
 
     @property
-    def held(self) -> int:
+    def used_bytes(self) -> int:
         return 0 if self.state == "absent" else self.share
 
     @property
@@ -136,8 +136,8 @@ class Residency:
         return cls(budget, waiting_max, {name: Resident(name, share, keep_alive_s) for name, share in shares.items()})
 
     @property
-    def held(self) -> int:
-        return sum(model.held for model in self.models.values())
+    def used_bytes(self) -> int:
+        return sum(model.used_bytes for model in self.models.values())
 
     @property
     def waiting(self) -> int:
@@ -251,7 +251,7 @@ class Residency:
         head = self.models[self._queue[0]] if self._queue else None
         victims: set[str] = set()
         if head is not None and head.state == "absent":
-            lacking = head.share - (self.budget - self.held)
+            lacking = head.share - (self.budget - self.used_bytes)
             if lacking <= 0 and not any(model.state == "loading" for model in self.models.values()):
                 head.state, head.life = "loading", head.life + 1
                 self._queue.remove(head.name)

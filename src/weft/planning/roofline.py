@@ -122,7 +122,7 @@ def roofline(load: ModelLoad, device: str, *, count: int) -> Roofline:
     """Return the roofline of ``count`` accelerators named ``device``. Raises ConfigError that lists the names."""
     accelerator = DEVICES.get(device.lower())
     if accelerator is None:
-        names = ", ".join(one.name for one in DEVICES.values())
+        names = ", ".join(known.name for known in DEVICES.values())
         raise ConfigError(
             f"--device {device!r} is not in the table: it has {names}; or fit the times of a running engine with --fit",
             param="--device",

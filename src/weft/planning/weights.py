@@ -117,19 +117,19 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
 def form_of(
     config: Mapping[str, Any],
     dtype: DTypeName,
-    asked: str | None,
+    requested: str | None,
     *,
     twelve_bit: bool = False,
     coded_tiles: bool = False,
 ) -> WeightForm:
-    """Return the form of matrices in memory: ``asked`` (a name of FORMS), the form that config.json says, or
+    """Return the form of matrices in memory: ``requested`` (a name of FORMS), the form that config.json says, or
     ``dtype``. ``twelve_bit``: a CPU that keeps large matrices of bfloat16 in 12 bits. ``coded_tiles``: a CPU that
     keeps fp8, nf4 and fp4 of models in bfloat16.
 
     Raises CheckpointError for a quantisation that config.json names and this function does not know.
     """
-    if asked is not None:
-        return FORMS[asked]
+    if requested is not None:
+        return FORMS[requested]
     settings = config.get("quantization_config")
     if isinstance(settings, Mapping) and settings.get("quant_method") == "gguf":
         return _of_gguf(settings.get("elements") or {}, dtype)

@@ -41,7 +41,7 @@ class RankedCapture:
             refusal = error
         refused = torch.tensor([refusal is not None], dtype=torch.int64, device=self._collectives.device)
         # A rank that fails inside of a recording leaves the others here, until `limits.rank_timeout`.
-        ranks = [str(rank) for rank, one in enumerate(self._collectives.gather(refused)) if int(one[0])]
+        ranks = [str(rank) for rank, flag in enumerate(self._collectives.gather(refused)) if int(flag[0])]
         if refusal is not None:
             raise RuntimeError(first_line(refusal)) from refusal
         if ranks or replay is None:

@@ -137,13 +137,13 @@ class OwnChances:
         own_right, own_expected, equal = self._right, self._expected, 0
         for proposed, token in zip(proposal.tokens, tokens, strict=False):
             is_right = proposed == token
-            at = classes[match if match < last else last]
-            own_expected = own_expected * _OWN_DECAY + values[at]
+            match_class = classes[match if match < last else last]
+            own_expected = own_expected * _OWN_DECAY + values[match_class]
             own_right = own_right * _OWN_DECAY + is_right
-            tries = tried[at] = tried[at] * _DECAY + 1.0
-            rights = right[at] = right[at] * _DECAY + is_right
+            tries = tried[match_class] = tried[match_class] * _DECAY + 1.0
+            rights = right[match_class] = right[match_class] * _DECAY + is_right
             chance = rights / tries
-            values[at] = chance if chance < _CHANCE_MAX else _CHANCE_MAX
+            values[match_class] = chance if chance < _CHANCE_MAX else _CHANCE_MAX
             if not is_right:
                 break
             equal += 1
@@ -166,13 +166,13 @@ def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: RowCosts) 
     if decodes == 1:
         return [_best_of_one(survivals[0], costs)]
     ranked = sorted(
-        ((survival, at) for at, row in enumerate(survivals) for survival in row if survival >= SURVIVAL_MIN),
+        ((survival, index) for index, row in enumerate(survivals) for survival in row if survival >= SURVIVAL_MIN),
         key=_first,
         reverse=True,
     )
     counts = [0] * len(survivals)
-    for _, at in ranked[: _best_number([survival for survival, _ in ranked], decodes, costs)]:
-        counts[at] += 1
+    for _, index in ranked[: _best_number([survival for survival, _ in ranked], decodes, costs)]:
+        counts[index] += 1
     return counts
 
 

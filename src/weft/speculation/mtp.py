@@ -92,7 +92,7 @@ class HeadChances:
     """Chances that the head's drafts are right, over all sequences of an adapter."""
 
     def __init__(self) -> None:
-        self._right = [[_CLASS_WEIGHT * (at + 0.5) / _CLASSES for at in range(_CLASSES)] for _ in range(2)]
+        self._right = [[_CLASS_WEIGHT * (number + 0.5) / _CLASSES for number in range(_CLASSES)] for _ in range(2)]
         self._tried = [[_CLASS_WEIGHT] * _CLASSES for _ in range(2)]
         self._place_right = [_PLACE_GUESS * _PLACE_WEIGHT] * HEAD_DRAFTS_MAX
         self._place_tried = [_PLACE_WEIGHT] * HEAD_DRAFTS_MAX
@@ -101,8 +101,8 @@ class HeadChances:
         """Return the chance of each token that it and all before it are right."""
         survival, survivals = 1.0, []
         for place, own in enumerate(proposal.chances):
-            later, at = _class_of(place, own)
-            survival *= min(_CHANCE_MAX, self._right[later][at] / self._tried[later][at])
+            later, chance_class = _class_of(place, own)
+            survival *= min(_CHANCE_MAX, self._right[later][chance_class] / self._tried[later][chance_class])
             survivals.append(survival)
         return survivals
 
@@ -111,9 +111,9 @@ class HeadChances:
         equal = 0
         for place, (proposed, own, token) in enumerate(zip(proposal.tokens, proposal.chances, tokens, strict=False)):
             right = proposed == token
-            later, at = _class_of(place, own)
-            self._right[later][at] = self._right[later][at] * _DECAY + right
-            self._tried[later][at] = self._tried[later][at] * _DECAY + 1.0
+            later, chance_class = _class_of(place, own)
+            self._right[later][chance_class] = self._right[later][chance_class] * _DECAY + right
+            self._tried[later][chance_class] = self._tried[later][chance_class] * _DECAY + 1.0
             if place < HEAD_DRAFTS_MAX:
                 self._place_right[place] = self._place_right[place] * _PLACE_DECAY + right
                 self._place_tried[place] = self._place_tried[place] * _PLACE_DECAY + 1.0
@@ -166,7 +166,7 @@ class HeadPlan:
         """Return the right tokens of 1, 2, ... drafts of a sequence, on average of those that run."""
         present = Counter(self._running.values()) or {self.chances.of(""): 1}
         return [
-            sum(count * one.expected(drafts) for one, count in present.items()) / sum(present.values())
+            sum(count * chances.expected(drafts) for chances, count in present.items()) / sum(present.values())
             for drafts in range(1, HEAD_DRAFTS_MAX + 1)
         ]
 
@@ -238,12 +238,12 @@ class HeadPlan:
         """Record that the head took ``seconds``, in a step that set the pace of ``costs``. Corrections have one size,
         as those of ``RowCosts``.
         """
-        at, share = (sequences.bit_length(), drafts), seconds / costs.pace(1)
-        known = self._shares.get(at)
+        shape, share = (sequences.bit_length(), drafts), seconds / costs.pace(1)
+        known = self._shares.get(shape)
         if known is None:
-            self._shares[at] = min(share, self.seconds(sequences, drafts, costs) / costs.seconds(1))
+            self._shares[shape] = min(share, self.seconds(sequences, drafts, costs) / costs.seconds(1))
         else:
-            self._shares[at] = known * SHAPE_STEP if share > known else known / SHAPE_STEP
+            self._shares[shape] = known * SHAPE_STEP if share > known else known / SHAPE_STEP
 
     def earn(self, seconds: float, costs: RowCosts) -> None:
         """Add ``seconds`` that the head's drafts saved to its credit; negative: they cost that much."""

@@ -251,16 +251,16 @@ class PredictionFollower:
         text, recent, data, base = self._text, self._recent, self._data, self._base
         newest, end = recent[-1].to_bytes(4, sys.byteorder, signed=True), 4 * (base + _NEAR_AFTER)
         best, best_rank = (0, 0), (0, 0)
-        at = data.find(newest, 4 * max(0, base - _NEAR_BEFORE), end)
-        while at >= 0:
-            if not at % 4:
-                place, length = at // 4, 1
+        offset = data.find(newest, 4 * max(0, base - _NEAR_BEFORE), end)
+        while offset >= 0:
+            if not offset % 4:
+                place, length = offset // 4, 1
                 while length < len(recent) and place >= length and text[place - length] == recent[~length]:
                     length += 1
                 rank = length, -abs(place + 1 - base)
                 if rank > best_rank:
                     best, best_rank = (length, place + 1), rank
-            at = data.find(newest, at + 1, end)
+            offset = data.find(newest, offset + 1, end)
         return best
 
 

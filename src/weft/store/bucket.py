@@ -183,7 +183,7 @@ class Bucket:
         """Yield the objects below ``prefix``. Raise Unreachable."""
         try:
             for page in self._obstore.list(self._store, prefix):
-                yield from (Stored(str(one["path"]), int(one["size"]), one["last_modified"]) for one in page)
+                yield from (Stored(str(entry["path"]), int(entry["size"]), entry["last_modified"]) for entry in page)
         except Exception as error:
             raise self._failed(error) from None
         self._answered()

@@ -46,16 +46,16 @@ def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
         free[list(protected)] = False
     bare = np.flatnonzero(free & (kind == KV) & (users == 0))
     snapshots = np.flatnonzero(free & (kind == SNAPSHOT))
-    given, position = c["seconds"][snapshots], c["position"][snapshots].astype(np.float64)
-    seconds = np.where(given > 0, given, position * SECONDS_PER_TOKEN)
+    computed, position = c["seconds"][snapshots], c["position"][snapshots].astype(np.float64)
+    seconds = np.where(computed > 0, computed, position * SECONDS_PER_TOKEN)
     age = np.float64(index.tick + 1) - c["last_use"][snapshots]
     uses = c["uses"][snapshots].astype(np.float64)
     continued = _continued(index, snapshots)
     again = np.where(continued, CONTINUED_USES + np.maximum(0.0, uses - 1.0), 1.0 + uses)
     share = 1.0 - positions_above(index, snapshots) / np.maximum(1.0, position)
     state_bytes = np.maximum(1.0, c["payload"][snapshots])
-    held = state_bytes + np.where(continued, 0.0, _kv_bytes(index, snapshots) * share)
-    value = seconds * share * again / held / age
+    size_bytes = state_bytes + np.where(continued, 0.0, _kv_bytes(index, snapshots) * share)
+    value = seconds * share * again / size_bytes / age
     return [*bare.tolist(), *snapshots[np.argsort(value, kind="stable")].tolist()]
 
 
@@ -82,9 +82,9 @@ def positions_above(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.floa
     last = c["parent"][snapshots]
     before = parents[last]
     own = (c["tokens"][last] % STORED_PAGE_TOKENS != 0) & ~np.append(ends, False)[before]
-    at = nearest[np.where(own, parents[before], before)]
+    nearest_ends = nearest[np.where(own, parents[before], before)]
     positions = np.append(c["position"][:length].astype(np.float64) + c["tokens"][:length], 0.0)
-    above: npt.NDArray[np.float64] = positions[at]
+    above: npt.NDArray[np.float64] = positions[nearest_ends]
     return above
 
 
@@ -155,4 +155,4 @@ def subtree(index: StoreIndex, entry: int) -> list[int]:
         below |= more
     entries = np.flatnonzero(below)
     depth = c["position"][entries].astype(np.int64) * 2 + (c["kind"][entries] == SNAPSHOT)
-    return [int(one) for one in entries[np.argsort(-depth, kind="stable")]]
+    return [int(number) for number in entries[np.argsort(-depth, kind="stable")]]

@@ -183,6 +183,6 @@ def _facts(of: FileFacts, digest: object) -> dict[str, object]:
 
 def _drop_old(folder: Path) -> None:
     """Keep the newest ENTRIES_MAX entries."""
-    entries = sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime_ns)
+    entries = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns)
     for entry in entries[:-ENTRIES_MAX]:
         entry.unlink(missing_ok=True)

@@ -86,6 +86,6 @@ def weights_digest(files: Sequence[Path]) -> str:
     """Return the hex SHA-256 over the digests of ``files`` in the order of their names. Raise OSError,
     CheckpointError."""
     total = hashlib.sha256(file_digests.ALGORITHM.encode())
-    for path in sorted(files, key=lambda one: one.name):
+    for path in sorted(files, key=lambda file: file.name):
         total.update(bytes.fromhex(file_digests.file_digest(path)))
     return total.hexdigest()

@@ -136,14 +136,14 @@ class Inbox:
         with self._lock:
             if self._pushed_out(parcel) is None:  # before the bytes are looked at: the parcel comes again
                 return FULL
-        content, at = np.frombuffer(bytes(payload), np.uint8), 0
+        content, offset = np.frombuffer(bytes(payload), np.uint8), 0
         records: list[tuple[SentRecord, Uint8s]] = []
         for record in parcel.records:
-            part = content[at : at + record.nbytes]
+            part = content[offset : offset + record.nbytes]
             if payload_checksum(part.data) != record.checksum:
                 return "damaged bytes"
             records.append((record, part))
-            at += record.nbytes
+            offset += record.nbytes
         with self._lock:
             if parcel.namespace != self._namespace:  # the weights were replaced meanwhile
                 return "records of another model, configuration or arithmetic"
@@ -226,12 +226,12 @@ class Inbox:
         """Fill ``into`` with the KV of [``start``, position) and the state. Return the bytes copied; 0 if the arrival
         is gone."""
         with self._lock:
-            arrival = next((one for one in self._arrivals.values() if one.number == prefix.snapshot), None)
+            arrival = next((known for known in self._arrivals.values() if known.number == prefix.snapshot), None)
         if arrival is None:
             return 0
         kv, copied = into.kv.cast("B"), 0
-        for span, at, length in places_of(prefix, start, into.page_bytes):
-            kv[at : at + length] = arrival.kv[span.record][1][span.payload_bytes - length :].data
+        for span, offset, length in places_of(prefix, start, into.page_bytes):
+            kv[offset : offset + length] = arrival.kv[span.record][1][span.payload_bytes - length :].data
             copied += length
         state = arrival.state[1]
         into.state.cast("B")[: len(state)] = state.data
@@ -266,12 +266,12 @@ def _is_sound(parcel: Parcel, payload: memoryview) -> bool:
         or len(parcel.tokens) != 4 * parcel.position
     ):
         return False
-    at = parcel.start
+    position = parcel.start
     for record in parcel.records[:-1]:
-        if record.start != at or record.end <= at or (at % STORED_PAGE_TOKENS):
+        if record.start != position or record.end <= position or (position % STORED_PAGE_TOKENS):
             return False
-        at = record.end
-    return at == parcel.position and parcel.records[-1].start == parcel.records[-1].end == at
+        position = record.end
+    return position == parcel.position and parcel.records[-1].start == parcel.records[-1].end == position
 
 
 def _prefix_of(arrival: _Arrival, salt: str | None) -> StoredPrefix:

@@ -216,14 +216,14 @@ class StoreIndex:
         """Return the longest chain of KV records under ``tokens`` from which a record can go on: one that ends at a
         multiple of 16 or with the tokens. Records that are not durable yet count. A put repeats the question of its
         offer, so the last answer is remembered."""
-        asked = root, tokens, exact, self._changes
-        if self._covered is not None and self._covered[0] == asked:
+        question = root, tokens, exact, self._changes
+        if self._covered is not None and self._covered[0] == question:
             return self._covered[1]
         best = KvChain((), 0, root)
         for path in self._paths(root, tokens, exact=exact, durable=False):
             if path.end > best.end and (path.end % STORED_PAGE_TOKENS == 0 or path.end * 4 == len(tokens)):
                 best = path
-        self._covered = asked, best
+        self._covered = question, best
         return best
 
     def offer(self, root: int, tokens: bytes, *, exact: bool) -> PutOffer | None:
@@ -260,29 +260,29 @@ class StoreIndex:
         view = memoryview(tokens)
         c, to_visit, visits = self.c, [KvChain((), 0, root)], 0
         while to_visit and visits < VISITS_MAX:
-            at = to_visit.pop()
-            rest = view[4 * at.end :]
-            if at.end % STORED_PAGE_TOKENS or not rest:
+            visited = to_visit.pop()
+            rest = view[4 * visited.end :]
+            if visited.end % STORED_PAGE_TOKENS or not rest:
                 continue
             lengths = [n for n in self._short if 4 * n <= len(rest)]
             lengths += [STORED_PAGE_TOKENS] if len(rest) >= 4 * STORED_PAGE_TOKENS else []
             for length in lengths:
-                for entry in self._list(self.heads.get(head_of(at.chain, rest[: 4 * length]), NO_ENTRY)):
+                for entry in self._list(self.heads.get(head_of(visited.chain, rest[: 4 * length]), NO_ENTRY)):
                     visits += 1
                     count = c["tokens"].item(entry)
                     if (
                         (exact and c["flags"].item(entry) & INEXACT)
                         or (durable and not c["durable"][entry])
                         or 4 * count > len(rest)
-                        or c["position"].item(entry) != at.end
+                        or c["position"].item(entry) != visited.end
                         or not knows(self.forms, c["form"].item(entry))
                     ):
                         continue
-                    chain = chain_of(at.chain, rest[: 4 * count])
+                    chain = chain_of(visited.chain, rest[: 4 * count])
                     if chain == c["chain"].item(entry) and c["parent"].item(entry) == (
-                        at.entries[-1] if at.entries else NO_ENTRY
+                        visited.entries[-1] if visited.entries else NO_ENTRY
                     ):
-                        path = KvChain((*at.entries, entry), at.end + count, chain)
+                        path = KvChain((*visited.entries, entry), visited.end + count, chain)
                         to_visit.append(path)
                         yield path
 
@@ -296,9 +296,9 @@ class StoreIndex:
         sibling = self.c["sibling"]
         if first == entry:
             return int(sibling[entry])
-        for one in self._list(first):
-            if sibling.item(one) == entry:
-                sibling[one] = sibling.item(entry)
+        for other in self._list(first):
+            if sibling.item(other) == entry:
+                sibling[other] = sibling.item(entry)
                 break
         return first
 
@@ -339,7 +339,8 @@ class StoreIndex:
         pairs = np.ascontiguousarray(pairs_bytes).view("V32").reshape(-1)
         _, first, which = np.unique(pairs, return_index=True, return_inverse=True)
         self.spaces = {
-            (bytes(pairs_bytes[at, :16]), bytes(pairs_bytes[at, 16:])): number for number, at in enumerate(first)
+            (bytes(pairs_bytes[index, :16]), bytes(pairs_bytes[index, 16:])): number
+            for number, index in enumerate(first)
         }
         self.c["space"][: len(rows)] = which.reshape(-1)
 
@@ -384,8 +385,8 @@ def prefix_of(
 
 def snapshot_above(index: StoreIndex, path: KvChain, *, exact: bool) -> int:
     """Return the position of the deepest snapshot on ``path``, durable or not; 0 without one."""
-    for at in range(len(path.entries), 0, -1):
-        entry = index.snapshot_at(KvChain((path.entries[at - 1],), 0, 0), exact=exact, durable=False)
+    for depth in range(len(path.entries), 0, -1):
+        entry = index.snapshot_at(KvChain((path.entries[depth - 1],), 0, 0), exact=exact, durable=False)
         if entry != NO_ENTRY:
             return int(index.c["position"][entry])
     return 0
@@ -408,29 +409,29 @@ def is_current(index: StoreIndex, prefix: StoredPrefix) -> bool:
 def places_of(prefix: StoredPrefix, start: int, page_bytes: int) -> Iterator[tuple[StoredSpan, int, int]]:
     """Yield the spans that a fetch from ``start`` on reads: each with the byte of the buffer where it begins, and
     its length there. A new form begins at a multiple of ``page_bytes``."""
-    at, form = 0, EXACT_FORM
+    offset, form = 0, EXACT_FORM
     for span in prefix.spans:
         if span.end <= start:
             continue
         if span.form != form and page_bytes:
-            at = ceil_div(at, page_bytes) * page_bytes
+            offset = ceil_div(offset, page_bytes) * page_bytes
         pages = ceil_div(span.end - span.start, STORED_PAGE_TOKENS)
         skipped = max(0, start - span.start) // STORED_PAGE_TOKENS * (span.payload_bytes // pages)
-        yield span, at, span.payload_bytes - skipped
-        at, form = at + span.payload_bytes - skipped, span.form
+        yield span, offset, span.payload_bytes - skipped
+        offset, form = offset + span.payload_bytes - skipped, span.form
 
 
 def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Iterator[RecordRead]:
     """Yield every KV record of the path, those before ``start`` only for their tokens, and the state."""
     line = index.c["line"]
     kv, state = into.kv.cast("B"), into.state.cast("B")
-    places = {span.record: (at, length) for span, at, length in places_of(prefix, start, into.page_bytes)}
+    places = {span.record: (offset, length) for span, offset, length in places_of(prefix, start, into.page_bytes)}
     for span in prefix.spans:
         target, skip = None, 0
         if span.record in places:
-            at, length = places[span.record]
-            assert at + length <= len(kv), "the staging buffer of KV is too small"
-            target, skip = kv[at : at + length], span.payload_bytes - length
+            offset, length = places[span.record]
+            assert offset + length <= len(kv), "the staging buffer of KV is too small"
+            target, skip = kv[offset : offset + length], span.payload_bytes - length
         yield RecordRead(
             span.entry,
             span.record,

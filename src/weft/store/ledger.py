@@ -101,7 +101,7 @@ def parse_rows(content: bytes | memoryview) -> tuple[LedgerRows, npt.NDArray[np.
     rows = np.frombuffer(view, dtype=ROW)
     digest, body = xxh3_64_intdigest, ROW_BYTES - 8
     hashes = np.fromiter(
-        (digest(view[at : at + body]) for at in range(0, len(view), ROW_BYTES)), dtype=np.uint64, count=count
+        (digest(view[begin : begin + body]) for begin in range(0, len(view), ROW_BYTES)), dtype=np.uint64, count=count
     )
     return rows, hashes == rows["row_hash"]
 
@@ -110,7 +110,9 @@ def with_hashes(rows: LedgerRows) -> bytes:
     """Return the bytes of ``rows``, each with its hash; the array is changed."""
     view, body = memoryview(rows.tobytes()), ROW_BYTES - 8
     rows["row_hash"] = np.fromiter(
-        (xxh3_64_intdigest(view[at : at + body]) for at in range(0, len(view), ROW_BYTES)), np.uint64, len(rows)
+        (xxh3_64_intdigest(view[begin : begin + body]) for begin in range(0, len(view), ROW_BYTES)),
+        np.uint64,
+        len(rows),
     )
     return rows.tobytes()
 

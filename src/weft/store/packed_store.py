@@ -207,14 +207,14 @@ class PackedStore:
         assert below is not None
         into = fetch.into.kv.cast("B")
         tasks: list[Callable[[], None]] = []
-        at, stored = 0, {}
+        offset, stored = 0, {}
         for span in below.spans:
             if span.end > fetch.start:
-                stored[span.record] = fetch.spare.kv.cast("B")[at : at + span.payload_bytes], span.form
-                at += span.payload_bytes
-        for span, at, length in places_of(prefix, fetch.start, fetch.into.page_bytes):
+                stored[span.record] = fetch.spare.kv.cast("B")[offset : offset + span.payload_bytes], span.form
+                offset += span.payload_bytes
+        for span, offset, length in places_of(prefix, fetch.start, fetch.into.page_bytes):
             source, form = stored[span.record]
-            tasks.append(_task(source, form, into[at : at + length], span.payload_bytes))
+            tasks.append(_task(source, form, into[offset : offset + length], span.payload_bytes))
         state = fetch.into.state.cast("B")[: prefix.state_bytes]
         tasks.append(_task(fetch.spare.state.cast("B"), below.state_form, state, prefix.state_bytes))
         fetch.event, fetch.left = event, len(tasks)
@@ -262,7 +262,7 @@ class PackedStore:
             Ticket(self._ticket),
             salt,
             token_bytes(tokens[:position]),
-            [KvPiece(one.start, one.end, one.payload.cast("B"), one.form) for one in kv],
+            [KvPiece(source.start, source.end, source.payload.cast("B"), source.form) for source in kv],
             state.cast("B"),
             state_form,
             exact,
@@ -282,7 +282,7 @@ class PackedStore:
             packs = self._packs and form == EXACT_FORM
             parts = range(0, len(payload), PART_BYTES) if packs else range(0)
             put.parts.append([None] * len(parts))
-            tasks += [(record, number, payload[at : at + PART_BYTES]) for number, at in enumerate(parts)]
+            tasks += [(record, number, payload[begin : begin + PART_BYTES]) for number, begin in enumerate(parts)]
         put.left = len(tasks)
         if not tasks:
             put.packed = [None] * len(forms)

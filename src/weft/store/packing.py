@@ -64,8 +64,8 @@ def is_available() -> bool:
 def pack_part(part: memoryview) -> bytes:
     """Return the chunks of ``part``, which begins at a multiple of CHUNK_BYTES of its payload."""
     chunks: list[bytes] = []
-    for at in range(0, len(part), CHUNK_BYTES):
-        chunk = np.frombuffer(part[at : at + CHUNK_BYTES], np.uint8)
+    for begin in range(0, len(part), CHUNK_BYTES):
+        chunk = np.frombuffer(part[begin : begin + CHUNK_BYTES], np.uint8)
         encoding = _encoding_of(chunk)
         pieces = [chunk.tobytes()] if encoding == AS_IS else _encoded(chunk, encoding)
         size = sum(map(len, pieces))
@@ -85,24 +85,24 @@ def unpack(content: memoryview, into: memoryview) -> None:
     """Unpack ``content`` into ``into``. Raise PackingError where it does not unpack to exactly these bytes."""
     if len(content) < HEADER_BYTES or int.from_bytes(content[8:16], "little") != len(into):
         raise PackingError("another length")
-    at = HEADER_BYTES
+    offset = HEADER_BYTES
     for begin in range(0, len(into), CHUNK_BYTES):
         target = np.frombuffer(into[begin : begin + CHUNK_BYTES], np.uint8)
-        word = int.from_bytes(content[at : at + 4], "little")
+        word = int.from_bytes(content[offset : offset + 4], "little")
         encoding, size = word >> _LENGTH_BITS, word & (1 << _LENGTH_BITS) - 1
-        source = content[at + 4 : at + 4 + size]
+        source = content[offset + 4 : offset + 4 + size]
         if len(source) != size:
             raise PackingError("a chunk is cut")
         _decode(np.frombuffer(source, np.uint8), encoding, target)
-        at += 4 + size
-    if at != len(content) or xxh3_64_intdigest(into) != int.from_bytes(content[:8], "little"):
+        offset += 4 + size
+    if offset != len(content) or xxh3_64_intdigest(into) != int.from_bytes(content[:8], "little"):
         raise PackingError("other bytes")
 
 
 def _encoding_of(chunk: Uint8s) -> int:
     """Return the encoding in which samples of ``chunk`` are smallest."""
     distance = max(_SAMPLE_BYTES, chunk.size // _SAMPLES // 4 * 4)
-    sample = np.concatenate([chunk[at : at + _SAMPLE_BYTES] for at in range(0, max(1, chunk.size), distance)])
+    sample = np.concatenate([chunk[begin : begin + _SAMPLE_BYTES] for begin in range(0, max(1, chunk.size), distance)])
     best, encoding = sample.size * _WORTH, AS_IS
     for tried in (WORDS_2, WORDS_4):
         if chunk.size % (2 * tried) == 0:  # the sample has complete words too: its pieces begin and end at words

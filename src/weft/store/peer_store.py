@@ -319,7 +319,7 @@ class PeerStore:
                 self._stored[ticket] = order
             return ticket
         assert self.wire is not None
-        pieces = [(one.start, one.end, one.form, one.payload.cast("B")) for one in kv]
+        pieces = [(piece.start, piece.end, piece.form, piece.payload.cast("B")) for piece in kv]
         pieces.append((position, position, state_form, state.cast("B")))
         parcel = parcel_of(
             self.namespace, order.request_id, salt, token_bytes(tokens[:position]), kv[0].start, pieces, exact=exact

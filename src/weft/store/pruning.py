@@ -134,8 +134,8 @@ def _packed(
     rows = live.rows.copy()
     stored = np.flatnonzero(rows["payload_bytes"])
     used = dict.fromkeys(opened.volume_blocks, 0)
-    for at in stored.tolist():
-        used[int(rows["volume"][at])] += blocks_for(int(rows["payload_bytes"][at]))
+    for row in stored.tolist():
+        used[int(rows["volume"][row])] += blocks_for(int(rows["payload_bytes"][row]))
     chosen = _fullest(opened.volume_blocks, used)
     extents = Extents()
     for volume in chosen:
@@ -143,22 +143,24 @@ def _packed(
         mine = stored[rows["volume"][stored] == volume]
         extents.take_known(
             volume,
-            sorted((int(rows["offset"][at]) // BLOCK_BYTES, blocks_for(int(rows["payload_bytes"][at]))) for at in mine),
+            sorted(
+                (int(rows["offset"][row]) // BLOCK_BYTES, blocks_for(int(rows["payload_bytes"][row]))) for row in mine
+            ),
         )
-    to_move = [int(at) for at in stored if int(rows["volume"][at]) not in chosen]
-    to_move.sort(key=lambda at: -int(rows["payload_bytes"][at]))
+    to_move = [int(row) for row in stored if int(rows["volume"][row]) not in chosen]
+    to_move.sort(key=lambda row: -int(rows["payload_bytes"][row]))
     moved, touched = 0, set()
-    for done, at in enumerate(to_move):
+    for done, row in enumerate(to_move):
         progress(done, len(to_move))
-        payload = memoryview(bytearray(int(rows["payload_bytes"][at])))
+        payload = memoryview(bytearray(int(rows["payload_bytes"][row])))
         place = extents.take(blocks_for(len(payload)))
-        volume = int(rows["volume"][at])
+        volume = int(rows["volume"][row])
         if place is None:
             chosen.add(volume)
             continue
-        opened.volumes.read_payload(rows[at], payload)
+        opened.volumes.read_payload(rows[row], payload)
         opened.volumes.write(*place, payload)
-        rows["volume"][at], rows["offset"][at] = place[0], place[1] * BLOCK_BYTES
+        rows["volume"][row], rows["offset"][row] = place[0], place[1] * BLOCK_BYTES
         touched.add(place[0])
         moved += len(payload)
     for volume in touched:
@@ -170,7 +172,7 @@ def _packed(
 def _fullest(blocks: dict[int, int], used: dict[int, int]) -> set[int]:
     """Return the fewest volumes, the fullest first, that have room for all used blocks."""
     needed, room, chosen = sum(used.values()), 0, set()
-    for volume in sorted(blocks, key=lambda one: (-used[one] / blocks[one], one)):
+    for volume in sorted(blocks, key=lambda number: (-used[number] / blocks[number], number)):
         if room >= needed:
             break
         room += blocks[volume] - 1

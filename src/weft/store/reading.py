@@ -141,8 +141,8 @@ class FetchThreads:
                 row = fetch.ledger.read_row(record.line, record.number)
                 if int(row["payload_bytes"]) != record.payload_bytes or int(row["tokens"]) != record.count:
                     raise LedgerError("row")
-                asked = fetch.tokens[4 * record.begin : 4 * (record.begin + record.count)]
-                if record.count and self._tokens(fetch.ledger, row) != asked:
+                expected = fetch.tokens[4 * record.begin : 4 * (record.begin + record.count)]
+                if record.count and self._tokens(fetch.ledger, row) != expected:
                     raise LedgerError("tokens")
             except LedgerError as error:
                 fetch.failure = ("damaged", str(error), record.entry, record.number)

@@ -153,8 +153,8 @@ class StoreRecords:
         c, length = self.index.c, self.index.length
         entries = np.flatnonzero((c["kind"][:length] != 0) & c["durable"][:length])
         if len(outcome.numbers) and len(entries):
-            at = np.searchsorted(outcome.numbers, c["number"][entries])
-            c["line"][entries] = outcome.lines[np.minimum(at, len(outcome.lines) - 1)]
+            places = np.searchsorted(outcome.numbers, c["number"][entries])
+            c["line"][entries] = outcome.lines[np.minimum(places, len(outcome.lines) - 1)]
 
     def refreshed(self, outcome: Refreshed) -> None:
         """Take the index of a reader that has read another process's rows."""
@@ -182,7 +182,7 @@ class StoreRecords:
         by_space = np.bincount(c["space"][:length][kinds == SNAPSHOT], minlength=len(self.index.spaces))
         own = [space for (namespace, _), space in self.index.spaces.items() if namespace == self._namespace]
         snapshots = int(by_space[own].sum())
-        counts = {one.name: getattr(counters, one.name) for one in fields(StoreCounts)}
+        counts = {count.name: getattr(counters, count.name) for count in fields(StoreCounts)}
         counts |= {"damaged": dict(counters.damaged), "dropped": dict(counters.dropped)}
         return StoreStats(
             **counts,
@@ -245,10 +245,10 @@ class StoreRecords:
     def _drop(self, entry: int) -> list[tuple[int, int, int, int]]:
         """Remove ``entry`` and all that needs it from the index. Returns the places of the durable ones."""
         records = []
-        for one in subtree(self.index, entry):
-            if self.index.c["durable"].item(one):
-                records.append(place_of(self.index, one))
-            self.index.remove(one)
+        for victim in subtree(self.index, entry):
+            if self.index.c["durable"].item(victim):
+                records.append(place_of(self.index, victim))
+            self.index.remove(victim)
         return records
 
     def _retire(self, records: list[tuple[int, int, int, int]]) -> None:

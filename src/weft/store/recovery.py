@@ -87,9 +87,9 @@ def live_rows(rows: LedgerRows, valid: Bools, *, volume_blocks: Mapping[int, int
         parents = _parents(records)
     uses = records["uses"].astype(np.int64)
     if len(used) and len(records):
-        at = np.searchsorted(records["number"], used["parent"])
-        hit = (at < len(records)) & (records["number"][np.minimum(at, len(records) - 1)] == used["parent"])
-        np.add.at(uses, at[hit], used["uses"][hit].astype(np.int64))
+        places = np.searchsorted(records["number"], used["parent"])
+        hit = (places < len(records)) & (records["number"][np.minimum(places, len(records) - 1)] == used["parent"])
+        np.add.at(uses, places[hit], used["uses"][hit].astype(np.int64))
     return LiveRows(records, lines, parents, uses, last_number, last_volume, dropped)
 
 
@@ -138,12 +138,12 @@ def _parents(records: LedgerRows) -> Int64s:
     if not len(records):
         return np.zeros(0, dtype=np.int64)
     numbers = np.ascontiguousarray(records["number"])
-    at = np.searchsorted(numbers, records["parent"])
-    safe = np.minimum(at, len(records) - 1)
+    places = np.searchsorted(numbers, records["parent"])
+    safe = np.minimum(places, len(records) - 1)
     end = records["position"].astype(np.int64) + records["tokens"]
     spaces = _halves(records)
     fits = (
-        (at < len(records))
+        (places < len(records))
         & (numbers[safe] == records["parent"])
         & (records["kind"][safe] == KV)
         & (safe < np.arange(len(records)))

@@ -64,9 +64,9 @@ class Sealer:
         cipher = self._gcm(nonce).encryptor()
         cipher.authenticate_additional_data(_meaning(row, kind))
         view, sealed = memoryview(content), memoryview(bytearray(sealed_size(len(content))))
-        for at in range(0, len(view), PIECE_BYTES):
-            piece = view[at : at + PIECE_BYTES]  # the cipher wants room for a block more: that of the tag
-            cipher.update_into(piece, sealed[NONCE_BYTES + at : NONCE_BYTES + at + len(piece) + TAG_BYTES])
+        for begin in range(0, len(view), PIECE_BYTES):
+            piece = view[begin : begin + PIECE_BYTES]  # the cipher wants room for a block more: that of the tag
+            cipher.update_into(piece, sealed[NONCE_BYTES + begin : NONCE_BYTES + begin + len(piece) + TAG_BYTES])
         cipher.finalize()
         sealed[:NONCE_BYTES], sealed[-TAG_BYTES:] = nonce, cipher.tag
         return sealed
@@ -84,9 +84,9 @@ class Sealer:
         cipher = self._gcm(nonce, tag).decryptor()
         cipher.authenticate_additional_data(_meaning(row, kind))
         body = sealed[NONCE_BYTES:-TAG_BYTES]
-        for at in range(0, len(body), PIECE_BYTES):
-            piece = body[at : at + PIECE_BYTES]
-            into[at : at + len(piece)] = cipher.update(piece)
+        for begin in range(0, len(body), PIECE_BYTES):
+            piece = body[begin : begin + PIECE_BYTES]
+            into[begin : begin + len(piece)] = cipher.update(piece)
         try:
             cipher.finalize()
         except InvalidTag:

@@ -60,10 +60,10 @@ class Extents:
 
     def take(self, blocks: int) -> tuple[int, int] | None:
         """Return (volume, first block) of ``blocks`` free blocks, or None."""
-        at = bisect_left(self._by_length, (blocks, -1, -1))
-        if at == len(self._by_length):
+        index = bisect_left(self._by_length, (blocks, -1, -1))
+        if index == len(self._by_length):
             return None
-        length, volume, first = self._by_length[at]
+        length, volume, first = self._by_length[index]
         self._remove(volume, first, length)
         if length > blocks:
             self._insert(volume, first + blocks, length - blocks)
@@ -86,12 +86,12 @@ class Extents:
         the caller has dropped."""
         length = self._by_start[volume, 1]
         self._remove(volume, 1, length)
-        at, end = 1, 1 + length
+        free_from, end = 1, 1 + length
         for first, blocks in [*used, (end, 0)]:
-            assert first >= at, "records overlap"
-            if first > at:
-                self._insert(volume, at, first - at)
-            at = first + blocks
+            assert first >= free_from, "records overlap"
+            if first > free_from:
+                self._insert(volume, free_from, first - free_from)
+            free_from = first + blocks
 
     def drop_volume(self, volume: int, blocks: int) -> None:
         """Forget the volume's free runs: nothing is placed there any more."""

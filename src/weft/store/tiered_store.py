@@ -192,7 +192,7 @@ class TieredStore:
 
     def stats(self) -> StoreStats:
         counts = dict(self.uploads.counts)
-        held = int((self.remote.c["kind"][: self.remote.length] == SNAPSHOT).sum())
+        snapshot_count = int((self.remote.c["kind"][: self.remote.length] == SNAPSHOT).sum())
         stats = self.local.stats()
         fault = self.bucket.fault
         away: tuple[str, ...] = () if not fault else (f"{self.bucket.location} does not answer: {fault}; uploads wait",)
@@ -208,7 +208,7 @@ class TieredStore:
             notes=(*stats.notes, *away),
             remote={
                 **counts,
-                "snapshots": held,
+                "snapshots": snapshot_count,
                 "hits": self.hits,
                 "fetched_bytes": self.fetched_bytes,
                 "failures": self.failures,
@@ -238,8 +238,8 @@ class TieredStore:
             self.local.records.counters.damaged[f"remote {reason}"] += 1
             self._remote_ledger.lose(number)
             if entry < self.remote.length and self.remote.c["number"].item(entry) == number:
-                for one in subtree(self.remote, entry):
-                    self.remote.remove(one)
+                for victim in subtree(self.remote, entry):
+                    self.remote.remove(victim)
                 self._remote_changes += 1
         return StoreEvent(fetch.ticket, kind, reason, 0, seconds)
 
@@ -252,8 +252,8 @@ class TieredStore:
             return
         kv = memoryview(bytes(fetch.into.kv))
         pieces = [
-            KvPiece(span.start, span.end, kv[at : at + length], span.form)
-            for span, at, length in places_of(prefix, fetch.start, fetch.into.page_bytes)
+            KvPiece(span.start, span.end, kv[offset : offset + length], span.form)
+            for span, offset, length in places_of(prefix, fetch.start, fetch.into.page_bytes)
             if span.start >= offer.start
         ]
         if (pieces[0].start if pieces else prefix.position) != offer.start:

@@ -162,11 +162,11 @@ class RemoteLedger:
         return row
 
     def read_tokens(self, tokens_at: int, nbytes: int) -> bytes:
-        segment, at = tokens_at >> _SEGMENT_SHIFT, tokens_at & ((1 << _SEGMENT_SHIFT) - 1)
+        segment, offset = tokens_at >> _SEGMENT_SHIFT, tokens_at & ((1 << _SEGMENT_SHIFT) - 1)
         path, begin = self._files[segment]
         content = bytearray(nbytes)
         with self._disk.reading(path) as handle:
-            self._disk.read(handle, memoryview(content), begin + at)
+            self._disk.read(handle, memoryview(content), begin + offset)
         return bytes(content)
 
     def live(self) -> LiveRows:
@@ -390,7 +390,7 @@ class BucketThread:
 
     def _refresh(self) -> None:
         prefix = segment_prefix(self._namespace)
-        sizes = {one.key.rpartition(f"{prefix}/")[2]: one.nbytes for one in self._bucket.objects(prefix)}
+        sizes = {stored.key.rpartition(f"{prefix}/")[2]: stored.nbytes for stored in self._bucket.objects(prefix)}
         changed = self._ledger.drop_others(set(sizes))
         skipped: set[str] = set()
         for name in sorted(sizes):

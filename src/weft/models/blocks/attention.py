@@ -164,8 +164,8 @@ def read_attention(
     if shape.gated and gate is None:
         orders["q_proj.weight"] = lambda rows: separate_gate(rows, shape.heads, shape.head_dim)
         if bias is not None:
-            asked = 2 * shape.heads * shape.head_dim
-            bias[:asked] = separate_gate(bias[:asked], shape.heads, shape.head_dim)
+            query_rows = 2 * shape.heads * shape.head_dim
+            bias[:query_rows] = separate_gate(bias[:query_rows], shape.heads, shape.head_dim)
     if paired and shape.rope is not None:
         order = partial(neighbours_apart, head_dim=shape.head_dim, turned=shape.rope.rotary_dim)
         orders |= {"q_proj.weight": order, "k_proj.weight": order}
