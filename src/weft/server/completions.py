@@ -23,12 +23,12 @@ from weft.server.protocol import (
     COMPLETION_TOKENS_DEFAULT,
     UNSERVED_IN_COMPLETIONS,
     CompletionBody,
+    Streaming,
     grammar_of,
     prompts_of,
     refuse_stream_fields,
     sampling_params,
     stream_usage,
-    streaming_of,
 )
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
@@ -87,7 +87,7 @@ class CompletionJob:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             id_slot=body.id_slot,
-            stream=streaming_of(body),
+            stream=Streaming(bool(body.stream), body.stream_interval),
         )
         self._shown_chars = [0] * len(self.generation.choices)
         self._started = [False] * len(self.generation.choices)

@@ -41,7 +41,6 @@ from weft.server.protocol import (
     key_of_request,
     note_ignored,
     sampling_params,
-    streaming_of,
 )
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
@@ -553,7 +552,7 @@ class PreparedTurn:
             prompt_field=turn.prompt_field,
             answer_field=turn.answer_field,
             id_slot=fields.id_slot,
-            stream=streaming_of(fields),
+            stream=Streaming(bool(fields.stream), fields.stream_interval),
             logprobs_field=turn.logprobs_field,
         )
         self._readers = [

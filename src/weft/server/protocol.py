@@ -491,10 +491,6 @@ class Streaming(msgspec.Struct, frozen=True):
 NOT_STREAMED = Streaming()
 
 
-def streaming_of(fields: SamplingFields) -> Streaming:
-    return Streaming(bool(fields.stream), fields.stream_interval)
-
-
 def stream_usage(body: GenerateBody) -> tuple[bool, bool]:
     """Return whether a stream has its usage in a last chunk, and in every one."""
     options = body.stream_options or StreamOptions()

@@ -36,7 +36,7 @@ from weft.server.ollama.protocol import (
     served_name,
 )
 from weft.server.presets import SAMPLING_NAMES, Preset
-from weft.server.protocol import grammar_of, note_ignored, sampling_params, streaming_of
+from weft.server.protocol import Streaming, grammar_of, note_ignored, sampling_params
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sse import Way
@@ -250,7 +250,7 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
         priority=0,
         cache_salt=body.cache_salt or "",
         answer_field="options.num_predict",
-        stream=streaming_of(fields),
+        stream=Streaming(bool(fields.stream), fields.stream_interval),
     )
     return OllamaJob(RawTurn(model, model.name_for(fields.model), generation), chat=False, shows_thinking=False)
 
