@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from weft.config import THREADS_MAX, session_key
+from weft.config import STREAM_INTERVAL_MAX, THREADS_MAX, session_key
 from weft.config_check import check_fields, debug, flag, limit
 from weft.errors import ConfigError
 from weft.handoff import Role, check_replicas, parse_roles, partner_missing
@@ -24,7 +24,6 @@ from weft.objects.sessions import SessionLimits
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
 from weft.server.edge import EdgeLimits, Origins, is_loopback
-from weft.server.protocol import STREAM_INTERVAL_MAX
 from weft.server.responses.store import StoreLimits
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint

@@ -42,6 +42,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from weft.config import STREAM_INTERVAL_MAX
 from weft.errors import RequestError
 from weft.request import Grammar, SamplingParams
 from weft.text.chat import ChatMessage
@@ -57,7 +58,6 @@ Salt = Annotated[str, msgspec.Meta(max_length=1024)]
 AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
 SlotNumber = Annotated[int, msgspec.Meta(ge=-1, le=63)]
 """-1: none, as llama-server has it."""
-STREAM_INTERVAL_MAX = 1024
 StreamInterval = Annotated[int, msgspec.Meta(ge=1, le=STREAM_INTERVAL_MAX)]
 """Tokens of a streamed event after the first, as in vLLM."""
 
