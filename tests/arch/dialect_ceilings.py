@@ -37,7 +37,6 @@ CEILINGS: dict[str, tuple[int, ...]] = {
     "src/weft/engine": (0, 0, 0, 0, 0, 5, 0, 0),
     "src/weft/fleet": (0, 0, 0, 0, 0, 5, 0, 12),
     "src/weft/objects": (0, 0, 0, 0, 0, 1, 0, 4),
-    "src/weft/ranks": (0, 0, 0, 0, 0, 1, 0, 0),
     "src/weft/router": (0, 0, 0, 0, 0, 2, 0, 10),
     "src/weft/rpc": (0, 0, 0, 0, 0, 5, 0, 10),
     "src/weft/schedule": (0, 0, 0, 0, 0, 4, 0, 0),

@@ -59,8 +59,8 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
 
 @dataclass(frozen=True, slots=True)
 class ArenaRoom:
-    """Limits of an arena: ``most_bytes`` at most, ``usual_bytes`` without ``--memory``. ``why``: the reason for the
-    limit, a sentence.
+    """Limits of an arena: ``most_bytes``, and ``usual_bytes`` without ``--memory``. ``why``: the reason for the limit,
+    a sentence.
     """
 
     most_bytes: int
@@ -69,7 +69,7 @@ class ArenaRoom:
 
 
 def adapter_bytes(config: EngineConfig) -> int:
-    """Return the bytes of the budget of adapters, 0 if neither --lora nor ``limits.lora_memory`` asks for some."""
+    """Return the bytes of the budget of adapters, 0 without --lora and ``limits.lora_memory``."""
     adapts = config.lora or config.lora_memory != EngineConfig().lora_memory
     return parse_bytes(config.lora_memory, flag="limits.lora_memory") if adapts else 0
 
@@ -139,7 +139,7 @@ def measured_gpu_room(
     if reserve is None:
         free = free_bytes(device)
         if config.tp > 1:
-            # The other ranks are inside of a collective: no shorter step can be tried.
+            # The other ranks wait in a collective, so no shorter step can be tried.
             raise RankLostError(
                 f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the memory of this "
                 f"rank's GPU, of which {format_bytes(free)} are free after the weights: lower --max-num-batched-tokens "
@@ -167,8 +167,8 @@ def measured_gpu_room(
 
 
 def _reserve(config: EngineConfig, measure: Callable[..., Reserve], capture: Capture | None) -> Reserve | None:
-    """Return the measured reserve, or None if memory is too small for it. The memory of a failed step is freed only
-    after the handler: until then the error holds it, by its traceback.
+    """Return the measured reserve, or None if memory is too small. The memory of a failed step is freed only after the
+    handler, because the traceback of the error refers to it.
     """
     import torch
 

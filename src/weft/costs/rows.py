@@ -1,4 +1,4 @@
-"""Seconds of a step by its rows: the price of a draft.
+"""Seconds of a step by its number of rows, which are the price of a draft.
 
     rows       1     2     4     8     16    32 ...
     plain      26.8        28.4        38.9              sequences of a step without drafts
@@ -7,9 +7,9 @@
 A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more than the
 reading. Where that begins depends on the machine, the weights and the kernels: it is measured.
 
-Steps that verify drafts have figures of their own. Their states are computed again, and they leave the path of steady
-decodes or of CUDA graphs. A curve without a measurement borrows the other one. The profile run has one sequence;
-drafts of several are dearer, as each verify run is computed by itself.
+Steps that verify drafts have separate figures: states are computed again, and the step may leave the path of steady
+decodes or of CUDA graphs. A curve without a measurement borrows the other one. The profile run has one sequence; drafts
+of several sequences cost more, because each verify run is computed by itself.
 
     32 sequences    plain 2.8 ms    1 draft 3.8    4 drafts 4.0    16 drafts 5.1    32 drafts 6.3
     estimate                                3.9             4.1              5.0              6.5
@@ -34,7 +34,9 @@ _PACE_SHARE = 0.1
 _PACE_MAX = 3.0
 """Largest factor by which one step moves the pace, before the exponent."""
 _FIRST_COUNT = 8
-"""Measurements of which the least one is the figure: the first steps of a batch are several times as long."""
+"""Number of first measurements of a figure, of which the least counts: the first steps of a batch may take several
+times as long.
+"""
 _MEASURED_COUNT = 3
 """Measurements that a figure needs before drafts are chosen by it."""
 _CROWD = 1.5
@@ -42,7 +44,7 @@ _CROWD = 1.5
 a plain step.
 """
 _CROWD_SEQUENCES = 7
-"""Sequences more than one at which drafts reach the full _CROWD factor."""
+"""Number of sequences beyond the first at which drafts cost the full _CROWD factor."""
 _GUESSED_ROW_SHARE = 0.05
 """Seconds of one more row over those of a step with one row."""
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
@@ -51,8 +53,8 @@ _ROWS_BEYOND = [[further - rows for further in ROWS[index + 1 :]] for index, row
 
 
 class RowCosts:
-    """``plain``, ``verify``: measured seconds by rows, as far as they are known. Without ``verify`` both
-    kinds of steps cost the same."""
+    """Costs of steps by rows. ``plain``, ``verify``: measured seconds by rows, as far as they are known. Without
+    ``verify`` both kinds of steps cost the same."""
 
     def __init__(self, plain: Mapping[int, float] | None = None, verify: Mapping[int, float] | None = None) -> None:
         self._pace = 1.0
@@ -60,7 +62,7 @@ class RowCosts:
         self._measured: list[float | None] = [None] * (2 * len(ROWS))
         """Figures of plain steps, then of steps that verify drafts."""
         self._counts = [0] * len(self._measured)
-        """Measurements of each figure, up to FIRST_COUNT."""
+        """Number of measurements of each figure, up to _FIRST_COUNT."""
         self._plain, self._verify = list(_GUESS), list(_GUESS)
         self._curve: list[float] = []
         """``verify_figures`` computed since the figures last changed."""
@@ -92,8 +94,8 @@ class RowCosts:
         return _between(self._plain, rows)
 
     def verify_figures(self, most: int) -> list[float]:
-        """Return ``verify_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: at least ``most`` of them,
-        not to be changed.
+        """Return ``verify_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: at least ``most`` figures, in
+        a list that the caller must not change.
         """
         curve, figures = self._curve, self._verify
         while len(curve) < most:  # up to the next figure
@@ -130,7 +132,7 @@ class RowCosts:
         figures, nearest = self._verify if verifies else self._plain, _NEAREST[rows]
         index = nearest + len(ROWS) * verifies
         if rows != ROWS[nearest]:
-            seconds *= figures[nearest] / _between(figures, rows)  # of a step with the rows of the figure
+            seconds *= figures[nearest] / _between(figures, rows)  # scaled to the rows of the figure
         before, self._before = self._before, (index, seconds)
         known = self._measured[index]
         if known is None or self._counts[index] < _FIRST_COUNT:
@@ -190,9 +192,10 @@ def _between(figures: list[float], rows: int) -> float:
 
 
 def _fill(figures: list[float], measured: list[float | None], others: list[float | None]) -> None:
-    """Fill ``figures`` from the measured ones; from ``others`` if there are none. Figures never fall as rows rise:
-    noise makes steps longer, so a figure that exceeds one for more rows is cut to that. Between two measured figures
-    they are on a line, beyond them on a line as steep as the last two or the guess.
+    """Fill ``figures`` from the ``measured`` ones; from ``others`` if nothing was measured. Figures never fall as rows
+    rise: noise makes steps longer, so a figure above one for more rows is lowered to that one. Figures between two
+    measured ones are on the line between them; those beyond the last are on a line as steep as the last two, or as the
+    guess.
     """
     known = [index for index, figure in enumerate(measured) if figure is not None]
     if not known:

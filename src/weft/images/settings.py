@@ -48,7 +48,7 @@ class _Settings:
 
     @property
     def grain(self) -> int:
-        """Side lengths of a tower's input are multiples of this many pixels."""
+        """Pixels. Side lengths of a tower's input are multiples of this."""
         return self.patch_size * self.downsample_factor
 
     @property

@@ -1,16 +1,15 @@
-"""Frames to patches as Qwen3.5 was trained on: two frames in a tile, and the time of each tile as text.
+"""Conversion of video frames to the patches that Qwen3.5 was trained on: two frames per tile, and times as text.
 
     frames   0.0 s  0.5 s | 1.0 s  1.5 s | 2.0 s         resized alike, the last one twice where it is alone
     tiles    16 x 9       | 16 x 9       | 16 x 9        a patch is the same 16 x 16 pixels of both frames
     text     <0.2 seconds><|vision_start|> 36 <|vision_end|><1.2 seconds><|vision_start|> 36 <|vision_end|>...
 
-For the rest of weft a video is a ``Picture`` whose tiles come one after another: the rows have one digest over all
-frames, each tile has positions of its own in the prompt, and the text between tiles ordinary ones. A tile sees no
-other tile in the tower. The template writes one video token, within its own ``<|vision_start|>`` and
-``<|vision_end|>``.
+For the rest of weft a video is a ``Picture`` with a sequence of tiles: the rows have one digest over all frames, and
+each tile has its own positions in the prompt, with ordinary text between tiles. In the tower a tile sees no other tile.
+The template writes one video token, within its own ``<|vision_start|>`` and ``<|vision_end|>``.
 
 The processor samples frames of a file evenly, some for each second; it takes all frames of a list. All frames together
-have ``max_pixels`` at most: a longer video has smaller ones.
+have at most ``max_pixels``, so a longer video has smaller frames.
 
 Sizes, sampling, times and pixels (``resizing``) are those of transformers' ``Qwen3VLVideoProcessor`` and
 ``Qwen3VLProcessor``, from 5.10 on. Frames are resized one by one, so a video takes the memory of its patches and of
@@ -37,8 +36,8 @@ VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """Sampling that a request asks for; None leaves a field to the checkpoint. ``fps``: frames of a second that are
-    taken out of a file, and those that a list of frames has.
+    """Sampling that a request asks for; None: as the checkpoint says. ``fps``: frames per second that are taken from a
+    file, or that a list of frames has.
     """
 
     fps: float | None = None

@@ -6,8 +6,8 @@
 A video is one file, or a list of frames that are pictures. ``data:video/jpeg;base64,FRAME,FRAME`` is such a list too,
 as in other engines.
 
-Decoders read untrusted files, and take time and memory according to the header of a file. So they run here, in a
-process with a limit of memory that is ended when a picture takes too long.
+Decoders read untrusted files, and the header of a file decides how much time and memory they take. So they run here, in
+a process with a limit of memory that is killed when a picture takes too long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Embedding rows of a step: one call of a kernel on a CPU, else a gather of torch. Of a table in codes only these rows
+"""Embedding rows of a step: one call of a kernel on a CPU, else a gather of torch. Only these rows of a coded table
 are dequantised. Steady decodes pass the same tensor in each step and get the same memory, because new memory would take
 more time than the rows.
 """

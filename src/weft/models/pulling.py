@@ -237,7 +237,7 @@ class _Pull:
         missing = [file for file in self._manifest.files if not self._is_here(file)]
         self._check_room(missing)
         with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
-            # The largest first, so that at the end no large file downloads alone for long.
+            # The largest first, so that the last download is a short one.
             work = [threads.submit(self._fetch, file) for file in sorted(missing, key=lambda file: -file.size)]
             wait(work, return_when=FIRST_EXCEPTION)
             self._failed.set()  # of no effect when all are done

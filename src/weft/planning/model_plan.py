@@ -36,10 +36,10 @@ _AMPLE_BYTES = 1 << 50
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """Options of a plan. Exactly one of ``memory_bytes`` (of a device, with weights) and ``arena_bytes`` (only for
-    pages and states). ``ep``: experts are divided by their number. ``quantize``: a name of ``weights.FORMS``. None:
-    the model's own. ``mtp``: with its head for multi-token prediction, if it has one that weft knows and there is one
-    rank. ``twelve_bit``: the device is a CPU that keeps bfloat16 in 12 bits. ``coded_tiles``: and fp8, nf4 and fp4 as
-    codes.
+    pages and states) is set. ``ep``: experts are divided by number. ``quantize``: a name of ``weights.FORMS``; None:
+    the form of the checkpoint. ``mtp``: the plan includes the head for multi-token prediction, if the model has one and
+    there is one rank. ``twelve_bit``: the device is a CPU that keeps bfloat16 in 12 bits; ``coded_tiles``: it also
+    keeps fp8, nf4 and fp4 as codes.
     """
 
     memory_bytes: int | None = None
@@ -68,10 +68,10 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A plan of a model on one device; all bytes are of that device. ``arena`` has no frames if the weights leave
-    nothing; its page, slot and frame sizes are valid all the same. ``need_bytes``: the least memory of a device that
-    runs one sequence of the shortest length; ``tp_that_fits``: the least ``--tp`` for which the memory suffices, None
-    if none does or the memory is enough.
+    """A plan of a model on one device; all bytes are of that device. ``arena`` has no frames if the weights leave no
+    memory, but valid sizes of pages, slots and frames. ``need_bytes``: the least memory of a device that runs one
+    sequence of the shortest length; ``tp_that_fits``: the least ``--tp`` for which the memory suffices, None if it
+    suffices already or for no ``--tp``.
     """
 
     name: str
@@ -154,7 +154,7 @@ def make_plan(name: str, config: Mapping[str, Any], options: PlanOptions) -> Mod
     spec, weights = _of_rank(config, whole, options, options.tp)
     available = _available_bytes(options, weights)
     arena = plan_arena(spec, max(0, available), kv_dtype=options.kv_dtype)
-    if arena.frame_count < arena.frames_min:  # sizes to talk about; nothing fits
+    if arena.frame_count < arena.frames_min:  # nothing fits: only the sizes of an ample arena are shown
         arena = replace(plan_arena(spec, _AMPLE_BYTES, kv_dtype=options.kv_dtype), frame_count=0)
     frames = Frames(arena, draft_log_bytes(spec))
     fits = tuple(Fit(tokens, frames.request_bytes(Load(tokens)), frames.sequences(Load(tokens))) for tokens in lengths)
@@ -214,7 +214,7 @@ def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, options: PlanO
 
 
 def _lengths(options: PlanOptions, longest: int) -> tuple[int, ...]:
-    """Return the lengths asked for; by default the usual ones below the model's longest, and that."""
+    """Return the requested lengths; by default the usual ones below the model's longest context, and that."""
     too_long = [tokens for tokens in options.lengths if tokens > longest]
     if too_long:
         raise ConfigError(

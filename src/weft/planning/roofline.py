@@ -10,7 +10,7 @@ bandwidth, and a fixed time per step for all that is neither. Arithmetic is 2 FL
 at least one of its tokens is expected to choose.
 
 The bytes that a step compresses, restores and copies (``ArenaWork.moved_bytes``) are read and written by separate
-kernels before the others. So their seconds are added.
+kernels before the others, so the seconds of these kernels are added.
 """
 
 from __future__ import annotations

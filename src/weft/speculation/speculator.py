@@ -1,4 +1,4 @@
-"""The drafter that serves: all sources of all sequences, and how many of their drafts a step verifies.
+"""The ``Drafter`` of an engine: all sources of all sequences, and the number of drafts that a step verifies.
 
     draft    followers --proposals--> the best one of each sequence --survivals--> choice --> drafts
     settle   every proposal is scored against the new tokens (chances); the followers move on
@@ -53,12 +53,12 @@ DRAFTS_MAX = 15
 """Drafts of one sequence in one step, by default."""
 _PLAIN_EVERY = 150
 _PLAIN_WAIT = 64
-"""Steps, the most that are kept plain."""
+"""Most steps that are kept plain."""
 _PATIENCE = 16
 _PAUSE = 16
 _PAUSE_MAX = 64
 SLOW_GRAMMAR_S = 0.002
-"""Seconds for the drafts of a step from which on a grammar is slow: usually it takes a hundredth."""
+"""Seconds that a grammar may take for the drafts of a step before it counts as slow; usual ones take a hundredth."""
 _SLOW_STEPS_MAX = 4
 """Slow steps of a sequence after which it has no more drafts."""
 
@@ -142,12 +142,12 @@ class Speculator:
         self._clock = clock
         self._budget = HostBudget()
         self._room = FEW_SEQUENCES * drafts_max
-        """Most drafts of a step, at the last call of ``draft``."""
+        """Most drafts of a step, as of the last call of ``draft``."""
         self._stale: set[int] = set()
         """Sequences with tokens that were not settled."""
         self._head = HeadPlan(head_seconds or {}, drafts_max, prompt_share=prompt_share) if "mtp" in sources else None
         self._others_draft = False
-        """Whether the planned step verifies only drafts of other sources, and more than the head would have."""
+        """Whether the planned step verifies only drafts of other sources, and more than the head would draft."""
         self._by_key: dict[int, _Speculation] = {}
         self._step_s = 0.0
         self._step_accepted = 0
@@ -379,9 +379,7 @@ class Speculator:
         return self.counters.stats()
 
     def _timed_best(self, row: DraftRow) -> tuple[_SequenceSource | None, list[float]]:
-        """Return ``_best``; a sequence whose grammar is slow loses its sources, as every other sequence waits for
-        them.
-        """
+        """Return ``_best``. A sequence whose grammar is slow loses its sources, because every other sequence waits."""
         state = self._by_key.get(row.key)
         if state is None or state.grammar is None:
             return self._best(row)

@@ -1,12 +1,12 @@
-"""Index of earlier occurrences of the last tokens of a text, searched in microseconds.
+"""Index of a text that finds earlier occurrences of its last tokens in microseconds.
 
     text      a b c d e f g h i ... a b c d e f g h | ?
                               '-> next             ^ the context ends here
 
     number    hash of the tokens before a position | the position        43 bits, 21 bits
 
-``lookup(context)`` returns the occurrence with the longest match of the last tokens of ``context``, of equals the
-newest. Two keys index a position: a hash of the 3 tokens before it, and one of the 8 tokens before it. Tokens are
+``lookup(context)`` returns the occurrence with the longest match of the last tokens of ``context``; among equal ones
+the newest. Two keys index a position: a hash of the 3 tokens before it, and one of the 8 tokens before it. Tokens are
 compared backwards, so the length of a match is the true one. A hash is never trusted without comparing tokens (law
 L10).
 
@@ -49,7 +49,7 @@ _HASH_MASK = (1 << 64) - _POSITIONS
 _POWERS = [pow(_FACTOR, power, 1 << 64) for power in range(LONG_MATCH, 0, -1)]
 _POWER_SUM = sum(_POWERS)
 _BULK = 6
-"""Tokens, the most that are read one by one; more are read at once."""
+"""Most tokens that are read one by one; more are read at once."""
 
 
 class Occurrence(NamedTuple):
@@ -86,8 +86,8 @@ class Context:
 
 
 def _sorted_numbers(tokens: npt.NDArray[np.int32]) -> tuple[array[int], array[int]]:
-    """Return the numbers of all positions that have a next token, sorted: by ``MATCH_MIN`` tokens, then by
-    ``LONG_MATCH``. Polynomials of 2, 4 and 8 tokens come from those of half the length.
+    """Return two sorted arrays of the numbers of all positions that have a next token, by ``MATCH_MIN`` tokens and by
+    ``LONG_MATCH``. Polynomials of 2, 4 and 8 tokens are made from those of half the length.
     """
     factor, square, fourth = (np.uint64(_POWERS[-power]) for power in (1, 2, 4))
     ones = (tokens[:-1].astype(np.int64) + 1).view(np.uint64) * factor
@@ -217,8 +217,8 @@ class GrowingText:
         ends.update(zip(map(hash, before), range(first, end), strict=True))
 
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
-        """Return the ``count`` tokens from ``position`` on. A continuation that reaches the end goes on with itself: a
-        text that repeats goes on repeating.
+        """Return the ``count`` tokens from ``position`` on. A continuation that reaches the end of the text repeats
+        from its first token: a text that repeats goes on repeating.
         """
         tokens = tuple(self.tokens[position : position + count])
         if PAD in tokens:

@@ -1,4 +1,4 @@
-"""``OsDisk``: every call by which a store changes or reads files. Tests put faults here.
+"""``OsDisk``: all calls by which a store reads and changes files. Tests inject faults here.
 
     ledger, volumes, lock, secret  -->  OsDisk  -->  the operating system
                                           ^
@@ -60,7 +60,7 @@ class OsDisk:  # one method for each call of the operating system
         return os.fstat(handle).st_size
 
     def links(self, handle: int) -> int:
-        """Return the number of names of the file; 0 once it was removed."""
+        """Return the number of hard links of the file; 0 once it was removed."""
         return os.fstat(handle).st_nlink
 
     def read(self, handle: int, into: memoryview, offset: int) -> None:

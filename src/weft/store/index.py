@@ -64,12 +64,12 @@ class KvChain:
 
 
 def knows(forms: frozenset[int] | None, form: int) -> bool:
-    """Return whether an engine that reads ``forms`` reads ``form``."""
+    """Return whether ``forms``, the forms that an engine reads (None: all), include ``form``."""
     return forms is None or form in forms
 
 
 class StoreIndex:
-    """The records of a store; see the essay. ``c`` are the columns; an entry is an index into them."""
+    """The records of a store. ``c``: the columns; an entry is an index into them."""
 
     def __init__(self, forms: frozenset[int] | None = None, sealer: Sealer | None = None) -> None:
         self.forms = forms
@@ -87,12 +87,14 @@ class StoreIndex:
         self._changes = 0
         """Entries added and removed so far."""
         self.durable_changes = 0
-        """Durable entries that came or went so far: while the count is the same, ``deepest`` answers the same."""
+        """Number of durable entries added and removed so far. While it is the same, so are the results of
+        ``deepest``.
+        """
         self._covered: tuple[tuple[int, bytes, bool, int], KvChain] | None = None
         """Last question to ``covered``, with the changes before it, and its answer."""
 
     def load(self, live: LiveRows, namespace: bytes) -> None:
-        """Fill an empty index. Only rows of ``namespace`` can match; the others still hold space."""
+        """Fill an empty index. Only rows of ``namespace`` can match; other rows are loaded because they hold space."""
         rows, count = live.rows, len(live.rows)
         assert self.length == 0
         self._reserve(count)
@@ -125,7 +127,7 @@ class StoreIndex:
         self._load_snapshots(np.flatnonzero(rows["kind"] == SNAPSHOT), parents)
 
     def _unveil(self, own: Int64s) -> None:
-        """Decrypt the digests of the entries ``own``, which rows have as one block each."""
+        """Return to plain form the digests of the entries ``own``: rows have them encrypted, as one block each."""
         if self.sealer is None or not len(own):
             return
         blocks = np.stack([self.c["chain"][own], self.c["head"][own]], axis=1).astype("<u8")
@@ -213,9 +215,9 @@ class StoreIndex:
         return best
 
     def covered(self, root: int, tokens: bytes, *, exact: bool) -> KvChain:
-        """Return the longest chain of KV records under ``tokens`` from which a record can go on: one that ends at a
-        multiple of 16 or with the tokens. Records that are not durable yet count. A put repeats the question of its
-        offer, so the last answer is remembered."""
+        """Return the longest chain of KV records under ``tokens`` from which a record can go on: a chain that ends at a
+        multiple of 16 or with the tokens. Records that are not durable yet count. The last result is remembered,
+        because a put asks the same as its offer."""
         question = root, tokens, exact, self._changes
         if self._covered is not None and self._covered[0] == question:
             return self._covered[1]
@@ -227,8 +229,8 @@ class StoreIndex:
         return best
 
     def offer(self, root: int, tokens: bytes, *, exact: bool) -> PutOffer | None:
-        """Return the records that a put of a snapshot at the end of ``tokens`` needs; None if it is stored or under
-        way."""
+        """Return the records that a put of a snapshot at the end of ``tokens`` needs; None if the snapshot is stored or
+        being written."""
         path, position = self.covered(root, tokens, exact=exact), len(tokens) // 4
         if path.end == position and self.snapshot_at(path, exact=exact, durable=False) != NO_ENTRY:
             return None
@@ -311,7 +313,7 @@ class StoreIndex:
         self._count_short(self.c["tokens"].item(entry), -1)
 
     def _count_short(self, tokens: int, change: int) -> None:
-        """Count the lengths below a stored page: a lookup tries each of them."""
+        """Count records shorter than a stored page by length: a lookup tries each length that exists."""
         if tokens < STORED_PAGE_TOKENS:
             self._short[tokens] = self._short.get(tokens, 0) + change
             if self._short[tokens] == 0:
@@ -348,7 +350,7 @@ class StoreIndex:
         first, sibling = self.c["snapshot"], self.c["sibling"]
         above = parents[snapshots]
         first[above] = snapshots
-        for entry in snapshots[first[above] != snapshots].tolist():  # a second one at the same place
+        for entry in snapshots[first[above] != snapshots].tolist():  # a second snapshot at the same position
             sibling[entry] = sibling[first[parents[entry]]]
             sibling[first[parents[entry]]] = entry
 
@@ -398,7 +400,7 @@ def entries_of(prefix: StoredPrefix) -> list[tuple[int, int]]:
 
 
 def is_current(index: StoreIndex, prefix: StoredPrefix) -> bool:
-    """Return whether the entries of ``prefix`` still are its records."""
+    """Return whether the entries of ``prefix`` still have the same records."""
     c = index.c
     return all(
         entry < index.length and c["kind"].item(entry) and c["number"].item(entry) == number
@@ -407,8 +409,8 @@ def is_current(index: StoreIndex, prefix: StoredPrefix) -> bool:
 
 
 def places_of(prefix: StoredPrefix, start: int, page_bytes: int) -> Iterator[tuple[StoredSpan, int, int]]:
-    """Yield the spans that a fetch from ``start`` on reads: each with the byte of the buffer where it begins, and
-    its length there. A new form begins at a multiple of ``page_bytes``."""
+    """Yield (span, offset in the buffer, length in bytes) of each span that a fetch from ``start`` on reads. The first
+    span of another form begins at a multiple of ``page_bytes``."""
     offset, form = 0, EXACT_FORM
     for span in prefix.spans:
         if span.end <= start:
@@ -422,7 +424,7 @@ def places_of(prefix: StoredPrefix, start: int, page_bytes: int) -> Iterator[tup
 
 
 def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Iterator[RecordRead]:
-    """Yield every KV record of the path, those before ``start`` only for their tokens, and the state."""
+    """Yield every KV record of the path, then the state. Records before ``start`` are read only for their tokens."""
     line = index.c["line"]
     kv, state = into.kv.cast("B"), into.state.cast("B")
     places = {span.record: (offset, length) for span, offset, length in places_of(prefix, start, into.page_bytes)}

@@ -58,7 +58,8 @@ def threads_for(cpus: int | None) -> int:
 
 @dataclass(slots=True)
 class _Put:
-    """A put that is being packed: the payloads of its records, and their parts as far as they are done."""
+    """A put that is being packed. ``payloads``: of its records. ``parts``: the packed parts of each, None until
+    done."""
 
     ticket: Ticket
     salt: str | None
@@ -72,9 +73,9 @@ class _Put:
     parts: list[list[bytes | None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_dropped: bool = False
-    """Whether the store was cleared while it was packed."""
+    """Whether the store was cleared while the put was packed."""
     packed: list[bytes | None] | None = None
-    """Packed form by record, once all are done; None where packing gained nothing."""
+    """Packed form by record, once all are done; None for a record that did not shrink."""
 
     @property
     def payloads(self) -> list[memoryview]:
@@ -138,7 +139,7 @@ class PackedStore:
         self._puts: deque[_Put] = deque()
         self._waiting_bytes = 0
         self._outer: dict[Ticket, Ticket] = {}
-        """Tickets of the store below, and those that the engine knows."""
+        """Tickets of the store below -> tickets that the engine knows."""
         self._fetches: dict[Ticket, _Fetch] = {}
         self._unpacking: list[_Fetch] = []
         self._damaged = 0
@@ -150,7 +151,7 @@ class PackedStore:
 
     @property
     def stored_share(self) -> float:
-        """Bytes that a store writes for a byte of a put, as far as that is known."""
+        """Bytes that a store writes per byte of a put: the ratio of the records packed so far, 1 before the first."""
         return self.packed_bytes / self.raw_bytes if self.raw_bytes else 1.0
 
     # ------------------------------------------------------------------ reading

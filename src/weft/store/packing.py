@@ -7,8 +7,8 @@
     chunk      encoding and length | its bytes           a MiB of decoded bytes each
 
 KV and states are numbers of about one size, so their exponents have two to four bits of information in eight.
-Signs and mantissas have no pattern. A chunk says itself which words it has: the smaller of two samples. Other
-bytes, such as codes or float16, stay as they are where packing gains nothing.
+Signs and mantissas have no pattern. Each chunk names its encoding, the one in which samples of the chunk are smallest.
+Other bytes, such as codes or float16, stay as they are if packing gains nothing.
 
 ``docs/store.md`` has the format. Needs ``zstandard``; without it a store packs nothing.
 
@@ -53,7 +53,7 @@ _coders = None if zstandard is None else _Coders()
 
 
 class PackingError(ValueError):
-    """Bytes that no packing has written."""
+    """Error of bytes that no packing has written."""
 
 
 def is_available() -> bool:
@@ -82,7 +82,9 @@ def join_parts(payload: memoryview, parts: Sequence[bytes]) -> bytes:
 
 
 def unpack(content: memoryview, into: memoryview) -> None:
-    """Unpack ``content`` into ``into``. Raise PackingError where it does not unpack to exactly these bytes."""
+    """Unpack ``content`` into ``into``. Raise PackingError if it does not unpack to exactly ``len(into)`` bytes with
+    the stored hash.
+    """
     if len(content) < HEADER_BYTES or int.from_bytes(content[8:16], "little") != len(into):
         raise PackingError("another length")
     offset = HEADER_BYTES

@@ -1,4 +1,4 @@
-"""Contents of a directory or a bucket, and checks of every byte: ``weft store`` but for ``prune``.
+"""Contents of a directory or a bucket, and checks of every byte: ``weft store``, except pruning of directories.
 
     directory --ledger--> live rows --> totals by model
                                     --> each payload read, each checksum and chain compared
@@ -100,8 +100,8 @@ def survey(path: Path) -> StoreSurvey:
 
 
 def verify(path: Path, progress: Progress, disk: OsDisk | None = None) -> VerifyResult:
-    """Read every payload; tokens that are encrypted cannot be compared. ``progress``: (records done, records). Raise
-    ConfigError."""
+    """Read and verify every payload and its tokens, except encrypted tokens. ``progress``: (records done, records).
+    Raise ConfigError."""
     with contextlib.closing(open_directory(path, disk or OsDisk(), write=False)) as opened:
         result = VerifyResult(dropped_rows=dict(opened.live.dropped) if opened.live is not None else {})
         if opened.live is None or opened.ledger is None:
@@ -227,8 +227,8 @@ class BucketSurvey:
 
 @dataclass(slots=True)
 class BucketVerified:
-    """Result of a verification. ``damaged``: (key, reason) of each object that is wrong. ``missing``: payloads that a
-    segment names and the bucket has not: a miss, not damage."""
+    """Result of a verification. ``damaged``: (key, reason) of each damaged object. ``missing``: number of payloads that
+    a segment names and the bucket does not have, which are misses, not damage."""
 
     objects: int = 0
     payload_bytes: int = 0
@@ -250,7 +250,7 @@ class BucketPruned:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """Segments and payloads of a bucket. ``rows``: by key of their segment. ``payloads``: by key."""
+    """Segments and payloads of a bucket. ``rows``: by key of the segment. ``payloads``: by key."""
 
     rows: dict[str, LedgerRows]
     segments: dict[str, Stored]

@@ -1,4 +1,4 @@
-"""From a put to durable records: payloads, then tokens, then rows, each durable before the next begins.
+"""Writing of puts: payloads, then tokens, then rows, each durable before the next begins.
 
     put(tokens, kv, state) --> KV row, KV row, ..., SNAPSHOT row   each names the one before as its parent
         --> bounded queue --rate limit--> volumes --sync--> tokens --sync--> rows --sync--> outcome
@@ -47,15 +47,15 @@ from weft.store.space import BLOCK_BYTES, Volumes
 BATCH_BYTES = 32 << 20
 PIECE_BYTES = 8 << 20
 READS_FIRST_S = 1.0
-"""Most seconds that a piece waits for reads: a read that stalls stops no write for good."""
+"""Most seconds that a piece waits for reads, so that a stalled read cannot stop writes for ever."""
 FAILURES_MAX = 65_536
 """Most numbers of failed records that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordWrite:
-    """One record of a put: its row but for the checksum and the tokens' place, its payload and tokens as the engine has
-    them. ``stored_bytes``: of the payload on the disk."""
+    """One record of a put. ``row``: the row without checksum and place of tokens. ``payload``, ``tokens``: as the
+    engine has them. ``stored_bytes``: of the payload on the disk."""
 
     entry: int
     number: int
@@ -130,7 +130,7 @@ class WriteThread:
     ) -> None:
         self._sealer = sealer
         self._checksums: dict[int, bytes] = {}
-        """By the number of a record that was written and has no row yet."""
+        """Checksum by number of record, of records that were written and have no row yet."""
         self.ledger, self._volumes, self._finished, self._idle = ledger, volumes, finished, idle
         self._reads_first = reads_first
         self._rate = WriteRate(bytes_per_second, clock)
@@ -284,7 +284,7 @@ class WriteThread:
                 self._wake.wait_for(lambda: self._closing, until)
 
     def _remember_failure(self, job: PutJob) -> None:
-        """Puts that depend on this one may be queued already."""
+        """Remember the records of a failed put, because puts that depend on it may be queued already."""
         self._failed.update((record.number, None) for record in job.records)
         while len(self._failed) > FAILURES_MAX:
             del self._failed[next(iter(self._failed))]
@@ -372,7 +372,7 @@ def put_request(
     namespace: bytes,
     salt: bytes,
 ) -> PutRequest:
-    """Return a put whose pieces run from the end of ``base`` to the last token without gaps, which is checked."""
+    """Return a put. The pieces must go from the end of ``base`` to the last token without gaps, which is asserted."""
     pieces = tuple(KvPiece(source.start, source.end, source.payload.cast("B"), source.form) for source in kv)
     position = base.end
     for piece in pieces:
@@ -462,8 +462,8 @@ def records_of(
 
 
 def _veiled(sealer: Sealer, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a sealed record's row that differ from those of a plain one; all fields that say what its
-    bytes are have values."""
+    """Return the fields of a sealed record's row that differ from those of a plain one. The seal covers the fields of
+    ``_MEANING``, so all of them must have values."""
     digests = row["chain"].to_bytes(8, "little") + row.get("head", 0).to_bytes(8, "little")
     veiled = sealer.veiled(digests)
     return {

@@ -175,7 +175,7 @@ def read_attention(
     if by_head:
         orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim)
         bias = None if bias is None else order(bias)
-        for mask in ("bias", "masked_bias"):  # of files of old versions: what a token sees
+        for mask in ("bias", "masked_bias"):  # masks in files of old versions
             source.leave_all(f"{name}.{mask}")
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
     q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)

@@ -95,7 +95,7 @@ def table_rows(
 ) -> torch.Tensor:
     """Return rows ``rows_T`` (int64 [T]) of ``weight``, [T, columns] of ``dtype``, in ``out_TD`` if it is given.
     Raises IndexError for a row beyond the table. This is one call into C++: torch needs four operators for tiles, and
-    in a small step the first of these alone takes more time than the rows.
+    in a small step even the first of these takes more time than the rows.
     """
     rows_T = rows_T.contiguous()
     assert rows_T.dtype == torch.int64
