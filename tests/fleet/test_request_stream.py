@@ -130,7 +130,7 @@ async def test_events_that_wait_keep_their_order() -> None:
 @pytest.mark.parametrize("interval", [1, 2, 5])
 async def test_a_listener_is_called_for_the_first_event_for_each_interval_and_for_the_end(interval: int) -> None:
     stream, calls = RequestStream(["a"]), []
-    stream.listen(lambda: calls.append([token for one in stream.taken() for token in one.tokens]), interval)
+    stream.listen(lambda: calls.append([token for one in stream.next_events() for token in one.tokens]), interval)
     for token in range(8):
         stream.put(event(0, [token], "stop" if token == 7 else None))
         stream.deliver()
@@ -144,7 +144,7 @@ async def test_a_listener_is_called_for_the_first_event_for_each_interval_and_fo
 
 async def test_the_events_of_a_report_are_one_call() -> None:
     stream, calls = RequestStream(["a"]), []
-    stream.listen(lambda: calls.append(len(stream.taken())), 1)
+    stream.listen(lambda: calls.append(len(stream.next_events())), 1)
     for index in range(3):
         stream.put(event(index, [1]))
     assert calls == []
@@ -158,7 +158,7 @@ async def test_events_before_the_listener_and_errors_call_it() -> None:
 
     def listen() -> None:
         try:
-            errors.append([one.tokens for one in stream.taken()])
+            errors.append([one.tokens for one in stream.next_events()])
         except EngineUnavailableError as error:
             errors.append(error.message)
 

@@ -25,7 +25,7 @@ class Pieces:
     def listen(self, listener: Callable[[], None]) -> None:
         self._listener = listener
 
-    def taken(self) -> list[Piece] | None:
+    def next_pieces(self) -> list[Piece] | None:
         if not self._waiting:
             return None
         match self._waiting.pop(0):

@@ -330,13 +330,13 @@ class RequestStream:
         self._count_no_more()
 
     async def events(self) -> list[TokenEvent]:
-        """Return the next events as ``taken`` does; wait for at least one."""
-        while not (events := self.taken()):
+        """Return the next events as ``next_events`` does; wait for at least one."""
+        while not (events := self.next_events()):
             self._news.clear()
             await self._news.wait()
         return events
 
-    def taken(self) -> list[TokenEvent]:
+    def next_events(self) -> list[TokenEvent]:
         """Return the events that wait, at most EVENTS_MAX. Raise the error that the requests failed with, after the
         events that came before, and SlowClientError at once."""
         if not self._events and self._error is not None:

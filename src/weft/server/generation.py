@@ -6,7 +6,7 @@
                                       Generation
 
     Generation.start()      submit all prompts; the engine accepts all or rejects one (then none run)
-    Generation.listen()     calls back when pieces may have come; Generation.taken() returns these
+    Generation.listen()     calls back when pieces may have come; Generation.next_pieces() returns these
     Generation.pieces()     [Piece, ...] as steps bring them, until every choice has finished
     Generation.whole()      one Piece for each choice, once all have finished
     Generation.close()      always, however it ended: what still runs is cancelled
@@ -189,15 +189,15 @@ class Generation:
         self._metrics.request_came(self.samplings[0])
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` each time that ``taken`` may return pieces (``RequestStream.listen``)."""
+        """Call ``listener`` each time that ``next_pieces`` may return pieces (``RequestStream.listen``)."""
         self._bounded_stream().listen(listener, self._interval_tokens)
 
-    def taken(self) -> list[Piece] | None:
+    def next_pieces(self) -> list[Piece] | None:
         """Return the pieces of at most EVENTS_MAX events that wait, one for each choice: none where their text is held
         back. None where no event waits. Raise EngineUnavailableError when the engine died."""
         assert self._stream is not None
         try:
-            events = self._stream.taken()
+            events = self._stream.next_events()
             return self._pieces_of(events) if events else None
         except WeftError as error:
             self._error_type = type(error).__name__

@@ -207,7 +207,7 @@ class AnswerStream(LineStream):
                 if not generation.unfinished:
                     self._all_sent.set_result(None)
                     break
-                pieces = generation.taken()
+                pieces = generation.next_pieces()
                 if pieces is None:
                     break
                 if pieces and (part := self._job.part(pieces)):
