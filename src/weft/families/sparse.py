@@ -136,7 +136,10 @@ def _mimo_keys(keys: ConfigKeys) -> ConfigKeys:
     if isinstance(pattern := keys.get("hybrid_layer_pattern"), list):
         told["layer_types"] = [WINDOW_KIND if windowed else FULL_KIND for windowed in pattern]
     if isinstance(sparse := keys.get("moe_layer_freq"), list):
-        told |= {"mlp_layer_types": ["sparse" if one else "dense" for one in sparse], "moe_layer_freq": 1}
+        told |= {
+            "mlp_layer_types": ["sparse" if has_experts else "dense" for has_experts in sparse],
+            "moe_layer_freq": 1,
+        }
     if keys.get("layernorm_epsilon") is not None:
         told["rms_norm_eps"] = keys.number("layernorm_epsilon", 1e-5)
     for key, whole in (("swa_num_attention_heads", "num_attention_heads"), ("swa_head_dim", "head_dim"),

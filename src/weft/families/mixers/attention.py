@@ -264,8 +264,8 @@ class Attention(Mixer):
         if self.sinks:
             table |= exact("sinks", dims=(Units(self.heads),))
         out_bias = self.bias if self.out_bias is None else self.out_bias
-        given = Units(self.heads, self.value_dim or self.head_dim)
-        return table | product("out", given, (out, hidden), bias=out_bias)
+        outputs = Units(self.heads, self.value_dim or self.head_dim)
+        return table | product("out", outputs, (out, hidden), bias=out_bias)
 
     def tables(self, hidden: int) -> list[Table]:
         return [self.table(hidden), *index_tables(self.index, hidden)]
