@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.families.attention import NAMES
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, patterned, sizes, ungated
+from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, cut_rotary, patterned, sizes, ungated
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense
 from weft.families.reading import Family
@@ -25,15 +25,6 @@ def logit_scale(keys: ConfigKeys) -> Mapping[str, Any]:
     if scale == 0:
         fail("logit_scale", scale, "it must not be 0")
     return {"logits_divisor": 1 / scale}
-
-
-def _cut_rotary(keys: ConfigKeys) -> ConfigKeys:
-    """Return ``keys`` of a model that cuts a part of each head off before it turns. Raises CheckpointError where the
-    frequencies are spaced over the whole head."""
-    stated = keys.get("rope_parameters") or {}
-    if isinstance(stated, Mapping) and stated.get("rope_type") == "proportional":
-        fail("rope_type", "proportional", "a part of each head turns here, by frequencies of its own")
-    return keys
 
 
 def _nanochat_cap(keys: ConfigKeys) -> Mapping[str, Any]:
@@ -77,7 +68,7 @@ _STABLELM = Decoder(
         centred="bias", parallel="one" if keys.boolean("use_parallel_residual", False) else ""
     ),
     only={"qk_layernorm": False},
-    keys_of=_cut_rotary,
+    keys_of=cut_rotary,
 )
 _NEMOTRON = Decoder(
     defaults=sizes(256_000, 6144, 24_576, 32, 48, 48, 4096) | {"norm_eps": 1e-5},
@@ -102,7 +93,7 @@ _PHI = Decoder(
     residual=lambda keys: Residual(centred="bias", parallel="one"),
     more=lambda keys: {"head_bias": True},
     only={"qk_layernorm": False},
-    keys_of=_cut_rotary,
+    keys_of=cut_rotary,
 )
 _NEOX = Decoder(
     defaults=sizes(50_432, 6144, 24_576, 44, 64, 64, 2048) | {"layer_norm_eps": 1e-5, "attention_bias": True},

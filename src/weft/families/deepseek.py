@@ -53,6 +53,7 @@ def read_deepseek_v3(family: str, keys: ConfigKeys) -> Architecture:
 def read_youtu(family: str, keys: ConfigKeys) -> Architecture:
     """Read a model of latent attention without experts."""
     keys = keys.with_defaults(**sizes(128_256, 2048, 6144, 32, 16, 16, 131_072), **query_rank(keys, 1536))
+    keys.only(head_dim=keys.integer("qk_rope_head_dim", 64))
     layers, dense = keys.integer("num_hidden_layers"), Dense(keys.integer("intermediate_size"))
     tied = keys.boolean("tie_word_embeddings", True)
     return build_architecture(family, keys, [turned_latent(keys)] * layers, [dense] * layers, tied=tied)

@@ -123,25 +123,25 @@ _MIMO_THETAS = {FULL_KIND: 5e6, WINDOW_KIND: 10_000.0}
 
 def _mimo_keys(keys: ConfigKeys) -> ConfigKeys:
     """Return ``keys`` of a release in the words of transformers."""
-    told: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     partial = keys.number("partial_rotary_factor", _MIMO_TURNED)
     if keys.get("rope_parameters") is None:
         thetas = keys.number("rope_theta", _MIMO_THETAS[FULL_KIND]), keys.number("swa_rope_theta", 10_000.0)
-        told["rope_parameters"] = {
+        renamed["rope_parameters"] = {
             kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": partial}
             for kind, theta in zip(_MIMO_THETAS, thetas, strict=True)
         }
     if keys.get("sliding_window_size") is not None:
-        told["sliding_window"] = keys.integer("sliding_window_size") + 1
+        renamed["sliding_window"] = keys.integer("sliding_window_size") + 1
     if isinstance(pattern := keys.get("hybrid_layer_pattern"), list):
-        told["layer_types"] = [WINDOW_KIND if windowed else FULL_KIND for windowed in pattern]
+        renamed["layer_types"] = [WINDOW_KIND if windowed else FULL_KIND for windowed in pattern]
     if isinstance(sparse := keys.get("moe_layer_freq"), list):
-        told |= {
+        renamed |= {
             "mlp_layer_types": ["sparse" if has_experts else "dense" for has_experts in sparse],
             "moe_layer_freq": 1,
         }
     if keys.get("layernorm_epsilon") is not None:
-        told["rms_norm_eps"] = keys.number("layernorm_epsilon", 1e-5)
+        renamed["rms_norm_eps"] = keys.number("layernorm_epsilon", 1e-5)
     for key, whole in (("swa_num_attention_heads", "num_attention_heads"), ("swa_head_dim", "head_dim"),
                        ("swa_v_head_dim", "v_head_dim")):  # fmt: skip
         if keys.get(key) is not None:
