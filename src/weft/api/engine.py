@@ -344,7 +344,7 @@ class Engine:
         if session is None:
             return None, lora
         continued = self.sessions.find(session, lora)
-        return continued, lora or continued.asked
+        return continued, lora or continued.requested
 
     def _adapter(self, name: str | None) -> Adapter | None:
         """Return the adapter called ``name``, or None without a name. Raise RequestError for an unknown name."""

@@ -131,7 +131,7 @@ class EngineSessions:
             name=name,
             owner=_OWNER,
             model=self._info.name,
-            asked=lora,
+            requested=lora,
             engine_salt=salted(adapter, ""),
             identity=self._identity(adapter),
             now_s=self._table.clock(),
@@ -179,7 +179,7 @@ class EngineSessions:
         """Return the session that a request of the adapter ``lora`` continues, by default the session's. Raises
         UnknownSessionError, SessionConflictError."""
         session = self._table.get(self._database, name, _OWNER)
-        check_identity(session, self._info.name, self._identity(self._adapter(lora or session.asked)))
+        check_identity(session, self._info.name, self._identity(self._adapter(lora or session.requested)))
         return session
 
     def _identity(self, adapter: Adapter | None) -> dict[str, str]:
@@ -238,7 +238,7 @@ class EngineSessions:
 
     def _compute(self, session: StoredSession, tokens: list[int], pictures: list[PlacedPicture]) -> int:
         """Return how many of ``tokens`` the engine computed."""
-        request = self._request(tokens, pictures, session.asked)
+        request = self._request(tokens, pictures, session.requested)
         [completion] = self._calls.complete([Call(request, self._tokenizer)], progress=False)
         return len(tokens) - completion.cached_tokens
 
@@ -291,7 +291,7 @@ def named_prefix(session: StoredSession) -> NamedPrefix:
 def shown(session: StoredSession, state: PinState | None = None, computed: int | None = None) -> Session:
     return Session(
         name=session.name,
-        model=session.asked or session.model,
+        model=session.requested or session.model,
         parent=session.parent,
         created_at=session.created_s,
         expires_at=session.expires_s,
