@@ -50,7 +50,6 @@ CEILINGS: dict[str, tuple[int, ...]] = {
     "src/weft/speculation": (0, 0, 0, 0, 0, 2, 0, 23),
     "src/weft/store": (0, 2, 0, 0, 0, 4, 1, 76),
     "src/weft/tensor": (0, 1, 0, 1, 4, 5, 0, 100),
-    "src/weft/text": (0, 0, 0, 0, 0, 7, 0, 122),
     "src/weft_tools/bench": (0, 0, 0, 0, 0, 0, 0, 11),
     "src/weft_tools/commands": (0, 0, 0, 0, 0, 0, 0, 23),
     "src/weft_tools/eval": (0, 0, 0, 0, 0, 0, 0, 14),

@@ -62,8 +62,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 def _may_operate(scope: Scope, headers: Headers) -> bool:
     """Return whether a request to an operator's path may pass without an operator key: it reads, or it comes from this
-    machine and from no proxy. A proxy that does not name its clients' addresses is recognised by the Host that it
-    passes on, and at a Unix socket by its user."""
+    machine and from no proxy. If a proxy does not pass on the addresses of clients, the Host header reveals the proxy,
+    and at a Unix socket the user of the process does."""
     if scope["method"] in _READING:
         return True
     client = scope.get("client")

@@ -6,7 +6,7 @@
     request loads it, and others that need its memory unload it (``on_demand``)
 
 Everything outside of these two classes and ``launch`` is the same for one model and for many. Requests call an adapter
-by its own name if the model is pinned, and MODEL/NAME otherwise.
+by its own name if the model is pinned, and MODEL/NAME if it is loaded on demand.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Integers of JSON, of at most 64 bits, as messages between the processes need."""
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Salt = Annotated[str, msgspec.Meta(max_length=1024)]
-"""Cache salts. Their length is bounded, since the cache keeps a salt as long as it has prefixes under it (law L11)."""
+"""Cache salts. The length is bounded, since the cache keeps a salt as long as its prefixes (law L11)."""
 AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
 SlotNumber = Annotated[int, msgspec.Meta(ge=-1, le=63)]
 """Numbers of slots; -1: none, as in llama-server."""

@@ -18,8 +18,8 @@ TO_THE_CONTEXT = -1
 
 
 def check_context(model: ServedModel, prompt: Prompt, num_ctx: int | None = None) -> None:
-    """Raise ContextLengthError for a prompt with at least as many tokens as the limit: ``num_ctx`` of the request's
-    options, else of the created name."""
+    """Raise ContextLengthError for a prompt that reaches the limit: ``num_ctx`` of the request's options, else of the
+    created name."""
     limit = num_ctx if num_ctx is not None or model.preset is None else model.preset.context_max
     if limit is not None and len(prompt.tokens) >= limit:
         where = f"the name {model.name} has" if num_ctx is None else "options.num_ctx is"

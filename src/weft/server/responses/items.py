@@ -312,8 +312,8 @@ async def with_items(
 ) -> list[Item]:
     """Return ``own_items`` with the items that references name. The id of an item contains the id of its response, so
     the store needs no index of items. ``known``: items of the conversation so far, searched first. ``get`` raises
-    UnknownResponseError. Raise RequestError, UnknownResponseError. One request may refer to as many responses and bytes
-    as one conversation may have (law L11)."""
+    UnknownResponseError. Raise RequestError, UnknownResponseError. The limits on responses and bytes of a conversation
+    hold for one request (law L11)."""
     by_id = {item["id"]: item for item in known}
     responses: set[str] = set()
     size = 0

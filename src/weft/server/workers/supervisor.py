@@ -13,8 +13,8 @@ the supervisor answers that as an engine would (``weft.rpc.messages``). A worker
 tokenize. It passes the rest on to the supervisor's own HTTP socket (``forward``), so a drain or a batch is the same at
 each worker. Data of all processes is in files: counts (``SharedCounts``), and metrics, which prometheus_client adds up.
 
-When a worker dies, the connections of its clients end. Its requests are cancelled, its counts cleared, its metrics
-added to those of all dead workers, and another worker starts. Workers never outlive the supervisor.
+When a worker dies, the connections of its clients end. The supervisor cancels the requests, clears the counts, adds the
+metrics to the metrics of all dead workers, and starts another worker. Workers never outlive the supervisor.
 
 """
 
