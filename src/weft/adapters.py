@@ -125,13 +125,13 @@ def read_adapter(name: str, directory: Path, *, rank_max: int | None = None) -> 
             param="limits.max_lora_rank",
         )
     if not (directory / WEIGHTS_FILE).exists():
-        raise weights_missing(directory, [one.name for one in directory.iterdir()])
+        raise weights_missing(directory, [file.name for file in directory.iterdir()])
     return Adapter(name=name, directory=str(directory), digest=files_digest(directory), rank=settings.rank_max)
 
 
 def weights_missing(where: Path | str, files: Collection[str]) -> CheckpointError:
     """Return the error of missing weights. ``files``: the files found in the directory."""
-    pickle = next((one for one in _PICKLES if one in files), None)
+    pickle = next((pickle_name for pickle_name in _PICKLES if pickle_name in files), None)
     return CheckpointError(
         f"{where}: has its weights as a pickle, {pickle}, which can run any code when it is read; weft reads "
         f"{WEIGHTS_FILE}, which peft's save_pretrained writes"
@@ -259,6 +259,6 @@ def _pattern(file: Path, config: Mapping[str, Any], setting: str, *, whole: bool
 
 def _texts(file: Path, config: Mapping[str, Any], setting: str) -> tuple[str, ...]:
     listed = config.get(setting) or []
-    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
         raise CheckpointError(f"{file}: {setting} is not a list of names", param="lora")
     return tuple(listed)

@@ -82,13 +82,14 @@ def check_fields(config: Any) -> None:
             parse_byte_rate(value, flag=setting_name(declared))
 
 
-def known_fields(config_type: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``given`` if all its keys are names of fields. Raise ConfigError with the name that was probably meant."""
+def known_fields(config_type: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``settings`` if all its keys are names of fields. Raise ConfigError with the name that was probably
+    meant."""
     names = [declared.name for declared in fields(config_type)]
-    for name in given:
+    for name in settings:
         if name not in names:
             raise ConfigError(unknown_name(name, names), param=name)
-    return given
+    return settings
 
 
 def unknown_name(name: str, names: Iterable[str]) -> str:

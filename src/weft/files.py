@@ -39,7 +39,7 @@ def inside(path: Path) -> Path:
     homes = [home]
     if home.parent.name == "snapshots":  # the hub cache: models--owner--name/{snapshots/REVISION,blobs}
         homes.append(home.parent.parent / "blobs")
-    if not any(real.is_relative_to(one) for one in homes):
+    if not any(real.is_relative_to(root) for root in homes):
         raise CheckpointError(
             f"{path}: is a link out of the checkpoint's directory; put the file itself there", param="model"
         )
@@ -88,8 +88,8 @@ def parse_json(text: str | bytes, origin: str) -> Any:
     for _ in range(JSON_DEPTH_MAX):
         level = [
             inner
-            for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
+            for container in level
+            for inner in (container.values() if isinstance(container, dict) else container)
             if isinstance(inner, (dict, list))
         ]
         if not level:

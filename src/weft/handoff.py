@@ -46,10 +46,10 @@ def parse_roles(text: str, *, flag: str = "--roles") -> list[Role]:
     return [ROLES[letter] for count, letter in parts for _ in range(int(count))]
 
 
-def check_replicas(given: str, count: int, *, flag: str) -> None:
-    """Raise ConfigError for a count of replicas out of range. ``given``: the flag with its value."""
+def check_replicas(flag_text: str, count: int, *, flag: str) -> None:
+    """Raise ConfigError for a count of replicas out of range. ``flag_text``: the flag with its value."""
     if count > REPLICAS_MAX:
-        raise ConfigError(f"{given}: {count} replicas; the most are {REPLICAS_MAX}", param=flag)
+        raise ConfigError(f"{flag_text}: {count} replicas; the most are {REPLICAS_MAX}", param=flag)
 
 
 def partner_missing(roles: list[Role]) -> str:

@@ -119,16 +119,16 @@ class Turns:
     __slots__ = ("_known_3P", "delta")
 
     def __init__(self, spans: Sequence[tuple[int, int, int]]) -> None:
-        at = position = 0
+        index = position = 0
         parts = [np.empty((3, 0), np.int64)]
         for first, rows, columns in spans:
-            text = np.arange(position, position + first - at)
+            text = np.arange(position, position + first - index)
             position += len(text)
             row, column = np.divmod(np.arange(rows * columns), columns)
             parts += [np.stack((text, text, text)), position + np.stack((np.zeros_like(row), row, column))]
-            at, position = first + rows * columns, position + max(rows, columns)
+            index, position = first + rows * columns, position + max(rows, columns)
         self._known_3P: Int64s = np.concatenate(parts, 1, dtype=np.int64)
-        self.delta = position - at
+        self.delta = position - index
 
     def plain(self, start: int) -> bool:
         """Return whether time, row and column are the same from ``start`` on."""
@@ -144,4 +144,4 @@ class Turns:
 
 def token_count(keys: Sequence[int]) -> int:
     """Return how many of ``keys`` come before the first row of a picture."""
-    return next((at for at, key in enumerate(keys) if key < 0), len(keys))
+    return next((index for index, key in enumerate(keys) if key < 0), len(keys))

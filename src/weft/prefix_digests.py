@@ -32,7 +32,7 @@ _POWERS_STEP = 4096
 
 
 def _odd_words(count: int) -> Digests:
-    words = [int.from_bytes(blake2b(bytes([at]), digest_size=8).digest(), "little") | 1 for at in range(count)]
+    words = [int.from_bytes(blake2b(bytes([index]), digest_size=8).digest(), "little") | 1 for index in range(count)]
     return np.asarray(words, dtype=np.uint64)
 
 

@@ -335,13 +335,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError("the prompt is empty: it needs at least one token", param=prompt_field)
         least = max(sampling.min_tokens, 1) if sampling.max_tokens is None else sampling.max_tokens
         if count + least > limit:
-            asked = "max_tokens" if sampling.max_tokens is not None else "min_tokens"
+            limiting_field = "max_tokens" if sampling.max_tokens is not None else "min_tokens"
             named = sampling.max_tokens is not None or sampling.min_tokens > 0
-            answer = f"{least} ({asked})" if named else f"at least {least}"
+            answer = f"{least} ({limiting_field})" if named else f"at least {least}"
             raise ContextLengthError(
                 f"{maximum_context(limit)}; the prompt has {count} tokens and the answer {answer}: "
                 f"{count + least} in all",
-                param=prompt_field if count + 1 > limit else asked,
+                param=prompt_field if count + 1 > limit else limiting_field,
                 tokens=count,
                 limit=limit,
             )

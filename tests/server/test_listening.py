@@ -84,7 +84,7 @@ def test_the_password_of_a_key_opens_it_and_a_wrong_one_is_said(pem: Path) -> No
     ("given", "said"),
     [
         ({"uds": "s", "port": 8000}, "--uds s and --port 8000 both name where to listen"),
-        ({"uds": "s", "host": "0.0.0.0"}, "--uds s and --host 0.0.0.0 are two places"),
+        ({"uds": "s", "host": "0.0.0.0"}, "--uds s and --host 0.0.0.0 both name where"),
         ({"uds": " "}, "--uds is empty"),
         ({"uds": "s", "ssl_certfile": "c"}, "--ssl-certfile is for a port"),
         ({"uds": "s", "uds_mode": "rw"}, "server.uds_mode is 'rw'"),

@@ -163,7 +163,7 @@ class ChatWriter:
         known: KnownPrefix | None,
     ) -> Content:
         """Return a conversation as a session has it. ``known``: tokens of its beginning. Raise RequestError."""
-        as_json = [_with_addresses(at, one) for at, one in enumerate(messages)]
+        as_json = [_with_addresses(index, message) for index, message in enumerate(messages)]
         conversation = self._conversation(as_json, template, tools=tools, add_generation_prompt=False)
         _, prompt = self._write(conversation)
         encoded = encode_prompt(self._tokenizer, prompt, known=known)
@@ -177,7 +177,9 @@ class ChatWriter:
         self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any
     ) -> ConversationFields:
         try:
-            turns = msgspec.convert([_with_files(at, one) for at, one in enumerate(messages)], list[ChatMessage])
+            turns = msgspec.convert(
+                [_with_files(index, message) for index, message in enumerate(messages)], list[ChatMessage]
+            )
         except msgspec.ValidationError as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         return ConversationFields(messages=turns, variables=template, **fields)
@@ -200,8 +202,8 @@ class ChatWriter:
         for part in parts:
             try:
                 if part.kind == "video":
-                    asked = Sampling(part.fps, part.min_frames, part.max_frames)
-                    pictures.append(read_video(part.source, asked, self._start))
+                    sampling = Sampling(part.fps, part.min_frames, part.max_frames)
+                    pictures.append(read_video(part.source, sampling, self._start))
                 else:
                     assert isinstance(part.source, str | bytes)
                     pictures.append(read_picture(part.source, self._start.settings, _LIMITS))
@@ -210,48 +212,48 @@ class ChatWriter:
         return show_pictures(prompt, pictures, self._tokens)
 
 
-def _with_files(at: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_files(position: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return ``message`` with the bytes of its own pictures and videos. Raise RequestError."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return message
     parts = list(content)
     for index, part in enumerate(parts):
-        where = f"messages[{at}].content[{index}]"
+        where = f"messages[{position}].content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "image" and "image" in part:
             parts[index] = PicturePart(_bytes_of(part["image"], f"{where}.image"), where)
         elif kind == "video" and "video" in part:
-            given = part["video"]
+            video = part["video"]
             source = (
-                [_bytes_of(frame, f"{where}.video[{number}]") for number, frame in enumerate(given)]
-                if isinstance(given, list | tuple)
-                else _bytes_of(given, f"{where}.video")
+                [_bytes_of(frame, f"{where}.video[{number}]") for number, frame in enumerate(video)]
+                if isinstance(video, list | tuple)
+                else _bytes_of(video, f"{where}.video")
             )
-            asked = {key: part.get(key) for key in ("fps", "min_frames", "max_frames")}
-            parts[index] = PicturePart(source, where, kind="video", **checked_sampling(asked, where))
+            sampling = {key: part.get(key) for key in ("fps", "min_frames", "max_frames")}
+            parts[index] = PicturePart(source, where, kind="video", **checked_sampling(sampling, where))
     return {**message, "content": parts}
 
 
-def _with_addresses(at: int, message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_addresses(position: int, message: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``message`` with its own pictures and videos as ``data:`` URLs: JSON has no bytes. Raise RequestError."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)
     parts = list(content)
     for index, part in enumerate(parts):
-        where = f"messages[{at}].content[{index}]"
+        where = f"messages[{position}].content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "image" and "image" in part:
             url = _address_of(part["image"], f"{where}.image", "image/png")
             parts[index] = {"type": "image_url", "image_url": {"url": url}}
         elif kind == "video" and "video" in part:
-            given = part["video"]
-            if isinstance(given, list | tuple):
-                frames = enumerate(given)
-                video: Any = [_address_of(one, f"{where}.video[{number}]", "image/png") for number, one in frames]
+            source = part["video"]
+            if isinstance(source, list | tuple):
+                frames = enumerate(source)
+                video: Any = [_address_of(frame, f"{where}.video[{number}]", "image/png") for number, frame in frames]
             else:
-                video = _address_of(given, f"{where}.video", "video/mp4")
+                video = _address_of(source, f"{where}.video", "video/mp4")
             parts[index] = {**part, "video": video}
     return {**message, "content": parts}
 

@@ -105,8 +105,8 @@ def sampling_from(
     if bad_words is not None:
         words = [bad_words] if isinstance(bad_words, str) else list(bad_words)
         fields["banned_sequences"] = banned_sequences(words, tokenizer)
-    asked = {f"guided_{kind}": (kind, fields.pop(f"guided_{kind}", None)) for kind in KINDS}
-    grammars = [grammar_from(kind, value, name) for name, (kind, value) in asked.items() if value is not None]
+    guided = {f"guided_{kind}": (kind, fields.pop(f"guided_{kind}", None)) for kind in KINDS}
+    grammars = [grammar_from(kind, value, name) for name, (kind, value) in guided.items() if value is not None]
     if len(grammars) > 1:
         raise RequestError(
             f"{grammars[0].field} and {grammars[1].field} both give the form of the answer; one can",

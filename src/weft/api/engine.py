@@ -127,7 +127,7 @@ class Engine:
                 raise RequestError(
                     f"sampling has {len(sampling)} sets of parameters for {len(listed)} prompts", param="sampling"
                 )
-            params = [self._sampling(one, fields) for one in sampling]
+            params = [self._sampling(chosen, fields) for chosen in sampling]
         else:
             params = [self._sampling(sampling, fields)] * len(listed)
         names = [lora] * len(listed) if lora is None or isinstance(lora, str) else list(lora)
@@ -135,8 +135,8 @@ class Engine:
             raise RequestError(f"lora has {len(names)} names for {len(listed)} prompts", param="lora")
         return self._calls.complete(
             [
-                self._call(prompt, one, marks=cache_boundaries, prediction=prediction, lora=name, session=session)
-                for prompt, one, name in zip(listed, params, names, strict=True)
+                self._call(prompt, chosen, marks=cache_boundaries, prediction=prediction, lora=name, session=session)
+                for prompt, chosen, name in zip(listed, params, names, strict=True)
             ],
             progress=progress,
         )
@@ -306,8 +306,8 @@ class Engine:
         )
 
     def _pooled_request(self, lora: str | None) -> MakeRequest:
-        return lambda one: msgspec.structs.replace(
-            self._request(one.tokens, NOTHING, one.boundaries, (), (), lora, pools=True), pooling=one.pooling
+        return lambda pooled: msgspec.structs.replace(
+            self._request(pooled.tokens, NOTHING, pooled.boundaries, (), (), lora, pools=True), pooling=pooled.pooling
         )
 
     def _sampling(self, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:

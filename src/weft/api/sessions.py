@@ -267,7 +267,7 @@ class EngineSessions:
     def _pin_all(self) -> None:
         listed = self._table.listed(self._database, _OWNER)
         with self._calls.turn.take():
-            self._pinning.pin([named_prefix(one) for one in listed if one.model == self._info.name])
+            self._pinning.pin([named_prefix(session) for session in listed if session.model == self._info.name])
 
     def _unpin(self, keys: Sequence[str]) -> None:
         with self._calls.turn.take():
@@ -281,7 +281,7 @@ class EngineSessions:
     def list(self) -> list[Session]:
         """Return all sessions, the oldest first."""
         self._sweep()
-        return [shown(one) for one in self._table.listed(self._database, _OWNER)]
+        return [shown(session) for session in self._table.listed(self._database, _OWNER)]
 
 
 def named_prefix(session: StoredSession) -> NamedPrefix:

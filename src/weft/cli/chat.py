@@ -51,10 +51,10 @@ def command(
     MODEL is a checkpoint directory or a hub name; without one, the embedded model. With --url it is the
     name to ask that server for, of an adapter too. With --lora its first adapter answers.
     """
-    given = given_flags(ctx, EngineConfig)
-    fields = _fields(given, values)
+    engine_flags = given_flags(ctx, EngineConfig)
+    fields = _fields(engine_flags, values)
     if url is not None:
-        idle = [flag_name(name) for name in given if name not in ("model", "seed")]
+        idle = [flag_name(name) for name in engine_flags if name not in ("model", "seed")]
         if "--lora" in idle:
             raise ConfigError(
                 f"--lora cannot change the server at --url {url}; an adapter that it serves is "
@@ -87,10 +87,11 @@ def run(ctx: click.Context, /, system: str | None, session: str | None, **values
     return _with_own_server(values, Conversation(system), fields, session)
 
 
-def _fields(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling fields of each request. ``given``: flags of the engine that were set by hand."""
+def _fields(engine_flags: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the sampling fields of each request. ``engine_flags``: the flags of the engine that the command line
+    sets."""
     fields = given_sampling(values)
-    return {**fields, "seed": given["seed"]} if "seed" in given else fields
+    return {**fields, "seed": engine_flags["seed"]} if "seed" in engine_flags else fields
 
 
 def _with_own_server(

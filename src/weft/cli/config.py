@@ -71,7 +71,7 @@ def completion(shell: str) -> None:
 def _by_table() -> Iterator[tuple[str | None, list[Field[Any]]]]:
     """Yield the fields of both configs, by table of the config file; None: above every table, in groups of --help."""
     every = list({f.name: f for config in _CONFIGS for f in fields(config)}.values())  # some are of both
-    order = {name: at for at, name in enumerate(name for names in GROUPS.values() for name in names)}
+    order = {name: index for index, name in enumerate(name for names in GROUPS.values() for name in names)}
     yield None, sorted((f for f in every if "table" not in f.metadata), key=lambda f: order[f.name])
     for table in TABLES:
         yield table, [f for f in every if f.metadata.get("table") == table]
@@ -117,7 +117,7 @@ def _default(declared: Field[Any]) -> str:
     """Return the default as TOML; where it is decided at the start, an example of the type."""
     if declared.default is not None:
         return _toml(declared.default)
-    config = next(one for one in _CONFIGS if declared.name in {f.name for f in fields(one)})
+    config = next(candidate for candidate in _CONFIGS if declared.name in {f.name for f in fields(candidate)})
     inner = without_none(typing.get_type_hints(config)[declared.name])
     if get_origin(inner) is typing.Literal:
         return f'"{get_args(inner)[0]}"'

@@ -420,10 +420,10 @@ def model_facts() -> dict[str, Any]:
     existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
     return {
         "directory": str(directory),
-        "whole": sum(one.state == "whole" for one in models),
-        "bytes": sum(one.held_bytes for one in models),
-        "partial": [one.name for one in models if one.state == "partial"],
-        "damaged": [f"{one.name} ({one.problem})" for one in models if one.state == "damaged"],
+        "whole": sum(model.state == "whole" for model in models),
+        "bytes": sum(model.held_bytes for model in models),
+        "partial": [model.name for model in models if model.state == "partial"],
+        "damaged": [f"{model.name} ({model.problem})" for model in models if model.state == "damaged"],
         "writable": os.access(existing, os.W_OK),
         "disk_free_bytes": shutil.disk_usage(existing).free,
     }

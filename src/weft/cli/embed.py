@@ -40,8 +40,8 @@ def command(
     engine, lora = local_engine(values)
     with engine:
         if query is not None:
-            for one in engine.rerank(query, listed, lora=lora):
-                click.echo(json.dumps([one.score, listed[one.index]], ensure_ascii=False))
+            for ranked in engine.rerank(query, listed, lora=lora):
+                click.echo(json.dumps([ranked.score, listed[ranked.index]], ensure_ascii=False))
             return
         for vector in engine.embed(listed, prompt_name=prompt_name, dimensions=dimensions, lora=lora):
             click.echo(json.dumps(vector.tolist()))

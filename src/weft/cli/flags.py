@@ -173,8 +173,8 @@ class Size(click.types.StringParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(super().convert(value, param, ctx))
         flag = param.opts[0] if param is not None else "a size"
-        for one in filter(str.strip, text.split(",")) if self._several else (text,):
-            self._parse(one, flag=flag)
+        for size in filter(str.strip, text.split(",")) if self._several else (text,):
+            self._parse(size, flag=flag)
         return text
 
 
@@ -224,7 +224,9 @@ class FlagCommand(click.Command):
         self.config_types = tuple(configs)
         for config_type in self.config_types:
             known = {param.name for param in self.params}  # a setting of two configs is one parameter
-            self.params += [one for one in parameters_of(config_type, positional=positional) if one.name not in known]
+            self.params += [
+                param for param in parameters_of(config_type, positional=positional) if param.name not in known
+            ]
         if self.config_types:
             self.params += [_config_file_option(), help_all_option()]
             self.epilog = (
@@ -263,12 +265,12 @@ class FlagCommand(click.Command):
             super().format_options(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        typed = list(args)
         self._warn_of_variables()
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise click.UsageError(self.unknown_flag(error.option_name, given), ctx) from None
+            raise click.UsageError(self.unknown_flag(error.option_name, typed), ctx) from None
         except click.BadParameter as error:
             where = _where_from(ctx, error.param)
             if not where:
@@ -465,7 +467,7 @@ def _settings_of(document: Mapping[str, Any]) -> Iterator[tuple[str | None, str,
     """Yield (table or None, field, value) of every key of a config file."""
     for key, value in document.items():
         if key in TABLES and isinstance(value, dict):
-            yield from ((key, name.replace("-", "_"), one) for name, one in value.items())
+            yield from ((key, name.replace("-", "_"), setting) for name, setting in value.items())
         else:
             yield None, key.replace("-", "_"), value
 
@@ -503,7 +505,7 @@ def known_variables() -> set[str]:
 
 
 def _sentence(name: str, known: Collection[str]) -> str:
-    tails = sorted(one.removeprefix(ENV_PREFIX) for one in known)
+    tails = sorted(variable.removeprefix(ENV_PREFIX) for variable in known)
     tail = name.removeprefix(ENV_PREFIX)
     other = foreign_flag(flag_name(tail.lower()))
     renamed = other.instead.lstrip("-").replace("-", "_").upper() if other is not None else ""
@@ -574,12 +576,12 @@ def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
     names the flag of one out of its range: before a model is loaded, not after."""
     from weft.request import SamplingParams  # `weft --help` needs none of it
 
-    given = {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}
+    sampling = {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}
     try:
-        SamplingParams(**given).check(vocab_size=VOCABULARY_MAX)
+        SamplingParams(**sampling).check(vocab_size=VOCABULARY_MAX)
     except RequestError as error:
         raise ConfigError(f"{flag_name(error.param or '')}: {error.message}", param=error.param) from None
-    return given
+    return sampling
 
 
 def check_sampling(name: str, text: str) -> dict[str, Any]:

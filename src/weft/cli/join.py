@@ -80,9 +80,9 @@ def command(server: str, token: str, replicas: int, role: Role, peer_address: st
     from weft.rpc.link import LinkKeys, read_token, tcp_address
 
     address, secret = tcp_address(server, flag="HOST:PORT"), read_token(token)
-    given = {name: value for name, value in own.items() if value is not None}
+    settings = {name: value for name, value in own.items() if value is not None}
     if role != "both":
-        given["handoffs"] = True
+        settings["handoffs"] = True
     peers = _peer_keys(server, peer_address, secret)
     if peers.port and replicas > 1:
         raise ConfigError(
@@ -92,7 +92,7 @@ def command(server: str, token: str, replicas: int, role: Role, peer_address: st
     return join(
         address,
         LinkKeys.of(secret),
-        given,
+        settings,
         replicas,
         StartProgress(ServiceConsole(soft_wrap=True)),
         role=role,

@@ -102,7 +102,7 @@ class CommandGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, sentence) for name, (_, sentence) in self._table.items()]
-        rows += [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
+        rows += [(name, command.get_short_help_str(limit=1000)) for name, command in self.commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

@@ -129,8 +129,14 @@ def list_models(verify: bool, as_json: bool) -> int:
     ]
     store = _presets()
     rows += [
-        {"name": one.name, "state": "created", "bytes": 0, "path": str(store.path), "note": f"a name for {one.model}"}
-        for one in store.names().values()
+        {
+            "name": preset.name,
+            "state": "created",
+            "bytes": 0,
+            "path": str(store.path),
+            "note": f"a name for {preset.model}",
+        }
+        for preset in store.names().values()
     ]
     if as_json:
         click.echo(json.dumps({"directory": str(model_directory()), "models": rows}, indent=2))

@@ -184,7 +184,7 @@ def command(
     name, config = find_config(model, revision)
     mtp = "mtp" in parse_sources(speculate) and (from_here or speculate != "auto")
     packed = from_here and packs_bfloat16() if twelve_bit is None else twelve_bit
-    asked = PlanOptions(
+    options = PlanOptions(
         **sizes,
         lengths=lengths,
         mtp=mtp,
@@ -192,7 +192,7 @@ def command(
         coded_tiles=packed and (not from_here or keeps_codes()),
         **stored_as(more),
     )
-    plan = make_plan(name, config, asked)
+    plan = make_plan(name, config, options)
     from weft.cli.plan_view import serve_command
 
     is_path = Path(model).expanduser().exists()
@@ -202,7 +202,7 @@ def command(
     if store is not None:
         from weft.cli.plan_store import restore_times
 
-        times = restore_times(plan, make_plan(name, config, replace(asked, tp=1)), store, device, prefill_rate)
+        times = restore_times(plan, make_plan(name, config, replace(options, tp=1)), store, device, prefill_rate)
     if as_json:
         stored = {} if times is None else {"store": times.to_json()}
         data = {**plan_data(plan, compare=compare), **stored, "serve": serve and serve.line}
@@ -229,7 +229,7 @@ def _plan_several(
 
     served = ("dtype", "kv_dtype", "state_dtype", "quantize")
     sizes, from_here = _sizes(memory, None)
-    asked = PlanOptions(
+    options = PlanOptions(
         arena_bytes=AMPLE_BYTES,
         lengths=lengths[-1:],
         twelve_bit=from_here and packs_bfloat16(),
@@ -246,7 +246,7 @@ def _plan_several(
         elif not sign:
             name = named
         configs.append((name, config))
-    return plan_together(configs, asked, sizes["memory_bytes"], as_json=as_json)
+    return plan_together(configs, options, sizes["memory_bytes"], as_json=as_json)
 
 
 def adapter_bytes(entries: tuple[str, ...]) -> dict[str, int]:
@@ -263,7 +263,7 @@ def adapter_bytes(entries: tuple[str, ...]) -> dict[str, int]:
     for name, path in paths.items():
         directory = resolve_adapter(path)
         read_adapter(name, directory)
-        sizes[name] = sum(one.stored_bytes for one in read_header(directory / WEIGHTS_FILE).values())
+        sizes[name] = sum(tensor.stored_bytes for tensor in read_header(directory / WEIGHTS_FILE).values())
     return sizes
 
 
@@ -353,7 +353,7 @@ def _with_codes(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]
     from weft.planning.weights import CODED, coded
 
     whole = read_architecture({key: value for key, value in config.items() if key != "quantization_config"})
-    codes = coded(((one.name, one.dtype, one.shape) for one in all_stored(directory)), whole.layer_count)
+    codes = coded(((tensor.name, tensor.dtype, tensor.shape) for tensor in all_stored(directory)), whole.layer_count)
     return {**config, "quantization_config": {**settings, CODED: codes}}
 
 

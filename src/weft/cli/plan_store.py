@@ -47,7 +47,7 @@ class RestoreTimes:
             "bytes_per_second": self.bytes_s,
             "latency_s": self.latency_s,
             "computes": self.computes,
-            "prefixes": [asdict(one) for one in self.prefixes],
+            "prefixes": [asdict(prefix) for prefix in self.prefixes],
         }
 
 
@@ -87,13 +87,13 @@ def _compute(
 def shown(times: RestoreTimes) -> list[Table | Text]:
     table = table_of((), ["prefix", "in a store", "restored in", "computed in"], padding=(0, 3, 0, 0))
     table.add_column()
-    for one in times.prefixes:
-        faster = "restored" if one.restore_s < one.compute_s else "computed"
+    for prefix in times.prefixes:
+        faster = "restored" if prefix.restore_s < prefix.compute_s else "computed"
         table.add_row(
-            f"{one.tokens:,}",
-            format_bytes(one.bytes),
-            _seconds(one.restore_s),
-            _seconds(one.compute_s),
+            f"{prefix.tokens:,}",
+            format_bytes(prefix.bytes),
+            _seconds(prefix.restore_s),
+            _seconds(prefix.compute_s),
             Text(faster, style="dim"),
         )
     words = (

@@ -21,11 +21,11 @@ from weft.units import format_bytes
 
 
 def plan_together(
-    models: Sequence[tuple[str, Mapping[str, Any]]], asked: PlanOptions, budget: int, *, as_json: bool
+    models: Sequence[tuple[str, Mapping[str, Any]]], options: PlanOptions, budget: int, *, as_json: bool
 ) -> int:
     """Print the plan of several models. ``models``: name and config.json. Exit code 0: all fit together; 1: some give
     way to others. Raise ConfigError for a model that does not fit by itself."""
-    needs = [need_of(name, config, asked) for name, config in models]
+    needs = [need_of(name, config, options) for name, config in models]
     if len({need.name for need in needs}) < len(needs):
         raise ConfigError("two of the models have one name; give one another: NAME=MODEL", param="model")
     shares = share_out(needs, budget)
@@ -57,17 +57,17 @@ def first_round(shares: Mapping[str, int], budget: int) -> dict[str, list[str]]:
     The round is gone twice, so the first one meets the last."""
     machine = Residency.of(shares, budget, waiting_max=1, keep_alive_s=None)
     unloaded: dict[str, list[str]] = {}
-    for at, name in enumerate([*shares, *shares]):
+    for turn, name in enumerate([*shares, *shares]):
         unloaded[name] = []
-        if machine.enter(name, 1000.0 * at) == "waits":
-            for action in machine.actions(1000.0 * at):
+        if machine.enter(name, 1000.0 * turn) == "waits":
+            for action in machine.actions(1000.0 * turn):
                 if action.verb == "unload":
                     unloaded[name].append(action.name)
                     machine.unloaded(action.name)
             if machine.models[name].state == "absent":
-                machine.actions(1000.0 * at)
-            machine.loaded(name, 1000.0 * at)
-        machine.leave(machine.use(name), 1000.0 * at + 1)
+                machine.actions(1000.0 * turn)
+            machine.loaded(name, 1000.0 * turn)
+        machine.leave(machine.use(name), 1000.0 * turn + 1)
     return unloaded
 
 

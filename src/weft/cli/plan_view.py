@@ -276,7 +276,8 @@ def _comparison(plan: ModelPlan) -> Table:
         for row, load in enumerate(loads(plan)):
             each = [replace(load, tokens=fit.tokens) for fit in fits]
             cells = [
-                f"{layout.sequences(one):,}" if plan.enough else format_bytes(layout.request_bytes(one)) for one in each
+                f"{layout.sequences(load_at):,}" if plan.enough else format_bytes(layout.request_bytes(load_at))
+                for load_at in each
             ]
             cost = layout.request_bytes(replace(load, tokens=SHORT_TOKENS))
             first = (layout.name, f"{layout.block_tokens:,}" if layout.block_tokens else "-")
@@ -369,12 +370,12 @@ def serve_command(
 ) -> ServeCommand | None:
     """Return the command that serves ``plan``; None where nothing fits. ``model`` is as ``weft serve`` takes it: None
     is the embedded one."""
-    asked = plan.asked
-    forms = [asked.quantize] if asked.quantize is None or asked.quantize in _SERVED_FORMS else []
+    options = plan.asked
+    forms = [options.quantize] if options.quantize is None or options.quantize in _SERVED_FORMS else []
     if not config.get("quantization_config"):
         forms += [form for form in ("int8", "int4") if form not in forms]
     for form in forms:
-        served = _rounded(config, replace(asked, quantize=form))
+        served = _rounded(config, replace(options, quantize=form))
         if served is not None:
             words = [
                 "weft serve",
@@ -383,7 +384,7 @@ def serve_command(
                 *_flags(served),
                 *(["--speculate", shlex.quote(speculate)] if speculate != "auto" else []),
             ]
-            return ServeCommand(" ".join(words), _split(served, asked.memory_bytes))
+            return ServeCommand(" ".join(words), _split(served, options.memory_bytes))
     return None
 
 
@@ -399,34 +400,34 @@ def _split(served: ModelPlan, memory: int | None) -> str:
     )
 
 
-def _rounded(config: Mapping[str, Any], asked: PlanOptions) -> ModelPlan | None:
+def _rounded(config: Mapping[str, Any], options: PlanOptions) -> ModelPlan | None:
     """Return the plan of the arena that ``--memory`` will name, or None where it does not fit."""
-    plan = make_plan("", config, asked)
+    plan = make_plan("", config, options)
     if not plan.enough:
         return None
     size = plan.asked.arena_bytes or plan.arena.arena_bytes
     unit = _MIB if size >= 16 * _MIB else _KIB
-    rounded = make_plan("", config, replace(asked, memory_bytes=None, arena_bytes=size // unit * unit))
+    rounded = make_plan("", config, replace(options, memory_bytes=None, arena_bytes=size // unit * unit))
     return rounded if rounded.enough else None
 
 
 def _flags(plan: ModelPlan) -> list[str]:
-    asked = plan.asked
-    assert asked.arena_bytes is not None
-    whole_mib = asked.arena_bytes % _MIB == 0
-    memory = f"{asked.arena_bytes // _MIB}MiB" if whole_mib else f"{asked.arena_bytes // _KIB}KiB"
-    kv = next((name for name, dtype in KV_DTYPES.items() if dtype == asked.kv_dtype), None)
+    options = plan.asked
+    assert options.arena_bytes is not None
+    whole_mib = options.arena_bytes % _MIB == 0
+    memory = f"{options.arena_bytes // _MIB}MiB" if whole_mib else f"{options.arena_bytes // _KIB}KiB"
+    kv = next((name for name, dtype in KV_DTYPES.items() if dtype == options.kv_dtype), None)
     longest = plan.longest_tokens
-    if asked.lengths:
+    if options.lengths:
         longest = max(fit.tokens for fit in plan.fits if fit.sequences)
-    ranks = [f"--tp {asked.tp}"] if asked.tp > 1 else []
-    ranks += ["--ep"] if asked.ep else []
+    ranks = [f"--tp {options.tp}"] if options.tp > 1 else []
+    ranks += ["--ep"] if options.ep else []
     ranks += ["--device cpu"] if plan.architecture.why_no_gpu else []
     flags = {
-        "--dtype": asked.dtype,
-        "--quantize": asked.quantize,
+        "--dtype": options.dtype,
+        "--quantize": options.quantize,
         "--kv-dtype": kv,
-        "--state-dtype": asked.state_dtype,
+        "--state-dtype": options.state_dtype,
         "--memory": memory,
         "--max-model-len": longest if longest < plan.spec.max_positions else None,
     }

@@ -74,15 +74,15 @@ def _rows(process: RunningProcess, api_key: str | None) -> list[dict[str, Any]]:
     return [
         {
             **head,
-            "model": one["model"],
-            "size": one["size"],
-            "size_vram": one.get("size_vram", 0),
-            "context_length": one.get("context_length"),
-            "expires_at": one.get("expires_at"),
-            "dtype": one.get("details", {}).get("quantization_level", ""),
-            "of": one.get("details", {}).get("parent_model", ""),
+            "model": model["model"],
+            "size": model["size"],
+            "size_vram": model.get("size_vram", 0),
+            "context_length": model.get("context_length"),
+            "expires_at": model.get("expires_at"),
+            "dtype": model.get("details", {}).get("quantization_level", ""),
+            "of": model.get("details", {}).get("parent_model", ""),
         }
-        for one in models
+        for model in models
     ]
 
 

@@ -257,11 +257,11 @@ def _memory(now: Reading) -> RenderableType:
 
 def _reuse(now: Reading, before: Reading | None) -> RenderableType:
     values = now.values
-    asked, hits = (values.get(f"prefix_cache_{what}_total", 0.0) for what in ("queries", "hits"))
+    queries, hits = (values.get(f"prefix_cache_{what}_total", 0.0) for what in ("queries", "hits"))
     table = _table("prefix cache", "tokens", "of prompts")
 
     def row(words: str, tokens: float) -> None:
-        table.add_row(words, _count(tokens), f"{tokens / asked:.1%}" if asked else "")
+        table.add_row(words, _count(tokens), f"{tokens / queries:.1%}" if queries else "")
 
     row("found", hits)
     for reason, tokens in now.by_label.get("prefix_cache_lost_tokens_total", {}).items():
@@ -317,8 +317,8 @@ def _bucket(now: Reading) -> list[str]:
 
 
 def _recent_hit_rate(now: Reading, before: Reading | None) -> float | None:
-    asked, hits = (now.rate(f"prefix_cache_{what}_total", before) for what in ("queries", "hits"))
-    return hits / asked if asked and hits is not None else None
+    queries, hits = (now.rate(f"prefix_cache_{what}_total", before) for what in ("queries", "hits"))
+    return hits / queries if queries and hits is not None else None
 
 
 def _caches(cache: Mapping[str, Any]) -> list[RenderableType]:

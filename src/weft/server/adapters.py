@@ -1,10 +1,10 @@
 """The names of adapters, and their changes by operators while the server runs.
 
-    model: "name"  --model_for-->  the served model with that adapter        every dialect, batches too "model/name"
-    the same, of one of several models GET  /v1/models                 the model's names, then the adapters, each with
-    its base as ``parent`` POST /v1/load_lora_adapter      {"lora_name", "lora_path"}: read here, tried by every engine,
-    then known POST /v1/unload_lora_adapter    {"lora_name"}: unknown from now on; running answers finish with the
-    adapter
+    model: "name"  --model_for-->  the served model with that adapter        every dialect, batches too
+    "model/name"                    the same, of one of several models
+    GET  /v1/models                 the model's names, then the adapters, each with its base as ``parent``
+    POST /v1/load_lora_adapter      {"lora_name", "lora_path"}: read here, tried by every engine, then known
+    POST /v1/unload_lora_adapter    {"lora_name"}: unknown from now on; running answers finish with it
 
 A name is bound to the sha256 of files. Other files under the same name, or the same path, are another adapter: requests
 that are running end with the first one, later ones begin with the second and find nothing of the first in any cache.

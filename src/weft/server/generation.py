@@ -6,9 +6,9 @@
                                       Generation
 
     Generation.start()      submit all prompts; the engine accepts all or rejects one (then none run)
-    Generation.pieces()     [Piece, ...] after each step, until every choice has finished Generation.whole()      one
-    Piece for each choice, once all have finished Generation.close()      always, however it ended: sequences that still
-    run are cancelled
+    Generation.pieces()     [Piece, ...] after each step, until every choice has finished
+    Generation.whole()      one Piece for each choice, once all have finished
+    Generation.close()      always, however it ended: sequences that still run are cancelled
 
 A dialect only translates: its body becomes a ``ChatTurn``, and a job writes the pieces of the answer in the dialect's
 format. Add a field that every dialect takes to ``SamplingFields``, and a field that shapes the prompt to

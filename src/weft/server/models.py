@@ -2,8 +2,8 @@
 
     name --find--> HostedModel --enter--> ModelUse, with the Fleet that computes     until the answer has ended
 
-    PinnedModel      engines start with the server, which ends when the last of them has ended OnDemandModel    a
-    request loads it, and others that need its memory unload it (``on_demand``)
+    PinnedModel      engines start with the server, which ends when the last of them has ended
+    OnDemandModel    a request loads it, and others that need its memory unload it (``on_demand``)
 
 Everything outside of these two classes and ``launch`` is the same for one model and for many. Requests call an adapter
 by its own name if the model is pinned, and MODEL/NAME if it is loaded on demand.

@@ -1,8 +1,8 @@
 """The page at ``/``: a chat with the model, and the figures of ``weft top``, in a browser.
 
-    /                    page_files/index.html /docs                page_files/docs.html: /openapi.json, formatted for
-    readers /page/NAME           the other files of that folder, and the files of its folder vendor; no other path is
-    read
+    /                    page_files/index.html
+    /docs                page_files/docs.html: /openapi.json, formatted for readers
+    /page/NAME           the other files of that folder, and of its folder vendor; no other path is read
 
 The files contain no data of this server, so they need no key; requests for data do (``gate``). The page loads nothing
 from other servers, and its Content-Security-Policy enforces that. Answers are shown as Markdown, and a model's text

@@ -1,7 +1,7 @@
 """Names that users create: a served model with a system prompt, first messages, parameters and a template.
 
     /api/create, /api/copy, /api/delete --PresetStore--> names.json     one file; written whole, under a lock
-    a request for "mario" <-- read again when the file changed ----' so every HTTP process sees it
+    a request for "mario"  <-- read again when the file changed -' so every HTTP process sees it
         --Service.model_for--> the model that it refers to, with this name's settings
 
 A created name has no weights: it refers to a model of the server. A name that is created from another created name

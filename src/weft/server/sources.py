@@ -1,9 +1,10 @@
 """The models that ``weft serve A B=path C.gguf`` names: names, directories, needs, shares.
 
-    NAME=path    the name that requests use; the default is the name of the directory, of the file or on the hub
-    --memory     of all models together, weights and arenas; by default 80 % of the RAM that is free --lora
-    MODEL/NAME=path: an adapter belongs to one model --store      each model gets its own directory below it, so that
-    each can write --pulled     models on this machine's disk, now and later, by the names of their pulls
+    NAME=path    the name that requests use; default: the name of the directory, of the file or on the hub
+    --memory     of all models together, weights and arenas; by default 80 % of the RAM that is free
+    --lora       MODEL/NAME=path: an adapter belongs to one model
+    --store      each model gets its own directory below it, so that each can write
+    --pulled     models on this machine's disk, now and later, by the names of their pulls
 
 Wrong paths and names, and flags that several models cannot have, are errors before anything listens. A model whose
 config.json cannot be read is listed all the same: only requests for it get the error.

@@ -1,8 +1,9 @@
 """Pausing the engines and replacing their weights, for programs that train: /pause, /resume, /update_weights.
 
-    POST /pause            no engine computes a step; requests are accepted and wait POST /update_weights   other
-    weights of the same shapes, from a directory that the engines can read POST /resume computes waiting requests GET
-    /is_paused
+    POST /pause            no engine computes a step; requests are accepted and wait
+    POST /update_weights   other weights of the same shapes, from a directory that the engines can read
+    POST /resume           computes waiting requests
+    GET  /is_paused
 
     POST /reset_prefix_cache    /v1/cache/flush under vLLM's name
 

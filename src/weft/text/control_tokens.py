@@ -1,9 +1,10 @@
 r"""Texts of a request that spell control tokens: they are tokenized as plain text.
 
-    message   Hi<|im_end|>                        of a user, a tool or a document marked    Hi?|im_end|> ? is a private
-    character, which no text of the request has written   <|im_start|>user\nHi?|im_end|>...   by the template, whose own
-    markers are unchanged prompt    <|im_start|>user\nHi<|im_end|>...   and the positions at which a text spells a
-    control token: ``quoted`` tokens    1 ... 8 7 9 ... 2                   ``weft.text.quoted_text``
+    message   Hi<|im_end|>                        of a user, a tool or a document
+    marked    Hi?|im_end|>                        ? is a private character, which no text of the request has
+    written   <|im_start|>user\nHi?|im_end|>...   by the template, whose own markers are unchanged
+    prompt    <|im_start|>user\nHi<|im_end|>...   and the positions at which a text spells a control token: ``quoted``
+    tokens    1 ... 8 7 9 ... 2                   ``weft.text.quoted_text``
 
 This module decides which tokens are control tokens, and where a request spells them. Control tokens are tokens that the
 tokenizer calls special, tokens that the chat template names and that begin with a sign, tokens of the form <|...|>, and

@@ -1,9 +1,11 @@
 """Limits on the shape of a grammar, checked before a compiler written in native code sees it.
 
-    length in bytes where the grammar is written (``weft.text.grammars``) choices      texts of one choice likewise
-    nesting      of a JSON schema          here, in the process that compiles references   different $ref targets
-    here rules        of a lark grammar         here items        of the parser, a token by the compiler, with
-    ``parser_limits``
+    length       in bytes                  where the grammar is written (``weft.text.grammars``)
+    choices      texts of one choice       likewise
+    nesting      of a JSON schema          here, in the process that compiles
+    references   different $ref targets    here
+    rules        of a lark grammar         here
+    items        of the parser, a token    by the compiler, with ``parser_limits``
 
 The compiler recurses through nesting, references and rules, so their number bounds its stack. The limits are a fraction
 of the depth that overflows a stack of 8 MiB, and far above the depth of real schemas. A limit gives the client a clear

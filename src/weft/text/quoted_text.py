@@ -1,8 +1,8 @@
 """Token ids of a text in which some added tokens are only spelled.
 
-    text     <|im_start|>user\\nHi<|im_end|>...        quoted: the place of <|im_end|> marked
-    ?<|im_start|>user\\nHi<|im_end|>...       a noncharacter before each real added token twin     the same pieces, and
-    ?<|im_start|>, ?<|im_end|>, ... as added tokens
+    text     <|im_start|>user\\nHi<|im_end|>...        quoted: the place of <|im_end|>
+    marked   ?<|im_start|>user\\nHi<|im_end|>...       a noncharacter before each real added token
+    twin     the same pieces, and ?<|im_start|>, ?<|im_end|>, ... as added tokens
 
 This needs a second tokenizer, the *twin*. It shares normalizer, pre-tokenizer and model with the first tokenizer, so it
 costs milliseconds and little memory; only the added tokens differ. The twin's ids of added tokens are above all ids of

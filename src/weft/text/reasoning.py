@@ -1,6 +1,9 @@
 """Separation of a model's reasoning from its answer.
 
-    <think>            written by the model, or by the prompt template ... reasoning ... </think> ... content ...
+    <think>            written by the model, or by the prompt template
+    ... reasoning ...
+    </think>
+    ... content ...
 
 ``ReasoningSplitter`` takes the text of an answer in pieces of any size and divides each into reasoning and content. The
 result does not depend on how the text is cut into pieces. Together, reasoning and content have every character of the

@@ -6,10 +6,10 @@
     messages --render--> text --render shorter conversations--> ends, marks
 
     {"role": "system", "content": [
-        {"type": "text", "text": HANDBOOK, "cache_control": {"type": "ephemeral"}}, after this part
+        {"type": "text", "text": HANDBOOK, "cache_control": {"type": "ephemeral"}},      after this part
         {"type": "text", "text": "Today is Monday."}]}
-    {"role": "user", "content": "...", "cache_control": {"type": "ephemeral"}} after this message
-    {"type": "function", "function": {...}, "cache_control": {"type": "ephemeral"}} after this tool
+    {"role": "user", "content": "...", "cache_control": {"type": "ephemeral"}}            after this message
+    {"type": "function", "function": {...}, "cache_control": {"type": "ephemeral"}}       after this tool
 
 Everything that runs the template runs here: compiling it, where constants are folded (``10**(10**9)``), rendering it,
 and the further renderings that find boundaries in the text. So a conversation costs one round trip. Characters are

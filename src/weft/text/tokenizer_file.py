@@ -1,9 +1,9 @@
 """The tokenizer of a checkpoint as the text of a tokenizer.json: read from that file, or translated from a World
 vocabulary.
 
-    rwkv_vocab_v20230424.txt    261 '\\n\\n' 2          id, a Python literal of text or bytes, its bytes a trie of the
-    tokens (?:a(?:b(?:c)?)?|d) the longest match, as one regular expression text                        bytes as letters
-    ->  cut by the expression  ->  each piece is a token
+    rwkv_vocab_v20230424.txt    261 '\\n\\n' 2          id, a Python literal of text or bytes, its bytes
+    a trie of the tokens        (?:a(?:b(?:c)?)?|d)    the longest match, as one regular expression
+    text                        bytes as letters  ->  cut by the expression  ->  each piece is a token
 
 RWKV checkpoints come with this vocabulary and Python code for it. The code's rule is short: at each position the
 longest token wins. A trie as an expression gives the ``tokenizers`` library the same rule, so encoding, bytes of

@@ -1,7 +1,7 @@
 """The child of ``weft.text.workers``: it runs jobs in place, or each in a fork.
 
-    stdin:   a JobFunction, its start, then jobs; its end means that the parent is gone stdout:  one answer for the
-    start and one for each job, with the job's number
+    stdin:   a JobFunction, its start, then jobs; its end means that the parent is gone
+    stdout:  one answer for the start and one for each job, with the job's number
 
                             fork per job
     start -> function ---------------------> limits -> job(body) -> answer -> exit

@@ -1,9 +1,10 @@
 """The Messages dialect: a body becomes a ``ChatTurn``, and an answer becomes a Messages object or its events.
 
-    system -> a system message at the same position, before or between the turns user: tool_result            -> a tool
-    message for each result, before the text that follows assistant: text, tool_use    -> an assistant message with tool
-    calls; thinking -> its reasoning a final assistant message    -> the beginning of the answer
-    (``continue_final_message``) blocks of tools that another server ran -> left out, and reported as ignored
+    system                       -> a system message at the same position, before or between the turns
+    user: tool_result            -> a tool message for each result, before the text that follows
+    assistant: text, tool_use    -> an assistant message with tool calls; thinking -> its reasoning
+    a final assistant message    -> the beginning of the answer (``continue_final_message``)
+    blocks of tools that another server ran -> left out, and reported as ignored
 
     message_start, content_block_start ... delta ... stop, message_delta, message_stop
 

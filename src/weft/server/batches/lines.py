@@ -122,7 +122,7 @@ def read_index(
 def _checked(raw: bytes, urls: Collection[str]) -> BatchLine:
     """Return the line, checked. Raise RequestError."""
     if len(raw) > LINE_BYTES_MAX:
-        raise RequestError(f"the line has {len(raw)} bytes; the limit is {LINE_BYTES_MAX}", code="line_too_long")
+        raise RequestError(f"it has {len(raw)} bytes; the limit is {LINE_BYTES_MAX}", code="line_too_long")
     try:
         line = _line_decoder.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

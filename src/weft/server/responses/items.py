@@ -2,10 +2,11 @@
 
     input --read_items--> items, checked, each with an id --messages_of--> ChatMessage ...
 
-    message               role, content: text or parts     a message of this role reasoning             content or
-    summary               reasoning of the assistant message that follows function_call         call_id, name, arguments
-    a call of the assistant message before, else of a new one function_call_output  call_id, output                  a
-    tool message custom_tool_call and its output                        the same for a custom tool, with ``input``
+    message               role, content: text or parts     a message of this role
+    reasoning             content or summary               reasoning of the assistant message that follows
+    function_call         call_id, name, arguments         a call of the assistant message before, else of a new one
+    function_call_output  call_id, output                  a tool message
+    custom_tool_call and its output                        the same for a custom tool, with ``input``
     item_reference        id                               a stored item (``with_items``)
 
 An item that cannot follow in the order of an answer (reasoning, content, calls) begins another message. Parts that are

@@ -1,9 +1,11 @@
 """The endpoints of Responses.
 
-    POST   /v1/responses                    an answer, complete or as a stream POST   /v1/responses/input_tokens the
-    length of a prompt GET    /v1/responses/ID                 a stored response DELETE /v1/responses/ID POST
-    /v1/responses/ID/cancel          ends a response that is computed in the background GET
-    /v1/responses/ID/input_items the items of its own request, newest first
+    POST   /v1/responses                    an answer, complete or as a stream
+    POST   /v1/responses/input_tokens       the length of a prompt
+    GET    /v1/responses/ID                 a stored response
+    DELETE /v1/responses/ID
+    POST   /v1/responses/ID/cancel          ends a response that is computed in the background
+    GET    /v1/responses/ID/input_items     the items of its own request, newest first
 
 A response belongs to the API key that made it; any other key gets a 404.
 """

@@ -1,6 +1,6 @@
 """Grammars of answers that are calls of the given tools, in the format of the model's family.
 
-    start: LEAD call (BETWEEN call)* TAIL "required"; only one call for "named"
+    start: LEAD call (BETWEEN call)* TAIL          "required"; only one call for "named"
     call:  BEFORE (tool_0 | tool_1 | ...) BEHIND
     tool_0:  {"name": "f", "arguments": <JSON schema of its parameters> }             json
              <function=f> <parameter=x> text or JSON </parameter> ... </function>     xml

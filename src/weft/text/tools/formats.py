@@ -1,9 +1,10 @@
 """The format of calls of each family: one row of data per format.
 
-    name        a value of --tool-parser envelopes   the markers that open and close a sequence of calls, and the syntax
-    inside writes      the text around a call that a grammar makes the model write (``calling.py``) signs       texts of
-    a chat template that identify the format; the first row whose signs are all present wins tokens      markers that
-    identify the format as tokens of the vocabulary, if the template has no signs
+    name        a value of --tool-parser
+    envelopes   the markers that open and close a sequence of calls, and the syntax inside
+    writes      the text around a call that a grammar makes the model write (``calling.py``)
+    signs       texts of a chat template that identify the format; the first row whose signs are all present wins
+    tokens      markers that identify the format as tokens of the vocabulary, if the template has no signs
 
 Readers, grammars and detection use the row. A new format needs only a row if its calls are JSON, tags, Python, name and
 JSON, or Gemma's ``call:name{...}``; ``docs/chat.md`` has the table of families.

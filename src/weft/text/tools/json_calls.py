@@ -1,7 +1,8 @@
 """The output of readers of calls, and calls whose arguments are JSON: objects, lists, and objects after a name.
 
-    CallDelta(name="get_time")                     a call begins CallDelta(arguments='{"zone": ')               more of
-    its arguments, JSON text CallDelta(arguments='"UTC"}', complete=True)   it is complete
+    CallDelta(name="get_time")                     a call begins
+    CallDelta(arguments='{"zone": ')               more of its arguments, JSON text
+    CallDelta(arguments='"UTC"}', complete=True)   it is complete
 
     {"name": "f", "arguments": {"x": 1}}            also "parameters"; also inside {"function": {...}}
     {"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}}                                Command

@@ -1,7 +1,8 @@
 """Calls written as Python (LFM2, LFM2.5, OLMo 3): parsed here, never run.
 
-    [get_weather(city="Paris", days=3), get_time()]           a list get_weather(city="Paris") one per line [{"name":
-    "get_weather", "arguments": {...}}]             LFM2 writes this too
+    [get_weather(city="Paris", days=3), get_time()]           a list
+    get_weather(city="Paris")                                 one per line
+    [{"name": "get_weather", "arguments": {...}}]             LFM2 writes this too
 
 The syntax is wider than Python's: names and parameters may have dashes, dots and colons and be keywords, strings may
 have line ends, and JSON's true, false and null are values. Only literals are values. The calls are read when the
