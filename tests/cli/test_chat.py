@@ -335,7 +335,7 @@ def test_a_file_that_is_no_saved_conversation_is_neither_read_nor_overwritten(tm
     file.write_text(text)
     model, written = _chat("one", f"/load {file}", f"/save {file}", "two")
     assert f"error: {file} is " in written
-    assert f"error: {file} is there and is not a saved conversation" in written
+    assert f"error: {file} exists and is not a saved conversation" in written
     assert file.read_text() == text
     assert len(model.asked[1]) == 3
 

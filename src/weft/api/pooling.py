@@ -1,4 +1,4 @@
-"""Embeddings and scores of a program: inputs to calls, pooled rows to values.
+"""Embeddings and scores for a program: calls made from inputs, and values from pooled rows.
 
 ``Engine.embed``, ``Engine.score`` and ``Engine.rerank`` are these functions over the engine's own calls; the server's
 endpoints use the same ``Pooler``.
@@ -26,15 +26,15 @@ MakeRequest = Callable[[PooledPrompt], Request]
 
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
-    """A document and its score. ``index``: position of the document in the request; ``score``: the higher, the better
-    it answers."""
+    """A document and its score. ``index``: position of the document in the request; ``score``: higher is more
+    relevant."""
 
     index: int
     score: float
 
 
 class PoolingCalls:
-    """``request``: a request of the engine for a pooled prompt."""
+    """The calls of one engine. ``request``: makes a request of the engine for a pooled prompt."""
 
     def __init__(self, pooler: Pooler, calls: CallTable, tokenizer: Tokenizer, *, limit: int) -> None:
         self._pooler, self._calls, self._tokenizer, self._limit = pooler, calls, tokenizer, limit

@@ -1,11 +1,11 @@
-"""The part of ``weft plan`` about a store: a prefix restored, against the same prefix computed.
+"""The part of ``weft plan`` about a store: times to restore a prefix and to compute it.
 
     --store 3GB/s           a disk's rate, its latency             restore = latency + bytes / rate
     --device H100 --tp 8    the roofline of ``weft simulate``      compute
     --prefill-rate 450      or tokens a second, as measured        compute = tokens / rate
 
-A prefix is its KV and one state, of all ranks together: the store of a node holds whole records. The price is
-the engine's, which restores where that is faster.
+A prefix is its KV and one state, of all ranks together: the store of a node has whole records. The engine uses the same
+estimate, and restores if that is faster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PrefixTimes:
 
 @dataclass(frozen=True, slots=True)
 class RestoreTimes:
-    """Times of restored and computed prefixes. ``computes``: where the seconds to compute come from, in words."""
+    """Times of restored and computed prefixes. ``computes``: a description of the source of the compute times."""
 
     bytes_s: float
     latency_s: float

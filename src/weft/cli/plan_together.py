@@ -1,4 +1,5 @@
-"""``weft plan A B C --memory 24GiB``: the shares of several models of one server, and which model gives way to which.
+"""``weft plan A B C --memory 24GiB``: the shares of several models of one server, and which models are unloaded for
+which.
 
 The shares are those of ``weft serve A B C --memory`` (``planning.together``). ``planning.residency`` says
 which model is unloaded: the models are used one after the other, as listed, each when the one before is idle.
@@ -27,7 +28,7 @@ def plan_together(
     way to others. Raise ConfigError for a model that does not fit by itself."""
     needs = [need_of(name, config, options) for name, config in models]
     if len({need.name for need in needs}) < len(needs):
-        raise ConfigError("two of the models have one name; give one another: NAME=MODEL", param="model")
+        raise ConfigError("two of the models have the same name; give one another name: NAME=MODEL", param="model")
     shares = share_out(needs, budget)
     unloads = first_round(shares, budget)
     if as_json:
@@ -53,8 +54,8 @@ def plan_together(
 
 
 def first_round(shares: Mapping[str, int], budget: int) -> dict[str, list[str]]:
-    """Return by the name of each model the models that are unloaded when it is asked for, after all models before it.
-    The round is gone twice, so the first one meets the last."""
+    """Return for each model the models that are unloaded when a request names it, if requests name the models in order.
+    The round is done twice, so that the first model follows the last."""
     machine = Residency.of(shares, budget, waiting_max=1, keep_alive_s=None)
     unloaded: dict[str, list[str]] = {}
     for turn, name in enumerate([*shares, *shares]):

@@ -1,8 +1,8 @@
 """The screen of ``weft plan``: a bar of the device's memory, the costs, the sequences that fit, and the comparison.
 
-Every number and bar comes from ``planning``. It must read well at 80 columns without colours: bars differ by their
-fill. The command is planned again on the same bytes, with the arena rounded down to the size that ``--memory`` names.
-If the weights leave too little, int8 and then int4 are tried.
+Every number and bar comes from ``planning``. The screen must be readable at 80 columns without colours, so bars differ
+by their fill. The printed command is planned again with the same bytes, with the arena rounded down to the size in
+``--memory``. If the weights leave too little, int8 and then int4 are tried.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BAR_CELLS_MAX = 60
 PICTURES_MAX = 3
-"""Most lengths that are drawn: the table above has them all."""
+"""Most lengths that are drawn; the table has all of them."""
 FULL, PART = "█", "░"
 _COST_COLUMNS = ("bold", "", "dim")
 
@@ -242,7 +242,8 @@ def _verdict(plan: ModelPlan) -> Text:
 
 
 def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
-    """Return the split, then the command, broken where a shell goes on reading; or why there is none."""
+    """Return the split and the command, with line breaks that a shell accepts; or the reason why there is no
+    command."""
     if serve is None:
         return Text("no `weft serve` line fits in this memory; try --tp", style="dim")
     flags_with_values = re.sub(r"(--\S+) (?!-)", "\\1\N{NO-BREAK SPACE}", serve.line)
@@ -254,8 +255,8 @@ def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
 
 
 def _comparison(plan: ModelPlan) -> Table:
-    """Return a row for each layout and load: the sequences that fit at each length, or, where none does, the memory of
-    one."""
+    """Return a table with a row for each layout and load: the sequences that fit at each length, or the memory of one
+    sequence if none fits."""
     what = "sequences at once" if plan.enough else "memory of one request"
     table = Table(
         box=None,
@@ -354,7 +355,7 @@ _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3
 
 
 def _typed(count: int, *, up: bool) -> str:
-    """Return ``count`` written as a flag takes it, in the fewest digits, rounded to where it still holds."""
+    """Return ``count`` as a value of a flag with the fewest digits, rounded up or down."""
     for suffix, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= 10 * scale:
             return f"{ceil_div(count, scale) if up else count // scale}{suffix}"
@@ -368,8 +369,8 @@ _MIB, _KIB = 1 << 20, 1 << 10
 def serve_command(
     model: str | None, revision: str | None, config: Mapping[str, Any], plan: ModelPlan, speculate: str = "auto"
 ) -> ServeCommand | None:
-    """Return the command that serves ``plan``; None where nothing fits. ``model`` is as ``weft serve`` takes it: None
-    is the embedded one."""
+    """Return the command that serves ``plan``; None if nothing fits. ``model``: as for ``weft serve``, None for the
+    embedded model."""
     options = plan.asked
     forms = [options.quantize] if options.quantize is None or options.quantize in _SERVED_FORMS else []
     if not config.get("quantization_config"):

@@ -1,12 +1,12 @@
 """``weft store``: the contents of a store, their checksums, and its free space.
 
-    info     by model: snapshots, tokens, bytes      works beside a server
-    verify   every checksum; exit code 1 on damage     works beside a server
+    info     by model: snapshots, tokens, bytes      works while a server runs
+    verify   every checksum; exit code 1 on damage     works while a server runs
     prune    evict down to a size, remove volumes      needs the store for itself
     rm       one model, or all of it                   needs the store for itself
 
-Exit codes: 0, 1 where ``verify`` finds damage, 2 for a user error. ``--json`` prints the values of
-``weft.store`` as they are.
+Exit codes: 0, 1 where ``verify`` finds damage, 2 for a user error. ``--json`` prints the values of ``weft.store``
+unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result
 
 @click.group("store", cls=CommandGroup)
 def command() -> None:
-    """Look into a store of prefixes (`weft serve --store`), check it, and give space back."""
+    """Show and check a store of prefixes (`weft serve --store`), and free its space."""
 
 
 @command.command("info", cls=FlagCommand, params=[_PATH, _KEY_FILE, _JSON])
@@ -127,7 +127,7 @@ def verify(path: Path | Bucket, retire: bool, as_json: bool) -> int:
     ],
 )
 def prune(path: Path | Bucket, size: str | None, as_json: bool) -> int:
-    """Give free space back to the disk, after evicting down to --size."""
+    """Return free space to the disk, after evicting down to --size."""
     from weft.store.pruning import prune as prune_store
 
     size_bytes = None if size is None else parse_bytes(size, flag="--size")

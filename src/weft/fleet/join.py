@@ -323,7 +323,7 @@ class LocalEngine:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._wait())]
 
     def plug(self, relay: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
-        """From now on give the reports to this connection."""
+        """Give the reports to this connection from now on."""
         self._reset, self._relay, self._on_end = None, relay, on_end
 
     def unplug(self) -> None:

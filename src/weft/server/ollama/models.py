@@ -137,7 +137,7 @@ class OllamaModelHandlers:
         return [*lines, *await self._serve_pulled(name)]
 
     async def _serve_pulled(self, name: str) -> list[dict[str, Any]]:
-        """With --pulled, serve new models on disk. Return a line for the answer if ``name`` is not served."""
+        """Serve new models on disk, with --pulled. Return a line for the answer if ``name`` is not served."""
         await self._service.models.look()
         if self._service.is_own(name):
             return []
