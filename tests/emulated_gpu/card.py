@@ -170,7 +170,9 @@ class Card:
             self.settle_frees()
         self.serving = True
         if self.reserve is not None:
-            self.most_allocated = self.allocator.allocated + self.reserve.step_bytes + RESERVE_SLACK
+            self.most_allocated = (
+                self.allocator.allocated + self.reserve.step_bytes + self.reserve.picture_bytes + RESERVE_SLACK
+            )
 
     def late(self, kind: str, text: str) -> None:
         """Something that takes long, and belongs to the start."""

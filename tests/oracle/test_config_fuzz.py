@@ -45,6 +45,7 @@ WRONG_ONCE: tuple[tuple[str, Path_, Any, str], ...] = (
     ("llama", ("rope_parameters", "rope_type"), "llama3", "refused"),
     ("nemotron_h_moe", ("n_group",), 8, "refused"),
     ("olmo3", ("max_position_embeddings",), 1, "followed"),
+    ("phi", ("rope_parameters", "rope_type"), "proportional", "refused"),
     ("qwen4_exp", ("seed",), 1, "refused"),
     ("smollm3_window", ("use_sliding_window",), False, "refused"),
     ("recurrent_gemma", ("rope_parameters", "rope_type"), "proportional", "refused"),

@@ -66,6 +66,7 @@ OWN = {
     "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>look-up.v2\n```json\n"
     '{"import": "a<b", "n": 3}\n```<｜tool▁call▁end｜>',
     "deepseek_v31": '<｜tool▁call▁begin｜>look-up.v2<｜tool▁sep｜>{"import": "a<b", "n": 3}<｜tool▁call▁end｜>',
+    "glm4": 'look-up.v2\n{"import": "a<b", "n": 3}',
     "gigachat": '<｜GCML｜invoke name="look-up.v2">'
     '<｜GCML｜parameter name="import" string="true">a<b</｜GCML｜parameter>'
     '<｜GCML｜parameter name="n" string="false">3</｜GCML｜parameter></｜GCML｜invoke>',
@@ -145,7 +146,7 @@ def test_any_text_is_read_by_the_laws(row: ToolFormat) -> None:
     holds()
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.opens], ids=lambda row: row.name)
 def test_between_good_calls_the_content_is_the_words(row: ToolFormat) -> None:
     call = good_call(row)
     doubled = [call + call[-len(end) :] for end in row.ends if call.endswith(end)]

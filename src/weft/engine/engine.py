@@ -289,8 +289,9 @@ class EngineCore:
             try:
                 encodes = self.pictures.has_work
                 if encodes:
-                    self.pictures.advance(self._encoding_seconds)
-                if not self._loop.step() and not encodes:
+                    for seq, why in self.pictures.advance(self._encoding_seconds).items():
+                        self.streams.end(self.streams.by_seq[seq], [], "error", error=why, own_fault=True)
+                if not (self._has_steps and self._loop.step()) and not encodes:
                     self._pause(STORE_PAUSE_S)
             except BaseException as error:
                 # Also when interrupted: half a step cannot be repeated, because states have moved on.

@@ -26,7 +26,7 @@ from typing import Protocol
 import msgspec
 
 from weft.engine.stats import PictureStats
-from weft.errors import QueueFullError
+from weft.errors import QueueFullError, RequestError
 from weft.request import PlacedPicture, Request
 from weft.schedule.sequence import Sequence
 from weft.units import SeqId
@@ -48,7 +48,8 @@ class PictureEncoder(Protocol):
         """Raise RequestError for data that this encoder does not accept, or with another number of rows."""
 
     def pieces(self, picture: PlacedPicture) -> Iterator[None]:
-        """Compute the rows, piece by piece. The executor has them when the iterator ends."""
+        """Compute the rows, piece by piece. The executor has them when the iterator ends. Raises RequestError where
+        memory does not suffice for this picture."""
 
     def drop(self, digest: bytes) -> None:
         """Free the rows of a picture in the executor."""
@@ -105,17 +106,23 @@ class PictureQueue:
         if seq.pictures:
             self._waiting[seq.id] = seq
 
-    def advance(self, limit_s: float) -> None:
-        """Encode for ``limit_s`` seconds, one piece at least."""
+    def advance(self, limit_s: float) -> dict[SeqId, str]:
+        """Encode for ``limit_s`` seconds, one piece at least. Returns the sequences that must end, with the reason: one
+        of their pictures cannot be encoded."""
         end_s = self._clock() + limit_s
         while (seq := self._next()) is not None:
             missing = next((picture for picture in seq.pictures if not self._rows[picture.digest].ready), None)
             if missing is None:
                 self._encoded_all(seq)
                 continue
-            self._advance_one(missing)
+            try:
+                self._advance_one(missing)
+            except RequestError as error:
+                self._current = None
+                return dict.fromkeys(self._rows[missing.digest].users, error.message)
             if self._clock() >= end_s:
-                return
+                break
+        return {}
 
     def ended(self, seq: Sequence) -> None:
         """Note that ``seq`` ended, or was cancelled."""

@@ -26,8 +26,17 @@ def _logit_scale(keys: ConfigKeys) -> Mapping[str, Any]:
     return {"logits_divisor": 1 / scale}
 
 
+def _cut_rotary(keys: ConfigKeys) -> ConfigKeys:
+    """Return ``keys`` of a model that cuts a part of each head off before it turns. Raises CheckpointError where the
+    frequencies are spaced over the whole head."""
+    stated = keys.get("rope_parameters") or {}
+    if isinstance(stated, Mapping) and stated.get("rope_type") == "proportional":
+        fail("rope_type", "proportional", "a part of each head turns here, by frequencies of its own")
+    return keys
+
+
 def _cohere(**more: Any) -> Decoder:
-    """Return a decoder whose mixer and feed-forward read the same norm, which subtracts the mean."""
+    """Return a decoder whose mixer and feed-forward share a norm that subtracts the mean."""
     return Decoder(
         defaults=sizes(256_000, 8192, 22_528, 40, 64, 64, 8192)
         | {"tie_word_embeddings": True, "layer_norm_eps": 1e-5}
@@ -85,6 +94,7 @@ _PHI = Decoder(
     residual=lambda keys: Residual(centred="bias", parallel="one"),
     more=lambda keys: {"head_bias": True},
     only={"qk_layernorm": False},
+    keys_of=_cut_rotary,
 )
 _NEOX = Decoder(
     defaults=sizes(50_432, 6144, 24_576, 44, 64, 64, 2048) | {"layer_norm_eps": 1e-5, "attention_bias": True},

@@ -8,8 +8,11 @@
 Rows are addressed only by the position in the prompt, and turns are computed only from the places of the pictures. So
 the edges of chunks, hits, preemptions and resumptions need no special cases.
 
-Decodes come after every picture: their turn is their position plus one number of their row. Graphs read it from
+Decodes come after every picture: the turn of a decode is its position plus one number per row, which graphs read from
 ``deltas_R``.
+
+On a GPU a piece is launched once the piece before the last is done: the device always has the next piece, and at most
+two pieces delay a step, however large a picture is.
 
 The engine drops rows while a step may be in flight that admits a sequence with them: such a sequence was cancelled,
 and its results are cached all the same. So rows go only when a step that began later is applied.
@@ -33,7 +36,7 @@ from weft.pictures import Turns
 from weft.request import PlacedPicture
 from weft.runner.kv_scales import Model
 from weft.schedule.plan import StepPlan
-from weft.tensor.device import current
+from weft.tensor.device import current, recorded, wait_for
 from weft.tensor.layout import DTYPES
 from weft.units import PAD
 
@@ -107,7 +110,7 @@ class PictureRows:
         assert self.vision is not None, "a picture came while the engine slept"
         seen = Picture.from_bytes(picture.data)
         grids = tuple((tile.rows // self._factor, tile.columns // self._factor) for tile in seen.tiles)
-        encoding = self.vision.encode(seen)
+        encoding, before = self.vision.encode(seen), None
         while True:
             with torch.inference_mode(), current(self._device):
                 try:
@@ -115,12 +118,25 @@ class PictureRows:
                 except StopIteration as end:
                     self._rows[picture.digest] = _Encoded(end.value, grids)
                     return
+                except torch.OutOfMemoryError:
+                    break
+                queued = recorded(self._device)
+                if before is not None:
+                    wait_for(before)
+                before = queued
             yield
+        # Outside of the handler, which holds the memory of the tower by its traceback.
+        patches = sum(len(tile.patches) for tile in seen.tiles)
+        raise RequestError(
+            f"a picture of {patches} patches does not fit into the free memory of the GPU: send a smaller one, or "
+            "lower --gpu-memory-fraction",
+            param="pictures",
+        )
 
     def encoded(self, digest: bytes) -> tuple[bytes, Grids]:
         """Return an encoded picture, for ``receive`` of another rank."""
-        one = self._rows[digest]
-        return one.rows_RD.contiguous().view(torch.uint8).cpu().numpy().tobytes(), one.grids
+        picture = self._rows[digest]
+        return picture.rows_RD.contiguous().view(torch.uint8).cpu().numpy().tobytes(), picture.grids
 
     def receive(self, digest: bytes, data: bytes, grids: Grids) -> None:
         rows_RD = torch.frombuffer(bytearray(data), dtype=self._dtype).view(-1, self._hidden)
@@ -230,7 +246,7 @@ def padded(turns: Int64s, decodes: int, pads: int) -> Int64s:
 
 
 def picture_rows(model: Model, device: torch.device, rows_max: int) -> PictureRows | None:
-    """Return the pictures of ``model``, None if it reads only text."""
+    """Return the picture rows for ``model``; None if it reads only text."""
     if not isinstance(model, CausalModel) or model.architecture.vision is None:
         return None
     architecture = model.architecture

@@ -1,4 +1,4 @@
-"""Measured memory of a step on a GPU in addition to weights and arena, before the arena takes the rest.
+"""Measurement of the memory that steps on a GPU need in addition to weights and arena; the arena takes the rest.
 
     driver's free memory, weights loaded
     |--- the largest step: activations, scratch, sampling ---|--- CUDA graphs ---|--- arena: a fraction ---|
@@ -17,6 +17,9 @@ runs and so is missing from the free memory that is read afterwards.
     verify runs      two verify runs after hits, whose states are computed again afterwards
     decodes          only PAD rows, with a page table as wide as that of a CUDA graph
 
+With a vision tower, the largest picture that the checkpoint's settings allow is encoded too. Steps run between the
+pieces of a picture, so its memory is added.
+
 Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded: the first
 shows the pool that all of them share, the second the memory of each further graph. With adapters there is a second
 set of graphs in that pool.
@@ -34,6 +37,7 @@ import torch
 
 from weft.host import usable_cores
 from weft.memory.frames.plan import memory_for, plan_arena
+from weft.models.decoder import CausalModel
 from weft.request import LOGPROBS_MAX, SamplingParams
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.graphs import Capture, DecodeGraphs, decode_widths, pad_rows
@@ -145,7 +149,7 @@ class Meter(Protocol):
         """Return the most bytes that torch held at once since ``begin``, beyond those that it held then."""
 
     def used_bytes(self) -> int:
-        """Return the bytes that are used now by all, as the driver counts, without torch's cached blocks."""
+        """Return the bytes in use by all processes, as the driver counts, without torch's cached blocks."""
 
 
 class CudaMeter:
@@ -177,7 +181,7 @@ class CudaMeter:
 @dataclass(frozen=True, slots=True)
 class Reserve:
     """Reserved bytes: the most of a step while it runs, by the shape ``largest``; of all graphs together; of pages in
-    transit inside of the arena, and to and from a store; of adapters.
+    transit inside of the arena, and to and from a store; of adapters; of the largest picture while it is encoded.
     """
 
     step_bytes: int
@@ -185,17 +189,18 @@ class Reserve:
     largest: str
     transfer_bytes: int = 0
     adapter_bytes: int = 0
+    picture_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.step_bytes + self.graph_bytes + self.transfer_bytes + self.adapter_bytes
+        return self.step_bytes + self.graph_bytes + self.transfer_bytes + self.adapter_bytes + self.picture_bytes
 
     def in_words(self) -> str:
-        transfers = f", {format_bytes(self.transfer_bytes)} for transfers" if self.transfer_bytes else ""
-        adapters = f", {format_bytes(self.adapter_bytes)} for adapters" if self.adapter_bytes else ""
+        others = {"transfers": self.transfer_bytes, "adapters": self.adapter_bytes, "a picture": self.picture_bytes}
+        said = "".join(f", {format_bytes(size)} for {name}" for name, size in others.items() if size)
         return (
             f"{format_bytes(self.step_bytes)} for the largest ({self.largest}), "
-            f"{format_bytes(self.graph_bytes)} for CUDA graphs{transfers}{adapters}"
+            f"{format_bytes(self.graph_bytes)} for CUDA graphs{said}"
         )
 
 
@@ -222,7 +227,7 @@ def measure_reserve(
     executor; ``adapters``: decodes with them are recorded too; ``tell``: receives the progress of compilations.
     """
     with current(device):
-        scratch.home = device
+        scratch.device = device
         pictures = picture_rows(model, device, rows)
         shapes = recorded_shapes(
             rows,
@@ -294,6 +299,7 @@ class _Measurement:
     ) -> Reserve:
         """Return the reserve. ``sets``: of graphs, by rows with and without adapters."""
         peaks = {shape.name: self._peak(shape) for shape in self._shapes}
+        picture_bytes = self._picture_peak()
         # Libraries have a handle and a workspace for each thread, and the next thread takes over those of one
         # that ended: here the steps' thread gets its own, before the rest of the memory is counted.
         with ThreadPoolExecutor(1) as thread:
@@ -301,18 +307,28 @@ class _Measurement:
         self._sampler.close()
         largest = max(peaks, key=lambda name: peaks[name])
         graph_bytes = 0 if capture is None else self._graph_bytes(capture, shapes, pictures, sets)
-        return Reserve(peaks[largest], graph_bytes, largest)
+        return Reserve(peaks[largest], graph_bytes, largest, picture_bytes=picture_bytes)
 
     @torch.inference_mode()
     def _step_of_thread(self) -> None:
         use(self._device)
-        scratch.home = self._device
+        scratch.device = self._device
         self._step(self._shapes[-1])
 
     def _peak(self, shape: StepShape) -> int:
         self._step(shape)
         self._meter.begin()
         self._step(shape)
+        return self._meter.peak_bytes()
+
+    def _picture_peak(self) -> int:
+        """Return the bytes that the largest picture takes while it is encoded: a step may run between its pieces."""
+        vision = self._model.vision if isinstance(self._model, CausalModel) else None
+        if vision is None:
+            return 0
+        self._meter.begin()
+        for _ in vision.encode(vision.largest()):
+            pass
         return self._meter.peak_bytes()
 
     def _step(self, shape: StepShape) -> None:

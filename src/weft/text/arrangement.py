@@ -14,12 +14,12 @@ The rules, each applied only where the template does not take the message as it 
     a system message to a template
         without a system role             the beginning of the user's message that follows
     a system message after a turn         a message of the user in the same place
-    a result of a tool                    a message of the user in the same place
+    a result of a tool                    a message of the role "observation" (GLM 4), else of the user
     messages of one role in a row         one message, joined by an empty line
     an answer without a question          an empty message of the user before it
     a question after a call or result     an empty answer before it
     several calls in one answer           an answer for each call, followed by its result
-    a result without a call               a message of the user in the same place
+    a result without a call               as a result of a tool
     an empty answer                       a space
     only system messages                  a message of the user
     arguments of a call                   an object, or JSON text to a template that prints them
@@ -60,6 +60,7 @@ class Takes(Protocol):
     def several_systems(self, role: str) -> bool: ...
     def later_system(self, role: str) -> bool: ...
     def tool_results(self) -> bool: ...
+    def observations(self) -> bool: ...
     def repeated(self, role: str) -> bool: ...
     def answer_first(self) -> bool: ...
     def question_behind(self, role: str) -> bool: ...
@@ -95,6 +96,12 @@ class TemplateTakes:
 
     def tool_results(self) -> bool:
         return self._tried(("tool",), *_called(), _said("tool", 1), words=_WORDS[1:2])
+
+    def observations(self) -> bool:
+        """Return whether the template knows results of tools only by the older name of their role."""
+        return not self.tool_results() and self._tried(
+            ("observation",), *_called(), _said("observation", 1), words=_WORDS[1:2]
+        )
 
     def repeated(self, role: str) -> bool:
         before = () if role == "user" else (_said("user", 0),)
@@ -214,6 +221,7 @@ class _Nothing:
         return False
 
     lone_result = several_calls
+    observations = several_calls
     empty_answer = several_calls
 
     def tool_results(self) -> bool:
@@ -235,7 +243,7 @@ def arranged(turns: list[Turn], takes: Takes) -> list[Turn]:
         turns = _with_results(_with_calls(turns, takes), takes)
     turns = _with_system(turns, takes)
     if any(turn["role"] == "tool" for turn in turns) and not takes.tool_results():
-        turns = [{"role": "user", "content": turn["content"]} if turn["role"] == "tool" else turn for turn in turns]
+        turns = [_retold(turn, takes) if turn["role"] == "tool" else turn for turn in turns]
     return [_filled(turn, takes) for turn in _joined(_with_question(turns, takes), takes)]
 
 
@@ -286,8 +294,13 @@ def _with_results(turns: list[Turn], takes: Takes) -> list[Turn]:
         if turn["role"] == "assistant":
             called = bool(turn.get("tool_calls"))
         is_lone = turn["role"] == "tool" and not called and not takes.lone_result()
-        out.append({"role": "user", "content": turn["content"]} if is_lone else turn)
+        out.append(_retold(turn, takes) if is_lone else turn)
     return out
+
+
+def _retold(result: Turn, takes: Takes) -> Turn:
+    """Return a result of a tool as a message of another role."""
+    return {"role": "observation" if takes.observations() else "user", "content": result["content"]}
 
 
 def _one_call_each(turns: list[Turn]) -> list[Turn]:

@@ -211,6 +211,33 @@ def test_a_cancelled_sequence_gives_its_rows_up(steps: int) -> None:
     assert encoder.resident == {other.digest}
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_picture_that_cannot_be_encoded_ends_only_the_sequences_that_show_it(overlap: bool) -> None:
+    rig, encoder = seeing(overlap=overlap)
+
+    def no_room() -> None:
+        if encoder.encoded:
+            raise RequestError("a picture of 9 patches does not fit", param="pictures")
+
+    encoder.piece_s = no_room
+    for name, count in (("a", 1), ("b", 2)):
+        rig.submit(name, prompt(60, one := picture(name, 20, 10)), pictures=[one], n=count)
+    rig.submit("text", prompt(10), max_tokens=30)
+    rig.run()
+    for at in range(2):
+        last = rig.answers["b", at].events[-1]
+        assert (last.finish_reason, last.error, last.own_fault) == (
+            "error",
+            "a picture of 9 patches does not fit",
+            True,
+        )
+    assert (rig.answers["a", 0].reason, rig.answers["text", 0].reason) == ("length", "length")
+    rig.submit("b again", prompt(60, one), pictures=[one])
+    rig.run()
+    assert rig.answers["b again", 0].reason == "error", "alone, with nothing else to do"
+    rig.core.audit()
+
+
 def test_an_engine_asleep_holds_no_rows() -> None:
     rig, encoder = seeing()
     rig.submit("a", prompt(60, one := picture("a", 20, 10)), pictures=[one])

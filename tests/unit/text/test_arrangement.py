@@ -260,6 +260,7 @@ SPOKEN = {
     "qwen3_xml": "<tool_call>\n<function=f>\n<parameter=x>\nC3\n</parameter>\n<parameter=n>\n[1, null]\n</parameter>\n"
     "</function>\n</tool_call>\n<tool_call>\n<function=f>\n</function>\n</tool_call>",
     "gemma4": '<|tool_call>call:f{x:<|"|>C3<|"|>,n:[1,null]}<tool_call|><|tool_call>call:f{}<tool_call|>',
+    "glm4": 'f\n{"x": "C3", "n": [1, null]}\nf\n{}',
     "harmony": '{"name": "f", "arguments": {"x": "C3", "n": [1, null]}}\n{"name": "f", "arguments": {}}',
 }
 
@@ -272,6 +273,22 @@ def test_a_past_call_is_the_models_own_text_where_the_template_leaves_it_out(nam
     )
     assert "<call call_1 f x=C3" in render(PLAIN, *CALLED, calls=row(name))
     assert SPOKEN[name] not in render(PLAIN, *CALLED, calls=row(name))
+
+
+GLM4 = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}"
+    "{% elif m.role == 'assistant' %}<|assistant|>\n{{ m.content }}"
+    "{% elif m.role == 'observation' %}<|observation|>\n{{ m.content }}{% endif %}{% endfor %}"
+)
+"""A template in the style of GLM-4-0414: calls are left out, and results have a role of their own."""
+
+
+def test_results_have_the_older_role_where_the_template_knows_only_that() -> None:
+    assert render(GLM4, *CALLED[:3], calls=row("glm4")) == (
+        f"<|user|>\nA1<|assistant|>\nB2\n{SPOKEN['glm4']}<|observation|>\nD4"
+    )
+    without = GLM4.replace("observation", "ipython")
+    assert render(without, *CALLED[:3], calls=row("glm4")).endswith("<|user|>\nD4")
 
 
 def test_a_call_without_words_is_the_whole_answer_and_a_model_without_a_format_gets_json() -> None:

@@ -36,7 +36,7 @@ TOOLS = read_tools(
 )
 OF_MESSAGES = ("harmony", "inkling")
 """Formats whose markers are tokens that end messages: the text of a value cannot have them."""
-ENDS_BY_ITSELF = ("mistral", "granite", "llama3_json", *OF_MESSAGES)
+ENDS_BY_ITSELF = ("mistral", "granite", "llama3_json", "glm4", *OF_MESSAGES)
 """Formats without an end around calls, which could be missing, doubled or orphaned."""
 
 

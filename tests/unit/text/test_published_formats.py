@@ -224,6 +224,15 @@ FAMILIES = {
         f'<|tools_prefix|>[{{"get-weather.v1": {JSON}}}, {{"get_time": {{}}}}]<|tools_suffix|>',
         ("<|inner_prefix|>Hm, rain?<|inner_suffix|>", "Hm, rain?"),
     ),
+    "GLM-4-0414, GLM-4": Published(
+        "请使用 Json 格式表示调用的参数。", (None, "glm4"), f"\nget-weather.v1\n{JSON}\nget_time \n{{}}"
+    ),
+    "GLM-Z1-0414": Published(
+        "<think> 请使用 Json 格式表示调用的参数。",
+        ("think", "glm4"),
+        f"get-weather.v1 \n{JSON}\nget_time\n{{}}",
+        ("<think>\nHm, rain?\n</think>\n", "Hm, rain?"),
+    ),
     "Mistral, Ministral": Published(
         "[TOOL_CALLS] [THINK]",
         ("mistral", "mistral"),
@@ -359,3 +368,14 @@ def test_gemma_reasons_again_after_some_content() -> None:
         blocks = blocks_of(family, answer, step, eager=True)
         assert [block.kind for block in blocks] == ["text", "reasoning", "call", "call"]
         assert [block.text for block in blocks[:2]] == ["I look.", "and so"]
+
+
+@pytest.mark.parametrize(
+    "text", ["\nHere it is:\n{}", "get_timeless\n{}", "get_time", "get_time\nis {}", "get_time\n{]"]
+)
+def test_a_line_that_is_not_the_name_of_an_offered_tool_is_text_and_no_character_is_lost(text: str) -> None:
+    family = FAMILIES["GLM-4-0414, GLM-4"]
+    for step in (1, 4, 100):
+        blocks = blocks_of(family, text, step, eager=True)
+        assert not calls_of(blocks)
+        assert text_of(blocks, "text") == text

@@ -1,12 +1,12 @@
 """Interface of a vision tower: an encoder that works in pieces and ends with the rows of one picture.
 
     encoder.encode(picture)     a generator
-        next() ... next()       each computes a bounded piece: some hundred patches of one layer of one tile
+        next() ... next()       each computes a bounded piece: some patches of one layer of one tile
         StopIteration.value     rows [picture.rows, D], in the order of the picture's text
 
-Between two pieces only the generator is kept, so a step of decodes can run between any two of them. A tile is computed
-by itself, and its pieces depend only on its own patches. So a picture's rows have the same bits whatever else runs,
-and whenever its pieces are asked for.
+Between two pieces only the generator is kept, so a step of decodes can run between any two pieces. A tile is computed
+by itself, and a piece depends only on the patches of its tile. So the bits of a picture's rows do not depend on other
+work, or on the time at which the pieces are computed.
 
 The next tower is a file next to ``siglip2`` and ``qwen3_5`` that defines the places of patches, with rows in
 ``loading`` and ``families.tower_tensors``. A tower with other layers has its own ``TileMixer``, as ``lfm3`` has.
@@ -30,13 +30,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PIECE_PATCHES = 256
-"""Patches of a piece on a CPU: some 3 to 12 milliseconds of the published towers on two cores. A GPU computes a tile
-at once.
+"""Patches of a piece on a CPU: some 3 to 12 milliseconds of the published towers on two cores."""
+GPU_PIECE_PATCHES = 8192
+"""Patches of a piece on a GPU: they bound the memory between the products of a layer, and the work that waits before
+a step.
 """
 
 
 class VisionEncoder(Protocol):
     """A loaded tower."""
+
+    def largest(self) -> Picture:
+        """Return a black picture of as many patches as the checkpoint's settings allow in one tile."""
 
     def encode(self, picture: Picture) -> Generator[None, None, torch.Tensor]:
         """Yield after each piece and return the rows of ``picture``, [picture.rows, hidden of the text] in the model's
@@ -96,8 +101,13 @@ def plain_form(op: Op[P, R], x: torch.Tensor) -> Callable[P, R]:
     return op if x.is_cpu else op.torch
 
 
+def piece_patches(device: torch.device) -> int:
+    """Return the patches of a piece on ``device``."""
+    return PIECE_PATCHES if device.type == "cpu" else GPU_PIECE_PATCHES
+
+
 def piece_slices(rows: int, device: torch.device, patches: int = 1) -> Iterator[slice]:
     """Yield the pieces of ``rows``, each of which has ``patches`` patches."""
-    most = max(PIECE_PATCHES // patches, 1) if device.type == "cpu" else rows
+    most = max(piece_patches(device) // patches, 1)
     for start in range(0, rows, most):
         yield slice(start, min(start + most, rows))

@@ -19,6 +19,9 @@ import torch
 from weft.families.vision import VisionTower
 from weft.models.table_reader import TableReader
 
+BAND_PATCHES = 4096
+"""Patches whose additions are computed at once, in float32."""
+
 
 class TurnedPlaces:
     """Places with angles: ``PatchPlaces`` of ``table`` [positions, C]. ``head_dim``: of queries and keys; ``theta``:
@@ -51,10 +54,15 @@ class TurnedPlaces:
         side, device = round(len(self._table) ** 0.5), self._table.device
         table = self._table.float().view(side, side, -1)
         first_R, second_R, share_R = _between(rows, side, device)
-        by_row = table[first_R] * (1 - share_R[:, None, None]) + table[second_R] * share_R[:, None, None]
         first_C, second_C, share_C = _between(columns, side, device)
-        grid = by_row[:, first_C] * (1 - share_C[:, None]) + by_row[:, second_C] * share_C[:, None]
-        return grid.flatten(0, 1).to(self._table.dtype)
+        grid = self._table.new_empty((rows, columns, table.shape[2]))
+        band = max(1, BAND_PATCHES // columns)
+        for begin in range(0, rows, band):
+            places = slice(begin, begin + band)
+            share_B = share_R[places, None, None]
+            by_row = table[first_R[places]] * (1 - share_B) + table[second_R[places]] * share_B
+            grid[places] = by_row[:, first_C] * (1 - share_C[:, None]) + by_row[:, second_C] * share_C[:, None]
+        return grid.flatten(0, 1)
 
     def angles(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
         device = self._frequencies.device
@@ -67,6 +75,6 @@ class TurnedPlaces:
 
 def _between(count: int, side: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return, for each of ``count`` places, the entries of the table on both sides of it, and the second's share."""
-    at = torch.arange(count, dtype=torch.float32, device=device) * (side - 1) / max(count - 1, 1)
-    first = at.floor()
-    return first.long(), (first.long() + 1).clamp(max=side - 1), at - first
+    position = torch.arange(count, dtype=torch.float32, device=device) * (side - 1) / max(count - 1, 1)
+    first = position.floor()
+    return first.long(), (first.long() + 1).clamp(max=side - 1), position - first

@@ -10,7 +10,7 @@ keys. They also differ in a ``TileMixer``: ``AttendedTile`` here, a convolution 
 in every kind.
 
 Tiles have no padding, so there is no mask. Weights are read in the model's dtype and never quantised: a tower
-is a tenth of its model, and quantised releases leave it as it is.
+is a tenth of its model, and quantised releases do not quantise it either.
 
 Rejected: all tiles of a picture as one batch. A piece would take longer by the number of tiles, and a single tile's
 products fill two cores.
@@ -18,10 +18,12 @@ products fill two cores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from weft.families.tower_tensors import vision_ends, vision_layers, vision_projector
@@ -36,6 +38,7 @@ from weft.models.vision.encoder import (
     RmsNorm,
     TileAttention,
     TowerNorm,
+    piece_patches,
     piece_slices,
     plain_form,
 )
@@ -44,12 +47,14 @@ from weft.tensor.gpu.host_memory import ring_for
 from weft.tensor.ops.elementwise import activate, rotary, silu_mul
 
 LAYERS: dict[TowerKind, str] = {"siglip2": "encoder.layers", "qwen3_5": "blocks", "lfm3": "layers"}
-TILE_PATCHES = 1024
-"""Patches of the largest tile of towers that cut pictures into tiles. Larger pictures get fewer queries in a piece:
-its scores take time and memory by the number of keys.
+TILE_PIECES = 4
+"""Pieces of queries of the largest tile of towers that cut pictures into tiles, 1,024 patches, on a CPU. Pictures of
+more pieces get fewer queries in a piece, because the time and memory of scores grow with the number of keys.
 """
 _GRIDS_MAX = 4
-"""Grids whose positions are kept: tiles of one picture share theirs."""
+"""Number of grids whose positions are kept on a CPU: tiles of one picture often share a grid. A GPU computes positions
+again, in memory that the start counts.
+"""
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 """cos and sin, float32 [patches, head dim]; both halves carry the same angles."""
@@ -109,7 +114,8 @@ class AttendedTile:
         if kv_heads != heads:
             keys, values = (part.repeat_interleave(heads // kv_heads, 0) for part in (keys, values))
         attend = TileAttention(keys, values)
-        for piece in piece_slices(count, x_PC.device, max(1, count // TILE_PATCHES)):
+        many_keys = count // (TILE_PIECES * piece_patches(x_PC.device))
+        for piece in piece_slices(count, x_PC.device, max(1, many_keys)):
             seen = attend(queries[:, piece])
             x_PC[piece] += self.out(seen.transpose(0, 1).reshape(-1, width))
             yield
@@ -187,6 +193,7 @@ class TowerEncoder:
         project: RowProjector,
     ) -> None:
         self._tower = tower
+        self._settings = settings
         self._places = places
         self._patches = patches
         self._embedding_norm = embedding_norm
@@ -200,10 +207,17 @@ class TowerEncoder:
         self._std = torch.tensor(settings.std, device=device).mul(scale).repeat(each)
         self._ring = ring_for(device, buffer_bytes=PIECE_PATCHES * tower.patch_values * tower.frames, least_bytes=0)
 
+    def largest(self) -> Picture:
+        factor = self._tower.projector.downsample_factor
+        rows = math.isqrt(self._settings.max_patches) // factor * factor
+        columns = self._settings.max_patches // rows // factor * factor
+        patches = np.zeros((rows * columns, self._tower.patch_values), np.uint8)
+        return Picture(bytes(32), (Tile(patches, rows, columns),), (rows * columns // factor**2,), 0, 0)
+
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Generator[None, None, torch.Tensor]:
-        rows = []
-        like = self._norm.weight
+        like, each = self._norm.weight, self._tower.projector.downsample_factor**2
+        patches, rows_RD, first = sum(len(tile.patches) for tile in picture.tiles), like.new_empty((0, 0)), 0
         for tile in picture.tiles:
             added_PC, grid = self._of(tile.rows, tile.columns)
             x_PC = torch.empty(len(tile.patches), len(like), dtype=like.dtype, device=like.device)
@@ -211,14 +225,18 @@ class TowerEncoder:
                 embedded = self._embedded(tile, piece)
                 x_PC[piece] = embedded if added_PC is None else embedded + added_PC[piece]
                 yield
+            del added_PC
             for layer in self._layers:
                 yield from layer.through(x_PC, grid)
             joined = self._project.joined(self._norm(x_PC).view(tile.rows, tile.columns, -1))
-            each = self._tower.projector.downsample_factor**2
             for piece in piece_slices(len(joined), joined.device, each):
-                rows.append(self._project(joined[piece]))
+                projected = self._project(joined[piece])
+                if not len(rows_RD):
+                    rows_RD = projected.new_empty((patches // each, projected.shape[1]))
+                rows_RD[first + piece.start : first + piece.stop] = projected
                 yield
-        return torch.cat(rows)
+            first += len(joined)
+        return rows_RD
 
     def _embedded(self, tile: Tile, piece: slice) -> torch.Tensor:
         """Return the embedded patches, [patches, C]."""
@@ -235,6 +253,8 @@ class TowerEncoder:
         known = self._of_grid.get((rows, columns))
         if known is None:
             known = (self._places.added(rows, columns), Grid(rows, columns, self._places.angles(rows, columns)))
+            if not self._norm.weight.is_cpu:
+                return known
             while len(self._of_grid) >= _GRIDS_MAX:
                 self._of_grid.pop(next(iter(self._of_grid)))
             self._of_grid[rows, columns] = known

@@ -70,13 +70,15 @@ class Writing:
 @dataclass(frozen=True, slots=True)
 class Head:
     """Texts around the name in a call of the syntax "headed". ``numbered`` separates the name from an id; ``name`` is
-    how a grammar writes the name."""
+    how a grammar writes the name. ``offered``: whether a call needs the name of an offered tool, because no marker
+    precedes it (GLM 4)."""
 
     before: str
     arguments: str
     behind: str
     numbered: str = ""
     name: str = "{name}"
+    offered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,9 @@ FORMATS: tuple[ToolFormat, ...] = (
         Writing("json", between="; ", key="parameters"),
         signs=(("<|python_tag|>",), ('"parameters":', "<|start_header_id|>")), tokens=("<|python_tag|>",),
         head=Head("", ">", "</function>")),
+    ToolFormat(
+        "glm4", (Envelope("", None, (("", "headed"),)),), Writing("headed", between="\n"),
+        signs=(("请使用 Json 格式表示调用的参数",),), head=Head("", "\n", "", offered=True)),
     ToolFormat(   # this row and the next are read by ``weft.text.channels``: each call is a message
         "harmony", (), Writing("headed"), signs=(("<|channel|>", "<|message|>"),),
         tokens=("<|channel|>", "<|message|>"),

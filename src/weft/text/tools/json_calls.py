@@ -9,6 +9,7 @@
     {"f": {"x": 1}}                                                                                Apertus
     [{"name": "f", "arguments": {...}}, ...]        also {...}; {...}
     [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}                                                 Mistral
+    get_weather <line end> {"city": "Paris"}        the name of an offered tool                    GLM 4
     <|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>
 
 A reader takes the text between the markers of one envelope. It keeps all of that text and counts how much of it has
@@ -26,6 +27,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -387,11 +389,22 @@ name."""
 
 class HeadedCalls(BodyReader):
     """A reader of calls with a head. ``before`` and ``behind`` are the texts around a call; ``arguments`` is the text
-    between name and arguments, ``numbered`` the text between name and id. All but ``arguments`` may be empty."""
+    between name and arguments, ``numbered`` the text between name and id. All but ``arguments`` may be empty.
+    ``names``: the names that a call may have; None for any."""
 
-    def __init__(self, close: str | None, *, before: str, arguments: str, behind: str, numbered: str) -> None:
+    def __init__(
+        self,
+        close: str | None,
+        *,
+        before: str,
+        arguments: str,
+        behind: str,
+        numbered: str,
+        names: Collection[str] | None = None,
+    ) -> None:
         super().__init__(close)
         self._before, self._marker, self._behind, self._numbered = before, arguments, behind, numbered
+        self._names = names
         self._at = 0
         self._object: ObjectScanner | None = None
         self._given = 0
@@ -411,8 +424,11 @@ class HeadedCalls(BodyReader):
         if self.close is not None and rest.startswith(self.close):
             self.end = self._at + len(self.close)
             return True
-        if self.call_count and (self.close is None or (last and not rest)):
+        if self.call_count and ((self.close is None and not self._may_be_named(rest)) or (last and not rest)):
             self.end = self.whole
+            return True
+        if rest and self._names is not None and not self._may_be_named(rest):
+            self.broken = True
             return True
         waits_for = [marker for marker in (self.close, self._before) if marker]
         if not last and (not rest or may_become(rest, waits_for)):
@@ -444,6 +460,13 @@ class HeadedCalls(BodyReader):
         self._object.copy(start)
         self._given = 0
         return True
+
+    def _may_be_named(self, rest: str) -> bool:
+        """Return whether ``rest`` begins with one of the names, or may come to."""
+        if self._names is None:
+            return False
+        head, marker, _ = rest.partition(self._marker)
+        return head.strip() in self._names or (not marker and may_become(head.rstrip(), self._names))
 
     def _named(self, head: str) -> CallDelta:
         if self._numbered:

@@ -43,6 +43,7 @@ class ToolCallReader:
         self, row: ToolFormat, tools: Sequence[Tool], *, eager: bool, single: bool = False, is_sure: bool = False
     ) -> None:
         self._row = row
+        self._names = tuple(tool.name for tool in tools)
         self._parameters = Parameters({tool.name: tool.parameters for tool in tools})
         self._gate = CallGate(math.inf if not eager else -1 if is_sure else HELD_CHARS)
         self._single = single
@@ -96,9 +97,9 @@ class ToolCallReader:
     def _look_for_envelope(self) -> bool:
         bare = self._text.lstrip()
         at_start = next((e for e in self._row.envelopes if not e.open), None)
-        begins = bool(bare) and at_start is not None and bare[0] in dict(at_start.bodies)
-        if begins and not self._begun:
-            self._envelope, self._opening, self._text, self._begun = at_start, "", bare, True
+        if bare and not self._begun and at_start and bare.startswith(tuple(first for first, _ in at_start.bodies)):
+            before = self._text[: len(self._text) - len(bare)]
+            self._envelope, self._opening, self._text, self._begun = at_start, before, bare, True
             return True
         if self._ends and bare.startswith(self._ends):
             self._text = bare[len(next(end for end in self._ends if bare.startswith(end))) :]
@@ -150,8 +151,15 @@ class ToolCallReader:
             return BraceCalls(close or "", self._row.quote, self._parameters)
         head = self._row.head
         assert head is not None
-        arguments, behind = head.arguments.strip(), head.behind.strip()  # any whitespace may follow
-        return HeadedCalls(close, before=head.before, arguments=arguments, behind=behind, numbered=head.numbered)
+        arguments, behind = head.arguments.strip() or head.arguments, head.behind.strip()  # any whitespace may follow
+        return HeadedCalls(
+            close,
+            before=head.before,
+            arguments=arguments,
+            behind=behind,
+            numbered=head.numbered,
+            names=self._names if head.offered else None,
+        )
 
     def _read_body(self, last: bool) -> bool:
         body, envelope = self._body, self._envelope
