@@ -322,7 +322,7 @@ def test_a_saved_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
     _, written = _chat("one", "/set top_k 3", f"/save {file}", f"/save {file}", system="Be brief.")
     assert written.endswith(f"1 turn in {file}\n" * 2)
     model, written = _chat("zero", f"/load '{file}'", "two")
-    assert f"1 turn of {file}; first goes on with top_k 3; answers" in written
+    assert f"1 turn of {file}; first continues with top_k 3; answers" in written
     assert [m["content"] for m in model.asked[1]] == ["Be brief.", "one", "you said 1 things", "two"]
     assert model.fields[1]["top_k"] == 3
 
