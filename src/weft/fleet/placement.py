@@ -327,6 +327,7 @@ class Placement:
         """Pass on the events of one report. Each token of the fleet passes here, so the work for a first event is done
         only once."""
         lives, streams = self._lives, self._streams
+        met: dict[EventSink, None] = {}
         for event in events:
             live = lives.get(event.request_id)
             if live is None:
@@ -340,6 +341,7 @@ class Placement:
             stream = streams.get(event.request_id)
             if stream is not None:
                 stream.put(said)
+                met[stream] = None
             if not live.admitted:
                 live.admitted = True
                 self.admitted_count += 1
@@ -350,6 +352,8 @@ class Placement:
                 self._move(live)
             elif was_suspect and not live.suspect:
                 self.dispatch()
+        for stream in met:
+            stream.deliver()
 
 
 def seeded(request: Request, engine_seed: int, number: int) -> Request:
