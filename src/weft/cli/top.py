@@ -277,7 +277,7 @@ def _reuse(now: Reading, before: Reading | None) -> RenderableType:
         f"{int(count):,} {kind}{'' if count == 1 else 's'}"
         for kind, count in now.by_label.get("compaction_moves_total", {}).items()
     )
-    lines = [f"gave way: {gone or 'nothing'}", f"moved to empty frames: {moves or 'nothing'}", *_store(now)]
+    lines = [f"evicted: {gone or 'nothing'}", f"moved to empty frames: {moves or 'nothing'}", *_store(now)]
     return Group(
         table,
         *([Text(f"found since the last frame: {recent:.1%}")] if recent is not None else []),
