@@ -86,7 +86,7 @@ class TorchExecutor:
     that ``read_from`` named last. ``capture``: recorder of decode steps as graphs, once ``record_graphs`` is called;
     None: never. ``mixed_tokens_max``: most tokens of a recorded step with prompts; 0: none is recorded.
     ``verify_runs``: steps with verify runs are recorded too, ``adapters``: those with rows of adapters. ``on_worker``:
-    steps are begun ahead, on a thread; False: ``execute`` computes all of them. ``pad_decode_to``: see
+    steps are begun ahead, on a thread; False: the caller's thread launches all of them. ``pad_decode_to``: see
     ``weft.runner.batch.BatchBuilder``; the two hooks are described above. ``sampler`` makes the sampler, which is a
     special one with several ranks. Not thread-safe: one step at a time.
     """
@@ -184,11 +184,15 @@ class TorchExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the step of ``plan`` on the caller's thread and return its result."""
+        return self.launch(plan).home()
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Launch the step of ``plan`` on the caller's thread, and do not wait for it."""
         assert not self._worker.in_flight, "a step is in flight"
         if self.pictures is not None:
             self.pictures.begun(plan.step)
         with self._on_device:
-            return self._launch(plan).home()
+            return self._launch(plan)
 
     def begin(self, plan: StepPlan) -> None:
         """Begin the step of ``plan`` on the executor's own thread."""
