@@ -33,6 +33,8 @@ _DTYPE_FIELDS = ("dtype", "kv_dtype", "state_dtype")
 THREADS_MAX, RANKS_MAX = 1024, 64
 STEP_TOKENS_MAX = 1 << 20
 """Most tokens of a step, and so of sequences that run at once: each has at least one token in it."""
+STREAM_INTERVAL_MAX = 1024
+"""Most tokens of a streamed event after the first."""
 HOUR_MS = 3_600_000
 STORE_BYTES_MIN = 16 << 20
 """Smallest store, bytes: a smaller one would hold no prefix worth a read."""

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import logging
 import os
 import platform
 import sys
@@ -20,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from weft.numa import interleave, nodes
+
 Result = TypeVar("Result")
 CPUINFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -28,12 +31,14 @@ _ram_share = 1
 _memory_turn: int | None = None
 _memory_bytes: int | None = None
 BACKGROUND_NICE = 10
+_log = logging.getLogger("weft")
 
 
 def use_part_of_host(
     cores: Sequence[int], ram_share: int, memory_turn: int | None = None, memory_bytes: int | None = None
 ) -> None:
-    """Make this process one of ``ram_share`` that divide the free RAM, and bind it to ``cores`` (empty: all).
+    """Make this process one of ``ram_share`` that divide the free RAM, and bind it to ``cores`` (empty: all), with its
+    memory on their NUMA nodes in turn.
     ``memory_turn``: the descriptor of a file that they share; the one that measures free RAM locks it until
     ``end_memory_turn``. ``memory_bytes``: for its weights and its arena together. To be called before threads are
     started."""
@@ -41,6 +46,15 @@ def use_part_of_host(
     _ram_share, _memory_turn, _memory_bytes = ram_share, memory_turn, memory_bytes
     if cores and sys.platform == "linux":
         os.sched_setaffinity(0, cores)
+    over = nodes()
+    if len(over) > 1 and (reason := interleave(over)):
+        _log.warning(
+            "this engine runs on %d NUMA nodes, and its memory is not interleaved over them (%s): start weft under "
+            "numactl --interleave=all, or use --replicas %d",
+            len(over),
+            reason,
+            len(over),
+        )
 
 
 def state_directory() -> Path:

@@ -31,6 +31,7 @@ BASE = {
     "kv_events",
     "logs",
     "host",
+    "numa",
     "config_check",
     "default_sampling",
     "foreign",

@@ -16,6 +16,7 @@ from weft.tensor import native
 GOOD: dict[str, Any] = {
     "system": {"os": "Linux", "python": "3.12.1", "executable": "python"},
     "cpu": {"model": "A CPU", "cores": 8, "usable_cores": 8,
+            "numa_nodes": {"0": [0, 1]},
             "features": {flag: flag in ("avx2", "avx512f", "avx512_bf16") for flag in CPU_FLAGS}},
     "memory": {"total_bytes": 16 << 30, "available_bytes": 12 << 30, "container_limit_bytes": None,
                "swap_bytes": 0},
@@ -80,6 +81,7 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
     ("about", "change", "verdict", "words"),
     [
         ("cores", ("cpu", "usable_cores", 2), "note", "quota"),
+        ("NUMA", ("cpu", "numa_nodes", {"0": [0, 2], "1": [1, 3]}), "note", "--replicas 2 keeps each step on one node"),
         ("CPU features", ("cpu", "features", {flag: flag == "avx2" for flag in CPU_FLAGS}), "note", "float32"),
         ("CPU features", ("cpu", "features", None), "note", ""),
         ("CPU features", ("cpu", "features", dict.fromkeys(CPU_FLAGS, False)), "note", "low speed"),

@@ -327,4 +327,4 @@ def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None, index: in
             raise
         finally:
             _unpin()
-            scratch.home = torch.device("cpu")  # steps of the card left theirs behind
+            scratch.device = torch.device("cpu")  # steps of the card left theirs behind

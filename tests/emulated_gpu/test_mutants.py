@@ -322,7 +322,7 @@ MUTANTS: dict[str, Mutant] = {
         device, "remarks", 'versions = {"torch": str(torch.__version__)}', "versions = {}", other_versions,
         "^versions: "),
     "also: a load does not wait for the steps that use its pages": Mutant(
-        transfers._Lane, "behind_steps", "self._stream.wait_stream(", "(lambda _: None)(", store, "^order: "),
+        transfers._Lane, "after_steps", "self._stream.wait_stream(", "(lambda _: None)(", store, "^order: "),
     "also: a compaction in a circle takes memory of its own size": Mutant(
         DeviceArena, "_copy", "room=self._room",
         "room=torch.empty_like(words[:from_.size * stride_bytes // WORD_BYTES])", compaction,

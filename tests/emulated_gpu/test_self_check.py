@@ -29,7 +29,7 @@ def check_of(family: str, clock: Any = lambda: 0.0) -> KernelCheck:
     """Return the check of a model, after its forward passes."""
     directory = checkpoint(family)
     with emulated(), torch.inference_mode():
-        scratch.home = CUDA
+        scratch.device = CUDA
         loaded = load_model(directory, device=CUDA)
         measured = Measurement(loaded.model, loaded.spec, "float32", 128, 2, 256, CUDA, CudaMeter(CUDA))
         check = KernelCheck(CHECK_S, clock)

@@ -16,7 +16,6 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.fleet.fleet import _alike, _recording
 from weft.fleet.places import (
-    core_numbers,
     divide_cores,
     divide_machine,
     driver_gpus,
@@ -32,11 +31,6 @@ def test_cores_are_divided_without_rest_and_neighbours_stay_together() -> None:
     assert divide_cores(range(12), 3) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
     assert divide_cores([0, 2, 4, 6, 8], 2) == [(0, 2, 4), (6, 8)]
     assert divide_cores([5], 3) == [(), (), ()]
-
-
-def test_lists_of_cores_are_read() -> None:
-    assert core_numbers("0-2,8\n") == [0, 1, 2, 8]
-    assert core_numbers("") == []
 
 
 def test_one_replica_gets_the_machine_and_several_get_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +74,6 @@ def test_without_a_list_the_gpus_are_those_that_the_driver_counts(monkeypatch: p
     """A container with the machine's cards 2 and 3 has /dev/nvidia2 and /dev/nvidia3, which CUDA calls 0 and 1. WSL
     has none of these files."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("weft.fleet.places.Path", None)  # no file is looked at
     for driver, gpus in ((Driver(2), ["0", "1"]), (Driver(2, error=100), [])):
         driver_gpus.cache_clear()
         monkeypatch.setattr(ctypes, "CDLL", lambda name, driver=driver: driver)

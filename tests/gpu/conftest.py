@@ -27,10 +27,10 @@ collect_ignore = [] if gpu.INTERPRETED and quick_interpreter.FITS else ["test_qu
 @pytest.fixture(autouse=True)
 def triton_kernels() -> Iterator[None]:
     gpu.choose("triton")
-    scratch.home = DEVICE  # of the twins
+    scratch.device = DEVICE  # of the twins
     yield
     gpu.choose("auto")
-    scratch.home = torch.device("cpu")
+    scratch.device = torch.device("cpu")
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ def test_it_is_an_error_to_ask_for_what_is_not_installed(monkeypatch: pytest.Mon
 def test_a_gpu_on_which_its_tiles_follow_the_batch_is_an_error(
     flashinfer: type[Paged], capability: tuple[int, int] | None, named: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"takes capability 9\.0, and here is .*{named}"):
+    with pytest.raises(ConfigError, match=rf"needs capability 9\.0, and this machine has .*{named}"):
         prefill_backend.choose("flashinfer", capability)
 
 

@@ -202,7 +202,7 @@ def test_an_attention_layer_equals_its_parts_and_writes_the_same_pages(dtype: to
         k,
         v,
     )
-    asked = replace(inputs, runs=replace(runs, memo={}), asked=OutputRows([0, 4], torch.tensor([0, tokens - 1])))
+    asked = replace(inputs, runs=replace(runs, memo={}), output_rows=OutputRows([0, 4], torch.tensor([0, tokens - 1])))
     whole = native_ops.attention_layer(made, core, inputs, LayerCache(k, v), cos_sin)
     some = native_ops.attention_layer(made, core, asked, LayerCache(k, v), cos_sin)
     assert torch.equal(asked.asked_of(some), asked.asked_of(whole))

@@ -48,7 +48,7 @@ class ModelDriver:
         """Compute each (sequence index, its next tokens); decodes (one token, not the first) must come
         first. ``pads`` PAD rows follow the decodes. -> float32 [tokens, vocab] of each piece."""
         inputs = self._inputs(pieces, pads)
-        scratch.home = self.device  # an engine in this thread may have left its own
+        scratch.device = self.device  # an engine in this thread may have left its own
         hidden = self.model.forward(inputs, self.caches)
         assert hidden.isfinite().all(), "an output that is not finite"
         logits = self.model.logits(hidden)

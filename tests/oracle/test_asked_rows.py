@@ -33,7 +33,7 @@ def mixed_step(name: str) -> tuple[ModelDriver, StepInputs]:
 def asked_for(inputs: StepInputs, runs: list[int]) -> StepInputs:
     lasts = [inputs.runs.offsets[run] + inputs.runs.lengths[run] - 1 for run in runs]
     fresh = replace(inputs.runs, memo={})
-    return replace(inputs, runs=fresh, asked=OutputRows(runs, torch.tensor(lasts, dtype=torch.int64)))
+    return replace(inputs, runs=fresh, output_rows=OutputRows(runs, torch.tensor(lasts, dtype=torch.int64)))
 
 
 @torch.inference_mode()
@@ -56,8 +56,8 @@ def test_the_asked_rows_and_all_memory_are_the_same(name: str) -> None:
     for runs in ([0, 1, 3, 4], [1, 3], [4], []):
         asked = asked_for(inputs, runs)
         got, got_memory = computed(driver, asked)
-        assert asked.asked is not None
-        torch.testing.assert_close(got, whole[asked.asked.rows_X], rtol=1e-5, atol=1e-5)
+        assert asked.output_rows is not None
+        torch.testing.assert_close(got, whole[asked.output_rows.rows_X], rtol=1e-5, atol=1e-5)
         for one, other in zip(got_memory, memory, strict=True):
             assert torch.equal(one, other), runs
 

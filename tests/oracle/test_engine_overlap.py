@@ -59,7 +59,7 @@ class Far:
         self.begun = self.launched = self.asked_early = 0
         self.asked: set[int] = set()
         self.changed = threading.Condition()
-        send, begin, home = Readback.send, StepWorker.begin, LaunchedStep.home
+        send, begin, result = Readback.send, StepWorker.begin, LaunchedStep.result
 
         def sent(readback: Readback, pieces: Sequence[torch.Tensor]) -> PendingReadback:
             pending = send(readback, pieces)
@@ -83,13 +83,13 @@ class Far:
                     self.asked_early += 1
                     self.asked.add(step._pending._event.number)
                     self.changed.notify_all()
-            return home(step)
+            return result(step)
 
         # The stand-in's events come when the loop has begun a step ahead, and no clock decides that.
         monkeypatch.setattr(readback, "wait_for", lambda event: event.synchronize())
         monkeypatch.setattr(Readback, "send", sent)
         monkeypatch.setattr(StepWorker, "begin", began)
-        monkeypatch.setattr(LaunchedStep, "home", asked)
+        monkeypatch.setattr(LaunchedStep, "result", asked)
 
     def forget(self) -> None:
         self.begun = self.launched = self.asked_early = 0
@@ -190,7 +190,7 @@ def test_overlap_changes_nothing(family: str) -> None:
     assert_equal_to_truth(answers[:-2], known)
     assert sum(answer.preemptions for answer in answers) > 0, "nothing was preempted"
     decodes = [plan.tokens[: plan.decode_count] for plan in serving.plans]
-    assert (np.concatenate(decodes) == PAD).all(), "a step was planned after the one before it was home"
+    assert (np.concatenate(decodes) == PAD).all(), "a step was planned after the one before it was read back"
     for answer, plain in zip(answers[-2:], Serving(family).run(guests, GUEST), strict=True):
         assert answer.tokens == plain.tokens
         assert [one.token for one in answer.logprobs] == answer.tokens

@@ -163,7 +163,7 @@ def test_no_law_is_broken_and_every_request_hears_something(first_seed: int) -> 
 
 
 def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Residency, "held", property(lambda self: 0))
+    monkeypatch.setattr(Residency, "used_bytes", property(lambda self: 0))
 
 
 def careless(monkeypatch: pytest.MonkeyPatch) -> None:

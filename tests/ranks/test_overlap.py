@@ -22,7 +22,7 @@ class Device:
         self._failing = failing
 
     def execute(self, plan: StepPlan) -> None:
-        self.launch(plan).home()
+        self.launch(plan).result()
 
     def launch(self, plan: StepPlan) -> Any:
         self.log.append(f"launch {plan.step}")
@@ -36,7 +36,7 @@ class Step:
     def __init__(self, device: Device, number: int, *, failing: bool) -> None:
         self._device, self._number, self._failing = device, number, failing
 
-    def home(self) -> None:
+    def result(self) -> None:
         self._device.log.append(f"wait {self._number}")
         if self._failing:
             raise RuntimeError("an illegal memory access")

@@ -28,7 +28,7 @@ from weft.server.protocol import read_body
         ({"threads": 999}, {}, "--threads is 999; this machine has 2 cores for it, and the most is 16"),
         ({}, {"http_workers": 100}, "--http-workers is 100; this machine has 2 cores for it, and the most is 16"),
         ({}, {"record": "/nope/x"}, "--record /nope/x: there is no directory /nope"),
-        ({"store": "s3://"}, {}, "--store s3://: it names no bucket; write s3://BUCKET/PREFIX"),
+        ({"store": "s3://"}, {}, "--store s3://: the bucket is missing; write s3://BUCKET/PREFIX"),
         ({"store": "ftp://x"}, {}, "--store ftp://x: the scheme ftp is not one of s3, s3a, gs"),
         ({"store": "FILE"}, {}, "--store FILE: it is a file, and no directory"),
         ({"store": "FILE/below"}, {}, "--store FILE/below: .*FILE is a file, and no directory"),

@@ -67,7 +67,7 @@ def attention(
 ) -> torch.Tensor | None:
     """``fused.second(attention_layer(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     bound = fused.bound(x_TD)
-    if bound is None or inputs.asked is not None or not attention_layer._takes(x_TD, core, cache):
+    if bound is None or inputs.output_rows is not None or not attention_layer._takes(x_TD, core, cache):
         return None
     out_TD = _out(fused, x_TD)
     bound.attention(

@@ -1,4 +1,4 @@
-"""The composition root: the one place that knows every part and puts them together (see ``assembly``)."""
+"""Composition root: the only folder that knows all parts of an engine and puts them together (see ``assembly``)."""
 
 from weft.assemble.assembly import EMBEDDED_MODEL, Assembled, OnProgress, assemble, find_model, overlaps
 from weft.info import MemoryRow, ModelInfo

@@ -17,10 +17,9 @@ The order matters. Refusals that need no weights come before weights are read, a
 torch is imported. The OpenMP wait policy is set before that, since torch reads it once; spinning threads of two
 processes on the same cores cost ten times the work itself. Memory is measured after the weights are loaded, so that
 its default is a share of the memory that is really left. On a GPU it is measured after a step too. Graphs are recorded
-last, since they keep addresses: everything that they refer to is allocated by then.
+last, since they keep addresses: all memory that graphs refer to is allocated by then.
 
-Importing this module costs nothing: torch comes in with ``assemble``, so the process that serves HTTP can name
-``ModelInfo`` without it.
+This module imports no torch; ``assemble`` does. So the process that serves HTTP can use ``ModelInfo``.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ if TYPE_CHECKING:
     from weft.runner.torch_executor import TorchExecutor
 
 OnProgress = Callable[[str], None]
-"""Called with one line about the work of the moment."""
+"""Function that is called with one line about the work in progress."""
 
 EMBEDDED_MODEL = "weft-recall"
 MAX_STEP_MS_CPU, MAX_STEP_MS_GPU = 1000, 100
@@ -221,7 +220,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
 def _records_identity(
     config: EngineConfig, tier: StoreTier | None, arena: ArenaPlan, kernels: str, threads: int
 ) -> dict[str, str]:
-    """Return further facts that engines which send each other records must share. All of them are in ``records``."""
+    """Return further facts that must be equal between engines that send each other records: the fact ``records``."""
     from weft.store.peer_store import PeerStore
 
     if tier is None or not isinstance(tier.store, PeerStore):
@@ -274,8 +273,8 @@ def _store_tier(
 def load_adapters(
     core: EngineCore, adapters: list[Adapter], refused: dict[str, str], config: EngineConfig, tell: OnProgress
 ) -> list[str]:
-    """Read the adapters of ``--lora``, and keep them in memory while there is room. One that cannot be served ends the
-    start (``_refuse``), or goes from ``adapters`` to ``refused``. Return notes for the user."""
+    """Read the adapters of ``--lora``, and keep them in memory while there is room. An adapter that cannot be served
+    ends the start (``_refuse``), or moves from ``adapters`` to ``refused``. Return notes for the user."""
     for adapter in list(adapters):
         tell(f"adapter {adapter.name}: rank {adapter.rank}")
         try:
@@ -319,7 +318,7 @@ def _refuse(name: str, error: UserError, refused: dict[str, str], config: Engine
 
 
 def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor, device: torch.device) -> AdapterPool:
-    """Return the adapters of an engine: none on a GPU whose start reserved no memory and recorded no graph for them."""
+    """Return the pool of adapters; an empty one on a GPU whose start reserved no memory for adapters."""
     if device.type == "cuda" and not adapter_bytes(config):
         return AdapterPool(
             None,
@@ -425,8 +424,8 @@ def _place(
 
 
 def overlaps(config: EngineConfig, device: torch.device) -> bool:
-    """Return whether the next step is planned while one is computed. On a CPU both want the same cores, and the way
-    between two threads costs more than it hides (decision 0015).
+    """Return whether the next step is planned while one is computed. On a CPU planning and computing share the cores,
+    and switching threads costs more than the overlap saves (decision 0015).
     """
     return config.overlap == "on" or (config.overlap == "auto" and device.type != "cpu")
 

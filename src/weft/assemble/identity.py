@@ -4,7 +4,7 @@ the same files.
     weights      digest over all bytes of the weight files (``weft.store.identity``)
     config       digest of config.json         tokenizer    digest of the vocabulary
     dtype, kv_dtype, state_dtype, quantize     the forms in which the model computes
-    max_model_len                              a request that one replica accepts fits into each of them
+    max_model_len                              so that a request that one replica accepts fits all
     version                                    weft's
 
 Each value is short text, so that a refusal can show both sides.
@@ -111,8 +111,9 @@ def engine_identity(
 
 
 def files_fingerprint(directory: Path) -> str:
-    """Return short text that two processes of one machine have in common if they read the same weight files in the
-    same state. Ranks compare it: each reads a share, and only rank 0 has the digest. Raises CheckpointError, OSError.
+    """Return a short text that is equal in two processes of one machine if they read the same weight files in the same
+    state. Ranks compare it, because each reads only a share and only rank 0 computes the digest. Raises
+    CheckpointError, OSError.
     """
     facts = [FileFacts.of(file) for file in weight_files(directory)]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:_DIGEST_CHARS]

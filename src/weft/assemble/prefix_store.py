@@ -1,6 +1,6 @@
 """``--store``: the store of a model, and its connection to the arena.
 
-    checkpoint files, sizes, dtypes, kernels  --> NamespaceIdentity     whose bytes these are
+    checkpoint files, sizes, dtypes, kernels  --> NamespaceIdentity     the meaning of the bytes
     --store, --store-size, limits.store_write ...  --> open_store            a directory or bucket
     arena                                     --> TransferBuffers       a quarter of its bytes, within bounds
                                               --> StoreTier             restores and writes of the scheduler
@@ -140,8 +140,8 @@ def open_tier(
             inbox_bytes=limit,
             clock=clock,
         )
-    given = given_cost(config.step_costs)
-    token_s = weights_bytes / flops if given is None else given.token_s
+    given_costs = given_cost(config.step_costs)
+    token_s = weights_bytes / flops if given_costs is None else given_costs.token_s
     prices = RestorePrices(token_s, copy_bytes_s=copy_bytes_s)
     tier = StoreTier(
         store,
@@ -254,10 +254,10 @@ def _identities(
     threads: int,
     key: Mapping[str, str],
 ) -> Callable[[], NamespaceIdentity]:
-    """Return a function that says whose records are written now: weights may be replaced while the engine runs.
-    ``threads``: threads of a CPU. torch multiplies the matrices that are not in tiles, and may split their sums by
-    thread, so the number counts. Ranks change sums and shards, so their number counts too. ``key``: the id of the key
-    of records, if there is one.
+    """Return a function that returns the present identity: weights may be replaced while the engine runs. ``threads``:
+    threads of a CPU, a part of the identity because torch multiplies matrices that are not in tiles and may split sums
+    by thread. The number of ranks is a part too, because it changes sums and shards. ``key``: the id of the key of
+    records, if there is one.
     """
     architecture, quantised = _plain_json(asdict(loaded.spec)), loaded.weights_form  # and not the model itself
     ranks = {"ranks": config.tp, "experts_by_rank": config.ep} if config.tp > 1 else {}
@@ -265,7 +265,7 @@ def _identities(
     def now() -> NamespaceIdentity:
         text = (source.directory / "config.json").read_bytes()
         published: dict[str, Any] = json.loads(text)
-        # Measured at start where the checkpoint has none: two machines may find different powers of two.
+        # Without scales in the checkpoint they are measured at start, and two machines may find different ones.
         scales = fp8_scales()
         measured = {"fp8_scales": hashlib.sha256(canonical_json(scales)).hexdigest()} if scales else {}
         return NamespaceIdentity(
@@ -303,8 +303,8 @@ def arithmetic(kernels: str) -> str:
 
 
 def layout_of(arena: ArenaPlan) -> dict[str, Any]:
-    """Return the positions of the fields of a page and a state. The layout vnni is not named: stores had it before the
-    layout rows existed.
+    """Return the positions of the fields of a page and a state. Only the layout ``rows`` is named: before it existed,
+    stores had the layout ``vnni`` without a name.
     """
     layout: dict[str, Any] = {
         "page": [asdict(field) for field in arena.kv_fields],

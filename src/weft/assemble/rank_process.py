@@ -7,12 +7,12 @@
     plans  -> one step each, in order, between them transfer buffers that come and go; the next step is launched
               while the device computes one
 
-The process decides nothing. It answers a step only if the step stores: the collectives of any other step are its
-reply. The process ends when its socket closes, and when a collective fails, as rank 0 is gone then or gave up. It ends
-with a message if it fails itself.
+The process decides nothing. It replies to a step only if the step stores; for any other step the collectives are the
+reply. The process ends when its socket closes, and when a collective fails, because rank 0 is gone then or has given
+up. If it fails itself, it sends a message first.
 
-Arrays of a plan that are equal to those of the plan before are replaced by the older ones. The runner knows a step of
-the same decodes by the identity of its arrays (``runner.decodes``), which pickling loses.
+Arrays of a plan that are equal to those of the plan before are replaced by the older ones: the runner recognises a step
+of the same decodes by the identity of its arrays (``runner.decodes``), which pickling loses.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _LaunchedSteps:
     def await_all_but(self, count: int) -> None:
         """Wait until at most ``count`` steps are under way. Raises the errors of the others."""
         while len(self._launched) > count:
-            self._launched.popleft().home()
+            self._launched.popleft().result()
 
 
 def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: ReceivedBuffers) -> None:
@@ -234,7 +234,7 @@ def main(descriptor: int, serve: Callable[[messages.RankLaunch, Connection[Any, 
 
 
 def _end_with_rank_0(descriptor: int) -> None:
-    """End this process soon after rank 0 is gone. A collective on a GPU never ends then."""
+    """End this process soon after rank 0 is gone: a collective on a GPU would wait for ever."""
     gone = select.poll()
     gone.register(descriptor, select.POLLHUP | select.POLLRDHUP)
     gone.poll()
@@ -243,7 +243,7 @@ def _end_with_rank_0(descriptor: int) -> None:
 
 
 def _is_of_collectives(error: BaseException) -> bool:
-    """Return whether another rank is to blame: gloo and NCCL name themselves."""
+    """Return whether ``error`` is of gloo or NCCL, so that another rank is to blame."""
     return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
 
 

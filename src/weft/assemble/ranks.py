@@ -117,7 +117,7 @@ def start_ranks(
 
 
 def sends_choices(config: EngineConfig, device: torch.device) -> bool:
-    """Return whether a step may be fed from the choice of the step before it: see ``weft.ranks.samplers``."""
+    """Return whether a step may use the tokens chosen by the step before: see ``weft.ranks.samplers``."""
     overlap = config.overlap == "on" or (config.overlap == "auto" and device.type != "cpu")
     return overlap or config.speculate != "off"
 

@@ -43,8 +43,8 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
 
     Raises ConfigError for a head that cannot be packed in that dtype.
     """
-    asked = KV_DTYPES.get(config.kv_dtype)
-    kv_dtype = asked or spec.dtype
+    requested = KV_DTYPES.get(config.kv_dtype)
+    kv_dtype = requested or spec.dtype
     packed = 4 // ITEM_BYTES[kv_dtype]
     for layer in spec.layers:
         if layer.kv_heads and layer.head_dim % packed:
@@ -54,13 +54,13 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
                 "--kv-dtype float32",
                 param="--kv-dtype",
             )
-    return with_cache_dtypes(spec, asked, config.state_dtype), kv_dtype
+    return with_cache_dtypes(spec, requested, config.state_dtype), kv_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaRoom:
-    """Limits of an arena: ``most_bytes`` at most, ``usual_bytes`` without ``--memory``. ``why``: the reason for the
-    limit, a sentence.
+    """Limits of an arena: ``most_bytes``, and ``usual_bytes`` without ``--memory``. ``why``: the reason for the limit,
+    a sentence.
     """
 
     most_bytes: int
@@ -69,7 +69,7 @@ class ArenaRoom:
 
 
 def adapter_bytes(config: EngineConfig) -> int:
-    """Return the bytes of the budget of adapters, 0 if neither --lora nor ``limits.lora_memory`` asks for some."""
+    """Return the bytes of the budget of adapters, 0 without --lora and ``limits.lora_memory``."""
     adapts = config.lora or config.lora_memory != EngineConfig().lora_memory
     return parse_bytes(config.lora_memory, flag="limits.lora_memory") if adapts else 0
 
@@ -139,7 +139,7 @@ def measured_gpu_room(
     if reserve is None:
         free = free_bytes(device)
         if config.tp > 1:
-            # The other ranks are inside of a collective: no shorter step can be tried.
+            # The other ranks wait in a collective, so no shorter step can be tried.
             raise RankLostError(
                 f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the memory of this "
                 f"rank's GPU, of which {format_bytes(free)} are free after the weights: lower --max-num-batched-tokens "
@@ -167,8 +167,8 @@ def measured_gpu_room(
 
 
 def _reserve(config: EngineConfig, measure: Callable[..., Reserve], capture: Capture | None) -> Reserve | None:
-    """Return the measured reserve, or None if memory is too small for it. The memory of a failed step is freed only
-    after the handler: until then the error holds it, by its traceback.
+    """Return the measured reserve, or None if memory is too small. The memory of a failed step is freed only after the
+    handler, because the traceback of the error refers to it.
     """
     import torch
 
@@ -303,8 +303,8 @@ def check_memory(config: EngineConfig, directory: Path, device: torch.device) ->
         return
     spec = read_spec(read_json(directory / "config.json"))
     spec, kv_dtype = cache_dtypes(config, spec if config.dtype == "auto" else replace(spec, dtype=config.dtype))
-    asked = parse_bytes(config.memory, flag="--memory")
-    arena, _, _ = plan_memory(config, spec, kv_dtype, ArenaRoom(asked, asked, ""), device, sees=False)
+    requested = parse_bytes(config.memory, flag="--memory")
+    arena, _, _ = plan_memory(config, spec, kv_dtype, ArenaRoom(requested, requested, ""), device, sees=False)
     fit_sizes(config, spec, arena)
 
 
@@ -326,8 +326,8 @@ def plan_memory(
     """
     from weft.tensor import gpu
 
-    asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
-    size = min(asked, room.most_bytes)
+    requested = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
+    size = min(requested, room.most_bytes)
     note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
     most = parse_bytes(config.picture_rows, flag="limits.picture_rows") if sees else 0
     pictures = min(most, size // PICTURES_SHARE)
@@ -339,7 +339,7 @@ def plan_memory(
         compress_kv=config.compress_kv,
         kv_layout=gpu.page_layout(device),
     )
-    notes = [note] if size < asked and config.memory is not None else []
+    notes = [note] if size < requested and config.memory is not None else []
     if not config.exact and not arena.compressed_pages and not arena.compressed_kv_bytes:
         notes.append(
             "--no-exact compresses nothing here: that takes a model with recurrent states, and KV of more than 8 bits."

@@ -4,9 +4,9 @@
                                                |
                                        seconds of steps of 1, 2, 4, 8 and 16 rows --> Speculator
 
-The profile run has its own memory on the same arena. Its sequence ends and leaves nothing: the memory that serves
-hands out zeroed frames. The run takes 30 to 50 steps once per start, and 4 or 5 of a large model. Its prompt is one
-token: a longer one would cost a large model a step with that many rows.
+The profile run has its own memory on the same arena. Its sequence leaves nothing, because the memory that serves hands
+out zeroed frames. The run takes 30 to 50 steps once per start, and 4 or 5 with a large model. The prompt is one token:
+a longer prompt would take a large model a step of the same number of rows.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 class WeightsSource:
-    """The place that weights are read from. ``directory``: the checkpoint's. ``leads``: this process is rank 0, which
-    computes the digest for all ranks.
+    """Source of the weights: the checkpoint in ``directory``. ``leads``: this process is rank 0, which computes the
+    digest for all ranks.
     """
 
     def __init__(self, config: EngineConfig, name: str, directory: Path, *, leads: bool = True) -> None:
@@ -83,12 +83,10 @@ class WeightsSource:
         self.directory = Path(directory)
 
     def check(self, directory: str) -> None:
-        """Raise CheckpointError if ``directory`` has no weights of the shapes that are served. No weight is read for
-        it.
-        """
+        """Raise CheckpointError if ``directory`` has no weights of the shapes that are served. Reads no weight."""
         files = Path(directory)
-        given = read_architecture(read_json(files / "config.json"))
-        if replace(given, dtype=self._architecture.dtype) != self._architecture:
+        architecture = read_architecture(read_json(files / "config.json"))
+        if replace(architecture, dtype=self._architecture.dtype) != self._architecture:
             raise CheckpointError(
                 f"{files / 'config.json'}: describes another model than the one that is served; start a server "
                 "for it, or give weights of the same shapes",
@@ -145,7 +143,7 @@ def load_weights(
         )
     except torch.OutOfMemoryError:
         size = sum(file.stat().st_size for file in reading.files)
-        beyond = f"{format_bytes(size - free)} too many" if size > free else "too few for loading them too"
+        beyond = f"{format_bytes(size - free)} too many" if size > free else "too few to load them"
         raise ConfigError(
             f"the weights do not fit: the checkpoint has {format_bytes(size)}, and of the GPU's memory "
             f"{format_bytes(free)} were free: {beyond}. Use --quantize int8 or int4, or --tp",

@@ -24,6 +24,7 @@ import click
 from weft.cli.flags import FlagCommand
 from weft.cli.main import screen_console
 from weft.host import CPUINFO, container_memory_limit_bytes, cpu_name_and_flags, keeps_codes, usable_cores
+from weft.numa import NODES, nodes
 from weft.units import format_bytes
 
 Verdict = Literal["good", "note", "bad"]
@@ -75,6 +76,8 @@ def _cpu(cpu: Mapping[str, Any]) -> list[Finding]:
         )
     else:
         rows.append(Finding("cores", f"{usable}", "good"))
+    if len(cpu["numa_nodes"]) > 1:
+        rows.append(_numa(cpu["numa_nodes"]))
     features = cpu["features"]
     if features is None:
         return [*rows, Finding("CPU features", "unknown on this system", "note")]
@@ -99,6 +102,18 @@ def _cpu(cpu: Mapping[str, Any]) -> list[Finding]:
             )
         )
     return rows
+
+
+def _numa(cores_of: Mapping[str, list[int]]) -> Finding:
+    each = ", ".join(f"{len(cores)} cores on node {number}" for number, cores in cores_of.items())
+    count = len(cores_of)
+    return Finding(
+        "NUMA",
+        each,
+        "note",
+        f"--replicas {count} keeps each step on one node, with the weights {count} times in memory; one engine has "
+        f"them on all nodes in turn, and reads {count - 1} of {count} bytes from another node",
+    )
 
 
 def _memory(memory: Mapping[str, Any]) -> Finding:
@@ -371,12 +386,13 @@ def machine_facts(*, ask_hub: bool = True) -> dict[str, Any]:
     }
 
 
-def cpu_facts(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
+def cpu_facts(cpuinfo: Path = CPUINFO, numa: Path = NODES) -> dict[str, Any]:
     model, flags = cpu_name_and_flags(cpuinfo)
     return {
         "model": model,
         "cores": os.cpu_count(),
         "usable_cores": usable_cores(),
+        "numa_nodes": {str(node.number): list(node.cores) for node in nodes(root=numa)},
         "features": {flag: flag in flags for flag in CPU_FLAGS} if flags else None,
     }
 

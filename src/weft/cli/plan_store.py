@@ -71,7 +71,7 @@ def _compute(
 ) -> tuple[Callable[[int], float], str]:
     if prefill_rate is not None:
         return lambda tokens: tokens / prefill_rate, f"{prefill_rate:,.0f} tokens/s"
-    tp, weights = plan.asked.tp, plan.weights
+    tp, weights = plan.options.tp, plan.weights
     load = model_load(
         plan.architecture,
         parameters=weights.parameters,

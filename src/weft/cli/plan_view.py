@@ -126,14 +126,14 @@ def _head(plan: ModelPlan) -> Text:
         text.append(f", KV {_SHORT[plan.arena.kv_dtype]}", style="dim not bold")
     if plan.state_bytes:
         text.append(f", states {_SHORT[plan.state_dtype]}", style="dim not bold")
-    if plan.asked.tp > 1:
-        text.append(f"; each figure is of one of {plan.asked.tp} devices", style="dim not bold")
+    if plan.options.tp > 1:
+        text.append(f"; each figure is of one of {plan.options.tp} devices", style="dim not bold")
     return text
 
 
 def _device(plan: ModelPlan, from_here: bool, width: int) -> list[RenderableType]:
     """Return the bar of one device's memory, and its legend."""
-    memory = plan.asked.memory_bytes
+    memory = plan.options.memory_bytes
     if memory is None:
         return []
     weights = plan.weights.rank_bytes
@@ -161,8 +161,8 @@ def _costs(plan: ModelPlan, *, records: bool) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for style in _COST_COLUMNS:
         table.add_column(style=style)
-    if plan.asked.memory_bytes is None:
-        table.add_row("arena", format_bytes(plan.asked.arena_bytes or 0), "weights apart")
+    if plan.options.memory_bytes is None:
+        table.add_row("arena", format_bytes(plan.options.arena_bytes or 0), "weights apart")
         table.add_row("weights", format_bytes(plan.weights.rank_bytes), "")
     if plan.kv_token_bytes:
         table.add_row(
@@ -223,12 +223,12 @@ def _lengths(plan: ModelPlan) -> Table:
 
 def _verdict(plan: ModelPlan) -> Text:
     shortest = plan.fits[0].tokens
-    where = "--memory" if plan.asked.memory_bytes is not None else "--arena"
+    where = "--memory" if plan.options.memory_bytes is not None else "--arena"
     if not plan.enough:
         text = Text("does not fit", style="red bold")
         text.append(
             f": one sequence of {shortest:,} tokens needs {where} {_typed(plan.need_bytes, up=True)}"
-            f" at --tp {plan.asked.tp}",
+            f" at --tp {plan.options.tp}",
             style="not bold default",
         )
         if plan.tp_that_fits is not None:
@@ -288,7 +288,7 @@ def _comparison(plan: ModelPlan) -> Table:
 def _pictures(plan: ModelPlan, width: int) -> list[RenderableType]:
     """Return for each length a bar per layout: full for speculating, light for the further sequences that fit
     without."""
-    drafts = plan.asked.drafts
+    drafts = plan.options.drafts
     key = f"{FULL} sequences at once" + (f", each with {_drafts(drafts)}   {PART} without" if drafts else "")
     parts: list[RenderableType] = [Text(key, style="dim")]
     names = max(len(layout.name) for layout in plan.layouts)
@@ -323,7 +323,7 @@ def _footnote(plan: ModelPlan) -> Text:
         "static pools: SGLang at its default split. cache: with the states that a running request "
         "reserves for prefix caching."
     )
-    if plan.asked.drafts and plan.state_bytes:
+    if plan.options.drafts and plan.state_bytes:
         words.append("drafts of weft: the log of one step, and no state.")
     return Text(" ".join(words), style="dim")
 
@@ -369,7 +369,7 @@ def serve_command(
 ) -> ServeCommand | None:
     """Return the command that serves ``plan``; None where nothing fits. ``model`` is as ``weft serve`` takes it: None
     is the embedded one."""
-    asked = plan.asked
+    asked = plan.options
     forms = [asked.quantize] if asked.quantize is None or asked.quantize in _SERVED_FORMS else []
     if not config.get("quantization_config"):
         forms += [form for form in ("int8", "int4") if form not in forms]
@@ -388,8 +388,8 @@ def serve_command(
 
 
 def _split(served: ModelPlan, memory: int | None) -> str:
-    weights, arena = served.weights.rank_bytes, served.asked.arena_bytes or 0
-    form = f"{served.asked.quantize} " if served.asked.quantize else ""
+    weights, arena = served.weights.rank_bytes, served.options.arena_bytes or 0
+    form = f"{served.options.quantize} " if served.options.quantize else ""
     words = f"{format_bytes(weights)} {form}weights"
     if memory is None:
         return f"{words}, and apart from them {format_bytes(arena)} for --memory"
@@ -404,14 +404,14 @@ def _rounded(config: Mapping[str, Any], asked: PlanOptions) -> ModelPlan | None:
     plan = make_plan("", config, asked)
     if not plan.enough:
         return None
-    size = plan.asked.arena_bytes or plan.arena.arena_bytes
+    size = plan.options.arena_bytes or plan.arena.arena_bytes
     unit = _MIB if size >= 16 * _MIB else _KIB
     rounded = make_plan("", config, replace(asked, memory_bytes=None, arena_bytes=size // unit * unit))
     return rounded if rounded.enough else None
 
 
 def _flags(plan: ModelPlan) -> list[str]:
-    asked = plan.asked
+    asked = plan.options
     assert asked.arena_bytes is not None
     whole_mib = asked.arena_bytes % _MIB == 0
     memory = f"{asked.arena_bytes // _MIB}MiB" if whole_mib else f"{asked.arena_bytes // _KIB}KiB"

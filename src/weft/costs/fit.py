@@ -176,8 +176,8 @@ class StepMeter:
 
     def _add_guess(self, guess: StepCost, work: Work, seconds: float) -> None:
         unit_s = seconds / guess.step_s(work)
-        for one in _GUESS_STEPS:
-            self._recent.add(one, unit_s * guess.step_s(one), _GUESS_WEIGHT)
+        for guess_step in _GUESS_STEPS:
+            self._recent.add(guess_step, unit_s * guess.step_s(guess_step), _GUESS_WEIGHT)
 
 
 def fit_steps(steps: Sequence[tuple[Work, float]], *, name: str = "the recording") -> StepCost:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from weft.costs.step import Work
 
 PREFILL_TOKENS_MIN = 32
-"""Steps with fewer prefill tokens measure the fixed cost of a step."""
+"""Fewest prefill tokens of a step that measures the cost of a token; steps with fewer mostly have the fixed cost."""
 READ_BYTES_S = 500e6
 COPY_BYTES_S = 5e9
 LATENCY_S = 2e-3
@@ -110,9 +110,9 @@ class RestorePrices:
         return self.compute_s(start, end, others) - self.restore_s(size_bytes, queued_bytes=queued_bytes, others=others)
 
     def worth_of_write_s(self, start: int, end: int, read_bytes: int, size_bytes: int, uses: float) -> float:
-        """Return the seconds that ``uses`` hits at ``end`` save, less those of the write. ``start``: where a request
-        resumes with the present store. ``read_bytes``: bytes that a hit reads in addition to that request's.
-        ``size_bytes``: bytes that are not stored yet.
+        """Return the seconds that ``uses`` hits at ``end`` save, minus the seconds of the write. ``start``: position
+        at which a request resumes with the present store. ``read_bytes``: bytes that a hit reads in addition to those
+        of a request that resumes at ``start``. ``size_bytes``: bytes that are not stored yet.
         """
         others = self.mean_others
         read_s = self.restore_s(read_bytes, others=others) - (self._latency_s if start else 0.0)

@@ -1,4 +1,4 @@
-"""Seconds of a step by its rows: the price of a draft.
+"""Seconds of a step by its number of rows, which are the price of a draft.
 
     rows       1     2     4     8     16    32 ...
     plain      26.8        28.4        38.9              sequences of a step without drafts
@@ -7,9 +7,9 @@
 A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more than the
 reading. Where that begins depends on the machine, the weights and the kernels: it is measured.
 
-Steps that verify drafts have figures of their own. Their states are computed again, and they leave the path of steady
-decodes or of CUDA graphs. A curve without a measurement borrows the other one. The profile run has one sequence;
-drafts of several are dearer, as each verify run is computed by itself.
+Steps that verify drafts have separate figures: states are computed again, and the step may leave the path of steady
+decodes or of CUDA graphs. A curve without a measurement borrows the other one. The profile run has one sequence; drafts
+of several sequences cost more, because each verify run is computed by itself.
 
     32 sequences    plain 2.8 ms    1 draft 3.8    4 drafts 4.0    16 drafts 5.1    32 drafts 6.3
     estimate                                3.9             4.1              5.0              6.5
@@ -34,7 +34,9 @@ _PACE_SHARE = 0.1
 _PACE_MAX = 3.0
 """Largest factor by which one step moves the pace, before the exponent."""
 _FIRST_COUNT = 8
-"""Measurements of which the least one is the figure: the first steps of a batch are several times as long."""
+"""Number of first measurements of a figure, of which the least counts: the first steps of a batch may take several
+times as long.
+"""
 _MEASURED_COUNT = 3
 """Measurements that a figure needs before drafts are chosen by it."""
 _CROWD = 1.5
@@ -42,17 +44,17 @@ _CROWD = 1.5
 a plain step.
 """
 _CROWD_SEQUENCES = 7
-"""Sequences more than one at which drafts reach the full _CROWD factor."""
+"""Number of sequences beyond the first at which drafts cost the full _CROWD factor."""
 _GUESSED_ROW_SHARE = 0.05
 """Seconds of one more row over those of a step with one row."""
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
-_ROWS_BEYOND = [[further - rows for further in ROWS[at + 1 :]] for at, rows in enumerate(ROWS)]
+_ROWS_BEYOND = [[further - rows for further in ROWS[index + 1 :]] for index, rows in enumerate(ROWS)]
 """For each index, how many more rows each later index has."""
 
 
 class RowCosts:
-    """``plain``, ``verify``: measured seconds by rows, as far as they are known. Without ``verify`` both
-    kinds of steps cost the same."""
+    """Costs of steps by rows. ``plain``, ``verify``: measured seconds by rows, as far as they are known. Without
+    ``verify`` both kinds of steps cost the same."""
 
     def __init__(self, plain: Mapping[int, float] | None = None, verify: Mapping[int, float] | None = None) -> None:
         self._pace = 1.0
@@ -60,7 +62,7 @@ class RowCosts:
         self._measured: list[float | None] = [None] * (2 * len(ROWS))
         """Figures of plain steps, then of steps that verify drafts."""
         self._counts = [0] * len(self._measured)
-        """Measurements of each figure, up to FIRST_COUNT."""
+        """Number of measurements of each figure, up to _FIRST_COUNT."""
         self._plain, self._verify = list(_GUESS), list(_GUESS)
         self._curve: list[float] = []
         """``verify_figures`` computed since the figures last changed."""
@@ -68,8 +70,8 @@ class RowCosts:
         """The last step: its index in ``_measured``, and its seconds."""
         for first, measured in ((0, plain), (len(ROWS), plain if verify is None else verify)):
             for rows, seconds in (measured or {}).items():
-                at = first + _nearest(rows)
-                self._measured[at], self._counts[at] = seconds, _FIRST_COUNT
+                index = first + _nearest(rows)
+                self._measured[index], self._counts[index] = seconds, _FIRST_COUNT
         self._fill()
 
     def seconds(self, rows: int) -> float:
@@ -92,16 +94,16 @@ class RowCosts:
         return _between(self._plain, rows)
 
     def verify_figures(self, most: int) -> list[float]:
-        """Return ``verify_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: at least ``most`` of them,
-        not to be changed.
+        """Return ``verify_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: at least ``most`` figures, in
+        a list that the caller must not change.
         """
         curve, figures = self._curve, self._verify
         while len(curve) < most:  # up to the next figure
             first = len(curve) + 2
-            at = first.bit_length() - 1
-            if at + 1 == len(ROWS):
+            index = first.bit_length() - 1
+            if index + 1 == len(ROWS):
                 return curve + [_between(figures, rows) for rows in range(first, 2 + most)]
-            low, slope = figures[at], (figures[at + 1] - figures[at]) / first
+            low, slope = figures[index], (figures[index + 1] - figures[index]) / first
             curve += [low + slope * over for over in range(first)]
         return curve
 
@@ -128,28 +130,28 @@ class RowCosts:
         if rows < 1 or rows > ROWS[-1] or seconds <= 0:
             return
         figures, nearest = self._verify if verifies else self._plain, _NEAREST[rows]
-        at = nearest + len(ROWS) * verifies
+        index = nearest + len(ROWS) * verifies
         if rows != ROWS[nearest]:
-            seconds *= figures[nearest] / _between(figures, rows)  # of a step with the rows of the figure
-        before, self._before = self._before, (at, seconds)
-        known = self._measured[at]
-        if known is None or self._counts[at] < _FIRST_COUNT:
-            self._counts[at] += 1
+            seconds *= figures[nearest] / _between(figures, rows)  # scaled to the rows of the figure
+        before, self._before = self._before, (index, seconds)
+        known = self._measured[index]
+        if known is None or self._counts[index] < _FIRST_COUNT:
+            self._counts[index] += 1
             figure = seconds / self._pace
-            self._measured[at] = figure if known is None else min(known, figure)
+            self._measured[index] = figure if known is None else min(known, figure)
             self._fill()
             return
         share = seconds / (known * self._pace)
         self._pace *= min(max(share, 1 / _PACE_MAX), _PACE_MAX) ** _PACE_SHARE
-        if before is not None and before[0] != at:
-            self._correct_shape(at, seconds, before)
+        if before is not None and before[0] != index:
+            self._correct_shape(index, seconds, before)
 
     def pace(self, rows: int) -> float:
         """Return the seconds of ``rows`` sequences at the pace of the last step noted, which may be a slow one."""
         if self._before is None:
             return self.seconds(rows)
-        at, seconds = self._before
-        return _between(self._plain, rows) * seconds / (self._plain + self._verify)[at]
+        index, seconds = self._before
+        return _between(self._plain, rows) * seconds / (self._plain + self._verify)[index]
 
     def table(self) -> dict[int, float]:
         """Return the measured seconds of plain steps by sequences."""
@@ -157,24 +159,24 @@ class RowCosts:
             rows: figure * self._pace for rows, figure in zip(ROWS, self._measured, strict=False) if figure is not None
         }
 
-    def _correct_shape(self, at: int, seconds: float, before: tuple[int, float]) -> None:
-        figure, other = self._measured[at], self._measured[before[0]]
+    def _correct_shape(self, index: int, seconds: float, before: tuple[int, float]) -> None:
+        figure, other = self._measured[index], self._measured[before[0]]
         if figure is not None and other is not None and self._counts[before[0]] >= _FIRST_COUNT:
             higher = seconds / before[1] > figure / other
             # A step of fixed size moves the figure to the median, so that a step that waited for another process
             # counts once.
-            self._measured[at] = figure * SHAPE_STEP if higher else figure / SHAPE_STEP
-            self._fill(at)
+            self._measured[index] = figure * SHAPE_STEP if higher else figure / SHAPE_STEP
+            self._fill(index)
 
-    def _fill(self, at: int | None = None) -> None:
-        """Compute both curves again. ``at``: the index of the only measurement that changed; None: all may have
+    def _fill(self, changed: int | None = None) -> None:
+        """Compute both curves again. ``changed``: the index of the only measurement that changed; None: all may have
         changed.
         """
         plain, verify = self._measured[: len(ROWS)], self._measured[len(ROWS) :]
         borrowed = not any(plain) or not any(verify)
-        if at is None or at < len(ROWS) or borrowed:
+        if changed is None or changed < len(ROWS) or borrowed:
             _fill(self._plain, plain, verify)
-        if at is None or at >= len(ROWS) or borrowed:
+        if changed is None or changed >= len(ROWS) or borrowed:
             self._curve = []
             _fill(self._verify, verify, plain)
 
@@ -184,33 +186,34 @@ def _between(figures: list[float], rows: int) -> float:
     last = ROWS[-1]
     if rows >= last:
         return figures[-1] * rows / last
-    at = rows.bit_length() - 1
-    low, high = figures[at], figures[at + 1]
-    return low + (high - low) * (rows - ROWS[at]) / ROWS[at]
+    index = rows.bit_length() - 1
+    low, high = figures[index], figures[index + 1]
+    return low + (high - low) * (rows - ROWS[index]) / ROWS[index]
 
 
 def _fill(figures: list[float], measured: list[float | None], others: list[float | None]) -> None:
-    """Fill ``figures`` from the measured ones; from ``others`` if there are none. Figures never fall as rows rise:
-    noise makes steps longer, so a figure that exceeds one for more rows is cut to that. Between two measured figures
-    they are on a line, beyond them on a line as steep as the last two or the guess.
+    """Fill ``figures`` from the ``measured`` ones; from ``others`` if nothing was measured. Figures never fall as rows
+    rise: noise makes steps longer, so a figure above one for more rows is lowered to that one. Figures between two
+    measured ones are on the line between them; those beyond the last are on a line as steep as the last two, or as the
+    guess.
     """
-    known = [at for at, figure in enumerate(measured) if figure is not None]
+    known = [index for index, figure in enumerate(measured) if figure is not None]
     if not known:
         measured = others
-        known = [at for at, figure in enumerate(measured) if figure is not None]
+        known = [index for index, figure in enumerate(measured) if figure is not None]
         if not known:
             return
     most = float("inf")
-    for at in reversed(known):
-        most = figures[at] = min(measured[at] or most, most)
+    for index in reversed(known):
+        most = figures[index] = min(measured[index] or most, most)
     for low, high in pairwise(known):
         if high > low + 1:
             rise = (figures[high] - figures[low]) / (ROWS[high] - ROWS[low])
-            for at in range(low + 1, high):
-                figures[at] = figures[low] + rise * (ROWS[at] - ROWS[low])
+            for index in range(low + 1, high):
+                figures[index] = figures[low] + rise * (ROWS[index] - ROWS[low])
     first, last = known[0], known[-1]
-    for at in range(first):
-        figures[at] = figures[first] * _GUESS[at] / _GUESS[first]
+    for index in range(first):
+        figures[index] = figures[first] * _GUESS[index] / _GUESS[first]
     before = known[-2] if len(known) > 1 else None
     slope = 0.0 if before is None else (figures[last] - figures[before]) / (ROWS[last] - ROWS[before])
     slope = max(slope, figures[last] * _GUESSED_ROW_SHARE / _GUESS[last])
@@ -219,8 +222,8 @@ def _fill(figures: list[float], measured: list[float | None], others: list[float
 
 
 def _nearest(rows: int) -> int:
-    at = rows.bit_length() - 1
-    return at + 1 if 2 * rows >= 3 * ROWS[at] and at + 1 < len(ROWS) else at
+    index = rows.bit_length() - 1
+    return index + 1 if 2 * rows >= 3 * ROWS[index] and index + 1 < len(ROWS) else index
 
 
 _NEAREST = [0, *map(_nearest, range(1, ROWS[-1] + 1))]

@@ -1,4 +1,4 @@
-"""The seconds of a step by the work in it: the value that every part prices computing with.
+"""Seconds of a step by the work in it, with which all parts price computing.
 
     step      fixed_s + prefill tokens x token_s + (query, key) pairs x pair_s
               + decodes x decode_s + tokens that these read x context_s
@@ -20,8 +20,8 @@ MEASURED = "measured"
 
 
 class Work(NamedTuple):
-    """The amounts that decide the time of a step. ``pairs``: (query, key) pairs of the prefills, which grow with the
-    square of a prompt. ``context``: tokens whose KV the decodes read."""
+    """Amounts of work of a step. ``pairs``: (query, key) pairs of the prefills, which grow with the square of a prompt.
+    ``context``: tokens whose KV the decodes read."""
 
     prefill_tokens: int
     pairs: int
@@ -30,7 +30,7 @@ class Work(NamedTuple):
 
 
 def pairs_of(start: int, end: int) -> int:
-    """Return the (query, key) pairs of a prefill of the positions [start, end): each sees itself and all before it."""
+    """Return the (query, key) pairs of a prefill of the positions [start, end): each sees itself and all before."""
     return (end * (end + 1) - start * (start + 1)) // 2
 
 

@@ -128,7 +128,7 @@ NO_TEXT: dict[str, str] = {
     "paligemma": "its prompts are read in both directions",
     "jev": "it has a head of decisions and writes no text",
 }
-"""Wrappers whose text part is not served, though its ``model_type`` is, and the reason."""
+"""Wrappers whose text part is not served although the ``model_type`` of that part is, and the reason."""
 
 
 def _family_of(config: Mapping[str, Any]) -> Family | None:
@@ -158,7 +158,7 @@ _KEYS_LEAST, _KEYS_SHOWN, _TRIES = 3, 12, 8
 
 
 def _nearest(config: Mapping[str, Any]) -> str:
-    """Return words that name the family which leaves the fewest keys of ``config`` unread; "" where it has too few."""
+    """Return words that name the family which leaves the fewest keys of ``config`` unread; "" if it reads too few."""
     stated = text_config(config)
     own = {key for key, value in stated.items() if value not in (None, False) and not is_harmless("", key)}
     if len(own) < _KEYS_LEAST:
@@ -176,7 +176,7 @@ def _nearest(config: Mapping[str, Any]) -> str:
 
 
 def _unread(family: Family, stated: Mapping[str, Any], own: set[str]) -> set[str]:
-    """Return those of the keys ``own`` that the family does not ask for, or refuses."""
+    """Return the keys among ``own`` that the family does not read, or refuses."""
     refused = {"hidden_act"} if stated.get("hidden_act", family.activation) != family.activation else set()
     for _ in range(_TRIES):
         rest = {key: value for key, value in stated.items() if key not in refused}
@@ -189,7 +189,7 @@ def _unread(family: Family, stated: Mapping[str, Any], own: set[str]) -> set[str
                 refused.add(key)
                 continue
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            pass  # of another family: a value may have any form
+            pass  # the value is meant for another family, and may have any form
         break
     return own & refused | own - keys.seen
 
@@ -207,7 +207,7 @@ def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:
 
 
 def named_dtype(config: Mapping[str, Any]) -> DTypeName | None:
-    """Return the dtype that config.json names for its weights; None where it is silent (then the tensors decide)."""
+    """Return the dtype that config.json names for its weights; None if it is missing (then the tensors decide)."""
     return ConfigKeys(text_config(config), fallback=config).dtype()
 
 
@@ -233,7 +233,7 @@ QUANTIZATIONS = (
 """The ``quant_method`` values of config.json whose weights are read (``weft.models.forms``)."""
 
 
-# Refused by name: a default silently taken for a setting that the checkpoint has would serve wrong numbers.
+# Refused by name: using a default for a setting that the checkpoint has would silently serve wrong numbers.
 def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
     if quantization := keys.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
@@ -270,12 +270,12 @@ FAMILIES: tuple[Family, ...] = tuple(
 )
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 GROUP = "weft.families"
-"""Entry points of further families: each has the name of a ``model_type``, and refers to a tuple of families of which
-one serves it."""
+"""Entry points of further families. An entry point has the name of a ``model_type``, and refers to a tuple of families,
+one of which serves that type."""
 
 
 def _further() -> Mapping[str, EntryPoint]:
-    """Return the entry points of further families by ``model_type``. Nothing of them is imported."""
+    """Return the entry points of further families by ``model_type``, without importing any."""
     # Most checkpoints need neither the module nor a walk over all installed packages.
     from importlib.metadata import entry_points
 
@@ -283,7 +283,7 @@ def _further() -> Mapping[str, EntryPoint]:
 
 
 def _load(point: EntryPoint) -> Family:
-    """Return the family that ``point`` names. Raises CheckpointError naming the package where it has none."""
+    """Return the family that ``point`` names. Raises CheckpointError naming the package if it has no such family."""
     try:
         families: tuple[Family, ...] = point.load()
         return next(family for family in families if point.name in family.model_types)

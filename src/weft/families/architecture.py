@@ -31,8 +31,8 @@ from weft.spec import DTypeName, LayerSpec, ModelSpec
 @dataclass(frozen=True, slots=True)
 class MtpLayer:
     """The layer of a multi-token prediction head. Its attention caches in the pages, as that of any other layer.
-    ``residual``: with several residual streams, the head reads and carries the trunk's (Qwen4); else it reads the
-    trunk's hidden state."""
+    ``residual``: with several residual streams the head reads and carries those of the trunk (Qwen4); otherwise it
+    reads the trunk's hidden state."""
 
     attention: Attention | LatentAttention
     feed_forward: FeedForward
@@ -84,7 +84,7 @@ class Architecture:
 
     @property
     def why_no_gpu(self) -> str:
-        """Feature of the model that GPUs have no kernel for, as a verb phrase; "" where they compute it."""
+        """Feature of the model that GPUs have no kernel for, as a verb phrase; "" if GPUs compute the model."""
         if any(getattr(mixer, "cap", 0.0) for mixer in self.mixers):
             return "caps the scores of attention"
         if any(getattr(mixer, "chunk", None) for mixer in self.mixers):

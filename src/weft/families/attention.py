@@ -30,7 +30,7 @@ def read_llama(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_mistral(family: str, keys: ConfigKeys) -> Architecture:
-    """Read Mistral. ``sliding_window`` is 4096 where config.json is silent; null means no window."""
+    """Read Mistral. ``sliding_window`` is 4096 if config.json does not say; null means no window."""
     return _llama(family, keys, window=reading.states_window(keys), max_positions=131_072)
 
 
@@ -45,8 +45,9 @@ def _llama(family: str, keys: ConfigKeys, *, window: bool, max_positions: int) -
 
 def read_qwen(family: str, keys: ConfigKeys, *, qk_norm: bool) -> Architecture:
     """Read Qwen 3 (``qk_norm``) and Qwen 2 (with biases), dense and mixture of experts. With ``use_sliding_window``,
-    windows are in the layers that ``layer_types`` names; where it is silent, in those from ``max_window_layers`` on,
-    in all of a sparse Qwen 3, and in every other one before ``max_window_layers`` of a sparse Qwen 2."""
+    windows are in the layers that ``layer_types`` names. Without ``layer_types`` they are in the layers from
+    ``max_window_layers`` on; in a sparse Qwen 3 in all layers; in a sparse Qwen 2 in every other layer before
+    ``max_window_layers``."""
     count = keys.integer("num_hidden_layers")
     sparse = _expert_count(keys) > 0
     full = read_attention(keys, qk_norm=qk_norm, head_dim=None if sparse or not qk_norm else 128)
@@ -68,7 +69,7 @@ def read_qwen(family: str, keys: ConfigKeys, *, qk_norm: bool) -> Architecture:
 
 def _kinds_that_switch(keys: ConfigKeys, windows: bool, in_window: list[bool]) -> list[str]:
     """Return the kind of each layer. ``windows``: whether the model has windows at all; ``in_window``: which layers
-    have one where ``layer_types`` is silent."""
+    have one if ``layer_types`` is missing."""
     stated = [WINDOW_KIND if windows and inside else "full_attention" for inside in in_window]
     kinds = reading.kinds_with_windows(keys, ("full_attention", WINDOW_KIND), stated)
     if WINDOW_KIND in kinds and not windows:
@@ -82,7 +83,7 @@ def _expert_count(keys: ConfigKeys) -> int:
 
 def qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool, normalized: bool = False) -> FeedForward:
     """Read the feed-forward of a layer. ``shared``: the family has a shared expert. ``normalized``: weights are
-    normalised where config.json is silent."""
+    normalised if config.json does not say."""
     count = _expert_count(keys)
     sparse = count > 0 and (layer + 1) % keys.integer("decoder_sparse_step", 1) == 0
     if not sparse or layer in (keys.get("mlp_only_layers") or ()):
@@ -98,8 +99,8 @@ def qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool, normalized:
 
 
 def read_smollm3(family: str, keys: ConfigKeys) -> Architecture:
-    """Read SmolLM 3. Layers turn where ``no_rope_layers`` says 1: by default all but every fourth. Where
-    ``layer_types`` is silent, windows are in the layers that do not turn."""
+    """Read SmolLM 3. Layers turn where ``no_rope_layers`` says 1: by default all but every fourth. If
+    ``layer_types`` is missing, windows are in the layers that do not turn."""
     keys = keys.with_defaults(
         vocab_size=128_256,
         hidden_size=2048,

@@ -43,7 +43,7 @@ def as_causality_says(architecture: Architecture, keys: ConfigKeys) -> Architect
         return architecture
     key, value = ("architectures", named[0] if named else keys.get("model_type")) if centred else ("is_causal", False)
     if architecture.vision is not None:
-        fail(key, value, "models that see pictures are served with causal attention")
+        fail(key, value, "models that see pictures are served only with causal attention")
     mixers = [_both_ways(mixer, key, value, centred=centred) for mixer in architecture.mixers]
     if all(getattr(mixer, "causal", True) for mixer in mixers):
         fail(key, value, "the model has no attention that could see later tokens")

@@ -36,7 +36,7 @@ def _cut_rotary(keys: ConfigKeys) -> ConfigKeys:
 
 
 def _cohere(**more: Any) -> Decoder:
-    """Return a decoder whose mixer and feed-forward read the same norm, which subtracts the mean."""
+    """Return a decoder whose mixer and feed-forward share a norm that subtracts the mean."""
     return Decoder(
         defaults=sizes(256_000, 8192, 22_528, 40, 64, 64, 8192)
         | {"tie_word_embeddings": True, "layer_norm_eps": 1e-5}

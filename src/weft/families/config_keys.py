@@ -28,11 +28,11 @@ _SHOWN_CHARS = 200
 
 
 HEAD_DIM_MAX = 1 << 16
-"""Largest head size, numbers: no model has a hundredth of it."""
+"""Largest head size, numbers: a hundred times that of any model."""
 
 
 def fail(key: str, value: object, reason: str) -> NoReturn:
-    """Raise CheckpointError: every error about a setting has this form."""
+    """Raise the CheckpointError of a setting, which names the key, its value and the reason."""
     shown = repr(value) if not isinstance(value, int) or abs(value) <= INTEGER_MAX else "a number too large"
     shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
     raise CheckpointError(f"config.json: {key} is {shown}: {reason}", param="model")
@@ -59,7 +59,7 @@ class ConfigKeys:
         return ConfigKeys(self._fallback, fallback=self._fallback, seen=self.seen)
 
     def with_defaults(self, **defaults: Any) -> ConfigKeys:
-        """Return these keys, with ``defaults`` where they are silent."""
+        """Return these keys, with ``defaults`` for missing ones."""
         stated = {key: value for key, value in self._config.items() if value is not None or key not in defaults}
         return ConfigKeys(defaults | stated, fallback=self._fallback, seen=self.seen)
 
@@ -173,7 +173,7 @@ def read_rope(
         fail("rope_parameters", stated, "one flat set of rotary settings is served")
     inner = ConfigKeys(stated, fallback=stated)
     kind: Any = inner.get("rope_type", inner.get("type", "default"))
-    # Turned by places of pictures, a text is turned by its positions.
+    # A rope that turns by places of pictures turns text by positions.
     # "dynamic" only changes the base beyond the longest context, which is not served.
     kind = {"su": "longrope", "mrope": "default", "dynamic": "default", "deepseek_yarn": "yarn"}.get(str(kind), kind)
     if kind not in get_args(RopeKind):
@@ -221,8 +221,8 @@ def read_rope(
 
 
 def _longrope(inner: ConfigKeys, theta: float, rotary_dim: int, most: int, original: int) -> Rope:
-    """Return the rope of Phi 3. A model for more than ``original`` positions has the long factors at any length of a
-    text: a key that is cached can't turn again once a text is longer."""
+    """Return the rope of Phi 3. A model for more than ``original`` positions uses the long factors for texts of any
+    length, because cached keys cannot be turned again when a text grows."""
     name = "long_factor" if most > original else "short_factor"
     divisors = inner.get(name)
     if not isinstance(divisors, list) or len(divisors) != rotary_dim // 2 or not all(map(_is_number, divisors)):

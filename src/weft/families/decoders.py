@@ -23,7 +23,7 @@ from weft.families.residuals import PLAIN, Residual
 
 FULL_KIND = "full_attention"
 Kinds = Callable[[ConfigKeys, int], list[str]]
-"""Kinds of a number of layers, where ``layer_types`` is silent."""
+"""Kinds of a number of layers, if ``layer_types`` is missing."""
 
 
 def sizes(
@@ -42,7 +42,8 @@ def sizes(
 
 
 def every(count: int, *, last: bool = True, other: str = WINDOW_KIND) -> Kinds:
-    """Return kinds of which each ``count``-th layer is full, the last one of them or (``last`` False) the first."""
+    """Return kinds with one full layer in each ``count`` layers: the last of them, or the first if ``last`` is
+    False."""
     place = count - 1 if last else 0
     return lambda keys, layers: [FULL_KIND if layer % count == place else other for layer in range(layers)]
 
@@ -76,8 +77,8 @@ def ungated(activation: Any) -> Callable[[ConfigKeys, int], FeedForward]:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decoder:
     """Reader of a decoder. ``theta``, ``partial``: defaults of the rotary embedding. ``attention``: fields of
-    ``Attention`` in all layers; ``attention_of``: fields that keys decide. ``kinds``: which layers have a window where
-    ``layer_types`` is silent; None: all have the one that ``sliding_window`` names. ``ropes``: by kind of layer the
+    ``Attention`` in all layers; ``attention_of``: fields that keys decide. ``kinds``: which layers have a window if
+    ``layer_types`` is missing; None: all have the one that ``sliding_window`` names. ``ropes``: by kind of layer the
     defaults of its rotary embedding, theta and partial, where each kind has its own. ``unturned``: kinds of layers
     without positions. ``feed``: reads the feed-forward of a layer. ``residual`` and ``more`` (further fields of
     ``Architecture``) read keys. ``only``: settings of which one value is served. ``keys_of``: changes keys that come

@@ -65,7 +65,7 @@ def read_glm4_moe_lite(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def _rank(keys: ConfigKeys, default: int) -> dict[str, int]:
-    """Return the default of ``q_lora_rank`` where it is silent; null means none."""
+    """Return the default of ``q_lora_rank`` if it is missing; null means none."""
     return {} if keys.has("q_lora_rank") else {"q_lora_rank": default}
 
 
@@ -145,7 +145,7 @@ def read_exaone_moe(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_dots1(family: str, keys: ConfigKeys) -> Architecture:
-    """Read dots.llm1: windows are in the layers from ``max_window_layers`` on, where ``layer_types`` is silent."""
+    """Read dots.llm1: windows are in the layers from ``max_window_layers`` on, if ``layer_types`` is missing."""
 
     def kinds(keys: ConfigKeys, count: int) -> list[str]:
         first = keys.integer("max_window_layers", 62, least=0)

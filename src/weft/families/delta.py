@@ -189,7 +189,7 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
     floor = keys.number("kda_lower_bound", -5.0) if keys.boolean("kda_safe_gate", True) else None
     if floor is not None and floor >= 0:
         fail("kda_lower_bound", floor, "a floor of log decays is below 0")
-    # In files that transformers saves, head_dim has the dims that positions turn.
+    # In files that transformers saves, head_dim is the number of dims that positions turn.
     head_dim = keys.integer("linear_head_dim", keys.integer("head_dim", 128))
     delta = KimiDelta(
         heads=keys.integer("num_attention_heads", 32),
@@ -219,7 +219,7 @@ def mtp_behind(
     keys: ConfigKeys, attention: Attention | LatentAttention, feed: FeedForward, residual: Residual = PLAIN
 ) -> MtpLayer | None:
     """Return a head that is stored as the layer after the last (DeepSeek-V3), with the feed-forward ``feed``; None
-    without it. Where several are stored, one for each place of a draft, the first drafts all places."""
+    without it. If several are stored, one for each place of a draft, the first drafts all places."""
     stored = keys.integer("num_nextn_predict_layers", keys.integer("num_mtp_layers", 0, least=0), least=0)
     return MtpLayer(attention, feed, residual) if stored else None
 

@@ -3,9 +3,9 @@
 Gemma 2 has a cap on scores, and full attention in every other layer. Gemma 3 and 4 have full attention after each five
 layers with a window. From 2 on, norms are before and after each block.
 
-Gemma 4 has more. Full layers have wider heads, of which a quarter turns, and values may be the keys before
-their norm. Values are normed. The last layers have no keys: each reads the keys of the last layer of the same kind
-that has some. A second embedding gives each token some numbers for each layer.
+Gemma 4 has more. Full layers have wider heads, a quarter of which turns, and the keys before the norm may also be the
+values. Values are normed. The last layers have no keys: each reads the keys of the last layer of the same kind that has
+some. A second embedding gives each token some numbers for each layer.
 
     layer      0 w   1 w   2 full   3 w   4 full        w: a window, in a ring
     reads      0     1     2        1     2             1 is read by 3 too, so it is in pages
@@ -45,7 +45,7 @@ def read_gemma3(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(**_DEFAULTS, num_hidden_layers=26, vocab_size=262_208, sliding_window=4096)
     keys.only(hidden_activation="gelu_pytorch_tanh")
     both_ways = keys.boolean("use_bidirectional_attention", False)
-    if both_ways:  # EmbeddingGemma: half of the window on either side
+    if both_ways:  # EmbeddingGemma has half of the window on either side
         keys = keys.over({"sliding_window": keys.integer("sliding_window", least=2) // 2})
     if keys.get("attn_logit_softcapping"):
         fail("attn_logit_softcapping", keys.get("attn_logit_softcapping"), "capped scores are not served")
@@ -92,7 +92,7 @@ def read_gemma2(family: str, keys: ConfigKeys, *, out_norms: bool = True) -> Arc
 
 
 def _cap(keys: ConfigKeys, key: str, default: float) -> float:
-    """Return the cap that ``key`` names: ``default`` where it is silent, none where it says null."""
+    """Return the cap that ``key`` names: ``default`` if it is missing, none where it says null."""
     return 0.0 if keys.has(key) and keys.get(key) is None else keys.number(key, default)
 
 
@@ -120,7 +120,7 @@ def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
             mixer = replace(mixer, kv_of=source[kind])
         mixers.append(replace(mixer, shared=own < count and source[kind] == layer))
     for kind in source:
-        widths = {mixer.head_dim for mixer, one in zip(mixers, kinds, strict=True) if one == kind}
+        widths = {mixer.head_dim for mixer, mixer_kind in zip(mixers, kinds, strict=True) if mixer_kind == kind}
         if len(widths) > 1:
             fail("layer_types", kinds, f"per_layer_config has heads of {sorted(widths)} for layers that are {kind}")
     width = keys.integer("hidden_size_per_layer_input", 256, least=0)

@@ -57,7 +57,7 @@ def read_gpt_oss(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def _rope(keys: ConfigKeys, head_dim: int) -> Rope:
-    """Return the rotary settings: where config.json is silent, YaRN with a factor of 32 over 4,096 positions."""
+    """Return the rotary settings: if config.json does not say, YaRN with a factor of 32 over 4,096 positions."""
     theta = 150_000.0
     if keys.get("rope_scaling") or keys.get("rope_parameters"):
         return read_rope(keys, head_dim, theta=theta, partial=1.0)

@@ -29,7 +29,7 @@ COMMON: dict[str, tuple[str, ...]] = {
         "initializer_range", "output_router_logits", "resid_pdrop", "residual_dropout", "router_aux_loss_coef",
         "router_jitter_noise",
     ),
-    "which code computes the same, and what it returns": (
+    "choice of code that computes the same, and forms of results": (
         "chunk_size_feed_forward", "output_attentions", "output_hidden_states", "pretraining_tp", "use_cache",
     ),
 }  # fmt: skip
@@ -72,13 +72,13 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "youtu": ("head_dim", "qk_head_dim"),
     "minicpm3": ("head_dim", "qk_head_dim"),
     "sarvam_mla": ("head_dim", "qk_head_dim"),
-    # layer_types says it.
+    # layer_types has the same content.
     "afmoe": ("global_attn_every_n_layers",),
     "dots1": ("max_window_layers",),
     "exaone4": ("sliding_window_pattern",),
-    # Of other heads than that of tokens.
+    # Settings of heads other than the one for next tokens.
     "gpt_neox": ("classifier_dropout", "is_decoder"),
-    # mlp_layer_types says the first.
+    # mlp_layer_types has the content of the first key.
     "exaone_moe": ("first_k_dense_replace", "sliding_window_pattern"),
     "glm5_next": ("head_dim", "qk_head_dim"),
     "qwen4_exp": ("number_of_conv_states", "split_ngram_parts"),
@@ -108,7 +108,7 @@ _PIXELS: dict[str, tuple[str, ...]] = {
         "data_format", "default_to_square", "do_convert_rgb", "input_data_format", "model_input_names",
     ),
     "of crops, which are refused": ("crop_size",),
-    "padding of batches, and what a call returns": (
+    "padding of batches, and forms of results": (
         "do_pad", "image_seq_length", "pad_size", "return_metadata", "return_row_col_info",
     ),
 }  # fmt: skip

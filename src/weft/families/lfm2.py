@@ -1,5 +1,5 @@
-"""LFM2 (short convolution + attention), dense, with experts or with a vision tower; LFM3 adds windows, and
-has a tower of its own."""
+"""LFM2 (short convolution + attention), dense, with experts or with a vision tower; LFM3, with windows and another
+tower."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def read_lfm2(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def _lfm2_width(keys: ConfigKeys) -> int:
-    """Return the inner width. LFM2 names the width of a feed-forward with two matrices; SwiGLU has three, so 2/3 of it
-    is used, rounded up to a multiple, unless ``block_auto_adjust_ff_dim`` is false."""
+    """Return the inner width. config.json has the width of a feed-forward with two matrices. SwiGLU has three, so 2/3
+    of that width is used, rounded up to a multiple, unless ``block_auto_adjust_ff_dim`` is false."""
     width = keys.integer("block_ff_dim", keys.integer("intermediate_size", 0, least=0))
     if not keys.boolean("block_auto_adjust_ff_dim", True):
         return width

@@ -1,7 +1,7 @@
 """Mamba without attention: Mamba, Falcon-Mamba, Mamba-2. Mamba with attention: Jamba.
 
-Nothing limits how long texts of the first three are: the state has one size, and KV takes no memory.
-``POSITIONS`` is the limit unless ``--max-model-len`` says less.
+The first three have no limit on the length of a text: the state has one size, and there is no KV. ``POSITIONS`` is the
+limit unless ``--max-model-len`` is less.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def _jamba_feed_forwards(keys: ConfigKeys, layers: int) -> list[FeedForward]:
 
 
 def every_nth(keys: ConfigKeys, what: str, period: int, offset: int) -> Callable[[int], bool]:
-    """Return a function that says whether a layer is one of every ``what``_period layers, the first of them at
-    ``what``_offset."""
+    """Return a function that tells whether a layer is one of those at ``what``_offset and every ``what``_period layers
+    after."""
     period = keys.integer(f"{what}_period", period)
     offset = keys.integer(f"{what}_offset", offset, least=0)
     if offset >= period:

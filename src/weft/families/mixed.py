@@ -32,8 +32,7 @@ def _all_full(keys: ConfigKeys, count: int) -> list[str]:
 
 
 def sparse_layers(keys: ConfigKeys, dense_first: int) -> list[bool]:
-    """Return which layers have experts, by ``mlp_layer_types``: all but the first ``dense_first`` where it is
-    silent."""
+    """Return which layers have experts, by ``mlp_layer_types``: all but the first ``dense_first`` if it is missing."""
     count = keys.integer("num_hidden_layers")
     listed = keys.get("mlp_layer_types", ["dense"] * dense_first + ["sparse"] * (count - dense_first))
     if not isinstance(listed, list) or len(listed) != count or any(kind not in ("dense", "sparse") for kind in listed):
@@ -147,7 +146,8 @@ def _llama4_turns(keys: ConfigKeys, count: int) -> list[bool]:
 
 
 def read_llama4(family: str, keys: ConfigKeys) -> Architecture:
-    """Read Llama 4: layers with positions see their own chunk; in those without, queries grow with the position."""
+    """Read Llama 4: tokens of layers with positions see their own chunk; in layers without, queries grow with the
+    position."""
     keys = keys.with_defaults(
         **sizes(202_048, 5120, 8192, 48, 40, 8, 131_072), head_dim=128, rms_norm_eps=1e-5, intermediate_size_mlp=16_384
     )

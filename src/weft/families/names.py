@@ -1,11 +1,11 @@
-"""Where the blocks of a family are in a checkpoint, as data: a row of names, which ``models.families`` reads by.
+"""Names under which a checkpoint stores the blocks of a family, as data for ``models.families``.
 
     layers.3.input_layernorm            Names.mixer_norm
     layers.3.self_attn                  Names.mixers[Attention]
     layers.3.post_attention_layernorm   Names.feed_norm
     layers.3.mlp                        Names.feed
 
-A family whose layers are more than names says which function reads them. Pure.
+A family whose layers need more than names has the name of the function that reads them. Pure.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ W_NAMES = ("w1", "w3", "w2")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Names:
-    """Names of a family's blocks. ``mixers``: where each kind of mixer is. ``spelled``: arguments for the reader of a
-    kind, of mixers and feed-forwards. ``stack``: the name of the list of layers. ``shared``: where the expert that
-    every token passes is, if it has a width. ``swiglu``: dense feed-forwards are of the usual form. ``plus_one``:
-    norms are stored as the distance from 1. ``embeddings``: the first of them that the files have. ``out_norms``: of a
-    model with sandwich norms. ``mixes``: where the mixes of several streams are, around mixer and feed-forward.
+    """Names of a family's blocks. ``mixers``: name of each kind of mixer. ``spelled``: arguments for the reader of a
+    kind of mixer or feed-forward. ``stack``: name of the list of layers. ``shared``: name of the shared expert, if it
+    has a width. ``swiglu``: dense feed-forwards have the usual form. ``plus_one``: norms are stored as the distance
+    from 1. ``embeddings``: names of the embedding; the first one in the files is used. ``out_norms``: norms after
+    mixer and feed-forward. ``mixes``: names of the mixes of several streams, around mixer and feed-forward.
 
     ``feed_reader`` and ``layer_reader``: "module:function" that reads a feed-forward, or all of a layer, instead of
     the usual way; ``ends_reader``: the one that reads blocks before the first layer and after the last one.

@@ -22,9 +22,9 @@ from weft.families.names import Names
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models that one function reads. ``model_types``: of config.json. ``activation``: the one that its feed-forward
-    may have. ``names``: where its blocks are. ``released``: patterns of names in released files, and their
-    replacements here, applied one after the other."""
+    """Models that one function reads. ``model_types``: of config.json. ``activation``: the only one that the
+    feed-forward may have. ``names``: names of the blocks. ``released``: patterns of names in released files, and
+    replacements, applied one after the other."""
 
     name: str
     model_types: tuple[str, ...]
@@ -159,8 +159,8 @@ def build_architecture(
     mtp: MtpLayer | None = None,
     **more: Any,
 ) -> Architecture:
-    """Return an architecture. ``tied`` None: as ``tie_word_embeddings`` says, and not where it is silent. ``eps``
-    None: as ``rms_norm_eps`` says, and ``default_eps`` where it is silent. ``more``: further fields, as they are."""
+    """Return an architecture. ``tied`` None: the value of ``tie_word_embeddings``, False if it is missing. ``eps``
+    None: the value of ``rms_norm_eps``, ``default_eps`` if it is missing. ``more``: further fields."""
     longest = _positions(keys.integer("max_position_embeddings", max_positions), mixers)
     return Architecture(
         family=family,
@@ -205,7 +205,7 @@ def expert_groups(
     if count % groups:
         fail(name, groups, f"it must divide the {count} experts")
     if groups > 1 and count // groups < best:
-        fail(name, groups, f"the {best} best of a group are its worth; there are {count} experts")
+        fail(name, groups, f"a group is scored by its {best} best experts, and there are only {count} experts")
     chosen = keys.integer("topk_group", default)
     if chosen > groups:
         fail("topk_group", chosen, f"{name} is {groups}")

@@ -1,4 +1,4 @@
-"""How blocks are joined to the residual stream, as data: the tensors outside mixers and feed-forwards.
+"""Forms of the residual stream, as data: the tensors outside mixers and feed-forwards.
 
     Residual          x + scale * block(norm(x))                    most families
     Streams           several streams, mixed around each block      Qwen4, GLM 5
@@ -39,7 +39,7 @@ class Residual:
     norm each ("one", "two")."""
 
     adapts_embedding: ClassVar[bool] = True
-    """Whether adapters may change the embedding: nothing is between it and the stream."""
+    """Whether adapters may change the embedding, because its rows go into the stream unchanged."""
     scale: float = 1.0
     in_norms: bool = True
     out_norms: bool = False
@@ -65,8 +65,8 @@ class Residual:
         yield from _norms(self.norm_table(model.hidden), norms)
 
     def head_tables(self, hidden: int) -> Iterator[Table]:
-        """Yield the tables of a head for multi-token prediction: norms of its two inputs, of its layer and of its
-        output. The join of the inputs is the same for all kinds."""
+        """Yield the tables of the norms of a head for multi-token prediction, over both inputs, around the layer and
+        over the output. The join of the inputs is the same for all kinds."""
         yield from [self.norm_table(hidden)] * (3 + 2 * (self.in_norms + self.out_norms))
 
 
@@ -80,8 +80,8 @@ def _norms(table: Table, count: int) -> Iterable[tuple[str, Table]]:
 
 @dataclass(frozen=True, slots=True)
 class Streams(Residual):
-    """Parallel residual streams, ``count`` of them (hyper-connections). Each block sees a mix of them, and each stream
-    gets a share of the block's output.
+    """Parallel residual streams, ``count`` in number (hyper-connections). Each block sees a mix of the streams, and
+    each stream gets a share of the block's output.
 
     ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a gate. "mixed"
     (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and columns sum to 1 after

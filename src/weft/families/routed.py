@@ -58,7 +58,7 @@ def _ernie_feed(keys: ConfigKeys, layer: int) -> FeedForward:
     name, else dense. A bias chooses, and weights are shares of the chosen experts."""
     count = keys.integer("moe_num_experts", 64)
     start, end = (
-        keys.integer(f"moe_layer_{at}_index", default, least=-1) for at, default in (("start", 1), ("end", -1))
+        keys.integer(f"moe_layer_{end}_index", default, least=-1) for end, default in (("start", 1), ("end", -1))
     )
     end = keys.integer("num_hidden_layers") - 1 if end == -1 else end
     if not start <= layer <= end or (layer + 1) % keys.integer("moe_layer_interval", 1):

@@ -5,8 +5,8 @@ first time mixing hands its values to all later ones, in a second part of the re
 
     stream [ x | values of the first layer ]     x += time_mix(norm(x), values);   x += channel_mix(norm(x))
 
-Nothing limits how long texts are: positions are not read, and their number in config.json is that of a converter.
-``POSITIONS`` is the limit unless ``--max-model-len`` says less.
+The length of a text has no limit: positions are not read, and their number in config.json comes from a converter.
+``POSITIONS`` is the limit unless ``--max-model-len`` is less.
 
 Source: Peng et al., "RWKV-7 Goose" (2025); the flash-linear-attention library's configuration, whose names
 and defaults are used here.

@@ -6,8 +6,8 @@
     vocabulary                           spans of equal length, the last ones shorter
     hidden size, norms, routers          not divided: every rank has all of them
 
-That is how the field shards (Shoeybi et al., 2019; grouped heads are copied as every engine does), so the
-figures compare.
+Other engines shard the same way (Shoeybi et al., 2019; grouped heads are copied everywhere), so figures can be
+compared.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def possible_tps(architecture: Architecture, *, ep: bool = False) -> list[int]:
 
 
 def _share(record: Any, tp: int) -> Any:
-    """Return a record of the architecture with its numbers divided, those of records inside it too."""
+    """Return a record of the architecture with the numbers divided, also in nested records."""
     if not is_dataclass(record) or isinstance(record, type):
         return record
     changes: dict[str, Any] = {}
@@ -121,8 +121,7 @@ def _indivisible(architecture: Architecture, tp: int) -> list[str]:
 
 
 def _stuck_fields(record: Any, tp: int) -> list[str]:
-    """Return words for each number of ``record`` that can be neither divided nor, where that is allowed, replicated
-    evenly."""
+    """Return words for each number of ``record`` that can be neither divided nor copied evenly."""
     if not is_dataclass(record) or isinstance(record, type):
         return []
     stuck = []
@@ -146,5 +145,5 @@ def _kind(record: Any) -> str:
 
 
 def _is_of_whole_experts(record: Any, field: str) -> bool:
-    """Return whether the field is the width of experts that are divided by their number: it is not divided."""
+    """Return whether the field is the width of experts that ranks divide by number, and so is not divided itself."""
     return isinstance(record, Experts) and bool(record.own_count) and field == "width"

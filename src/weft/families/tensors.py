@@ -1,4 +1,4 @@
-"""The tensors of a block as data: one table lists those that are stored.
+"""Tables of the stored tensors of a block, as data.
 
     role     the tensors that are read as one, one below the other
 
@@ -7,8 +7,8 @@
              Tensor("v_proj.weight", (Units(kv_heads, head_dim), hidden))
     "out"    Tensor("o_proj.weight", (hidden, Units(heads, head_dim)))
 
-Three read it: ``planning.weights`` counts bytes, the readers of ``models.blocks`` ask for the tensors,
-``models.sharding`` finds the part of a rank: the dim that is not a plain number is divided.
+Three modules read the tables: ``planning.weights`` counts bytes, the readers of ``models.blocks`` read the tensors, and
+``models.sharding`` finds the part of a rank. Dims that are not plain numbers are divided.
 
     in_proj_qkv   | q q q q | k k k k | v v v v v v v v |     all ranks
     rank 1 of 2   |     q q |     k k |         v v v v |     a span of each of its units
@@ -138,8 +138,8 @@ def norm_weight(role: str, width: Dim, name: str | None = None) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class NormGate:
-    """Gate of a norm's output: a factor of ``factor`` times sigmoid of numbers that the output makes itself, over a
-    bottleneck of ``rank`` numbers (GigaChat 3.5)."""
+    """Gate of a norm's output: ``factor`` times the sigmoid of numbers computed from that output, through a bottleneck
+    of ``rank`` numbers (GigaChat 3.5)."""
 
     rank: int
     factor: float

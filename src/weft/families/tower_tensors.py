@@ -19,8 +19,8 @@ from weft.families.vision import GridLayers, TowerKind, VisionTower
 
 @dataclass(frozen=True, slots=True)
 class _TowerNames:
-    """Names of the tensors of a tower; ``qkv``: one name where they are one tensor. ``norm``: the last one, "" where
-    it is the projector's."""
+    """Names of the tensors of a tower. ``qkv``: one name if q, k and v are one tensor. ``norm``: the last norm, "" if
+    it belongs to the projector."""
 
     patches: str
     projector: Names

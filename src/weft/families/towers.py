@@ -101,13 +101,9 @@ def read_lfm3_tower(outer: ConfigKeys) -> VisionTower | None:
         return None
     keys.only("vision_config.", model_type="lfm3_vl_vision", in_channels=3, temporal_patch_size=2)
     count = keys.integer("num_hidden_layers", 14)
-    kinds = keys.get("layer_types", ["conv" if at < 2 or at % 2 else "full_attention" for at in range(count)])
+    kinds = keys.get("layer_types", ["conv" if layer < 2 or layer % 2 else "full_attention" for layer in range(count)])
     if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - {"conv", "full_attention"}:
-        fail(
-            "vision_config.layer_types",
-            kinds,
-            f"it must say of each of the {count} layers whether it is conv or full_attention",
-        )
+        fail("vision_config.layer_types", kinds, f"it must list conv or full_attention for each of the {count} layers")
     hidden, heads = keys.integer("hidden_size", 1024), keys.integer("num_attention_heads", 16)
     kv_heads, kernel = keys.integer("num_key_value_heads", 8), keys.integer("conv_kernel_size", 3)
     if hidden % (4 * heads):
@@ -157,7 +153,7 @@ def _sections(keys: ConfigKeys) -> tuple[int, ...]:
     if not (
         isinstance(sections, list | tuple)
         and len(sections) == 3
-        and all(isinstance(one, int) and 0 <= one <= 1024 for one in sections)
+        and all(isinstance(size, int) and 0 <= size <= 1024 for size in sections)
     ):
         fail("rope_parameters.mrope_section", sections, "it must be three counts: of time, rows and columns")
     if not inner.boolean("mrope_interleaved", True):

@@ -4,7 +4,7 @@
                                      -->  projector: ``downsample_factor`` squared neighbours become one row
     rows     [n / factor squared, hidden of the text]  take the places of image tokens in the prompt
 
-``Architecture.vision`` has it, None for a text-only model. Three kinds of towers are known:
+``Architecture.vision`` is the geometry, None for a text-only model. There are three kinds of towers:
 
     siglip2    SigLIP2's in its NaFlex form: positions of a table, interpolated to the grid
     qwen3_5    the same, and angles: queries and keys turn by the row and the column of their patch
@@ -96,8 +96,8 @@ class VisionTower:
 
 
 def turn_axes(sections: tuple[int, ...], frequencies: int) -> list[int]:
-    """Return which of time 0, row 1 and column 2 each frequency of the text turns by: they take turns, and time has
-    all frequencies after the last ones of the others."""
+    """Return the axis by which each frequency of the text turns: time 0, row 1 or column 2. The axes alternate, and
+    time has all frequencies after the last ones of row and column."""
     axes = [0] * frequencies
     for axis, count in enumerate(sections[1:], start=1):
         for place in range(axis, min(3 * count, frequencies), 3):

@@ -252,6 +252,9 @@ class EventSink(Protocol):
 
     def put(self, event: TokenEvent) -> None: ...
 
+    def deliver(self) -> None:
+        """Pass on what was put: the events of one report have all come."""
+
     def fail(self, request_id: str, error: WeftError) -> None:
         """End a request with ``error``: no further event comes."""
 
@@ -264,6 +267,10 @@ class RequestStream:
         self._events: list[TokenEvent] = []
         self._error: WeftError | None = None
         self._news = asyncio.Event()
+        self._listener: Callable[[], None] | None = None
+        self._interval_tokens = 1
+        self._awaited_tokens = 1
+        """Tokens that still have to come before the listener is called."""
         self._open_answers: int | None = None
         """Answers that ``rest`` waits for."""
         self._arrivals_s: list[float] = []
@@ -277,11 +284,21 @@ class RequestStream:
         """Count waiting events in ``unread``. ``on_overflow`` is called when they end this stream."""
         self._unread, self._on_overflow = unread, on_overflow
 
+    def listen(self, listener: Callable[[], None], interval_tokens: int) -> None:
+        """Call ``listener``, without a task, after events or an error came: after the first event, after each
+        ``interval_tokens`` tokens and after an end; once for a report."""
+        self._listener, self._interval_tokens = listener, interval_tokens
+        if self._events or self._error is not None:
+            self._call_soon()
+
     def put(self, event: TokenEvent) -> None:
         if isinstance(self._error, SlowClientError):
             return
         self._events.append(event)
         if self._open_answers is None:
+            self._awaited_tokens -= len(event.tokens)
+            if event.finish_reason is not None:
+                self._awaited_tokens = 0
             self._news.set()
             if self._unread is not None and len(self._events) - self._counted_events >= EVENTS_MAX:
                 self._count(self._unread)
@@ -289,32 +306,41 @@ class RequestStream:
             self._arrivals_s.append(time.perf_counter())
             self._count_end(event)
 
+    def deliver(self) -> None:
+        """Call the listener, if enough has come since its last call."""
+        if self._awaited_tokens <= 0 and self._listener is not None:
+            self._awaited_tokens = self._interval_tokens
+            self._listener()
+
     def fail(self, request_id: str, error: WeftError) -> None:
         self._error = error
         self._news.set()
+        self._call_soon()
 
     def overflow(self, error: SlowClientError) -> None:
         """Drop waiting events, and fail with ``error``."""
-        self.close()
+        self._count_no_more()
         self._events.clear()
-        self._error = error
-        self._news.set()
+        self.fail("", error)
         self._on_overflow()
 
     def close(self) -> None:
-        """Count no more. Idempotent."""
-        if self._unread is not None:
-            self._unread.change(self, -self.unread_bytes)
-        self._unread, self._counted_events = None, 0
+        """Call no listener and count no more. Idempotent."""
+        self._listener = None
+        self._count_no_more()
 
     async def events(self) -> list[TokenEvent]:
-        """Return the next events, at most EVENTS_MAX; wait for at least one. Raises the error that the requests failed
-        with, after the events that came before, and SlowClientError at once."""
-        while not self._events:
-            if self._error is not None:
-                raise self._error
+        """Return the next events as ``next_events`` does; wait for at least one."""
+        while not (events := self.next_events()):
             self._news.clear()
             await self._news.wait()
+        return events
+
+    def next_events(self) -> list[TokenEvent]:
+        """Return the events that wait, at most EVENTS_MAX. Raise the error that the requests failed with, after the
+        events that came before, and SlowClientError at once."""
+        if not self._events and self._error is not None:
+            raise self._error
         events, self._events = self._events[:EVENTS_MAX], self._events[EVENTS_MAX:]
         if self._counted_events and self._unread is not None:
             counted = events[: self._counted_events]
@@ -336,6 +362,16 @@ class RequestStream:
         if self._error is not None and self._open_answers > 0:
             raise self._error
         return list(zip(self._arrivals_s, self._events, strict=True))
+
+    def _call_soon(self) -> None:
+        if self._listener is not None:
+            self._awaited_tokens = 0
+            asyncio.get_running_loop().call_soon(self.deliver)
+
+    def _count_no_more(self) -> None:
+        if self._unread is not None:
+            self._unread.change(self, -self.unread_bytes)
+        self._unread, self._counted_events = None, 0
 
     def _count(self, unread: UnreadAnswers) -> None:
         new = self._events[self._counted_events :]

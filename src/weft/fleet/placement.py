@@ -325,6 +325,7 @@ class Placement:
     def take(self, events: Sequence[TokenEvent]) -> None:
         """Pass on the events of one report. Each token of the fleet passes here: work of a first event is done once."""
         lives, streams = self._lives, self._streams
+        met: dict[EventSink, None] = {}
         for event in events:
             live = lives.get(event.request_id)
             if live is None:
@@ -338,6 +339,7 @@ class Placement:
             stream = streams.get(event.request_id)
             if stream is not None:
                 stream.put(said)
+                met[stream] = None
             if not live.admitted:
                 live.admitted = True
                 self.admitted_count += 1
@@ -348,6 +350,8 @@ class Placement:
                 self._move(live)
             elif was_suspect and not live.suspect:
                 self.dispatch()
+        for stream in met:
+            stream.deliver()
 
 
 def seeded(request: Request, engine_seed: int, number: int) -> Request:

@@ -18,13 +18,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError
+from weft.numa import nodes
 from weft.rpc.client import ANYWHERE, HostShare
 
-_NODES = Path("/sys/devices/system/node")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = "libcuda.so.1"
 """CUDA's driver; on WSL too."""
@@ -93,21 +92,8 @@ def usable_core_numbers() -> list[int]:
     say."""
     if sys.platform != "linux":
         return []
-    node_of = {
-        core: number
-        for number, folder in enumerate(sorted(_NODES.glob("node[0-9]*")))
-        for core in core_numbers((folder / "cpulist").read_text())
-    }
+    node_of = {core: node.number for node in nodes() for core in node.cores}
     return sorted(os.sched_getaffinity(0), key=lambda core: (node_of.get(core, 0), core))
-
-
-def core_numbers(text: str) -> list[int]:
-    """Parse "0-2,8" as [0, 1, 2, 8]."""
-    numbers: list[int] = []
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
 
 
 def visible_gpus() -> list[str]:

@@ -3,13 +3,13 @@
     bytes --first bytes--> MP4, WebM, AVI --header--> sides, rate, count --sampling--> decoder --> RGB frames
                            nothing else opened        before any frame is decoded
 
-Files come from untrusted clients. FFmpeg finds out formats by itself, and some are lists of other files or addresses:
-so the demuxer is named here, by the first bytes, and it may open nothing else. Decoders are a short list. Sides are
-checked before a frame is decoded, and again by the decoder. It all belongs in a worker that has a limit of memory and
-ends in time.
+Files come from untrusted clients. FFmpeg detects formats by itself, and some formats are lists of other files or
+addresses. So the demuxer is chosen here, by the first bytes, and may open nothing else. Only a short list of decoders
+is allowed. Sides are checked before a frame is decoded, and again by the decoder. Run it only in a worker that has a
+limit of memory and of time.
 
-Frames are counted where the file does not say how many it has. A file with fewer frames than it says is read again,
-with the true count.
+Frames are counted if the file does not state their number. A file with fewer frames than stated is read again, with the
+true count.
 """
 
 from __future__ import annotations
@@ -72,21 +72,21 @@ def with_frames(
                         f"{len(wanted)} frames of the video would be read; the limit is "
                         f"{limits.video_frames} (limits.video_frames): lower fps or max_frames"
                     )
-                return use(_frames(container, stream, wanted, limits), [at / fps for at in wanted])
+                return use(_frames(container, stream, wanted, limits), [index / fps for index in wanted])
         except RequestError:
             raise
         except _Fewer as fewer:
             total = fewer.count
         except MemoryError:
-            _refuse("the video takes more memory than reading it may use")
+            _refuse("reading the video takes more memory than it may use")
         except Exception as error:  # a decoder may raise anything for a broken file
             reason = getattr(error, "strerror", None) or one_line(error)  # FFmpeg's own words
             _refuse(f"the video cannot be decoded: {reason}")
-    _refuse("the video cannot be decoded: it has another number of frames each time")
+    _refuse("the video cannot be decoded: each attempt finds another number of frames")
 
 
 class _Fewer(Exception):
-    """A file has ``count`` frames, fewer than it says."""
+    """A file has ``count`` frames, fewer than it states."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""The bytes of a picture file to RGB pixels, within limits that are checked before anything is decoded.
+"""Decoding of picture files to RGB pixels, within limits that are checked before anything is decoded.
 
     bytes --length--> header --width, height--> decoder --> EXIF orientation --> RGB
           image_bytes        image_side, image_pixels
@@ -31,8 +31,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
     """Limits of one picture, or one video. ``image_side``: pixels of the longer side, also of a frame;
-    ``image_pixels``: width times height. ``video_frames``: frames that are read. Errors name them as the fields of
-    ``[limits]`` that set them.
+    ``image_pixels``: width times height. ``video_frames``: frames that are read. Errors name the fields of ``[limits]``
+    with the same names.
     """
 
     image_bytes: int = 32 << 20

@@ -1,8 +1,8 @@
-"""Pixels to patches as LFM2-VL was trained on: one resized picture, or tiles and a thumbnail.
+"""Conversion of pixels to the patches that LFM2-VL was trained on: one resized picture, or tiles and a thumbnail.
 
     small   1,000 x 400      --> the nearest size of 64 to 256 rows                              one tile
     large   2,000 x 1,400    --> a grid of 3 x 2 tiles of 512 x 512, its aspect ratio nearest    six tiles
-                             --> the whole at 64 to 256 rows                                     a thumbnail
+                             --> the complete picture at 64 to 256 rows                          a thumbnail
 
 A picture is large if it has over twice the pixels that 256 rows show. Each side of a tower's input is a multiple of 32
 pixels: patches of 16, of which 2 x 2 become a row.
@@ -87,8 +87,8 @@ def grid(height: int, width: int, settings: ImageSettings) -> tuple[int, int]:
 
 @lru_cache(maxsize=8)
 def _grids(least: int, most: int) -> list[tuple[int, int]]:
-    # Among grids with the same number of tiles the order is that of a set, and decides between equally near ones.
-    # So the set is filled as transformers fills it.
+    # Grids with the same number of tiles are in the order of a set, which decides between equally near grids. So the
+    # set is filled in the same order as in transformers.
     grids = {
         (columns, rows)
         for count in range(least, most + 1)
@@ -96,7 +96,7 @@ def _grids(least: int, most: int) -> list[tuple[int, int]]:
         for rows in range(1, count + 1)
         if least <= columns * rows <= most
     }
-    return sorted(grids, key=lambda one: one[0] * one[1])
+    return sorted(grids, key=lambda grid: grid[0] * grid[1])
 
 
 def _text(names: list[str], tiles: tuple[Tile, ...], settings: ImageSettings) -> tuple[TextPart, ...]:

@@ -1,4 +1,4 @@
-"""A picture or a video that is ready for a tower: patches, place in the prompt, the digest that names it.
+"""A picture or a video that is ready for a tower, with patches, text in the prompt, and a digest.
 
     Picture.tiles   Tile(rows 32, columns 32)   patches  uint8 [1024, 16 x 16 x 3]
                     Tile(rows 20, columns 40)   ...

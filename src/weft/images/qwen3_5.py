@@ -1,4 +1,4 @@
-"""Pixels to patches as Qwen3.5 was trained on: one tile, of about the picture's own size.
+"""Conversion of pixels to the patches that Qwen3.5 was trained on: one tile, of about the picture's own size.
 
     1,000 x 400     --> 992 x 416: the nearest multiples of 32                          31 x 13 rows
     200 x 100       --> 384 x 192: grown to ``min_pixels``                              12 x 6

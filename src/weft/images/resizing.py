@@ -2,9 +2,9 @@
 
     pixels [h, w, 3] --columns--> 8 bits [h, W, 3] --rows--> 8 bits [H, W, 3]
 
-An output pixel is a weighted sum of the pixels under its filter, which is as wide as the pictures' ratio. Weights are
-whole numbers of 15 to 22 bits, and each of the two passes rounds to 8 bits. These roundings decide which way a tie
-goes: at a ratio of 5 : 4 each fourth pixel is near one. Models were trained on torch's results.
+An output pixel is a weighted sum of the input pixels under its filter, whose width is proportional to the ratio of the
+sizes. Weights are whole numbers of 15 to 22 bits, and each of the two passes rounds to 8 bits. These roundings decide
+ties: at a ratio of 5 : 4 every fourth pixel is near a tie. Models were trained on torch's results.
 
 A pass is a product with a banded matrix, in blocks of rows, so that each block multiplies few zeros. Sums are
 whole numbers that float32 holds exactly, or float64 where weights have more bits.

@@ -48,7 +48,7 @@ class _Settings:
 
     @property
     def grain(self) -> int:
-        """Side lengths of a tower's input are multiples of this many pixels."""
+        """Pixels. Side lengths of a tower's input are multiples of this."""
         return self.patch_size * self.downsample_factor
 
     @property
@@ -321,7 +321,7 @@ class _Keys:
         if not (
             isinstance(values, list | tuple)
             and len(values) == 3
-            and all(isinstance(one, int | float) and abs(one) < 1e6 for one in values)
+            and all(isinstance(number, int | float) and abs(number) < 1e6 for number in values)
         ):
             self.fail(key, value, "it must be three numbers")
         red, green, blue = values

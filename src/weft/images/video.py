@@ -1,16 +1,15 @@
-"""Frames to patches as Qwen3.5 was trained on: two frames in a tile, and the time of each tile as text.
+"""Conversion of video frames to the patches that Qwen3.5 was trained on: two frames per tile, and times as text.
 
     frames   0.0 s  0.5 s | 1.0 s  1.5 s | 2.0 s         resized alike, the last one twice where it is alone
     tiles    16 x 9       | 16 x 9       | 16 x 9        a patch is the same 16 x 16 pixels of both frames
     text     <0.2 seconds><|vision_start|> 36 <|vision_end|><1.2 seconds><|vision_start|> 36 <|vision_end|>...
 
-For the rest of weft a video is a ``Picture`` whose tiles come one after another: the rows have one digest over all
-frames, each tile has positions of its own in the prompt, and the text between tiles ordinary ones. A tile sees no
-other tile in the tower. The template writes one video token, within its own ``<|vision_start|>`` and
-``<|vision_end|>``.
+For the rest of weft a video is a ``Picture`` with a sequence of tiles: the rows have one digest over all frames, and
+each tile has its own positions in the prompt, with ordinary text between tiles. In the tower a tile sees no other tile.
+The template writes one video token, within its own ``<|vision_start|>`` and ``<|vision_end|>``.
 
 The processor samples frames of a file evenly, some for each second; it takes all frames of a list. All frames together
-have ``max_pixels`` at most: a longer video has smaller ones.
+have at most ``max_pixels``, so a longer video has smaller frames.
 
 Sizes, sampling, times and pixels (``resizing``) are those of transformers' ``Qwen3VLVideoProcessor`` and
 ``Qwen3VLProcessor``, from 5.10 on. Frames are resized one by one, so a video takes the memory of its patches and of
@@ -37,8 +36,8 @@ VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """Sampling that a request asks for; None leaves a field to the checkpoint. ``fps``: frames of a second that are
-    taken out of a file, and those that a list of frames has.
+    """Sampling that a request asks for; None: as the checkpoint says. ``fps``: frames per second that are taken from a
+    file, or that a list of frames has.
     """
 
     fps: float | None = None
@@ -46,12 +45,14 @@ class Sampling(msgspec.Struct, frozen=True):
     max_frames: int | None = None
 
 
-def sampled(total: int, file_fps: float, asked: Sampling, settings: VideoSettings) -> list[int]:
+def sampled(total: int, file_fps: float, sampling: Sampling, settings: VideoSettings) -> list[int]:
     """Return the indices of the frames to take, of ``total`` frames of a file."""
     if not settings.sample:
         return list(range(total))
-    count = int(total / file_fps * (asked.fps or settings.fps))
-    count = min(max(count, asked.min_frames or settings.min_frames), asked.max_frames or settings.max_frames, total)
+    count = int(total / file_fps * (sampling.fps or settings.fps))
+    count = min(
+        max(count, sampling.min_frames or settings.min_frames), sampling.max_frames or settings.max_frames, total
+    )
     places: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
     return places
 
@@ -83,7 +84,7 @@ def prepare(frames: Iterable[Pixels], seconds: Sequence[float], settings: VideoS
     each, missing = settings.frames, -len(patches) % settings.frames
     patches += patches[-1:] * missing
     times = [*seconds, *[seconds[-1]] * missing]
-    tiles = tuple(_joined(patches[at : at + each]) for at in range(0, len(patches), each))
+    tiles = tuple(_joined(patches[first : first + each]) for first in range(0, len(patches), each))
     rows = tiles[0].rows * tiles[0].columns // settings.downsample_factor**2
     text: list[TextPart] = []
     for first in range(0, len(times), each):
@@ -124,7 +125,7 @@ def resized(frames: int, height: int, width: int, settings: VideoSettings) -> tu
 def _joined(frames: Sequence[Tile]) -> Tile:
     """Return one tile that has the same patches of each frame."""
     first = frames[0]
-    return Tile(np.concatenate([one.patches for one in frames], 1), first.rows, first.columns)
+    return Tile(np.concatenate([frame.patches for frame in frames], 1), first.rows, first.columns)
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -6,8 +6,8 @@
 A video is one file, or a list of frames that are pictures. ``data:video/jpeg;base64,FRAME,FRAME`` is such a list too,
 as in other engines.
 
-Decoders read untrusted files, and take time and memory according to the header of a file. So they run here, in a
-process with a limit of memory that is ended when a picture takes too long.
+Decoders read untrusted files, and the header of a file decides how much time and memory they take. So they run here, in
+a process with a limit of memory that is killed when a picture takes too long.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class VideoJob(msgspec.Struct, array_like=True):
     """Job to prepare a video. ``source``: a ``Source``, or the list of the sources of its frames."""
 
     source: Any
-    asked: Sampling
+    sampling: Sampling
 
 
 def start_of(directory: Path, limits: ImageLimits) -> PictureStart:
@@ -68,9 +68,9 @@ def read_picture(source: str | bytes, settings: ImageSettings, limits: ImageLimi
     return PREPARE[settings.kind](decode(data, limits), settings)
 
 
-def read_video(source: Source | Sequence[Source], asked: Sampling, given: PictureStart) -> Picture:
+def read_video(source: Source | Sequence[Source], sampling: Sampling, start: PictureStart) -> Picture:
     """Return a prepared video. ``source``: as in ``VideoJob``. Raises RequestError."""
-    settings, limits = given.videos, given.limits
+    settings, limits = start.videos, start.limits
     assert settings is not None
     if isinstance(source, str) and source[:17].lower() == "data:video/jpeg;b":
         head, _, frames = source.partition(",")
@@ -80,14 +80,14 @@ def read_video(source: Source | Sequence[Source], asked: Sampling, given: Pictur
         return containers.with_frames(
             data,
             limits,
-            lambda total, fps: video.sampled(total, fps, asked, settings),
+            lambda total, fps: video.sampled(total, fps, sampling, settings),
             lambda frames, seconds: video.prepare(frames, seconds, settings),
         )
     if len(source) > limits.video_frames:
         raise RequestError(
             f"the video has {len(source)} frames; the limit is {limits.video_frames} (limits.video_frames)"
         )
-    seconds = [at / (asked.fps or settings.fps) for at in range(len(source))]
+    seconds = [index / (sampling.fps or settings.fps) for index in range(len(source))]
     return video.prepare((_frame(*numbered, limits) for numbered in enumerate(source)), seconds, settings)
 
 
@@ -127,17 +127,17 @@ def decoded(answer: bytes) -> Picture:
 
 
 def prepare(start: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
-    given = msgspec.msgpack.decode(start, type=PictureStart)
-    return b"", lambda body: _answer(body, given)
+    pictures = msgspec.msgpack.decode(start, type=PictureStart)
+    return b"", lambda body: _answer(body, pictures)
 
 
-def _answer(body: bytes, given: PictureStart) -> bytes:
+def _answer(body: bytes, start: PictureStart) -> bytes:
     try:
         if body[:1] == VIDEO:
             job = msgspec.msgpack.decode(memoryview(body)[1:], type=VideoJob)
-            return _ACCEPTED + read_video(job.source, job.asked, given).to_bytes()
+            return _ACCEPTED + read_video(job.source, job.sampling, start).to_bytes()
         source = body[1:].decode() if body[:1] == URL else body[1:]
-        return _ACCEPTED + read_picture(source, given.settings, given.limits).to_bytes()
+        return _ACCEPTED + read_picture(source, start.settings, start.limits).to_bytes()
     except RequestError as error:
         return _REFUSED + error.message.encode()
     except (MemoryError, UnicodeDecodeError) as error:

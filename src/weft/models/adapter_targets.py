@@ -1,4 +1,4 @@
-"""Map from the stored matrices of a checkpoint to the rows of a product that an adapter of each changes.
+"""Map from each stored matrix of a checkpoint to the rows of a product that an adapter of that matrix changes.
 
     the build of the model      linear([q_proj, k_proj, v_proj])  ->  one product
                                 '-- notes a Target for each: the product, its first row, its rows, their order
@@ -6,9 +6,9 @@
     an adapter's module         base_model.model.model.layers.3.self_attn.k_proj
     without wrappers            layers.3.self_attn.k_proj         ->  rows [512, 640) of the product
 
-The tables that say which tensors become one product (``families.tensors``) are so the tables of adapters too: a family
-gets adapters without further code. Factors are treated as the weights: rows of B are cut and put into order as rows of
-W are, columns of A are cut as columns of W are.
+The tables of tensors that become one product (``families.tensors``) also serve adapters, so a family gets adapters
+without further code. Factors are treated like the weights: rows of B are cut and ordered like rows of W, and columns of
+A are cut like columns of W.
 
 A matrix that is stored as one may be trained in parts, and the other way round. ``other_spellings`` has these names in
 addition to the stored ones: gate and up, q, k and v, the projections of a gated delta net. Source: modules of
@@ -93,7 +93,7 @@ class Target:
 
 
 class Targets:
-    """Targets of one model, by their names without its prefix."""
+    """Targets of one model, by stored names without the model's prefix."""
 
     def __init__(self, stored: Mapping[str, Target]) -> None:
         self.stored = frozenset(stored)
@@ -142,13 +142,15 @@ def _plain(name: str) -> str:
 def unwrapped(module: str) -> str:
     """Return ``module`` without the prefixes before the language model's own names."""
     name = module
-    while (wrapper := next((one for one in _WRAPPERS if name.startswith(one)), None)) is not None:
+    while (wrapper := next((prefix for prefix in _WRAPPERS if name.startswith(prefix)), None)) is not None:
         name = name.removeprefix(wrapper)
     return name
 
 
 def other_spellings(stored: Mapping[str, Target]) -> dict[str, Target]:
-    """Return further names for rows of the same products: of a stored matrix in parts, of several as one."""
+    """Return further names for rows of the same products: names of parts of a stored matrix, and names of several
+    matrices as one.
+    """
     groups: dict[str, dict[str, Target]] = {}
     for name, target in stored.items():
         home, _, leaf = name.rpartition(".")
@@ -175,10 +177,10 @@ order then, are added by its reader.
 def _spelled(leaves: Mapping[str, Target], parts: tuple[str, ...], whole: str) -> list[tuple[str, Target]]:
     if all(part in leaves for part in parts):
         return _as_one([leaves[part] for part in parts], whole)
-    one = leaves.get(whole)
-    if one is None or one.experts is not None:
+    target = leaves.get(whole)
+    if target is None or target.experts is not None:
         return []
-    return _in_parts(one, parts)
+    return _in_parts(target, parts)
 
 
 def _as_one(parts: list[Target], whole: str) -> list[tuple[str, Target]]:
@@ -193,8 +195,8 @@ def _as_one(parts: list[Target], whole: str) -> list[tuple[str, Target]]:
     ]
 
 
-def _in_parts(one: Target, parts: tuple[str, ...]) -> list[tuple[str, Target]]:
-    if one.shard is not None or len(parts) != 2:
+def _in_parts(target: Target, parts: tuple[str, ...]) -> list[tuple[str, Target]]:
+    if target.shard is not None or len(parts) != 2:
         return []  # a rank's spans are of the undivided matrix, and q, k and v differ in rows
-    each = one.rows // 2
-    return [(part, replace(one, rows=each, first=one.first + index * each)) for index, part in enumerate(parts)]
+    each = target.rows // 2
+    return [(part, replace(target, rows=each, first=target.first + index * each)) for index, part in enumerate(parts)]

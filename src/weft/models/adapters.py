@@ -11,8 +11,8 @@
                 ProductChange of that product
 
 ``load_adapter`` reads and checks in any thread and changes nothing of the model. ``install`` and ``remove`` are for
-the thread that computes: a dictionary entry in each product. The bytes that are used are those that were hashed. A
-file that changes meanwhile cannot become a second adapter with the first one's digest.
+the thread that computes: a dictionary entry in each product. Files are read once, for the digest and the factors. So a
+file that changes meanwhile cannot become a second adapter with the digest of the first.
 
 Stacks of experts are peft's: A [r x experts, in] by expert, B [out, r x experts] with the expert last. The
 outer of two nested wrappers is the parameter that the module has last.
@@ -111,38 +111,38 @@ def load_adapter(adapter: Adapter, model: CausalModel, ring: PinnedRing | None =
 
 
 def _sent(loaded: LoadedAdapter, device: torch.device, ring: PinnedRing | None) -> LoadedAdapter:
-    """Return the adapter on ``device``, by one copy of one piece of memory: an adapter has hundreds of small
-    factors.
-    """
+    """Return the adapter on ``device``. All its tensors, often hundreds of small factors, go over in one copy."""
     tensors: list[torch.Tensor] = []
 
-    def noted(one: torch.Tensor) -> torch.Tensor:
-        tensors.append(one)
-        return one
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        tensors.append(tensor)
+        return tensor
 
     _changed(loaded, noted)
-    sizes = [one.nbytes + -one.nbytes % _ALIGNED_BYTES for one in tensors]
+    sizes = [tensor.nbytes + -tensor.nbytes % _ALIGNED_BYTES for tensor in tensors]
     flat = torch.empty(sum(sizes), dtype=torch.uint8)
-    for one, place in zip(tensors, torch.split(flat, sizes), strict=True):
-        place[: one.nbytes].copy_(one.contiguous().view(-1).view(torch.uint8))
-    held = flat.to(device) if ring is None else ring.to_device(flat)
-    places = iter(torch.split(held, sizes))
-    sent: LoadedAdapter = _changed(loaded, lambda one: next(places)[: one.nbytes].view(one.dtype).view(one.shape))
+    for tensor, place in zip(tensors, torch.split(flat, sizes), strict=True):
+        place[: tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
+    on_device = flat.to(device) if ring is None else ring.to_device(flat)
+    places = iter(torch.split(on_device, sizes))
+    sent: LoadedAdapter = _changed(
+        loaded, lambda tensor: next(places)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    )
     return sent
 
 
 _WITH_TENSORS = (ProductChange, Part, Factor, ExpertsChange, LatentChange, TableChange, LoadedAdapter)
 
 
-def _changed(one: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return ``one`` with other tensors, also in its parts."""
-    if isinstance(one, torch.Tensor):
-        return change(one)
-    if isinstance(one, _WITH_TENSORS):
-        return replace(one, **{part.name: _changed(getattr(one, part.name), change) for part in fields(one)})
-    if isinstance(one, dict):
-        return {key: _changed(value, change) for key, value in one.items()}
-    return type(one)(_changed(each, change) for each in one) if isinstance(one, (list, tuple)) else one
+def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return ``value`` with each of its tensors changed, at any depth."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, _WITH_TENSORS):
+        return replace(value, **{part.name: _changed(getattr(value, part.name), change) for part in fields(value)})
+    if isinstance(value, dict):
+        return {key: _changed(item, change) for key, item in value.items()}
+    return type(value)(_changed(item, change) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 Send = Callable[[npt.NDArray[np.int64]], torch.Tensor]
@@ -166,7 +166,7 @@ def install(model: CausalModel, loaded: LoadedAdapter, send: Send = torch.from_n
         lines = [change.line() for _, change in loaded.products]
         width = max((len(line) for line in lines if line is not None), default=0)
         table = send(np.array([line or (0,) * width for line in lines], np.int64)) if width else None
-        sent = [None if line is None or table is None else table[at] for at, line in enumerate(lines)]
+        sent = [None if line is None or table is None else table[index] for index, line in enumerate(lines)]
     if loaded.blocks or loaded.table is not None:
         active.unrecorded.add(digest)
     for (product, change), line in zip(loaded.products, sent, strict=True):
@@ -205,18 +205,18 @@ def _tensors(adapter: Adapter, directory: Path) -> dict[str, torch.Tensor]:
             param="lora",
         )
     tensors: dict[str, torch.Tensor] = {}
-    for name, one in stored.items():
-        if one.dtype not in _FLOATS:
+    for name, entry in stored.items():
+        if entry.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{file}: tensor {name} is {one.dtype}; factors are float32, float16 or bfloat16", param="lora"
+                f"{file}: tensor {name} is {entry.dtype}; factors are float32, float16 or bfloat16", param="lora"
             )
-        if one.stored_bytes:
-            dtype, held, offset = TORCH_DTYPES[one.dtype], content, one.begin
+        if entry.stored_bytes:
+            dtype, source, offset = TORCH_DTYPES[entry.dtype], content, entry.begin
             if offset % dtype.itemsize:
-                held, offset = content[offset : offset + one.stored_bytes], 0
-            count = one.stored_bytes // dtype.itemsize
-            tensors[name] = torch.frombuffer(held, dtype=dtype, count=count, offset=offset).view(one.shape)
-            if not is_finite(tensors[name], one.dtype):
+                source, offset = content[offset : offset + entry.stored_bytes], 0
+            count = entry.stored_bytes // dtype.itemsize
+            tensors[name] = torch.frombuffer(source, dtype=dtype, count=count, offset=offset).view(entry.shape)
+            if not is_finite(tensors[name], entry.dtype):
                 raise CheckpointError(f"{file}: tensor {name} has NaN or infinite values", param="lora")
     return tensors
 
@@ -236,25 +236,25 @@ def _wanted(tensors: Mapping[str, torch.Tensor]) -> list[Wanted]:
         factor = match["factor"]
         nested = factor is not None and not factor.startswith("lora_embedding")
         key = (module, depth if nested else 0)
-        one = by_module.setdefault(key, Wanted(module, key[1]))
+        entry = by_module.setdefault(key, Wanted(module, key[1]))
         if factor is not None:
-            one.of_table |= factor.startswith("lora_embedding")
+            entry.of_table |= factor.startswith("lora_embedding")
             if match["end"] == "bias":
-                one.b_bias = tensor
+                entry.b_bias = tensor
             elif factor.endswith("A"):
-                one.a = tensor
+                entry.a = tensor
             else:
-                one.b = tensor
+                entry.b = tensor
         elif match["magnitude"]:
-            one.magnitude = tensor
+            entry.magnitude = tensor
         elif match["plain"] == "weight":
-            one.whole = tensor
+            entry.whole = tensor
         else:
-            one.bias = tensor
-    for one in by_module.values():
-        if (one.a is None) != (one.b is None):
+            entry.bias = tensor
+    for entry in by_module.values():
+        if (entry.a is None) != (entry.b is None):
             raise CheckpointError(
-                f"the adapter has lora_{'B' if one.a is None else 'A'} of {one.module} alone; a module needs both",
+                f"the adapter has only lora_{'B' if entry.a is None else 'A'} of {entry.module}; a module needs both",
                 param="lora",
             )
     if not by_module:
@@ -288,20 +288,20 @@ class _Placing:
         self._table: TableChange | None = None
 
     def placed(self, wanted: list[Wanted]) -> LoadedAdapter:
-        for one in wanted:
-            target = self._model.targets.find(one.module)
+        for entry in wanted:
+            target = self._model.targets.find(entry.module)
             if target.product is None:
                 continue  # trained, but never computed with
             if target.kind == "table":
-                self._place_table(one, target)
+                self._place_table(entry, target)
             elif target.kind == "experts":
-                self._place_experts(one, target, wanted)
-            elif one.of_table:
+                self._place_experts(entry, target, wanted)
+            elif entry.of_table:
                 raise CheckpointError(
-                    f"the adapter has embedding factors of {one.module}, which is not an embedding", param="lora"
+                    f"the adapter has embedding factors of {entry.module}, which is not an embedding", param="lora"
                 )
             else:
-                self._place(one, target)
+                self._place(entry, target)
         loaded = LoadedAdapter(self._adapter, table=self._table)
         loaded.products = [(product, self._change(pieces)) for product, pieces in self._pieces.values()]
         loaded.blocks = [(block, self._latent_change(block, piece)) for block, piece in self._latents]
@@ -312,57 +312,57 @@ class _Placing:
             loaded.blocks.append((block, change))
         return loaded
 
-    def _place(self, one: Wanted, target: Target) -> None:
-        a, b = self._factors(one, target)
+    def _place(self, entry: Wanted, target: Target) -> None:
+        a, b = self._factors(entry, target)
         if target.kind == "expansion":
-            if a is None or one.whole is not None or one.bias is not None or one.b_bias is not None:
+            if a is None or entry.whole is not None or entry.bias is not None or entry.b_bias is not None:
                 raise CheckpointError(
-                    f"the adapter has more than factors of {one.module}: weft serves A and "
+                    f"the adapter has more than factors of {entry.module}: weft serves A and "
                     "B there, and DoRA, no bias and no trained matrix",
                     param="lora",
                 )
-            piece = self._piece(one, target, a, b, 0, target.whole_shape[0])
+            piece = self._piece(entry, target, a, b, 0, target.whole_shape[0])
             self._latents.append((target.product, piece))
             return
         _, pieces = self._pieces.setdefault(id(target.product), (target.product, []))
-        if one.whole is not None:
-            self._check(one, "weight", one.whole, target.whole_shape)
+        if entry.whole is not None:
+            self._check(entry, "weight", entry.whole, target.whole_shape)
         for inner, begin, end in target.slices or ((target, 0, target.whole_shape[0]),):
-            pieces.append(self._piece(one, inner, a, b, begin, end))
+            pieces.append(self._piece(entry, inner, a, b, begin, end))
 
     def _piece(
-        self, one: Wanted, target: Target, a: torch.Tensor | None, b: torch.Tensor | None, begin: int, end: int
+        self, entry: Wanted, target: Target, a: torch.Tensor | None, b: torch.Tensor | None, begin: int, end: int
     ) -> _Piece:
         """Return the change by rows [begin, end) of the adapter's tensors."""
         columns = _cut(target.shard, a, 1)
         piece = _Piece(target.first, target.rows, columns, self._rows(b, target, begin, end))
-        if one.whole is not None:
-            whole = _cut(target.shard, one.whole, 1)
+        if entry.whole is not None:
+            whole = _cut(target.shard, entry.whole, 1)
             piece.whole = self._rows(whole, target, begin, end)
-        if one.magnitude is not None:
+        if entry.magnitude is not None:
             assert piece.a is not None
             assert piece.b is not None
-            magnitude = self._rows(one.magnitude.reshape(-1), target, begin, end)
+            magnitude = self._rows(entry.magnitude.reshape(-1), target, begin, end)
             assert magnitude is not None
-            self._decompose(one, target, piece, magnitude)
-        if one.b_bias is not None:
-            scale = self._settings.scale_of(_key(one.module))
-            added = self._rows(one.b_bias.reshape(-1).float() * scale, target, begin, end)
+            self._decompose(entry, target, piece, magnitude)
+        if entry.b_bias is not None:
+            scale = self._settings.scale_of(_key(entry.module))
+            added = self._rows(entry.b_bias.reshape(-1).float() * scale, target, begin, end)
             assert added is not None
             piece.shift = added if piece.shift is None else piece.shift + added
-        if one.bias is not None:
-            self._replace_bias(one, target, piece, self._rows(one.bias.reshape(-1), target, begin, end))
+        if entry.bias is not None:
+            self._replace_bias(entry, target, piece, self._rows(entry.bias.reshape(-1), target, begin, end))
         return piece
 
-    def _factors(self, one: Wanted, target: Target) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _factors(self, entry: Wanted, target: Target) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return A, and B times the scale. Raises CheckpointError for shapes that the base does not have."""
-        if one.a is None or one.b is None:
+        if entry.a is None or entry.b is None:
             return None, None
         rows, columns = target.whole_shape
-        rank = self._settings.rank_of(_key(one.module))
-        self._check(one, "lora_A", one.a, (rank, columns))
-        self._check(one, "lora_B", one.b, (rows, rank))
-        return one.a.float(), one.b.float() * self._settings.scale_of(_key(one.module))
+        rank = self._settings.rank_of(_key(entry.module))
+        self._check(entry, "lora_A", entry.a, (rank, columns))
+        self._check(entry, "lora_B", entry.b, (rows, rank))
+        return entry.a.float(), entry.b.float() * self._settings.scale_of(_key(entry.module))
 
     def _rows(self, values: torch.Tensor | None, target: Target, begin: int, end: int) -> torch.Tensor | None:
         """Return rows [begin, end) of ``values``, this rank's, in the order of the product."""
@@ -378,11 +378,11 @@ class _Placing:
             return own
         return target.order(own[:, None]).flatten(0, 1) if own.ndim == 1 else target.order(own)
 
-    def _decompose(self, one: Wanted, target: Target, piece: _Piece, magnitude: torch.Tensor) -> None:
+    def _decompose(self, entry: Wanted, target: Target, piece: _Piece, magnitude: torch.Tensor) -> None:
         """Apply DoRA: the rows of W + scale B A have the length ``magnitude``."""
         if target.shard is not None and target.shard.dim == 1:
             raise CheckpointError(
-                f"the adapter uses DoRA on {one.module}, whose columns ranks divide: no "
+                f"the adapter uses DoRA on {entry.module}, whose columns ranks divide: no "
                 "rank has the length of a row; serve it without --tp",
                 param="--tp",
             )
@@ -391,12 +391,12 @@ class _Placing:
         base = self._base(target).cpu().to(self._dtype).float()
         gain = magnitude.float() / torch.linalg.norm(base + piece.b @ piece.a, dim=1)
         piece.gain, piece.b = gain, piece.b * gain[:, None]
-        held = target.product.bias if target.kind == "product" else None
-        if held is not None:
-            piece.shift = held[target.first : target.first + target.rows].cpu().float() * (1 - gain)
+        present = target.product.bias if target.kind == "product" else None
+        if present is not None:
+            piece.shift = present[target.first : target.first + target.rows].cpu().float() * (1 - gain)
 
     def _base(self, target: Target) -> torch.Tensor:
-        """Return the rows that the model has there, float32 [rows, columns]."""
+        """Return the rows of ``target`` in the model, float32 [rows, columns]."""
         block, last = target.product, target.first + target.rows
         if target.kind == "product":
             return dense_rows(block.weight, target.first, last)
@@ -406,46 +406,46 @@ class _Placing:
         weights = block.gate_up if target.role == "into" else block.down
         return dense_rows(weight_of(weights, self._local(target, target.experts.start)), target.first, last)
 
-    def _replace_bias(self, one: Wanted, target: Target, piece: _Piece, bias: torch.Tensor | None) -> None:
+    def _replace_bias(self, entry: Wanted, target: Target, piece: _Piece, bias: torch.Tensor | None) -> None:
         assert bias is not None
         if target.kind != "product":
-            raise CheckpointError(f"the adapter has a bias of {one.module}, which has none", param="lora")
-        held = target.product.bias
+            raise CheckpointError(f"the adapter has a bias of {entry.module}, which has none", param="lora")
+        present = target.product.bias
         last = target.first + target.rows
-        before = 0.0 if held is None or piece.whole is not None else held[target.first : last].cpu()
+        before = 0.0 if present is None or piece.whole is not None else present[target.first : last].cpu()
         shift = bias.float() - before
         piece.shift = shift if piece.shift is None else piece.shift + shift
 
-    def _place_experts(self, one: Wanted, target: Target, wanted: list[Wanted]) -> None:
+    def _place_experts(self, entry: Wanted, target: Target, wanted: list[Wanted]) -> None:
         own = target.experts
         assert own is not None
-        single = len(own) == 1 and ".experts." in f".{unwrapped(one.module)}"
+        single = len(own) == 1 and ".experts." in f".{unwrapped(entry.module)}"
         if (
-            one.a is None
-            or one.b is None
-            or one.whole is not None
-            or one.bias is not None
-            or one.b_bias is not None
-            or (one.magnitude is not None and not single)
+            entry.a is None
+            or entry.b is None
+            or entry.whole is not None
+            or entry.bias is not None
+            or entry.b_bias is not None
+            or (entry.magnitude is not None and not single)
         ):
             raise CheckpointError(
-                f"the adapter has more than factors of {one.module}: of experts weft "
+                f"the adapter has more than factors of {entry.module}: of experts weft "
                 "serves A and B, and DoRA of single ones",
                 param="lora",
             )
         if single:
             rows, columns = target.whole_shape
-            self._check(one, "lora_A", one.a, (one.a.shape[0], columns))
-            self._check(one, "lora_B", one.b, (rows, one.a.shape[0]))
-            scaled = one.b.float() * self._settings.scale_of(_key(one.module))
+            self._check(entry, "lora_A", entry.a, (entry.a.shape[0], columns))
+            self._check(entry, "lora_B", entry.b, (rows, entry.a.shape[0]))
+            scaled = entry.b.float() * self._settings.scale_of(_key(entry.module))
             b = self._rows(scaled, target, 0, rows)
-            piece = self._add_expert(target, own.start, _cut(target.shard, one.a.float(), 1), b)
-            if one.magnitude is not None:
-                magnitude = self._rows(one.magnitude.reshape(-1), target, 0, rows)
+            piece = self._add_expert(target, own.start, _cut(target.shard, entry.a.float(), 1), b)
+            if entry.magnitude is not None:
+                magnitude = self._rows(entry.magnitude.reshape(-1), target, 0, rows)
                 assert magnitude is not None
-                self._decompose(one, target, piece, magnitude)
+                self._decompose(entry, target, piece, magnitude)
             return
-        target = self._stack(one, target, wanted)
+        target = self._stack(entry, target, wanted)
         count, shard = target.product.shape.count, target.shard
         rows, columns = target.rows, target.columns
         if shard is not None and shard.dim:
@@ -453,11 +453,11 @@ class _Placing:
             shard = Shard(shard.dim - 1, shard.spans, shard.total, shard.absent)
         else:
             shard = None  # experts are divided by their number, if at all
-        rank = self._settings.rank_of(_key(one.module))
-        self._check(one, "lora_A", one.a, (rank * count, columns))
-        self._check(one, "lora_B", one.b, (rows, rank * count))
-        all_a = one.a.float().reshape(count, rank, columns)
-        scaled = one.b.float() * self._settings.scale_of(_key(one.module))
+        rank = self._settings.rank_of(_key(entry.module))
+        self._check(entry, "lora_A", entry.a, (rank * count, columns))
+        self._check(entry, "lora_B", entry.b, (rows, rank * count))
+        all_a = entry.a.float().reshape(count, rank, columns)
+        scaled = entry.b.float() * self._settings.scale_of(_key(entry.module))
         all_b = scaled.reshape(rows, rank, count).permute(2, 0, 1)
         for number in own:
             self._add_expert(target, number, _cut(shard, all_a[number], 1), _cut(shard, all_b[number], 0))
@@ -473,37 +473,37 @@ class _Placing:
         own = target.product.own
         return number if own is None else number - int(own.start)
 
-    def _stack(self, one: Wanted, target: Target, wanted: list[Wanted]) -> Target:
-        """Return the stack that ``one`` changes. Both stacks of a module have its name, so the nesting tells them
+    def _stack(self, entry: Wanted, target: Target, wanted: list[Wanted]) -> Target:
+        """Return the stack that ``entry`` changes. Both stacks of a module have its name, so the nesting tells them
         apart.
         """
-        if unwrapped(one.module).endswith((".gate_up_proj", ".up_proj", ".down_proj", "_linear")):
+        if unwrapped(entry.module).endswith((".gate_up_proj", ".up_proj", ".down_proj", "_linear")):
             return target
-        home = unwrapped(one.module)
-        nested = any(other.module == one.module and other.depth != one.depth for other in wanted)
+        home = unwrapped(entry.module)
+        nested = any(other.module == entry.module and other.depth != entry.depth for other in wanted)
         named = [parameter for parameter in self._settings.targets if "experts." in f"{parameter}."]
-        is_down = one.depth == 0 if nested else any(name.endswith("down_proj") for name in named)
+        is_down = entry.depth == 0 if nested else any(name.endswith("down_proj") for name in named)
         leaf = "down_proj" if is_down else "gate_up_proj"
         return self._model.targets.find(f"{home}.{leaf}")
 
-    def _place_table(self, one: Wanted, target: Target) -> None:
+    def _place_table(self, entry: Wanted, target: Target) -> None:
         rows, columns = target.rows, target.columns
-        if one.whole is not None and one.a is None:
-            self._check(one, "weight", one.whole, (rows, columns))
-            self._table = TableChange(whole=one.whole.to(self._dtype, copy=True))
+        if entry.whole is not None and entry.a is None:
+            self._check(entry, "weight", entry.whole, (rows, columns))
+            self._table = TableChange(whole=entry.whole.to(self._dtype, copy=True))
             return
-        if one.a is None or one.b is None or not one.of_table:
-            raise CheckpointError(f"the adapter has no embedding factors of {one.module}", param="lora")
-        rank = self._settings.rank_of(_key(one.module))
-        self._check(one, "lora_embedding_A", one.a, (rank, rows))
-        self._check(one, "lora_embedding_B", one.b, (columns, rank))
-        scale = self._settings.scale_of(_key(one.module))
-        low, up = _even(one.a.T.to(self._dtype)), _even(one.b.float() * scale)
+        if entry.a is None or entry.b is None or not entry.of_table:
+            raise CheckpointError(f"the adapter has no embedding factors of {entry.module}", param="lora")
+        rank = self._settings.rank_of(_key(entry.module))
+        self._check(entry, "lora_embedding_A", entry.a, (rank, rows))
+        self._check(entry, "lora_embedding_B", entry.b, (columns, rank))
+        scale = self._settings.scale_of(_key(entry.module))
+        low, up = _even(entry.a.T.to(self._dtype)), _even(entry.b.float() * scale)
         self._table = TableChange(low.contiguous(), self._factor(up))
 
     def _change(self, pieces: list[_Piece]) -> ProductChange:
         parts, downs, begin = [], [], 0
-        for piece in sorted(pieces, key=lambda one: one.first):
+        for piece in sorted(pieces, key=lambda part: part.first):
             part = Part(
                 piece.first,
                 piece.first + piece.rows,
@@ -539,10 +539,10 @@ class _Placing:
     def _vector(self, values: torch.Tensor | None) -> torch.Tensor | None:
         return None if values is None else values.to(self._dtype)
 
-    def _check(self, one: Wanted, what: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    def _check(self, entry: Wanted, what: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"the adapter's {what} of {one.module} is {list(tensor.shape)}; this model "
+                f"the adapter's {what} of {entry.module} is {list(tensor.shape)}; this model "
                 f"and its adapter_config.json make it {list(shape)}",
                 param="lora",
             )

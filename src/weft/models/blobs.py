@@ -1,4 +1,4 @@
-"""Files that Ollama's clients upload by their digest, and the models that are made of them.
+"""Files that Ollama's clients upload by digest, and the models that are made of such files.
 
     POST /api/blobs/sha256:HEX --Upload--> .blobs/sha256-HEX.TOKEN.part --digest is right--> .blobs/sha256-HEX
     POST /api/create {"files": {...}} --create_model--> NAME/model.gguf, weft-model.json: as if it had been pulled
@@ -6,8 +6,8 @@
                      a projector                          NAME/mmproj.gguf, which is kept and not read
 
 ``.blobs`` is in the directory of models (``local``). A model links to the bytes of its file, so the upload may be
-deleted: an upload that is a day old is, when the next begins. An upload holds a lock of its file, so uploads of killed
-servers are deleted then too. Bytes, uploads at once and free disk are bounded (law L11).
+deleted: each new upload deletes those that are a day old. A running upload holds a lock of its file, so uploads of
+killed servers are deleted too. Bytes, uploads at once and free disk are bounded (law L11).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FREE_BYTES = 1 << 28
 _FILE, PROJECTOR = "model.gguf", "mmproj.gguf"
 _PART_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,200}-\d{5}-of-\d{5}\.gguf", re.ASCII)
 FILES_MAX = 100
-"""Parts of one uploaded model, at most."""
+"""Most parts of one uploaded model."""
 
 
 class BlobError(RequestError):
@@ -142,8 +142,8 @@ class Upload:
 
 
 def create_model(name: str, digests: Mapping[str, str]) -> LocalModel:
-    """Make a model on disk from uploaded GGUF files, replacing one with that name. ``digests``: by the names that the
-    files have at the client. Raises CheckpointError, RequestError, ModelInUseError.
+    """Make a model on disk from uploaded GGUF files, replacing a model with that name. ``digests``: by the client's
+    names of the files. Raises CheckpointError, RequestError, ModelInUseError.
     """
     sources = _named_sources(digests)
     place = place_of(name)
@@ -174,7 +174,7 @@ def create_model(name: str, digests: Mapping[str, str]) -> LocalModel:
 
 
 def _named_sources(digests: Mapping[str, str]) -> dict[str, tuple[Path, str]]:
-    """Return the uploaded files and their digests by the names that they get. Raises RequestError, CheckpointError."""
+    """Return the uploaded files and their digests by new names. Raises RequestError, CheckpointError."""
     models: dict[str, tuple[Path, str]] = {}
     projectors: list[tuple[Path, str]] = []
     for name, digest in digests.items():
@@ -222,7 +222,7 @@ def _unwritten(error: OSError) -> BlobError:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove uploads of killed servers, and those that are a day old."""
+    """Remove uploads that are a day old or of killed servers."""
     for path in folder.iterdir():
         if path.suffix == PART:
             with suppress(OSError), path.open("rb") as file:

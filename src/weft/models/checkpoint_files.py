@@ -56,7 +56,7 @@ _TOWERS: dict[str, tuple[str, ...]] = {
 SKIPPED_PREFIXES: tuple[str, ...] = tuple(
     wrapper + name for names in _TOWERS.values() for name in names for wrapper in ("", "model.")
 )
-"""Eyes and ears of a multimodal checkpoint, by the prefixes of their tensors. They are left on disk."""
+"""Prefixes of the tensors of a multimodal checkpoint's vision and audio towers, which are not read from disk."""
 _UNUSED_KNOWN = (*DRAFT_PREFIXES, *SKIPPED_PREFIXES)
 _UNUSED_KNOWN_ENDS = ("rotary_emb.inv_freq",)
 _NAMES_SHOWN = 5
@@ -108,7 +108,7 @@ class CheckpointFiles:
         return next((self.tensors[name] for name in names if name in self.tensors), None)
 
     def unused(self, used: set[str]) -> list[str]:
-        """Return names that no part of the model asked for, without those known to be of no use here."""
+        """Return names that no part of the model asked for, without names that are known to be unused."""
         known_ends = (*_UNUSED_KNOWN_ENDS, *stored_form(self.config, self.tensors).left_ends)
         return sorted(
             name
@@ -126,9 +126,9 @@ class CheckpointFiles:
 
 @dataclass(frozen=True, slots=True)
 class DraftWeights:
-    """Heads for multi-token prediction in a checkpoint: a handle, nothing is read. They are not part of the model,
-    unless speculation wants them (``weft.models.mtp``). They have their own prefix, or are layers after the last
-    (DeepSeek-V3). ``names``: of their tensors; ``count``: of heads.
+    """Handle of a checkpoint's heads for multi-token prediction, which are read only if speculation uses them
+    (``weft.models.mtp``). The heads have a prefix of their own, or are layers after the last (DeepSeek-V3). ``names``:
+    of their tensors; ``count``: number of heads.
     """
 
     checkpoint: CheckpointFiles
@@ -178,7 +178,7 @@ def text_alone_line(config: Mapping[str, Any]) -> str | None:
     """Return a line for a wrapper whose text part is all that weft knows; None for any other checkpoint."""
     if not is_text_alone(config):
         return None
-    return f"Of {config.get('model_type')} the text is served: pictures and sound are not read."
+    return f"weft serves the text part of {config.get('model_type')}: pictures and sound are not read."
 
 
 def skipped_line(tensors: Mapping[str, StoredTensor], *, sees: bool = False) -> str | None:

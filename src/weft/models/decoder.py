@@ -4,8 +4,8 @@
     for each block of each layer:   block(stream, step)                     (``layer``)
     hidden = norm(x)        logits = head(hidden) / logits_divisor, capped  (only for rows that are sampled)
 
-A family is a function that reads blocks, not a subclass of this: families differ only in the tensors that make each
-block, so only while loading.
+A family is a function that reads blocks, not a subclass of ``CausalModel``: families differ only in the tensors of each
+block, and only while loading.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft.tensor.weights.tiles import InTiles
 
 
 class CausalModel:
-    """A loaded model: ``forward`` and ``logits`` are all a runner calls; ``spec`` is all memory needs.
+    """A loaded model. A runner calls only ``forward`` and ``logits``; memory is planned from ``spec``.
 
     ``embedding``: [vocab, D]; ``head``: [vocab, D], the same weight when tied. Runs under inference mode.
     """
@@ -101,10 +101,10 @@ class CausalModel:
         )
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
-        """Return hidden [T, D] of one step after the final norm, [X, D] if ``inputs.asked`` names rows. Writes the
-        pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``.
+        """Return hidden [T, D] of one step after the final norm, [X, D] if ``inputs.output_rows`` names rows. Writes
+        the pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``.
         """
-        whole = inputs if inputs.asked is None else replace(inputs, asked=None)
+        whole = inputs if inputs.output_rows is None else replace(inputs, output_rows=None)
         rotated: dict[Rope | None, CosSin | None] = {None: None}
         rotated.update(self._turned(inputs))
         self.adapters.step = inputs.adapters
@@ -147,8 +147,8 @@ class CausalModel:
         return x_TD * factor
 
     def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
-        """Return float32 [X, vocab] of any rows of ``forward``'s result: in ``out_XV`` if that is given and they are
-        converted from another dtype.
+        """Return float32 [X, vocab] of rows of ``forward``'s result. Logits of another dtype are converted into
+        ``out_XV`` if it is given.
         """
         if out_XV is None:
             logits_XV = self.head(hidden_XD).float()

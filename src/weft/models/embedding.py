@@ -1,6 +1,6 @@
-"""Embedding rows of a step: one call of a kernel on a CPU, else a gather of torch. Only the rows of a table in codes
-are dequantised. Steady decodes pass the same tensor in each step and get the same memory: new memory costs such a step
-more time than the rows do.
+"""Embedding rows of a step: one call of a kernel on a CPU, else a gather of torch. Only these rows of a coded table
+are dequantised. Steady decodes pass the same tensor in each step and get the same memory, because new memory would take
+more time than the rows.
 """
 
 from __future__ import annotations

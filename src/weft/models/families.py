@@ -42,8 +42,8 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     model = (
         CausalModel(architecture, **parts) if source.share is None else RankedModel(architecture, source.share, **parts)
     )
-    # Each rank has all of an adapter's embedding: its addition comes after the sum of the looked up rows. Before a
-    # norm it would differ: such adapters are refused as unknown.
+    # Each rank has an adapter's complete embedding and adds its rows after the sum over ranks. Before a norm that sum
+    # would differ, so such adapters are refused as unknown.
     if architecture.residual.adapts_embedding:
         source.targets[embedding] = Target(model, architecture.vocab_size, read.hidden, kind="table")
     model.targets = Targets(source.targets)

@@ -1,12 +1,12 @@
 """All layers of a decode step in one call into the kernels, for a model of fused blocks.
 
-    layer by layer   norm, fused, add and norm, fused, add and norm, ...     two calls a line
-    a stack          x -> [ norm chain  add norm chain  ...  add norm ] -> hidden
+    layer by layer   norm, fused, add and norm, fused, add and norm, ...     one call each
+    fused decoder    x -> [ norm fused  add norm fused  ...  add norm ] -> hidden
 
-The kernels, their order and their roundings are those of ``CausalModel.forward``, and so is every bit of the result.
-The decoder takes steps of few rows, all of them asked for, of models whose layers are plain residual blocks: a norm
-before each mixer and SwiGlu, and nothing else. Products include the additions of their rows' adapters, in the order of
-``AdaptedProduct``; an adapter that trained a full matrix is not served. Everything else goes layer by layer.
+Kernels, order and roundings are the same as in ``CausalModel.forward``, so every bit of the result is too. The decoder
+takes steps of few rows, all with output, of models whose layers are plain residual blocks: a norm before each mixer and
+SwiGlu, and nothing else. Products include the additions of adapters, in the order of ``AdaptedProduct``; an adapter
+that trained a full matrix is not served. Everything else goes layer by layer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.replay_log import LoggedRuns, ReplayLog
 
 _FEW_ROWS = 16
-"""Rows from which on quantised weights may go another way."""
+"""Rows from which on products with quantised weights may use other kernels."""
 _BINDINGS = 4
 """Bindings kept at a time: one or two of one executor."""
 _MIXERS = (AttentionBlock, RecurrentBlock, ShortConvBlock)
@@ -44,22 +44,22 @@ class _Seen(NamedTuple):
 
 
 class _Last(NamedTuple):
-    """The step before: its properties, its first and last cache, and its binding."""
+    """Binding of the step before, with the properties and the first and last cache of that step."""
 
-    # Weakly: a view keeps the arena, which must be given back before a sleep.
+    # Weak references: a view keeps the arena, which must be given back before a sleep.
 
     seen: _Seen
     first: weakref.ref[LayerCache]
     last: weakref.ref[LayerCache]
-    held: list[Any]
+    bound: list[Any]
 
     def are(self, caches: list[LayerCache]) -> bool:
         return self.first() is caches[0] and self.last() is caches[-1]
 
 
 class FusedDecoder:
-    """Decoder of plain layers in one call. ``scale``: factor on the additions to the stream; ``ropes``: of each
-    layer's mixer; ``unfused``: adapters that are not for it, at any time.
+    """Decoder of plain layers in one call. ``scale``: factor on the additions to the stream; ``ropes``: rotary settings
+    of each layer's mixer; ``unfused``: adapters whose steps go layer by layer.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class FusedDecoder:
         caches: list[LayerCache],
         rotated: Mapping[Rope | None, CosSin | None],
     ) -> torch.Tensor | None:
-        """Return hidden [T, D] after the final norm of the embedded tokens [T, D]; None if the step is not for it, and
-        nothing was done. Valid until the next step.
+        """Return hidden [T, D] after the final norm of the embedded tokens [T, D], valid until the next step; None, and
+        nothing is done, if the decoder does not take the step.
         """
-        if not self._layers or inputs.asked is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
+        if not self._layers or inputs.output_rows is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
             return None
         if not native.fits(x_TD):
             return None
@@ -98,7 +98,7 @@ class FusedDecoder:
         bound = self._bound(x_TD, caches)[0]
         if bound is None:
             return None
-        # The same memory in each step: new memory costs the host of a small step more time than a layer's kernels.
+        # The same memory in each step: in a small step new memory takes more time than a layer's kernels.
         out_TD = self._room
         if out_TD is None or out_TD.shape != x_TD.shape or out_TD.dtype != x_TD.dtype:
             out_TD = self._room = torch.empty(x_TD.shape, dtype=x_TD.dtype)
@@ -116,25 +116,25 @@ class FusedDecoder:
         return out_TD
 
     def _bound(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
-        """Return the binding that ``_bind`` made for such a step: in nearly every step that of the step before."""
+        """Return the binding for steps of this kind. It is nearly always the binding of the step before."""
         now = _Seen(x_TD.dtype, x_TD.shape[0] < _FEW_ROWS, native.extension().instruction_set())
         last, first = self._last, _first_fused(self._layers[0])
         if last is not None and last.seen == now and last.are(caches) and first.stays:
-            return last.held
-        # The kernels' side keeps addresses: of weights, and of the arena's views, which change in a sleep.
+            return last.bound
+        # The C++ object keeps addresses of weights and of the arena's views, which change in a sleep.
         key = (*now, id(caches), _lies(caches[0]), _lies(caches[-1]), id(first.bound(x_TD)))
         if key not in self._bindings:
             if len(self._bindings) == _BINDINGS:
                 self._bindings.clear()
             self._bindings[key] = self._bind(x_TD, caches)
-        held = self._bindings[key]
+        bound = self._bindings[key]
         self._last = None
-        if held[0] is not None:
-            self._last = _Last(now, weakref.ref(caches[0]), weakref.ref(caches[-1]), held)
-        return held
+        if bound[0] is not None:
+            self._last = _Last(now, weakref.ref(caches[0]), weakref.ref(caches[-1]), bound)
+        return bound
 
     def _bind(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
-        """Return the kernels' side or None, then the objects whose addresses it has."""
+        """Return the C++ decoder, then the objects whose addresses it holds; [None] if a layer cannot be fused."""
         width, stages, norms = x_TD.shape[1], [], []
         for layer, cache, rope in zip(self._layers, caches, self._ropes, strict=False):
             for norm, block in ((residual.norm, residual.block) for residual in layer.residuals):
@@ -148,7 +148,7 @@ class FusedDecoder:
         if not all(_servable(norm, width) for norm in (*norms, self._final_norm)):
             return [None]
         bound = native.extension().FusedDecoder(self._scale, _norm_of(self._final_norm), self._final_norm.plus_one)
-        held = [bound]
+        parts = [bound]
         for norm, (staged, rope_index) in zip(norms, stages, strict=True):
             fused = staged.fused.bound(x_TD)
             bound.add(
@@ -164,8 +164,8 @@ class FusedDecoder:
                 staged.number,
                 rope_index,
             )
-            held += fused, staged.layer
-        return held
+            parts += fused, staged.layer
+        return parts
 
 
 def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:

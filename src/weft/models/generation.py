@@ -93,7 +93,7 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
         (ids for source in (stated, config, text_config(config)) if (ids := _ids(source.get("eos_token_id")))), ()
     )
     top_k = stated.get("top_k")
-    # Greedy, whatever temperature is stated as well.
+    # Greedy, even if a temperature is stated.
     temperature = 0.0 if stated.get("do_sample") is False else _number(stated, "temperature")
     return GenerationDefaults(
         eos_ids=eos,

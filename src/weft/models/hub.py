@@ -4,8 +4,8 @@
     owner/name                a checkpoint: pulled (``local``), else on the hub
     owner/name:Q4_K_M         the GGUF file of that type, with all parts of a split one
 
-A name that exists as a directory is that directory; one that was pulled is in the directory of models; anything else
-is asked of ``huggingface_hub``. Every failure is an error that names the attempts and a remedy.
+A name that exists as a directory is that directory; a pulled model is in the directory of models; any other name is
+looked up by ``huggingface_hub``. Every failure is an error that names the attempts and a remedy.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def resolve_model(
 
 
 def name_of(model: str) -> str:
-    """Return the name to serve a model under that is given by this path or hub name."""
+    """Return the name under which the model of this path or hub name is served."""
     path = Path(model).expanduser()
     if path.is_file():  # the common part of the names, for a model in several files
         return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
@@ -73,7 +73,7 @@ def local_checkpoint(name: str | Path, revision: str | None = None) -> Path | No
         if view is None:
             raise CheckpointError(
                 f"{path}: the directory has no config.json, so it is not a checkpoint in "
-                f"Hugging Face format, and no GGUF file",
+                f"Hugging Face format, and it has no GGUF file",
                 param="model",
             )
         return view
@@ -257,5 +257,5 @@ def out_of_reach() -> tuple[type[Exception], ...]:
 def fail(
     name: str, revision: str | None, reason: str, what: str = "model", error: type[CheckpointError] = CheckpointError
 ) -> NoReturn:
-    asked = f"{what} {name!r}" + (f" at revision {revision!r}" if revision else "")
-    raise error(f"{asked}: {reason}", param="model" if what == "model" else "lora")
+    described = f"{what} {name!r}" + (f" at revision {revision!r}" if revision else "")
+    raise error(f"{described}: {reason}", param="model" if what == "model" else "lora")

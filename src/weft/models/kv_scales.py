@@ -1,8 +1,8 @@
-"""The scales that a checkpoint brings for KV in fp8: of K and V of a layer, one number or one per KV head.
+"""Scales of a checkpoint for KV in fp8: for K and V of a layer, one number or one per KV head.
 
 Names differ by the calibrating tool: ``self_attn.k_scale`` or ``attn.k_scale``, ``k_proj.k_scale``,
-``k_proj.output_scale`` (compressed-tensors), ``kv_scale`` for both. They are few and tiny, so they are read by their
-names, in any family, before the weights.
+``k_proj.output_scale`` (compressed-tensors), ``kv_scale`` for both. These tensors are few and tiny, so they are read by
+name, in any family, before the weights.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _UNREAD = re.compile(r"layers\.\d+\.(?:[\w.]+\.)?(?:q_scale|prob_scale|[qkv]_zer
 
 
 def read_kv_scales(checkpoint: CheckpointFiles, spec: ModelSpec) -> tuple[dict[int, torch.Tensor], set[str]]:
-    """Return the scales by layer, float32 [K and V, kv_heads] for each layer that has both, or only K if it keeps no
-    V; and the names that were looked at. Raises CheckpointError for a scale of another shape, naming it.
+    """Return the scales by layer, float32 [K and V, kv_heads], only K for a layer without V, and the names that were
+    looked at. Raises CheckpointError that names a scale of another shape.
     """
     scales_of: dict[int, dict[str, torch.Tensor]] = {}
     files = MappedFiles()

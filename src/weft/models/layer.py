@@ -82,7 +82,7 @@ class ResidualStream:
 
 @dataclass(slots=True)
 class LayerStep:
-    """Inputs of blocks other than the stream. ``whole``: ``inputs`` with all rows asked for. ``cache`` and ``rope``:
+    """Inputs of blocks other than the stream. ``whole``: ``inputs`` with output of all rows. ``cache`` and ``rope``:
     of the present layer. ``positions_T``: None if no row is PAD. ``turned``: rotary tables of inputs. ``readers``:
     layers follow the last one that writes, and read pages. ``streams_TN``: several streams, before they are one.
     """
@@ -101,17 +101,17 @@ class LayerStep:
         return self.rotated[self.rope]
 
     def cut(self, stream: ResidualStream, carried: Carried = ()) -> Carried:
-        """Leave out the rows that nothing asks for: KV and states are written, and nothing reads further values. Later
-        layers that only read pages see the last token of each run. Return ``carried`` without these rows.
+        """Leave out the rows whose output is not needed. Call it once all KV and states are written: later layers only
+        read pages, for the last token of each run. Return ``carried`` without these rows.
         """
         asked_of = self.inputs.asked_of
-        if self.inputs.asked is None:
+        if self.inputs.output_rows is None:
             return carried
         stream.x_TD = asked_of(stream.x_TD)
         stream.rows = {name: asked_of(rows) for name, rows in stream.rows.items()}
         self.positions_T = None if self.positions_T is None else asked_of(self.positions_T)
         if self.readers is not None:
-            self.whole = self.inputs = self.inputs.of_asked()
+            self.whole = self.inputs = self.inputs.of_output_rows()
             self.rotated.update(self.readers(self.inputs))
         return [asked_of(rows) for rows in carried]
 
@@ -156,7 +156,9 @@ class ResidualBlock:
 
 @dataclass(slots=True)
 class FirstOfTwo(ResidualBlock):
-    """The next block reads the stream as it was before this one: ``SecondOfTwo``. ``same``: under the same norm."""
+    """First of two parallel blocks: the next one (``SecondOfTwo``) reads the stream from before this block. ``same``:
+    both have the same norm.
+    """
 
     same: bool = field(kw_only=True)
 
@@ -168,7 +170,7 @@ class FirstOfTwo(ResidualBlock):
 
 @dataclass(slots=True)
 class SecondOfTwo(ResidualBlock):
-    """Reads the same stream as the block before it."""
+    """Second of two parallel blocks, which reads the same stream as the first."""
 
     def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
         stream.summed()
@@ -190,7 +192,7 @@ class OnStream:
 
 @dataclass(slots=True)
 class DecoderLayer:
-    """One layer. ``blocks``: in their order. One of mixer and feed-forward may be missing (Nemotron-H, Mamba)."""
+    """One layer. ``blocks``: in order. Mixer or feed-forward may be missing (Nemotron-H, Mamba)."""
 
     blocks: list[StreamBlock]
 

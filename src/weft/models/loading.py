@@ -2,8 +2,8 @@
 
     config.json -> Architecture -> build against headers (no weights read) -> build against the files
 
-The first build reports every missing or mis-shaped tensor and counts the bytes. So the second cannot fail half way,
-but for values that are not finite, and progress has a denominator.
+The first build reports every missing or mis-shaped tensor and counts the bytes. So the second can only fail half way
+for values that are not finite, and progress has a denominator.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _NAME_OF_STORED: dict[str, DTypeName] = {"F32": "float32", "F64": "float32", "BF
 class LoadedModel:
     """A model that was loaded. ``spec.dtype`` is the dtype of all computation. ``weights_bytes``: the memory that the
     weights take, ``weights_form`` their form in words. ``read_bytes`` of the files were read in ``read_s`` seconds,
-    ordering and rounding included. ``headless``: it has no head for next tokens. ``kv_scales``: the checkpoint's, see
-    there. ``warnings``: one sentence each, about the checkpoint.
+    ordering and rounding included. ``headless``: the model has no head for next tokens. ``kv_scales``: those of the
+    checkpoint, see ``read_kv_scales``. ``warnings``: one sentence each, about the checkpoint.
     """
 
     model: CausalModel
@@ -110,7 +110,7 @@ def load_model(
         True,
         twelve_bit,
         gpu.reaches(place),
-        # Not in float32, which is for accuracy: e4m3 has 4 bits, and sums are bfloat16.
+        # Not for float32 models, which are served for accuracy: e4m3 has 4 bits, and sums are bfloat16.
         fp8_inputs=quantize_inputs and chosen != "float32" and multiplies_fp8(place),
         coded_tiles=quantize == "none" and serves_coded(place, DTYPES[chosen]),
     )

@@ -6,9 +6,9 @@
         owner--name.part/       weft-model.json, files so far, FILE.incomplete    a pull that goes on
         .trash-.../             a model that is being removed
 
-A directory without ``.part`` is complete: ``pulling`` renames it when each checksum was right, and a removal renames
-before it deletes. So nothing that is half written has the name of a model. ``weft-model.json`` lists the files with
-sizes and checksums, and every look at a model compares the sizes.
+A directory without ``.part`` is complete: ``pulling`` renames it once every checksum was right, and a removal renames
+it before deleting. So no half-written directory has the name of a model. ``weft-model.json`` lists the files with
+sizes and checksums, and every lookup of a model compares the sizes.
 
 A process that has a model loaded holds a shared lock (flock) of its directory. A removal needs the exclusive lock. The
 kernel releases a lock when its process ends, for any reason. Only a directory with a ``weft-model.json`` is ever
@@ -62,7 +62,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Manifest of a pulled model. ``revision``: as it was asked for; ``commit``: the commit that it meant then."""
+    """Manifest of a pulled model. ``revision``: as requested; ``commit``: the commit of that revision at the time."""
 
     name: str
     revision: str
@@ -114,8 +114,8 @@ def split_name(name: str) -> tuple[str, str]:
         or (colon and not _KIND.fullmatch(kind))
     ):
         raise CheckpointError(
-            f"{name[:200]!r} is not a valid model name: names are owner/name, or owner/name:Q4_K_M for one GGUF "
-            "file of it",
+            f"{name[:200]!r} is not a valid model name: names are owner/name, or owner/name:Q4_K_M for one of its "
+            "GGUF files",
             param="model",
         )
     return repository, kind
@@ -145,7 +145,7 @@ def listed() -> list[LocalModel]:
     if not directory.is_dir():
         return []
     looked = (_look(path) for path in directory.iterdir() if not path.name.startswith("."))
-    return sorted((one for one in looked if one is not None), key=lambda one: (one.name, one.state))
+    return sorted((model for model in looked if model is not None), key=lambda model: (model.name, model.state))
 
 
 def whole_models() -> dict[str, LocalModel]:
@@ -178,7 +178,7 @@ def damage(model: LocalModel, on_bytes: Callable[[int], None] = lambda count: No
     """
     for file in model.manifest.files:
         if not is_right(model.path / file.path, file, on_bytes):
-            return f"{file.path} has not the checksum that the hub names"
+            return f"{file.path} does not have the checksum that the hub names"
     return ""
 
 
@@ -199,10 +199,10 @@ def remove(name: str, *, force: bool = False) -> int:
     loaded. Raises CheckpointError, ModelInUseError.
     """
     place = place_of(name)
-    models = [one for one in (_look(place), _look(part_of(place))) if one is not None]
+    models = [model for model in (_look(place), _look(part_of(place))) if model is not None]
     if not models:
-        held = ", ".join(one.name for one in listed()) or "no model"
-        raise CheckpointError(f"there is no model {name!r} in {model_directory()}: it has {held}", param="model")
+        present = ", ".join(model.name for model in listed()) or "no model"
+        raise CheckpointError(f"there is no model {name!r} in {model_directory()}: it has {present}", param="model")
     freed = 0
     for model in models:
         with alone(model.path, name, force=force):
@@ -213,7 +213,7 @@ def remove(name: str, *, force: bool = False) -> int:
 
 
 def discard(path: Path) -> None:
-    """Remove the name first, at once; then the files."""
+    """Remove a directory: rename it first, which is atomic, then delete the files."""
     trash = path.with_name(f"{_TRASH}{token_hex(8)}")
     path.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
@@ -247,8 +247,8 @@ class LoadedLock:
 
 @contextmanager
 def alone(path: Path, name: str, *, force: bool = False) -> Iterator[None]:
-    """Hold the directory exclusively: no other process has it loaded, pulls it or removes it. Raises
-    ModelInUseError.
+    """Hold the directory exclusively, so that no other process loads, pulls or removes the model. Raises
+    ModelInUseError if one does already.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -303,12 +303,16 @@ def _look(path: Path) -> LocalModel | None:
     manifest = read_manifest(path)
     if manifest is None:
         return None
-    held, problem = 0, ""
+    present_bytes, problem = 0, ""
     for file in manifest.files:
-        sizes = [one.stat().st_size for one in (path / file.path, path / (file.path + INCOMPLETE)) if one.is_file()]
-        held += sum(sizes)
+        sizes = [
+            candidate.stat().st_size
+            for candidate in (path / file.path, path / (file.path + INCOMPLETE))
+            if candidate.is_file()
+        ]
+        present_bytes += sum(sizes)
         if not problem and sizes[:1] != [file.size]:
             problem = f"{file.path} has {sizes[0]} of {file.size} bytes" if sizes else f"{file.path} is missing"
     if path.name.endswith(PART):
-        return LocalModel(manifest.name, path, manifest, "partial", held)
-    return LocalModel(manifest.name, path, manifest, "damaged" if problem else "whole", held, problem)
+        return LocalModel(manifest.name, path, manifest, "partial", present_bytes)
+    return LocalModel(manifest.name, path, manifest, "damaged" if problem else "whole", present_bytes, problem)

@@ -1,4 +1,4 @@
-"""The head for multi-token prediction: one layer that drafts the token after the next.
+"""Head for multi-token prediction (MTP): one layer that drafts the token after the next.
 
     hidden of t (after the trunk's last norm)  -> norm \\
     embedding of token t + 1                   -> norm -> join -> fc -> layer -> norm -> head -> token t + 2
@@ -25,8 +25,8 @@ from the first VOCAB_MAX tokens. A draft that would be another token is wrong, n
 
 Layout and names: the public checkpoints of Qwen3.5, Qwen3-Next and Qwen4, ``mtp.*``. Nemotron 3 has the same head
 under other names: ``layers.0`` joins and attends, ``layers.1`` has the experts and the last norm. Ling and GLM 5 store
-it as the layer after the last (DeepSeek-V3, 2024, section 2.2). If there are several such layers, the first makes all
-drafts: the next would need the first one's output for every token.
+the head as the layer after the last (DeepSeek-V3, 2024, section 2.2). If there are several such layers, the first makes
+all drafts: the next would need the first one's output for every token.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, TwelveBitWeight
 VOCAB_MAX = 1 << 15
 """Number of tokens that drafts may be chosen from."""
 _FEW_TOKENS = 4096
-"""Numbers up to which numpy takes less time than the calls of torch."""
+"""Most numbers for which numpy takes less time than the calls of torch."""
 
 
 class Join(Protocol):

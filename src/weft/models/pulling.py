@@ -5,10 +5,10 @@
                 else http_get from where FILE.incomplete ends --checksum--> rename --> owner--name.part/FILE
     all of them --fsync, rename--> owner--name/
 
-``huggingface_hub`` has the addresses, the tokens, the redirects and the retries. The bytes so far are kept by weft, as
-the library's own downloads start again in a new process. A file has its name when its checksum was right, so a pull
-that goes on reads no finished file again. A wrong checksum costs one more download of that file, then the pull fails
-and names it. Another pull of the same model is refused: one process has the lock.
+``huggingface_hub`` has the addresses, the tokens, the redirects and the retries. weft keeps the bytes so far, because
+the library's own downloads start again in a new process. A file gets its name once its checksum was right, so a resumed
+pull reads no finished file again. After a wrong checksum the file is downloaded once more; then the pull fails with an
+error that names it. Another pull of the same model is refused: one process has the lock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from weft.models.local import (
 from weft.units import format_bytes
 
 PIECE_BYTES = 1 << 18
-"""Bytes that a lost connection costs at most. The client's own pieces have 10 MB, each written when it is complete."""
+"""Most bytes that a lost connection costs. The client's own pieces have 10 MB, each written when it is complete."""
 _FILES_AT_ONCE = 4
 _TRIES = 2
 """Downloads of a file whose checksum is wrong."""
@@ -158,7 +158,7 @@ def _listed_by_hub(name: str, revision: str | None) -> Manifest:
             fail(
                 name,
                 revision,
-                "the hub has it without config.json, so it is no checkpoint in Hugging Face "
+                "the hub has it without config.json, so it is not a checkpoint in Hugging Face "
                 "format"
                 + (f"; one of its GGUF files is named by its type, {name}:Q4_K_M; it has {types}" if types else ""),
             )
@@ -232,17 +232,17 @@ class _Pull:
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()  # the client's own, of each file
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each of its retries is a line else
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # otherwise it logs every retry
         self._drop_others()
         missing = [file for file in self._manifest.files if not self._is_here(file)]
         self._check_room(missing)
         with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
-            # The largest first: then the last file is not the only one for long.
-            work = [threads.submit(self._fetch, file) for file in sorted(missing, key=lambda one: -one.size)]
+            # The largest first, so that the last download is a short one.
+            work = [threads.submit(self._fetch, file) for file in sorted(missing, key=lambda file: -file.size)]
             wait(work, return_when=FIRST_EXCEPTION)
             self._failed.set()  # of no effect when all are done
-            errors = [error for one in work if (error := one.exception()) is not None]
-        for error in sorted(errors, key=lambda one: isinstance(one, PullCancelledError)):
+            errors = [error for fetch in work if (error := fetch.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, PullCancelledError)):
             raise error
 
     def _drop_others(self) -> None:
@@ -272,8 +272,10 @@ class _Pull:
         return False
 
     def _check_room(self, missing: Sequence[ModelFile]) -> None:
-        held = sum(path.stat().st_size for file in missing if (path := self._part / (file.path + INCOMPLETE)).is_file())
-        needed, free = sum(file.size for file in missing) - held, shutil.disk_usage(self._part).free
+        present = sum(
+            path.stat().st_size for file in missing if (path := self._part / (file.path + INCOMPLETE)).is_file()
+        )
+        needed, free = sum(file.size for file in missing) - present, shutil.disk_usage(self._part).free
         if needed > free:
             raise CheckpointError(
                 f"model {self._name!r} takes {format_bytes(needed)} more, and {model_directory()} has "
@@ -320,7 +322,7 @@ class _Pull:
             begin = 0
         with unfinished.open("r+b" if begin else "wb") as raw:
             raw.seek(begin)
-            writer = _Writer(raw, lambda at: self._came(file, at, "pulling"), file.size)
+            writer = _Writer(raw, lambda received: self._came(file, received, "pulling"), file.size)
             if begin < file.size:
                 _thread.check = self._check_wanted
                 _check_each_try()
@@ -332,26 +334,26 @@ class _Pull:
                 )
             finish(raw)
 
-    def _came(self, file: ModelFile, at: int, verb: str) -> None:
+    def _came(self, file: ModelFile, received: int, verb: str) -> None:
         self._check_wanted()
         with self._lock:
-            self._bytes[file.path] = at
-        self._on_progress(self._progress(file, at, verb))
+            self._bytes[file.path] = received
+        self._on_progress(self._progress(file, received, verb))
 
     def _check_wanted(self) -> None:
         if self._failed.is_set() or self._cancelled():
             raise PullCancelledError
 
-    def _progress(self, file: ModelFile, at: int, verb: str) -> PullProgress:
+    def _progress(self, file: ModelFile, received: int, verb: str) -> PullProgress:
         with self._lock:
             done = sum(self._bytes.values())
-        return PullProgress(file, at, done, self._manifest.total_bytes, verb)
+        return PullProgress(file, received, done, self._manifest.total_bytes, verb)
 
 
 def _check_each_try() -> None:
-    """Check for a cancelled pull at each request. The process has one client of the hub, which tells listeners each
-    request, in the thread that makes it. The client before huggingface_hub 1.0 does not: there all tries are waited
-    for.
+    """Check for a cancelled pull at each request. The process has one client of the hub, which calls listeners at each
+    request, in the thread that makes it. Before huggingface_hub 1.0 the client has no listeners, and a cancelled pull
+    waits for all tries.
     """
     import huggingface_hub as hub
 

@@ -1,4 +1,4 @@
-"""A model over several ranks: the exchanges between the layers of one rank and those of the others.
+"""One rank's share of a model: sizes of its layers, and their exchanges with the other ranks.
 
     whole Architecture --rank_architecture--> own Architecture (heads, channels, widths of this rank)
           |                                          |

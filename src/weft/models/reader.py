@@ -126,9 +126,7 @@ class TensorReader(TensorSource):
         self._next = deque(check.order)
         self._cache = cache
         self._fetched: dict[str, Future[torch.Tensor] | None] = {}
-        """Tensors being fetched, by name. None: a matrix that is packed from the map, and that the system was asked to
-        read.
-        """
+        """Tensors being fetched, by name. None: a matrix that is packed from the map, which the system reads ahead."""
         self._ahead_bytes = 0
         self._total_bytes = check.read_bytes
         self._read_bytes = 0
@@ -175,15 +173,15 @@ class TensorReader(TensorSource):
         self._fetch_ahead()
         stored = [self.checkpoint.tensors[name] for name in full]
         rows = []
-        for one, part in zip(stored, parts, strict=True):
-            assert self._own_shape(one) == (part[1], columns), f"{one.name} was not checked"
-            own = self._own_rows(one)
+        for tensor, part in zip(stored, parts, strict=True):
+            assert self._own_shape(tensor) == (part[1], columns), f"{tensor.name} was not checked"
+            own = self._own_rows(tensor)
             rows.append(own.reordered(part[2]) if len(part) == 3 else own)
         packed = self._packed_once("+".join(full), rows)
         if packed is not None:
-            for one in stored:
-                self._forget_fetched(one)
-                self._note_read(one)
+            for tensor in stored:
+                self._forget_fetched(tensor)
+                self._note_read(tensor)
         return packed
 
     def _packed_experts(self, name: str, count: int, rows: int, columns: int) -> list[TwelveBitWeight] | None:
@@ -196,8 +194,8 @@ class TensorReader(TensorSource):
         view = self._files.view(stored)
         experts: list[TwelveBitWeight] = []
         for index in range(count):
-            at = view.ctypes.data + 2 * index * rows * columns
-            packed = self._packed_once(f"{full}[{index}]", [rows_from(view, at, rows, columns, 2 * columns)])
+            address = view.ctypes.data + 2 * index * rows * columns
+            packed = self._packed_once(f"{full}[{index}]", [rows_from(view, address, rows, columns, 2 * columns)])
             if packed is None:
                 return None
             # Its values do not fit 12 bits: it is then read like any other.
@@ -242,17 +240,18 @@ class TensorReader(TensorSource):
     def _own_rows(self, stored: StoredTensor) -> MatrixRows:
         """Return this rank's part of a bfloat16 matrix, in place in the file."""
         view, shard = self._files.view(stored), self.shard_of(stored.name)
-        (rows, columns), at = stored.shape, view.ctypes.data
+        (rows, columns), address = stored.shape, view.ctypes.data
         stride_bytes = 2 * columns
         if shard is None:
-            return rows_from(view, at, rows, columns, stride_bytes)
+            return rows_from(view, address, rows, columns, stride_bytes)
         if shard.dim == 0:
             each = [
-                rows_from(view, at + begin * stride_bytes, count, columns, stride_bytes) for begin, count in shard.spans
+                rows_from(view, address + begin * stride_bytes, count, columns, stride_bytes)
+                for begin, count in shard.spans
             ]
             return MatrixRows(view, torch.cat([part.addresses for part in each]), columns)
         [(begin, count)] = shard.spans
-        return rows_from(view, at + 2 * begin, rows, count, stride_bytes)
+        return rows_from(view, address + 2 * begin, rows, count, stride_bytes)
 
     def _forget_fetched(self, stored: StoredTensor) -> Future[torch.Tensor] | None:
         if stored.name not in self._fetched:

@@ -1,11 +1,11 @@
-"""Checkpoints with some tensors replaced, which a trainer that holds tensors in memory gives to an engine.
+"""Checkpoints with some tensors replaced, which a trainer that has tensors in memory gives to an engine.
 
-    directory/model-1.safetensors --copied, and the bytes of the given tensors written over--> out/...
-             /model-2.safetensors --linked, as nothing in it is given-----------------------> out/...
-             /config.json, tokenizer, templates, index --copied------------------------------> out/...
+    directory/model-1.safetensors --copied, and the bytes of the replaced tensors written over--> out/...
+             /model-2.safetensors --linked, as no tensor in it is replaced----------------------> out/...
+             /config.json, tokenizer, templates, index --copied---------------------------------> out/...
 
-The engine then reads ``out`` as any other checkpoint, so a tensor that is given by name and one that is saved to a
-file are treated the same: the same checks, the same digest, the same bits.
+The engine then reads ``out`` as any other checkpoint. So a replaced tensor and one that was saved to a file go through
+the same checks and give the same digest and the same bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_replaced(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]],
     places: dict[str, StoredTensor] = {}
     for file in files:
         header = read_header(file)
-        places |= {name: one for name, one in header.items() if listed.get(name, file.name) == file.name}
+        places |= {name: stored for name, stored in header.items() if listed.get(name, file.name) == file.name}
     is_tied = bool(read_json(directory / "config.json").get("tie_word_embeddings"))
     names = {file.name for file in files}
     for file in sorted(directory.iterdir()):
@@ -71,7 +71,9 @@ def write_replaced(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]],
 
 
 def _link(file: Path, target: Path) -> None:
-    """Make a hard link, as links out of a checkpoint are refused; a copy if there can be none."""
+    """Make a hard link, because symbolic links out of a checkpoint are refused; a copy if hard links are not
+    possible.
+    """
     try:
         os.link(file, target)
     except OSError:

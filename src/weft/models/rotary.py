@@ -24,7 +24,7 @@ from weft.families.vision import turn_axes
 from weft.tensor import native
 
 TABLE_BYTES_MAX = 16 << 20
-"""Bytes of cos and sin of one rope, at most."""
+"""Most bytes of the table of cos and sin of one rope."""
 DECODES_MAX = 256
 """Most positions that are gathered rather than computed."""
 _POSITIONS_FIRST = 1024
@@ -36,7 +36,7 @@ class RotaryTable:
     """
 
     def __init__(self, rope: Rope, device: torch.device | None = None, sections: tuple[int, ...] = ()) -> None:
-        # Computed on the CPU for every device: everywhere the same bits.
+        # Computed on the CPU for every device, so that the bits are the same everywhere.
         self.frequencies = inverse_frequencies(rope).to(device or torch.device("cpu"))
         self._axis_of_F = torch.tensor(turn_axes(sections, len(self.frequencies)), device=device)
         self.attention_factor = rope.attention_factor
@@ -47,7 +47,7 @@ class RotaryTable:
         """Return cos, sin float32 [T, rotary_dim] of int64 [T]; both halves carry the same angles. PAD positions give
         finite values. Valid until the next call. [3, T]: time, row and column.
         """
-        # For one row per sequence the operators cost the host more than their arithmetic.
+        # With few rows torch's operators cost the host more than the arithmetic: rows come from a table.
         if (
             self._gathered is not None
             and positions_T.ndim == 1
@@ -75,20 +75,20 @@ class RotaryTable:
 class _Gathered:
     """Cos and sin of the first positions, and room for one step's."""
 
-    __slots__ = ("_asked", "_cos", "_last", "_most", "_positions", "_rooms", "_rotary", "_sin")
+    __slots__ = ("_cos", "_most", "_positions", "_positions_T", "_result", "_rooms", "_rotary", "_sin")
 
     def __init__(self, rotary: RotaryTable) -> None:
         self._rotary = rotary
         self._most = TABLE_BYTES_MAX // (8 * max(1, rotary.rotary_dim))
         self._cos = self._sin = np.empty((0, rotary.rotary_dim), np.float32)
-        self._asked: torch.Tensor | None = None
+        self._positions_T: torch.Tensor | None = None
         self._positions: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._rooms: tuple[npt.NDArray[Any], ...] = ()
-        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._result: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return cos and sin, None if a position is beyond the table."""
-        if positions_T is not self._asked:  # a step of the same decodes asks with the same tensor
+        if positions_T is not self._positions_T:  # a step of the same decodes passes the same tensor
             self._make_room(positions_T)
         cos, sin = self._rooms
         try:
@@ -99,15 +99,15 @@ class _Gathered:
                 return None
             self._cos.take(self._positions, axis=0, out=cos)
         self._sin.take(self._positions, axis=0, out=sin)
-        return self._last
+        return self._result
 
     def _make_room(self, positions_T: torch.Tensor) -> None:
-        self._asked, self._positions = positions_T, positions_T.numpy()
+        self._positions_T, self._positions = positions_T, positions_T.numpy()
         cos, sin = torch.empty((2, positions_T.shape[0], self._rotary.rotary_dim))
-        self._rooms, self._last = (cos.numpy(), sin.numpy()), (cos, sin)
+        self._rooms, self._result = (cos.numpy(), sin.numpy()), (cos, sin)
 
     def _grow(self) -> bool:
-        """Grow the table to the positions asked for. Return False if that is too far."""
+        """Grow the table to the positions of the step. Return False if that is more than the most."""
         count = 1 << max(_POSITIONS_FIRST - 1, int(self._positions.max())).bit_length()
         if count > self._most:
             return False

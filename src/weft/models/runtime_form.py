@@ -3,7 +3,7 @@
                      --quantize none          int8           int4                          w8a8
     float matrices   tiled or plain           int8           int4                          w8a8
     experts          tiled or plain           int8           int4                          int8
-    the head, steps  tiled or plain           int8           int8 (they are felt most)     w8a8
+    the head, steps  tiled or plain           int8           int8 (errors there cost most) w8a8
     of Mamba-1
     codes of files   as they are              as they are    as they are                   int8 ones: w8a8
     fp8 of files     as it is, inputs too     int8           int4                          w8a8
@@ -111,8 +111,8 @@ class RuntimeForm:
         if self.quantize != "w8a8" or (native.in_use() and native.extension().has_byte_products()):
             return None
         return (
-            "--quantize w8a8: bytes are not multiplied here (that takes the C++ kernels on a CPU with "
-            "AVX512-VNNI), so its sums are made of floats: the same products, but "
+            "--quantize w8a8: this machine does not multiply bytes (that takes the C++ kernels on a CPU with "
+            "AVX512-VNNI), so products are computed in floats: the results are the same, but "
             "--quantize int8 is faster"
         )
 

@@ -139,10 +139,10 @@ def all_stored(directory: Path) -> list[StoredTensor]:
 
 
 def _refuse_overlap(path: Path, tensors: dict[str, StoredTensor]) -> None:
-    filled = sorted((tensor for tensor in tensors.values() if tensor.stored_bytes), key=lambda one: one.begin)
-    for one, following in pairwise(filled):
-        if one.begin + one.stored_bytes > following.begin:
-            raise CheckpointError(f"{path}: {one.name} and {following.name} overlap", param="model")
+    filled = sorted((tensor for tensor in tensors.values() if tensor.stored_bytes), key=lambda tensor: tensor.begin)
+    for tensor, following in pairwise(filled):
+        if tensor.begin + tensor.stored_bytes > following.begin:
+            raise CheckpointError(f"{path}: {tensor.name} and {following.name} overlap", param="model")
 
 
 def _tensor(path: Path, name: str, entry: dict[str, Any], data_begin: int, data_bytes: int) -> StoredTensor:

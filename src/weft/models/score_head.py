@@ -1,6 +1,6 @@
 """Checkpoints that were saved without the head for next tokens: encoders, and models that score prompts.
 
-    Qwen3Model                        no head: only embeddings are asked for
+    Qwen3Model                        no head: serves only embeddings
     Qwen3ForSequenceClassification    score.weight [labels, hidden]: logits of the labels, of the last token
     JevForDecision                    proj.weight, proj.bias: scores of options, of the last token
 
@@ -30,8 +30,9 @@ LABELS_MAX = 4096
 
 
 def is_headless(checkpoint: CheckpointFiles) -> bool:
-    """Return whether the files have no head for next tokens, and config.json names an architecture without one or the
-    checkpoint was saved to embed: embedders of generators keep the generator's name and leave the head out.
+    """Return whether the checkpoint has no head for next tokens: the files have none, and config.json names an
+    architecture without one, or the checkpoint is an embedder (these keep the generator's name and leave the head
+    out).
     """
     if any(name.endswith("lm_head.weight") for name in checkpoint.tensors):
         return False

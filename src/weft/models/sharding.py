@@ -3,8 +3,8 @@
     Tensor of a table (families.tensors)  --place of the rank-->  Shard: dim 0, spans [0, 1024) [2048, 3072)
     codes, scales, zeros of a matrix      --shard of the matrix-> Shard in their own entries
 
-The model code declares each tensor under its stored name before it asks for it. A tensor that is not declared is read
-completely, and must then have the shape that was asked for.
+The model code declares each tensor under its stored name before reading it. A tensor that is not declared is read
+completely, and must have the requested shape.
 """
 
 from __future__ import annotations

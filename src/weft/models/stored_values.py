@@ -3,9 +3,9 @@
 A file is mapped at its first read and read by several threads. A read is a copy out of the map.
 
 Two checks look at values. *Finite*: NaN or infinity in a float tensor makes every answer of the model nonsense, and a
-recurrent state never recovers from it. A sum is finite only if all its terms are, so one pass over bytes that were
-just copied settles it; where the sum itself overflows, each value is looked at. *Copies*: some families store one
-block several times, and only the first is served, so the others must be equal to it.
+recurrent state never recovers. A sum is finite only if all terms are, so one pass over the bytes that were just copied
+suffices; if the sum itself overflows, each value is looked at. *Copies*: some families store one block several times.
+Only the first is served, so the others must be equal to it.
 """
 
 from __future__ import annotations
@@ -111,9 +111,11 @@ def same_values(first: StoredTensor | None, second: StoredTensor) -> bool:
     with closing(MappedFiles()) as files:
         if not first.stored_bytes:
             return True
-        one, other = files.view(first), files.view(second)
+        first_view, second_view = files.view(first), files.view(second)
         begins = range(0, first.stored_bytes, _COMPARED_BYTES)
-        return all(np.array_equal(one[b : b + _COMPARED_BYTES], other[b : b + _COMPARED_BYTES]) for b in begins)
+        return all(
+            np.array_equal(first_view[b : b + _COMPARED_BYTES], second_view[b : b + _COMPARED_BYTES]) for b in begins
+        )
 
 
 def check_unused(checkpoint: CheckpointFiles, names: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ class TensorSource(ABC):
             self.form.places = self._places
         self.used: set[str] = set()
         self.left: set[str] = set()
-        """Names in ``used`` whose content the configuration already has."""
+        """Names in ``used`` that are not read, because the configuration has their content."""
         self.table_name = ""
         self.copies: list[tuple[str, str]] = []
         self.derived: dict[str, tuple[torch.Tensor, str]] = {}
@@ -301,7 +301,7 @@ class TensorSource(ABC):
         tiles each expert is separate; otherwise experts stored one by one become one tensor.
         """
         kinds = {self._grouping(name, columns) for group in names for name in group}
-        if self.runtime.on_gpu_kernels:  # which know no order of each expert's own
+        if self.runtime.on_gpu_kernels:  # the Triton kernels support no column order of each expert's own
             kinds = {None if kind is not None and kind.ordered else kind for kind in kinds}
         if kinds == {None} and self.runtime.quantize == "none":
             return self._float_experts(names, rows, columns)
@@ -320,14 +320,16 @@ class TensorSource(ABC):
         return self._together(each)
 
     def _together(self, experts: Sequence[PlainWeight]) -> ExpertWeights:
-        quantized = [one for one in experts if isinstance(one, QuantizedWeight | OrderedWeight)]
+        quantized = [expert for expert in experts if isinstance(expert, QuantizedWeight | OrderedWeight)]
         if len(quantized) == len(experts):
             return self._counted(stacked_in_order(quantized))
-        tiles = [one for one in experts if isinstance(one, InTiles)]
-        if len(tiles) == len(experts) and len({isinstance(one, CodedTiles) for one in tiles}) == 1:
+        tiles = [expert for expert in experts if isinstance(expert, InTiles)]
+        if len(tiles) == len(experts) and len({isinstance(expert, CodedTiles) for expert in tiles}) == 1:
             return self._counted_experts(tiles)
         return self._counted(
-            torch.stack([one if isinstance(one, torch.Tensor) else one.dense() for one in experts]).to(self.dtype)
+            torch.stack([expert if isinstance(expert, torch.Tensor) else expert.dense() for expert in experts]).to(
+                self.dtype
+            )
         )
 
     def all_experts(
@@ -361,15 +363,15 @@ class TensorSource(ABC):
         if packed is not None:
             return self._counted_experts(packed)
         out = self._empty((count, columns, rows) if transposed else (count, rows * len(names), columns), None)
-        for part, one in zip(out.chunk(len(names), dim=1), names, strict=True):
-            self._fill(part, self.checkpoint.prefix + one)
+        for part, stored in zip(out.chunk(len(names), dim=1), names, strict=True):
+            self._fill(part, self.checkpoint.prefix + stored)
         out = out.transpose(1, 2).contiguous() if transposed else out
         out = out if order is None else order(out)
         if tiles:
-            return self._counted_experts([self.runtime.of_expert(one, count) for one in out])
+            return self._counted_experts([self.runtime.of_expert(expert, count) for expert in out])
         if self.runtime.quantize == "none":
             return self._counted(out)
-        return self._counted(stacked([self.runtime.rounded(one) for one in out]))
+        return self._counted(stacked([self.runtime.rounded(expert) for expert in out]))
 
     def _count(self, weight: PlainWeight) -> None:
         size = held_bytes(weight)
@@ -465,7 +467,7 @@ class TensorSource(ABC):
 
 
 def _runs(parts: Sequence[tuple[Grouping | None, Part]]) -> list[tuple[Grouping | None, list[Part]]]:
-    """Return neighbours of the same kind together."""
+    """Group neighbours of the same kind."""
     runs: list[tuple[Grouping | None, list[Part]]] = []
     for grouping, part in parts:
         if runs and runs[-1][0] == grouping:
@@ -476,7 +478,7 @@ def _runs(parts: Sequence[tuple[Grouping | None, Part]]) -> list[tuple[Grouping 
 
 
 def _in_one_order(parts: Sequence[Codes]) -> list[list[Codes]]:
-    """Return neighbours whose columns have the same order together: all, if only headers are known."""
+    """Group neighbours whose columns have the same order. All are one group if only headers are known."""
     runs: list[list[Codes]] = []
     for part in parts:
         if runs and (part.codes.is_meta or _same(runs[-1][0].order, part.order)):

@@ -1,6 +1,6 @@
 """Memory that a model needs, before a GPU is bought: pure arithmetic over ``config.json``.
 
-    geometries   public models by name -> config.json     model_plan   all of it put together: how much fits
+    geometries   public models by name -> config.json     model_plan   the plan of a model: how much fits
     weights      parameters and bytes                     report       the plan as plain data
     layouts      the same bytes in the layouts of other engines
 

@@ -2,8 +2,8 @@
 
 A row is a configuration and goes through ``families`` like any other: a key that is not in a row has the family's
 default, and a mistake here is a wrong ``config.json``, not a second formula. Each row is the file of that name on the
-hub (https://huggingface.co/NAME/blob/main/config.json), reduced to geometry; a test holds each to the parameter count
-that its makers publish.
+hub (https://huggingface.co/NAME/blob/main/config.json), reduced to geometry; a test compares each row with the
+parameter count that the makers publish.
 
 A name is looked up without its owner, without regard to case, and may be cut short if only one row begins with it
 ("qwen3.5-397b"). Suffixes such as "-Instruct" are fine-tunes of the same geometry.
@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """``published``: the parameter count that the makers name, in billions."""
+    """Geometry of a public model. ``published``: the parameter count that the makers name, in billions."""
 
     name: str
     published: float

@@ -15,7 +15,7 @@
     frames          weft: ``memory.plan``. Pages of 16 tokens of all layers, states in slots; any frame holds
                     either.
 
-Each is given its own bytes and no weights, graphs or activations, so the comparison is only about the layout. The
+Each layout gets the same bytes, and no weights, graphs or activations, so the comparison is only about the layout. The
 memory of prefix caching per running request is counted apart (``Load.cached``): padded pages keep one more state in
 their aligned mode, static pools four (the room for snapshots that their cache reserves).
 
@@ -34,13 +34,13 @@ from weft.spec import ITEM_BYTES, CacheDTypeName, LayerSpec, ModelSpec
 from weft.units import PAGE_TOKENS, VERIFY_TOKENS_MAX, ceil_div
 
 KERNEL_TOKENS = 16
-"""Tokens, whose multiples a block of other engines is: their attention kernels require it."""
+"""Tokens. A block of other engines is a multiple of this, as their attention kernels require."""
 GROUP_SLACK = 1.5
-"""Ratio of layer counts: if the larger kind has fewer than this many times the smaller one's, groups have its size
-instead.
+"""Ratio of the layer counts of both kinds. If it is below this, groups have the size of the larger kind, otherwise of
+the smaller.
 """
 STATE_RATIO = 0.9
-"""Bytes of the state pool to bytes of the KV pool, static pools' default."""
+"""Ratio of the state pool's bytes to those of the KV pool, the default of static pools."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,10 @@ _AMPLE_BYTES = 1 << 50
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """Options of a plan. Exactly one of ``memory_bytes`` (of a device, with weights) and ``arena_bytes`` (only for
-    pages and states). ``ep``: experts are divided by their number. ``quantize``: a name of ``weights.FORMS``. None:
-    the model's own. ``mtp``: with its head for multi-token prediction, if it has one that weft knows and there is one
-    rank. ``twelve_bit``: the device is a CPU that keeps bfloat16 in 12 bits. ``coded_tiles``: and fp8, nf4 and fp4 as
-    codes.
+    pages and states) is set. ``ep``: experts are divided by number. ``quantize``: a name of ``weights.FORMS``; None:
+    the form of the checkpoint. ``mtp``: the plan includes the head for multi-token prediction, if the model has one and
+    there is one rank. ``twelve_bit``: the device is a CPU that keeps bfloat16 in 12 bits; ``coded_tiles``: it also
+    keeps fp8, nf4 and fp4 as codes.
     """
 
     memory_bytes: int | None = None
@@ -68,14 +68,14 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A plan of a model on one device; all bytes are of that device. ``arena`` has no frames if the weights leave
-    nothing; its page, slot and frame sizes are valid all the same. ``need_bytes``: the least memory of a device that
-    runs one sequence of the shortest length; ``tp_that_fits``: the least ``--tp`` for which the memory suffices, None
-    if none does or the memory is enough.
+    """A plan of a model on one device; all bytes are of that device. ``arena`` has no frames if the weights leave no
+    memory, but valid sizes of pages, slots and frames. ``need_bytes``: the least memory of a device that runs one
+    sequence of the shortest length; ``tp_that_fits``: the least ``--tp`` for which the memory suffices, None if it
+    suffices already or for no ``--tp``.
     """
 
     name: str
-    asked: PlanOptions
+    options: PlanOptions
     architecture: Architecture
     spec: ModelSpec
     weights: Weights
@@ -107,7 +107,7 @@ class ModelPlan:
         """Return the bytes that a replica for prompts sends at 1,000 prompt tokens a second (``weft serve
         --roles``): KV of all ranks, and a state after each HANDOFF_TOKENS."""
         states = self.arena.slot_bytes * HANDOFF_TOKENS_S // HANDOFF_TOKENS
-        return self.asked.tp * (HANDOFF_TOKENS_S * self.kv_token_bytes + states)
+        return self.options.tp * (HANDOFF_TOKENS_S * self.kv_token_bytes + states)
 
     @property
     def state_bytes(self) -> int:
@@ -140,84 +140,88 @@ class ModelPlan:
         return plan_arena(self.spec, memory_bytes, kv_dtype=self.arena.kv_dtype, compress=True)
 
 
-def make_plan(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelPlan:
+def make_plan(name: str, config: Mapping[str, Any], options: PlanOptions) -> ModelPlan:
     """Plan the model that ``config`` (a parsed config.json) describes.
 
     Raises UnknownArchitectureError or CheckpointError where the configuration cannot be read, ConfigError
     where ``--tp`` does not divide it or a length is longer than it takes.
     """
-    assert (asked.memory_bytes is None) != (asked.arena_bytes is None)
+    assert (options.memory_bytes is None) != (options.arena_bytes is None)
     whole = read_architecture({key: value for key, value in config.items() if key != "quantization_config"})
-    if asked.dtype is not None:
-        whole = replace(whole, dtype=asked.dtype)
-    lengths = _lengths(asked, whole.max_positions)
-    spec, weights = _of_rank(config, whole, asked, asked.tp)
-    available = _available_bytes(asked, weights)
-    arena = plan_arena(spec, max(0, available), kv_dtype=asked.kv_dtype)
-    if arena.frame_count < arena.frames_min:  # sizes to talk about; nothing fits
-        arena = replace(plan_arena(spec, _AMPLE_BYTES, kv_dtype=asked.kv_dtype), frame_count=0)
+    if options.dtype is not None:
+        whole = replace(whole, dtype=options.dtype)
+    lengths = _lengths(options, whole.max_positions)
+    spec, weights = _of_rank(config, whole, options, options.tp)
+    available = _available_bytes(options, weights)
+    arena = plan_arena(spec, max(0, available), kv_dtype=options.kv_dtype)
+    if arena.frame_count < arena.frames_min:  # nothing fits: only the sizes of an ample arena are shown
+        arena = replace(plan_arena(spec, _AMPLE_BYTES, kv_dtype=options.kv_dtype), frame_count=0)
     frames = Frames(arena, draft_log_bytes(spec))
     fits = tuple(Fit(tokens, frames.request_bytes(Load(tokens)), frames.sequences(Load(tokens))) for tokens in lengths)
     return ModelPlan(
         name=name,
-        asked=asked,
+        options=options,
         architecture=whole,
         spec=spec,
         weights=weights,
         state_dtype=spec.state_dtype,
         arena=arena,
-        workspace_bytes=max(0, (asked.memory_bytes or 0) - weights.rank_bytes - available),
+        workspace_bytes=max(0, (options.memory_bytes or 0) - weights.rank_bytes - available),
         fits=fits,
-        need_bytes=_need_bytes(asked, spec, weights, lengths[0]),
-        tp_that_fits=None if fits[0].sequences else _tp_that_fits(config, whole, asked, lengths[0]),
+        need_bytes=_need_bytes(options, spec, weights, lengths[0]),
+        tp_that_fits=None if fits[0].sequences else _tp_that_fits(config, whole, options, lengths[0]),
         layouts=tuple(all_layouts(spec, arena)),
     )
 
 
-def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions, tp: int) -> tuple[ModelSpec, Weights]:
-    rank = rank_architecture(whole, tp, ep=asked.ep)
-    mtp = asked.mtp and rank.mtp is not None
-    spec = with_cache_dtypes(rank.spec(mtp=mtp), asked.kv_dtype, asked.state_dtype)
-    form = form_of(config, whole.dtype, asked.quantize, twelve_bit=asked.twelve_bit, coded_tiles=asked.coded_tiles)
-    if asked.quantize is None:
-        form = with_share_of_codes(form, config, whole, twelve_bit=asked.twelve_bit)
+def _of_rank(
+    config: Mapping[str, Any], whole: Architecture, options: PlanOptions, tp: int
+) -> tuple[ModelSpec, Weights]:
+    rank = rank_architecture(whole, tp, ep=options.ep)
+    mtp = options.mtp and rank.mtp is not None
+    spec = with_cache_dtypes(rank.spec(mtp=mtp), options.kv_dtype, options.state_dtype)
+    form = form_of(
+        config, whole.dtype, options.quantize, twelve_bit=options.twelve_bit, coded_tiles=options.coded_tiles
+    )
+    if options.quantize is None:
+        form = with_share_of_codes(form, config, whole, twelve_bit=options.twelve_bit)
     return spec, count_weights(whole, rank, tp, form, mtp=mtp)
 
 
-def _available_bytes(asked: PlanOptions, weights: Weights) -> int:
+def _available_bytes(options: PlanOptions, weights: Weights) -> int:
     """Return the bytes for the arena; negative if the weights exceed the memory."""
-    if asked.arena_bytes is not None:
-        return asked.arena_bytes
-    assert asked.memory_bytes is not None
-    left = asked.memory_bytes - weights.rank_bytes
+    if options.arena_bytes is not None:
+        return options.arena_bytes
+    assert options.memory_bytes is not None
+    left = options.memory_bytes - weights.rank_bytes
     return left - max(0, int(left * WORKSPACE_SHARE))
 
 
-def _need_bytes(asked: PlanOptions, spec: ModelSpec, weights: Weights, tokens: int) -> int:
-    arena, _ = memory_for(spec, asked.kv_dtype or spec.dtype, 1, tokens)
-    if asked.arena_bytes is not None:
+def _need_bytes(options: PlanOptions, spec: ModelSpec, weights: Weights, tokens: int) -> int:
+    arena, _ = memory_for(spec, options.kv_dtype or spec.dtype, 1, tokens)
+    if options.arena_bytes is not None:
         return arena
     return weights.rank_bytes + int(arena / (1 - WORKSPACE_SHARE)) + 1
 
 
-def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions, tokens: int) -> int | None:
-    have = asked.memory_bytes if asked.memory_bytes is not None else asked.arena_bytes
+def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, options: PlanOptions, tokens: int) -> int | None:
+    have = options.memory_bytes if options.memory_bytes is not None else options.arena_bytes
     assert have is not None
-    for tp in possible_tps(whole, ep=asked.ep):
-        if tp > asked.tp and _need_bytes(asked, *_of_rank(config, whole, asked, tp), tokens) <= have:
+    for tp in possible_tps(whole, ep=options.ep):
+        if tp > options.tp and _need_bytes(options, *_of_rank(config, whole, options, tp), tokens) <= have:
             return tp
     return None
 
 
-def _lengths(asked: PlanOptions, longest: int) -> tuple[int, ...]:
-    """Return the lengths asked for; by default the usual ones below the model's longest, and that."""
-    too_long = [tokens for tokens in asked.lengths if tokens > longest]
+def _lengths(options: PlanOptions, longest: int) -> tuple[int, ...]:
+    """Return the requested lengths; by default the usual ones below the model's longest context, and that."""
+    too_long = [tokens for tokens in options.lengths if tokens > longest]
     if too_long:
         raise ConfigError(
             f"--max-model-len {too_long[0]} is longer than the {longest} positions of this model",
             param="--max-model-len",
         )
-    chosen: Sequence[int] = asked.lengths or [*(tokens for tokens in LENGTHS if tokens < longest), longest]
+    chosen: Sequence[int] = options.lengths or [*(tokens for tokens in LENGTHS if tokens < longest), longest]
     return tuple(sorted(set(chosen)))
 
 
@@ -237,13 +241,13 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
         "attention_layers": len(plan.spec.attention_layers),
         "recurrent_layers": len(plan.spec.recurrent_layers),
         "max_positions": plan.spec.max_positions,
-        "tp": plan.asked.tp,
-        "ep": plan.asked.ep,
+        "tp": plan.options.tp,
+        "ep": plan.options.ep,
         "why_no_gpu": plan.architecture.why_no_gpu,
         "dtype": plan.spec.dtype,
         "kv_dtype": arena.kv_dtype,
         "state_dtype": plan.state_dtype,
-        "memory_bytes": plan.asked.memory_bytes,
+        "memory_bytes": plan.options.memory_bytes,
         "workspace_bytes": plan.workspace_bytes,
         "weights": {
             "parameters": weights.parameters,
@@ -285,7 +289,7 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
 
 def loads(plan: ModelPlan) -> list[Load]:
     """Return the kinds of requests to compare, without their lengths: plain, speculating, and with prefix caching."""
-    drafts = plan.asked.drafts
+    drafts = plan.options.drafts
     speculating = [Load(0, drafts)] if drafts else []
     return [Load(0), *speculating, Load(0, drafts, cached=True)]
 

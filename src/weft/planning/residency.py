@@ -12,13 +12,13 @@ requests that waited for a model which stays after all. The process control arou
     L3   one load at a time, in the order in which models were first asked for: nothing starves
     L4   requests that wait are bounded; beyond that ``enter`` says so
 
-Room is made from models without requests, the least recently used first. Where those are too few, the load waits
-PATIENCE_S for others to fall idle. Then the least recently used of the busy ones *drain*: their new requests wait
-until after the load, and running ones go on to their end. A model that was loaded less than PATIENCE_S ago does not
-drain: otherwise a model whose load took longer than that would be unloaded without a single answer.
+To make room, models without requests are unloaded, the least recently used first. If that is not enough, the load waits
+PATIENCE_S for others to fall idle. Then the least recently used of the busy models *drain*: new requests wait until
+after the load, and running requests go on to the end. A model that was loaded less than PATIENCE_S ago does not drain:
+otherwise a model whose load takes longer than PATIENCE_S would be unloaded without a single answer.
 
-A share is weights and arena together. It follows only from the set of models (``shares``), never from the models
-loaded at the time. So a model serves the same context whenever it is there.
+A share is weights and arena together. It follows only from the set of all models (``shares``), never from the models
+that are loaded at the time. So a model always serves the same context.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ class Resident:
     unloads: int = 0
 
     @property
-    def held(self) -> int:
+    def used_bytes(self) -> int:
         return 0 if self.state == "absent" else self.share
 
     @property
     def is_absent(self) -> bool:
-        """Return whether it is not in memory, and no request waits for it."""
+        """Return whether the model is not in memory, and no request waits for it."""
         return self.state == "absent" and not self.waiting
 
 
@@ -136,8 +136,8 @@ class Residency:
         return cls(budget, waiting_max, {name: Resident(name, share, keep_alive_s) for name, share in shares.items()})
 
     @property
-    def held(self) -> int:
-        return sum(model.held for model in self.models.values())
+    def used_bytes(self) -> int:
+        return sum(model.used_bytes for model in self.models.values())
 
     @property
     def waiting(self) -> int:
@@ -146,8 +146,8 @@ class Residency:
     # ------------------------------------------------------------------ requests
 
     def enter(self, name: str, now_s: float) -> Entry:
-        """Record a request for the model and return whether it is in. "in": it is counted as a user; requests that
-        wait are counted once their model is loaded or admitted.
+        """Record a request for the model and return its state. "in": the request counts as a user of the
+        model; waiting requests count once the model is loaded or they are admitted.
         """
         model = self.models[name]
         if model.state == "loaded" and not model.drains:
@@ -251,7 +251,7 @@ class Residency:
         head = self.models[self._queue[0]] if self._queue else None
         victims: set[str] = set()
         if head is not None and head.state == "absent":
-            lacking = head.share - (self.budget - self.held)
+            lacking = head.share - (self.budget - self.used_bytes)
             if lacking <= 0 and not any(model.state == "loading" for model in self.models.values()):
                 head.state, head.life = "loading", head.life + 1
                 self._queue.remove(head.name)

@@ -10,7 +10,7 @@ bandwidth, and a fixed time per step for all that is neither. Arithmetic is 2 FL
 at least one of its tokens is expected to choose.
 
 The bytes that a step compresses, restores and copies (``ArenaWork.moved_bytes``) are read and written by separate
-kernels before the others. So their seconds are added.
+kernels before the others, so the seconds of these kernels are added.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def roofline(load: ModelLoad, device: str, *, count: int) -> Roofline:
     """Return the roofline of ``count`` accelerators named ``device``. Raises ConfigError that lists the names."""
     accelerator = DEVICES.get(device.lower())
     if accelerator is None:
-        names = ", ".join(one.name for one in DEVICES.values())
+        names = ", ".join(known.name for known in DEVICES.values())
         raise ConfigError(
             f"--device {device!r} is not in the table: it has {names}; or fit the times of a running engine with --fit",
             param="--device",

@@ -66,10 +66,10 @@ def options_of(config: EngineConfig, *, twelve_bit: bool = False, coded_tiles: b
     )
 
 
-def need_of(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelNeed:
-    """Return the need of a model. ``asked`` has an ample arena. Raises as ``make_plan``."""
-    plan = make_plan(name, config, asked)
-    if not asked.lengths and plan.spec.max_positions > COMFORT_TOKENS:
+def need_of(name: str, config: Mapping[str, Any], options: PlanOptions) -> ModelNeed:
+    """Return the need of a model. ``options`` has an ample arena. Raises as ``make_plan``."""
+    plan = make_plan(name, config, options)
+    if not options.lengths and plan.spec.max_positions > COMFORT_TOKENS:
         comfort = next(fit for fit in plan.fits if fit.tokens >= COMFORT_TOKENS)
         arena = comfort.request_bytes + plan.arena.frame_bytes
     else:

@@ -1,4 +1,4 @@
-"""Parameters and bytes of the weights, counted from the tables that the model code reads them by.
+"""Parameters and bytes of the weights, counted from the tables by which the model code reads tensors.
 
     Architecture of one rank  --families.tensors-->  (part, elements, how they are stored)  -->  bytes
 
@@ -46,7 +46,7 @@ class WeightForm:
             codes = replace(self, left=None).matrix_bytes(round(elements * self.coded_share), columns)
             return codes + round(max(0.0, 1 - self.coded_share) * self.left.matrix_bytes(elements, columns))
         if self.twelve_bit and elements >= TWELVE_BIT_ELEMENTS:
-            # For 16 rows: 16 upper bytes, where its odd weights begin, and their end.
+            # A tile of 16 rows also has 16 upper bytes, and two indices: first and end of its odd weights.
             return elements * 3 // 2 + 2 * ceil_div(elements, columns) + int(8 * ODD_SHARE * elements)
         scales = ceil_div(elements, self.group) * self.scale_bits if self.group else 0
         return ceil_div(elements * self.bits + scales, 8)
@@ -117,19 +117,19 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
 def form_of(
     config: Mapping[str, Any],
     dtype: DTypeName,
-    asked: str | None,
+    requested: str | None,
     *,
     twelve_bit: bool = False,
     coded_tiles: bool = False,
 ) -> WeightForm:
-    """Return the form of matrices in memory: ``asked`` (a name of FORMS), the form that config.json says, or
+    """Return the form of matrices in memory: ``requested`` (a name of FORMS), the form that config.json says, or
     ``dtype``. ``twelve_bit``: a CPU that keeps large matrices of bfloat16 in 12 bits. ``coded_tiles``: a CPU that
     keeps fp8, nf4 and fp4 of models in bfloat16.
 
     Raises CheckpointError for a quantisation that config.json names and this function does not know.
     """
-    if asked is not None:
-        return FORMS[asked]
+    if requested is not None:
+        return FORMS[requested]
     settings = config.get("quantization_config")
     if isinstance(settings, Mapping) and settings.get("quant_method") == "gguf":
         return _of_gguf(settings.get("elements") or {}, dtype)
@@ -322,8 +322,8 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
 
 
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:
-    """Yield the norms of the head's two inputs, of its layer and of its output; the join of the inputs; the layer.
-    Embedding and output matrix are the trunk's. Heads with several streams have mixes instead of inner norms.
+    """Yield the norms of both inputs of the head, around its layer and over its output; the join of the inputs; the
+    layer. Embedding and output matrix are the trunk's. Heads with several streams have mixes instead of inner norms.
     """
     assert architecture.mtp is not None
     hidden = architecture.hidden_size

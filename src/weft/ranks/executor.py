@@ -1,4 +1,4 @@
-"""The executor of an engine with several ranks: the plan goes to all of them, then rank 0 computes its own.
+"""Executor of an engine with several ranks: it sends the plan to all ranks, then computes the part of rank 0.
 
     engine --plan--> RankedExecutor --+-- pickled plan --> rank 1: TorchExecutor  -.
                                       |                                            |  collectives of the model
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class StepFence:
-    """Done once ``steps`` steps are computed. Without steps it never is."""
+    """Fence that is passed once ``steps`` steps are computed."""
 
     def __init__(self, executor: RankedExecutor, steps: int) -> None:
         self._executor, self._steps = executor, steps
@@ -112,7 +112,7 @@ class RankedExecutor:
         return result
 
     def fence(self) -> StepFence:
-        """Return a fence that passes after everything the ranks were told so far."""
+        """Return a fence that is passed once the ranks have done everything that they were told so far."""
         return StepFence(self, self._steps_begun + 1)
 
     def transfers_done(self, step: int) -> bool:
@@ -158,7 +158,7 @@ class RankedExecutor:
         if not self._closed:
             self._closed = True
             self._part()
-        # A collective that never ends holds the GPU until the process ends: to free its memory would take for ever.
+        # A collective that never ends holds the GPU until the process ends, so freeing memory would block for ever.
         if not (self._lost and is_remote(self.own.arena.device)):
             self.own.close()
 
@@ -170,7 +170,7 @@ class RankedExecutor:
         self.peers.close()
 
     def _guarded(self, compute: Callable[[], Result]) -> Result:
-        """Return the result of ``compute``. Raises the reason that another rank gave if it ended ``compute``."""
+        """Return the result of ``compute``. If another rank caused ``compute`` to fail, raise that rank's error."""
         try:
             return compute()
         except (WeftError, UserError) as error:

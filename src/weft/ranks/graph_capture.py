@@ -1,4 +1,4 @@
-"""Graphs of decode steps over several ranks: all record the same sizes at the same time, or none does.
+"""Graphs of decode steps over several ranks: all ranks record the same sizes at the same time, or none records.
 
     rank 0   warm runs and recording of a size  --.             .-- recorded by all: each keeps its graph
     rank r   the same                           --+-- gather ---+
@@ -40,8 +40,8 @@ class RankedCapture:
         except refusals() as error:
             refusal = error
         refused = torch.tensor([refusal is not None], dtype=torch.int64, device=self._collectives.device)
-        # A rank that fails inside of a recording leaves the others here, until `limits.rank_timeout`.
-        ranks = [str(rank) for rank, one in enumerate(self._collectives.gather(refused)) if int(one[0])]
+        # If a rank fails inside of a recording, the others wait here until `limits.rank_timeout`.
+        ranks = [str(rank) for rank, flag in enumerate(self._collectives.gather(refused)) if int(flag[0])]
         if refusal is not None:
             raise RuntimeError(first_line(refusal)) from refusal
         if ranks or replay is None:

@@ -4,8 +4,8 @@
     rank r      Present, Loaded, Room --->  Ready                             Done   Done
                        Failed, at any time: why this rank ends
 
-Steps have no reply: the collectives of a step are the reply. Pickle is safe here: both ends are one program of one
-user, over sockets that only they hold.
+Steps have no reply: the collectives of a step are the reply. Pickle is safe here, because both ends are processes of
+one program and one user, and no other process has the sockets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.units import BufferId
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """Load the share of rank ``rank`` of ``size``. ``folder``: where ranks meet, private and fresh.
+    """Load the share of rank ``rank`` of ``size``. ``folder``: where ranks meet, private and new.
     ``directory``: the checkpoint's. ``shares_choice``: tokens that rank 0 chose are sent to all ranks."""
 
     rank: int
@@ -54,7 +54,7 @@ class RankLoaded:
 
 @dataclass(frozen=True, slots=True)
 class RankRoom:
-    """The need of a step is measured, in which all ranks take part. ``room_bytes``: the largest arena that fits next
+    """The memory of a step, in which all ranks take part, is measured. ``room_bytes``: the largest arena that fits next
     to the weights; ``usual_bytes``: the arena without ``--memory``.
     """
 
@@ -165,7 +165,7 @@ _NO_RESERVATION = Reservation(version=-1, frames=(), pages=(), slots=(), opened=
 
 def for_other_ranks(plan: StepPlan) -> StepPlan:
     """Return ``plan`` without grammars (rank 0 chooses tokens) and without the fields that only memory reads."""
-    # New pages and frames stay: the model's own head zeroes its part of them.
+    # New pages and frames stay in the plan, because the model's own head zeroes its part of these pages.
     admissions = plan.admissions
     if any(admission.grammar is not None for admission in admissions):
         admissions = tuple(replace(admission, grammar=None) for admission in admissions)

@@ -1,4 +1,4 @@
-"""The other ranks as rank 0 sees them: child processes, a socket to each, and how each one ended.
+"""The other ranks, as rank 0 sees them: child processes, sockets to them, and how each process ended.
 
     Peers.start     size - 1 processes of ``python -m weft.assemble.rank_process``
     launch, lay_out load weights, allocate the arena: rank 0 does the same in the meantime
@@ -54,8 +54,8 @@ class Peer:
         # Ranks on one machine share its cores: a thread that waits must not spin.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         with theirs:
-            # Its socket is all that keeps a rank alive: none outlives rank 0. A session of its own keeps the
-            # terminal's signals away.
+            # A rank ends when its socket closes, so none outlives rank 0. A separate session keeps the terminal's
+            # signals away.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", RANK_PROCESS, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -83,7 +83,7 @@ class Peer:
                 )
             message = self.connection.recv()
             if isinstance(message, messages.RankRoom) and kind is messages.RankReady:
-                message = self.connection.recv()  # of a start that rank 0 gave up before it asked
+                message = self.connection.recv()  # an answer to a start that rank 0 had given up
         except (EOFError, OSError) as error:
             raise RankLostError(f"rank {self.rank} {self.ending()}") from error
         if isinstance(message, messages.RankFailed):
@@ -111,7 +111,7 @@ class Peer:
 
 
 class Peers:
-    """Ranks 1 to ``size`` - 1 of one engine. ``folder``: where the ranks of the present launch meet."""
+    """Ranks 1 to ``size`` - 1 of one engine. ``folder``: directory in which the ranks of the present launch meet."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self.size = size
@@ -157,7 +157,7 @@ class Peers:
     def check_alive(self) -> None:
         """Raise RankLostError, or the error that it gave, if the process of a rank has ended."""
         if any(peer.process.poll() is not None for peer in self.ranks):
-            raise self.failure(RuntimeError("one of them ended"))
+            raise self.failure(RuntimeError("a rank has ended"))
 
     def lay_out(self, arena: ArenaPlan, sizes: Sizes) -> None:
         self.tell(messages.RankLayout(arena, sizes))
@@ -197,7 +197,7 @@ class Peers:
     def check(self) -> None:
         """Raise RankLostError, or the error of a failed rank, if one of ``descriptors`` is readable."""
         if any(peer.connection.poll(0) for peer in self.ranks):
-            raise self.failure(RuntimeError("one of them spoke between two steps"))
+            raise self.failure(RuntimeError("a rank sent a message between two steps"))
 
     def failure(self, error: BaseException) -> WeftError:
         """Return the error that ended a step, after ``error`` in a collective of rank 0."""

@@ -1,10 +1,10 @@
-"""Rank 0 chooses tokens and sends them to the other ranks when their next step needs them.
+"""Samplers of ranks: rank 0 chooses tokens, and sends them to the other ranks if the next step needs them.
 
     rank 0     LeadingSampler     logits -> tokens, by the sampler of any engine  --broadcast-->
     rank r     FollowingSampler   tokens as rank 0 chose them
 
-A step's tokens come with its plan, so a rank needs no choice of its own as a rule. Two features feed a step from the
-choice before it: overlap and verify runs. Only then are choices sent, an int64 for each row.
+A plan usually has the tokens of its step. With overlap and verify runs a step needs tokens that are chosen after its
+plan was made. Only then rank 0 sends its choices, an int64 for each row.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class LeadingSampler(Sampler):
 
 
 class FollowingSampler(Sampler):
-    """Sampler of every rank but 0. ``collectives`` None: choices are not sent, and tokens mean nothing here."""
+    """Sampler of every rank but 0. ``collectives`` None: choices are not sent, and the tokens of this rank are
+    unspecified."""
 
     def __init__(self, collectives: Collectives | None, rows_max: int, vocab_size: int, device: torch.device) -> None:
         super().__init__(rows_max, vocab_size, device)

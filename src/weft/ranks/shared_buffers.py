@@ -1,4 +1,4 @@
-"""Transfer buffers of several ranks: one piece of shared memory for each, and a part of it for each rank.
+"""Transfer buffers of several ranks: each is a piece of shared memory, with a part for each rank.
 
     buffer   pages_PB  uint8 [pages, ranks x page_bytes]    row i: page i of rank 0, of rank 1, ...
              state_B   uint8 [ranks x slot_bytes]           the state of rank 0, of rank 1, ...
@@ -48,7 +48,7 @@ class Pieces(Protocol):
 
 
 class PinnedMemory(Protocol):
-    """``tensor.gpu.host_memory.HostBuffer``"""
+    """``tensor.gpu.host_memory.HostBuffer``."""
 
     @property
     def tensor(self) -> Any: ...

@@ -22,8 +22,8 @@ Items (frames, pages, slots) are named by arrays on the host or by pieces of the
 are on the device already. On a GPU each call is one launch (``arena_kernels``), or two for copies whose
 destinations are also sources. Elsewhere torch's own operators do the same.
 
-Nothing depends only on law L6. A fresh sequence starts its states explicitly, and a page is masked beyond its written
-tokens (kernels select, they never multiply with 0).
+Nothing depends only on law L6. A fresh sequence starts its states explicitly. Kernels mask a page beyond its written
+tokens: they select, and never multiply with 0.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class DeviceArena:
         return self._transfers
 
     def settle_loads(self, keys: Collection[Any], pages: Items, slots: Items) -> Work:
-        """Call ``DeviceTransfers.settle``, which see, on a device."""
+        """Call ``DeviceTransfers.settle`` on a device; on a CPU, return nothing to do."""
         if not isinstance(self._transfers, DeviceTransfers):
             return ()
         return self._transfers.settle(keys, _on_host(pages), _on_host(slots))
 
     def follow_loads(self, buffer: BufferId) -> None:
-        """Call ``DeviceTransfers.follow``, which see, on a device."""
+        """Call ``DeviceTransfers.follow`` on a device; on a CPU, do nothing."""
         if isinstance(self._transfers, DeviceTransfers):
             self._transfers.follow(buffer)
 
@@ -173,7 +173,7 @@ class DeviceArena:
                 self._transfers.perform(kind, _on_host(ids))
 
     def zero_frames(self, frames: Items) -> None:
-        """Zero ``frames``, which may be written from here on."""
+        """Zero ``frames``. From then on steps may write to them."""
         never = self._never_written
         if never is None:
             self._fill(frames, self.plan.frame_bytes, 0)
@@ -350,5 +350,5 @@ def _zeros_of_the_system(size: int) -> torch.Tensor:
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise RuntimeError(f"the system has not got {format_bytes(size)} of memory for the arena") from error
+        raise RuntimeError(f"the system does not have {format_bytes(size)} of memory for the arena") from error
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -41,16 +41,16 @@ UNIT_WORDS = 32
 are.
 """
 PIECE_NUMBERS = 4096
-"""Numbers that one program of a compress takes, at most."""
+"""Most numbers that one program compresses."""
 _TL_TYPES = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
 
 
 @triton.jit(do_not_specialize=["value"], do_not_specialize_on_alignment=["items"])
 def _fill_kernel(words, items, value, item_words, BLOCK: tl.constexpr):
     item = tl.load(items + tl.program_id(0)).to(tl.int64)
-    at = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if item >= 0:
-        tl.store(words + item * item_words + at, tl.zeros((BLOCK,), tl.int64) + value, mask=at < item_words)
+        tl.store(words + item * item_words + word, tl.zeros((BLOCK,), tl.int64) + value, mask=word < item_words)
 
 
 @triton.jit(do_not_specialize_on_alignment=["source_items", "target_items"])
@@ -68,12 +68,12 @@ def _copy_kernel(
     number = tl.program_id(0)
     source = number.to(tl.int64) if FROM_SCRATCH else tl.load(source_items + number).to(tl.int64)
     target = number.to(tl.int64) if TO_SCRATCH else tl.load(target_items + number).to(tl.int64)
-    at = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if (source >= 0) & (target >= 0):
         source_words = words if FROM_SCRATCH else item_words
         target_words = words if TO_SCRATCH else item_words
-        copied = tl.load(sources + source * source_words + at, mask=at < words)
-        tl.store(targets + target * target_words + at, copied, mask=at < words)
+        copied = tl.load(sources + source * source_words + word, mask=word < words)
+        tl.store(targets + target * target_words + word, copied, mask=word < words)
 
 
 @triton.jit
@@ -84,7 +84,7 @@ def codes_of(wide_RC, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     scale_R = tl.math.div_rn(tl.max(tl.abs(wide_RC), axis=1), tl.full((ROWS,), 127.0, tl.float32))
     step_R = tl.where(scale_R > 0, scale_R, 1.0)
     step_RC = tl.broadcast_to(step_R[:, None], (ROWS, COLUMNS))
-    # Adding 1.5 x 2^23 leaves no place for a fraction: to the nearest even.
+    # Adding 1.5 x 2^23 leaves no bits for a fraction, so the sum is rounded to the nearest even number.
     nearest_RC = (tl.math.div_rn(wide_RC, step_RC) + 12582912.0) - 12582912.0
     return tl.minimum(tl.maximum(nearest_RC, -127.0), 127.0).to(tl.int8), scale_R
 

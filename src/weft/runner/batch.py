@@ -1,9 +1,9 @@
-"""From a step plan to the inputs of the model. Only this file and the rows it drives read a StepPlan.
+"""Inputs of the model, made of a step plan. Only this file and the rows that it drives read a StepPlan.
 
-Persistent, per row of the executor (``rows``):    page table, and the token that the row chose last Persistent here:
-prompts of sequences that asked for prompt logprobs Per step, in one staging buffer:                   tokens,
-positions, starts, slots, contexts, rows, runs to
-                                                   sample, table writes, ids of arena work, the table of runs
+    kept by row of the executor (``rows``)    page table, and the token that the row chose last
+    kept here                                 prompts of sequences that asked for prompt logprobs
+    new in each step, in one staging buffer   tokens, positions, starts, slots, contexts, rows, runs to sample,
+                                              table writes, ids of arena work, the table of runs
 
 ``apply`` stages the inputs of the step and sends them in one copy (``staging``). Then it updates rows and arena in the
 order that the plan promises (L5, L6):
@@ -101,7 +101,7 @@ class StepBatch:
         inputs, index_X = self.inputs, self.sample_index_X
         # Reading rows of a tensor costs 10 to 40 us after kernels that empty the caches.
         if isinstance(inputs, StepInputs) and (
-            inputs.asked is not None or (index_X is None and not inputs.runs.padded)
+            inputs.output_rows is not None or (index_X is None and not inputs.runs.padded)
         ):
             return hidden
         if index_X is not None:
@@ -137,8 +137,9 @@ class _StagedRuns:
 
     ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T, row [X
     each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens after those of
-    each run in the plan's ``prompt_logprob_runs``. ``pictured``: rows of pictures, and for each token its index in
-    them, None in a block that has those; ``turns``: positions of the rotation of tokens, if a row has pictures.
+    each run in the plan's ``prompt_logprob_runs``. ``pictured``: the index of each token among the rows of pictures
+    (None in a block with that field), and these rows; ``turns``: positions of the rotation of tokens, if a row has
+    pictures.
     ``adapter_rows``: rows of ``AdapterBlocks``, by count of rows as in ``adapters``.
     """
 
@@ -176,7 +177,7 @@ class _StagedRuns:
 class BatchBuilder:
     """Builder of steps of up to ``step_tokens_max`` tokens over ``rows``.
 
-    ``pad_decode_to``: least rows in the decode part of a batch. ``decode_widths``: ascending sizes to which steps of
+    ``pad_decode_to``: fewest rows in the decode part of a batch. ``decode_widths``: ascending sizes to which steps of
     only decodes are padded; a step above the largest one is not padded.
     """
 
@@ -211,7 +212,9 @@ class BatchBuilder:
         return [page for page in self.rows.table[row].tolist() if page != PAD]
 
     def apply(self, plan: StepPlan, sampler: Sampler, arena: DeviceArena) -> None:
-        """Bring rows, sampler and arena to the state that the runs of the plan expect, and the runs to the device."""
+        """Update rows, sampler and arena to the state that the runs of the plan expect, and send the runs to the
+        device.
+        """
         if self.pictures is not None:
             self.pictures.apply(plan)
         if plan.rows_cleared or plan.admissions:
@@ -268,7 +271,7 @@ class BatchBuilder:
 
     def _block_going_on(self, plan: StepPlan) -> SteadyBlock | None:
         """Return the block of the step before, if ``plan`` is of the same decodes."""
-        # A row that changes hands may get an adapter, and graphs that are recorded again other widths.
+        # A row that another sequence takes may get an adapter. Graphs that are recorded again may get other widths.
         if plan.rows_cleared or plan.admissions or self._steady_widths is not self.decode_widths:
             return None
         block = self._steady_block
@@ -316,36 +319,34 @@ class BatchBuilder:
         if not plan.run_count:
             return None
         decodes, padding = plan.decode_count, self._padding(plan)
-        pads, behind_runs = padding.rows, padding.runs
+        pads, tail_pads = padding.rows, padding.runs
         assert (plan.lengths[:decodes] == 1).all(), "a decode run has one token"
         no_runs = [PAD] * padding.runs_inside
-        lengths = _with_pads(
-            plan.lengths.astype(np.int64), decodes, [1] * pads + [0] * padding.verifies, behind_runs, 0
-        )
-        if behind_runs:
+        lengths = _with_pads(plan.lengths.astype(np.int64), decodes, [1] * pads + [0] * padding.verifies, tail_pads, 0)
+        if tail_pads:
             lengths[-1] = padding.tokens
         run_count, token_count = len(lengths), plan.token_count + pads + padding.tokens
         assert padding.graphed or token_count <= self._tokens_max, f"a step of {token_count} tokens"
-        decodes_alone = run_count == token_count and not behind_runs
-        places = np.arange(token_count) if behind_runs else self._places[:token_count]
+        decodes_alone = run_count == token_count and not tail_pads
+        places = np.arange(token_count) if tail_pads else self._places[:token_count]
         offsets = places if decodes_alone else lengths.cumsum() - lengths
         shape = padding.shape
         flat = self.rows.staging.take(
             2 * stride_of(token_count) + 4 * stride_of(run_count) if shape is None else shape.block_numbers
         )
         (tokens, positions), (starts, slots, contexts, rows) = _fields(flat.host, token_count, run_count)
-        starts[:] = _with_pads(plan.starts, decodes, no_runs, behind_runs, PAD)
-        slots[:] = _with_pads(plan.slots, decodes, no_runs, behind_runs, PAD)
-        rows[:] = _with_pads(plan.rows, decodes, [self._pad_row] * len(no_runs), behind_runs, self._pad_row)
+        starts[:] = _with_pads(plan.starts, decodes, no_runs, tail_pads, PAD)
+        slots[:] = _with_pads(plan.slots, decodes, no_runs, tail_pads, PAD)
+        rows[:] = _with_pads(plan.rows, decodes, [self._pad_row] * len(no_runs), tail_pads, self._pad_row)
         np.add(starts, lengths, out=contexts)
-        contexts[decodes : decodes + len(no_runs)] = contexts[run_count - behind_runs :] = 0
+        contexts[decodes : decodes + len(no_runs)] = contexts[run_count - tail_pads :] = 0
         tokens[:] = _with_pads(plan.tokens, decodes, [0] * pads, padding.tokens, 0)
         if decodes_alone:
             positions[:] = starts
         else:
             np.add(np.repeat(starts - offsets, lengths), places, out=positions)
             positions[token_count - padding.tokens :] = PAD
-        fresh = _with_pads(plan.fresh, decodes, [False] * len(no_runs), behind_runs, False).tolist()
+        fresh = _with_pads(plan.fresh, decodes, [False] * len(no_runs), tail_pads, False).tolist()
         taps = tuple(
             TapPoint(
                 tap.run + (len(no_runs) if tap.run >= decodes else 0),
@@ -387,8 +388,8 @@ class BatchBuilder:
         decode_count: int,
         taps: tuple[TapPoint, ...],
     ) -> tuple[Staged, int] | None:
-        """Write the table of runs into ``block`` if it is of a shape. Return a staged one if kernels need it. ``runs``:
-        offsets, starts, lengths.
+        """Write the table of runs into ``block`` if the step has a recorded shape. Otherwise return a staged table, if
+        kernels need one. ``runs``: offsets, starts, lengths.
         """
         shape = padding.shape
         if shape is None and (padding.graphed or not gpu.fits(self.rows.table)):
@@ -405,7 +406,7 @@ class BatchBuilder:
     def _stage_pictures(
         self, plan: StepPlan, padding: _Padding, block: Int64s, positions: Int64s
     ) -> tuple[tuple[Staged | None, torch.Tensor] | None, Staged | None]:
-        """Return ``_StagedRuns.pictured`` and ``turns``. A block of a shape gets both kinds of numbers."""
+        """Return ``_StagedRuns.pictured`` and ``turns``. The block of a recorded shape gets both."""
         if self.pictures is None:
             return None, None
         decodes, pads = plan.decode_count, padding.rows
@@ -444,12 +445,12 @@ class BatchBuilder:
         """Return ``_StagedRuns.sampling``, ``sample_runs`` and ``sample_positions``. ``pads``: PAD runs after the
         decodes.
         """
-        sample_runs, behind = _sampled(plan)
+        sample_runs, tokens_after = _sampled(plan)
         in_batch = sample_runs + np.where(sample_runs >= plan.decode_count, pads, 0)
         sampling = self.rows.staging.take((2, len(sample_runs)))
-        sampling.host[0] = offsets[in_batch] + lengths[in_batch] - 1 - behind
+        sampling.host[0] = offsets[in_batch] + lengths[in_batch] - 1 - tokens_after
         sampling.host[1] = plan.rows[sample_runs]
-        positions = contexts[in_batch] - behind
+        positions = contexts[in_batch] - tokens_after
         if not plan.verify_count:  # verify runs choose their tokens one by one
             sampler.stage(self.rows.staging, sampling.host[1], positions)
         return sampling, sample_runs, positions
@@ -529,7 +530,7 @@ class BatchBuilder:
             tokens_T,
             positions_T,
             runs,
-            self._asked(staged, token_count),
+            self._output_rows(staged, token_count),
             _with_device_rows(staged),
             _embedded(staged),
             _turns(staged),
@@ -541,10 +542,10 @@ class BatchBuilder:
             return None
         digests[decodes:decodes] = [BASE] * pads
         digests += [BASE] * (len(lengths) - len(digests))
-        asked = sample_runs + np.where(sample_runs >= decodes, pads, 0)
-        return StepAdapters.of(digests, lengths.tolist(), asked.tolist())
+        output_runs = sample_runs + np.where(sample_runs >= decodes, pads, 0)
+        return StepAdapters.of(digests, lengths.tolist(), output_runs.tolist())
 
-    def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
+    def _output_rows(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
         """Return the rows whose output is needed; None if it is needed for all, as for prompt logprobs, pooled
         prompts, verify runs and the model's own head.
         """
@@ -610,7 +611,7 @@ def _embedded(staged: _StagedRuns) -> EmbeddedRows | None:
 
 
 def _turns(staged: _StagedRuns) -> torch.Tensor | None:
-    """Return the turns of the tokens, those of the block if it has some."""
+    """Return the turns of the tokens, from the block if it has that field."""
     shape = staged.padding.shape
     if shape is not None and shape.picture_fields > 1:
         turns: torch.Tensor = shape.fields_of(staged.flat.device)[1:]
@@ -636,10 +637,10 @@ def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int
 
 
 def _with_pads(
-    values: npt.NDArray[Item], decodes: int, inside: list[int] | list[bool], behind: int, value: int | bool
+    values: npt.NDArray[Item], decodes: int, inside: list[int] | list[bool], after: int, value: int | bool
 ) -> npt.NDArray[Item]:
-    """Return ``values`` with the entries ``inside`` after the first ``decodes``, and ``behind`` entries of ``value`` at
+    """Return ``values`` with the entries ``inside`` after the first ``decodes``, and ``after`` entries of ``value`` at
     the end.
     """
     padded = np.insert(values, decodes, inside) if inside else values
-    return np.concatenate((padded, np.full(behind, value, padded.dtype))) if behind else padded
+    return np.concatenate((padded, np.full(after, value, padded.dtype))) if after else padded

@@ -1,4 +1,5 @@
-"""States into 8 bits, pages of KV into 8 bits or 4, and back; ``weft.memory.prefix`` plans it.
+"""Compression of states to 8 bits and of KV pages to 8 or 4 bits, and the way back. ``weft.memory.prefix`` decides
+which ones.
 
     slots [k]  --each part of each layer-->  staging uint8 [k, compressed bytes] --whole pages--> pages [k, p]
                <--                                                            <--
@@ -33,8 +34,8 @@ from weft.units import PAGE_TOKENS
 Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 STATES_AT_ONCE = 8
-"""States in staging memory at once. All of it happens before the step computes: no source of it is written by the
-step's other copies, and no destination is read by them.
+"""States in staging memory at once. Compression comes before the step computes: the step's other copies write none of
+its sources and read none of its destinations.
 """
 
 
@@ -115,7 +116,7 @@ def _words(memory: torch.Tensor, plan: ArenaPlan) -> torch.Tensor:
 
 
 PAGES_AT_ONCE = 512
-"""Pages in staging memory at once. Rows are ordered so that all of them may be read before one is written."""
+"""Pages in staging memory at once. Rows are ordered so that a group may be read completely before it is written."""
 
 
 class Block(NamedTuple):
@@ -189,7 +190,7 @@ def _blocks(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Ite
             dtype=DTYPES[plan.kv_dtype],
             layout=plan.kv_layout,
         )
-        heads, at, scales_at = field.kv_heads, compressed.offset_bytes, compressed.scale_offset_bytes
+        heads, codes_at, scales_at = field.kv_heads, compressed.offset_bytes, compressed.scale_offset_bytes
         for block, is_k in zip(views, (True, False), strict=True):
             if block is None:
                 continue
@@ -198,7 +199,7 @@ def _blocks(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Ite
                 staging,
                 count=count,
                 stride_bytes=record_bytes,
-                offset_bytes=at,
+                offset_bytes=codes_at,
                 shape=(heads, rows, width // 2) if nibbles else block.shape[1:],
                 dtype=torch.uint8 if nibbles else torch.int8,
             )
@@ -211,7 +212,7 @@ def _blocks(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Ite
                 dtype=torch.bfloat16 if nibbles else torch.float32,
             )
             yield Block(block, codes, scales, is_k)
-            at += codes[0].numel()
+            codes_at += codes[0].numel()
             scales_at += heads * rows * COMPRESSED_SCALE_BYTES
 
 
@@ -238,6 +239,6 @@ def _places(plan: ArenaPlan, rows: torch.Tensor) -> torch.Tensor:
     """Return int64: the units of the arena that the records of ``rows`` fill, one after another."""
     in_page = plan.page_bytes // COMPRESSED_KV_ALIGN
     units = torch.arange(plan.compressed_kv_bytes // COMPRESSED_KV_ALIGN, device=rows.device)
-    at = rows[:, 3:] // COMPRESSED_KV_ALIGN + units
-    page = torch.where(at < in_page, rows[:, 1:2], rows[:, 2:3])
-    return (page * in_page + at % in_page).flatten()
+    unit = rows[:, 3:] // COMPRESSED_KV_ALIGN + units
+    page = torch.where(unit < in_page, rows[:, 1:2], rows[:, 2:3])
+    return (page * in_page + unit % in_page).flatten()

@@ -2,16 +2,17 @@
 
     compress      program (block, record)   a head of a K or V block -> codes and scales in scratch
               program (piece, record)   scratch -> the record's bytes on its two pages
-    restore   the same, the other way about
+    restore       the same in the other direction
 
-Two, because pages are compressed in place: a record goes to a page that another program may still have to read.
+There are two launches because pages are compressed in place: a record goes to a page that another program may still
+have to read.
 Addresses are 64 bits wide. PAD instead of a page means no work (L4).
 
 In int4 rows are channels of K and tokens of V, so there is a launch for each of the two. A number of steps has four
 bits and a step has eight, so their product is exact. The result is the same fused or not.
 
-Rounding is that of ``arena_kernels``: to the nearest, halves to the even one, by additions that every backend rounds
-alike, and the division that is asked for by name. Rounding to bfloat16 is done on the bits.
+Rounding is that of ``arena_kernels``: to the nearest, halves to the even one. It uses additions, which every backend
+rounds alike, and ``div_rn``. Rounding to bfloat16 works on the bits.
 """
 
 from __future__ import annotations
@@ -165,8 +166,10 @@ def _place_kernel(words, records, scratch, page_words, record_words, GATHER: tl.
     start = tl.load(record + 3).to(tl.int64) // 8
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = word < record_words
-    at = start + word
-    target = words + tl.where(at < page_words, first * page_words + at, last * page_words + at - page_words)
+    arena_word = start + word
+    target = words + tl.where(
+        arena_word < page_words, first * page_words + arena_word, last * page_words + arena_word - page_words
+    )
     staged = scratch + number * record_words + word
     if (first >= 0) & (last >= 0):
         if GATHER:

@@ -7,8 +7,8 @@ On a CPU (``SteadyDecodes``):
     new in each step            the list of starts, and the objects that refer to all of it
 
 While the rows stay, a step calls no operator of torch here. An operator takes a microsecond in a loop, but twenty
-right after a model has emptied the caches, and new tensors would need many. This works only if the host's memory is
-the device's.
+right after a model has emptied the caches, and new tensors would need many. This works only on a CPU, where the host
+writes the memory that the model reads.
 
 On a GPU the inputs of a step go over in one copy. Those of a graph are one block (``SteadyBlock``): its tokens,
 positions, starts and contexts are written in each step, and the rest is that of the step before.
@@ -69,11 +69,11 @@ class SteadyDecodes:
     def goes_on(self, plan: StepPlan) -> bool:
         """Return whether ``plan`` is a step of the same decodes."""
         # By identity: the planner hands out the same frozen arrays while the same sequences decode.
-        return all(one is other for one, other in zip(self._same, _what_stays(plan), strict=True))
+        return all(mine is other for mine, other in zip(self._same, _what_stays(plan), strict=True))
 
     def write(self, writes: Int32s) -> None:
         """Record (row, page index, page) [3, k], which were written into the table of the rows."""
-        # A copy of the rows' table, by run: `HostRows` writes both, or drops this.
+        # This table is a copy of the rows' table, ordered by run. `HostRows` writes both, or drops this object.
         self._table[self._run_of_row[writes[0]], writes[1]] = writes[2]
 
     def turn_by(self, deltas: Int64s) -> None:
@@ -142,7 +142,7 @@ class SteadyBlock:
     def goes_on(self, plan: StepPlan) -> bool:
         """Return whether ``plan`` is a step of the same decodes, in the same graph."""
         return plan.mtp_drafts is None and all(
-            one is other for one, other in zip(self._same, _what_stays(plan), strict=True)
+            mine is other for mine, other in zip(self._same, _what_stays(plan), strict=True)
         )
 
     def stage(self, plan: StepPlan, staging: Staging) -> None:

@@ -19,8 +19,8 @@ There is no state to save, restore or share: the same seed and request give the 
 splitmix64 (Steele, Lea, Flood, 2014).
 
 Sorting a vocabulary of 150,000 for each row is the cost here. So rows with top-k or top-p look at their few best
-candidates first. They look at the full row if the threshold is not strictly inside these. The order of the filters is
-that of transformers' generation. ``sampling_kernels`` are the twin that sorts nothing.
+candidates first, and at the full row if the threshold is not strictly inside the candidates. The order of the filters
+is that of transformers' generation. ``sampling_kernels`` are the twin that sorts nothing.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _choose_block(logits_NV: torch.Tensor, filters: Filters) -> torch.Tensor:
 
 
 def _scaled(logits_NW: torch.Tensor, filters: Filters, best_N1: torch.Tensor | None = None) -> torch.Tensor:
-    """Return (logit - best) / temperature, a new tensor; ``best_N1`` None: the best of the columns given."""
+    """Return (logit - best) / temperature, a new tensor. ``best_N1`` None: the best of the columns of ``logits_NW``."""
     best_N1 = logits_NW.amax(dim=1, keepdim=True) if best_N1 is None else best_N1
     return (logits_NW - best_N1).div_(filters.temperature_N[:, None])
 
@@ -266,8 +266,8 @@ def _threshold(values_NW: torch.Tensor, filters: Filters, mass_N: torch.Tensor) 
     """Return (the value below which a token is filtered, float32 [N]; whether the best W suffice, bool [N]).
 
     ``values_NW``: the best W of each row, descending; ``mass_N``: sum of exp over the full row, read where there is no
-    top-k. If W is less than the vocabulary, a threshold at the last of them says nothing of tokens that tie with it or
-    are below it. A top-k there leaves the mass that top-p divides unknown.
+    top-k. If W is less than the vocabulary, a threshold at the last of the W tokens does not decide about tokens with
+    the same value or a lower one. A top-k there leaves the mass that top-p divides unknown.
     """
     width, top_k_N, top_p_N = values_NW.shape[1], filters.top_k_N, filters.top_p_N
     kth_N = values_NW.gather(1, (top_k_N.clamp(1, width) - 1)[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""Rows whose answers follow a grammar: which tokens may come next, for all of them at once.
+"""Masks of the tokens that may come next, for all rows whose answers follow a grammar.
 
     begin(rows)             masks are worked out in a thread, while the device computes the step's logits
     stage(staging, rows)    they go to the device, all in one copy
@@ -52,7 +52,7 @@ DEBT_S = 0.25
 """Seconds by which the grammars of several steps may exceed their budget."""
 RESUME_S = 0.25
 _SHARE_MIN_S = 0.0005
-"""Seconds, the even share of a row when there are many: a grammar of the field takes a fifth of it."""
+"""Seconds: smallest even share of a row, however many rows there are. A usual JSON schema takes a fifth of it."""
 _RECENT = 8
 """Tokens that the seconds of a token are averaged over."""
 _RESUME_TOKENS = 32
@@ -104,8 +104,8 @@ class _Row:
 
 
 class Constrained:
-    """Constrained rows of a step, by their index among the rows that choose. ``slow`` is told that they took a token,
-    and returns those that end for it.
+    """Constrained rows of a step, by index among the rows that choose. ``slow`` records that the rows took a token,
+    and returns the rows that end because their grammars are slow, with the reason.
     """
 
     __slots__ = ("_clock", "_rows", "_slow")
@@ -118,14 +118,14 @@ class Constrained:
         self._clock = clock
 
     def advance(self, tokens: npt.NDArray[np.int32]) -> dict[int, str]:
-        """Let the matchers read ``tokens``, which were chosen. Return, by index, why a row cannot go on."""
+        """Let the matchers read the chosen ``tokens``. Return, by index, why a row cannot go on."""
         failures = {}
         began_s = self._clock()
-        for at, row in self._rows:
+        for index, row in self._rows:
             if row.failure:
-                failures[at] = row.failure
-            elif not row.matcher.consume_token(int(tokens[at])):
-                failures[at] = _BROKEN.format(presentable(row.matcher.get_error(), otherwise="its parser failed"))
+                failures[index] = row.failure
+            elif not row.matcher.consume_token(int(tokens[index])):
+                failures[index] = _BROKEN.format(presentable(row.matcher.get_error(), otherwise="its parser failed"))
             now_s = self._clock()
             row.spent_s += now_s - began_s
             began_s = now_s
@@ -155,11 +155,11 @@ class GrammarRows:
         self._step_s = grammar.step_s
         admitted = self._rows[row] = _Row(grammar.matcher())
         began_s = self._clock()
-        for at in range(0, generated.size, _RESUME_TOKENS):
-            admitted.matcher.consume_tokens(generated[at : at + _RESUME_TOKENS].tolist())
+        for first in range(0, generated.size, _RESUME_TOKENS):
+            admitted.matcher.consume_tokens(generated[first : first + _RESUME_TOKENS].tolist())
             spent_s = self._clock() - began_s
             if spent_s > RESUME_S:
-                admitted.token_s = spent_s / min(at + _RESUME_TOKENS, generated.size)
+                admitted.token_s = spent_s / min(first + _RESUME_TOKENS, generated.size)
                 admitted.failure = admitted.slow(self._step_s)
                 return
 
@@ -172,7 +172,7 @@ class GrammarRows:
         return bool(self._rows)
 
     def among(self, rows: Int64s) -> Constrained | None:
-        """Return the constrained ones among ``rows``; None if there are none."""
+        """Return the rows of ``rows`` that have a grammar; None if there are none."""
         constrained = self._constrained(rows)
         return Constrained(constrained, self._slow, self._clock) if constrained else None
 
@@ -188,7 +188,7 @@ class GrammarRows:
         self._masks = self._thread.submit(self._fill, [row for _, row in constrained])
 
     def stage(self, staging: Staging, rows: Int64s) -> Masks | None:
-        """Return the masks of ``rows`` (those of ``begin``, if it was called), None if none is constrained."""
+        """Return the masks of ``rows``, computed since ``begin`` if it was called; None if no row is constrained."""
         constrained = self._constrained(rows)
         if not constrained:
             return None
@@ -196,10 +196,10 @@ class GrammarRows:
             self.begin(rows)
         assert self._masks is not None
         words, self._masks = self._masks.result(), None
-        ended = [at for at, row in constrained if row.matcher.is_stopped()]
+        ended = [position for position, row in constrained if row.matcher.is_stopped()]
         index = None
         if len(constrained) < len(rows):
-            index = staging.add(np.array([at for at, _ in constrained], np.int64))
+            index = staging.add(np.array([position for position, _ in constrained], np.int64))
         return Masks(staging.add(words), index, staging.add(np.array(ended, np.int64)) if ended else None)
 
     def close(self) -> None:
@@ -212,10 +212,10 @@ class GrammarRows:
     def _constrained(self, rows: Int64s) -> list[tuple[int, _Row]]:
         if not self._rows:
             return []
-        return [(at, self._rows[row]) for at, row in enumerate(rows.tolist()) if row in self._rows]
+        return [(position, self._rows[row]) for position, row in enumerate(rows.tolist()) if row in self._rows]
 
     def _slow(self, rows: list[_Row]) -> dict[int, str]:
-        """Record that ``rows`` took a token. Return those that end, by their place, with the reason."""
+        """Record that ``rows`` took a token. Return the reasons of rows that end, by index in ``rows``."""
         self._debt_s = max(0.0, self._debt_s + sum(row.spent_s for row in rows) - self._step_s)
         for row in rows:
             row.end_token()
@@ -223,7 +223,7 @@ class GrammarRows:
             return {}
         self._debt_s = 0.0
         share_s = max(self._step_s / len(rows), _SHARE_MIN_S)
-        return {at: row.slow(self._step_s) for at, row in enumerate(rows) if row.token_s > share_s}
+        return {index: row.slow(self._step_s) for index, row in enumerate(rows) if row.token_s > share_s}
 
     def _fill(self, rows: list[_Row]) -> Words:
         """Return int32 [N, words]: bit b of word w is token 32 w + b."""
@@ -233,15 +233,15 @@ class GrammarRows:
         words = np.zeros((len(rows), -(-self._token_count // _WORD_BITS)), np.int32)
         if len(rows) == 1 or self._measured_steps:
             self._measured_steps = max(0, self._measured_steps - 1)
-            for at, row in enumerate(rows):
+            for index, row in enumerate(rows):
                 began_s = self._clock()
-                fill_next_token_bitmask(row.matcher, words, at)
+                fill_next_token_bitmask(row.matcher, words, index)
                 row.spent_s += self._clock() - began_s
             return words
         if self._fillers is None:
             self._fillers = LLExecutor(num_threads=max(1, min(torch.get_num_threads(), _THREADS_MAX)))
         began_s = time.monotonic()
-        fill_next_token_bitmask_par(self._fillers, [(row.matcher, at) for at, row in enumerate(rows)], words)
+        fill_next_token_bitmask_par(self._fillers, [(row.matcher, index) for index, row in enumerate(rows)], words)
         if time.monotonic() - began_s > self._step_s:
             self._measured_steps = _MEASURED_STEPS
         return words

@@ -89,7 +89,7 @@ class CudaCapture:
     def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
         current = torch.cuda.current_stream(self._device)
         cuda: Any = torch.cuda
-        # Torch's own stream for recording belongs to the device that was current when it was first asked for.
+        # Torch's own stream for recording belongs to the device that was current at its first use.
         stream = self._stream = self._stream or cuda.Stream(self._device)
         stream.wait_stream(current)
         try:
@@ -119,8 +119,8 @@ class CudaCapture:
 
 
 class UnreadableList(Sequence[int]):
-    """List on the host that a recorded step may not read. Only its length is the same at every replay, and its first
-    values if ``known`` has them.
+    """List on the host that a recorded step may not read, because only the length and the values in ``known`` are the
+    same at every replay.
     """
 
     def __init__(self, name: str, length: int, known: Sequence[int] = ()) -> None:
@@ -203,8 +203,8 @@ class Recordings(Generic[Key]):
         self.refused.clear()
 
     def refused_in_words(self, kind: str, name: Callable[[Key], str]) -> str | None:
-        """Return the keys without a graph, as ``name`` calls each ``kind``, the last one first, and the reason; None
-        if all have one.
+        """Return the keys without a graph in words (``name`` of each key, then ``kind``), the last one first, and the
+        reason; None if every key has a graph.
         """
         names_of: dict[str, list[str]] = {}
         for key, reason in reversed(self.refused.items()):

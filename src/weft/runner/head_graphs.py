@@ -73,10 +73,10 @@ class HeadGraphs:
         block = np.full((BLOCK_FIELDS, stride_of(width)), PAD, np.int64)
         block[0] = block[4] = 0  # tokens, contexts
         block[5] = self._pad_row
-        at = np.array(starts, np.int64)
-        live = np.flatnonzero(at != PAD)
-        block[1, live] = block[2, live] = at[live]
-        block[4, live] = at[live] + 1
+        starts_W = np.array(starts, np.int64)
+        live = np.flatnonzero(starts_W != PAD)
+        block[1, live] = block[2, live] = starts_W[live]
+        block[4, live] = starts_W[live] + 1
         block[5, live] = np.array(rows, np.int64)[live]
         return block.ravel()
 
@@ -94,9 +94,9 @@ class HeadGraphs:
         self._hidden_WD[: len(hidden_XD)].copy_(hidden_XD)
         self._tokens_W[: len(tokens_X)].copy_(tokens_X)
         numbers_CW2 = self._numbers_W2.new_empty((len(blocks), width, 2))
-        for at, block in enumerate(blocks):
-            listed = np.array([*starts[at], *[PAD] * (width - len(starts[at]))], np.int64)
-            numbers_CW2[at].copy_(self._graphs.replay(DecodeBlock(width, block, listed, np.full(width, PAD))))
+        for draft, block in enumerate(blocks):
+            listed = np.array([*starts[draft], *[PAD] * (width - len(starts[draft]))], np.int64)
+            numbers_CW2[draft].copy_(self._graphs.replay(DecodeBlock(width, block, listed, np.full(width, PAD))))
         return numbers_CW2
 
     def _draft(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:

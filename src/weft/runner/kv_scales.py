@@ -1,4 +1,4 @@
-"""Head scales for fp8 KV: from the checkpoint if it has them, otherwise measured on the model.
+"""Head scales for fp8 KV, from the checkpoint or measured on the model.
 
     checkpoint     k_scale, v_scale of a layer (a number for all heads, or one for each)
     measured       one prefill of PROBE_TOKENS tokens over float32 pages; the largest |k| and |v| of each head
@@ -36,7 +36,7 @@ class Model(Protocol):
     def spec(self) -> ModelSpec: ...
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
-        """Return hidden [T, D] of the step's tokens, [X, D] if ``inputs.asked`` names rows; writes KV and states
+        """Return hidden [T, D] of the step's tokens, [X, D] if ``inputs.output_rows`` names rows; writes KV and states
         through ``caches``.
         """
 
@@ -102,7 +102,7 @@ def one_prompt(count: int, vocab_size: int, device: torch.device | None = None, 
 
 
 def _stride(vocab_size: int) -> int:
-    """Return a step through the vocabulary that visits all of it: prime to its size, about 0.618 of it."""
+    """Return a stride that visits the complete vocabulary: about 0.618 of its size, and prime to that."""
     step = max(1, int(vocab_size * 0.618))
     while math.gcd(step, vocab_size) > 1:
         step += 1

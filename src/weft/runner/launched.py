@@ -45,8 +45,8 @@ class ScoredPrompt:
 
 class LaunchedStep:
     """Step of ``run_count`` runs, launched at ``began_s`` (``time.perf_counter``). ``choice``: tokens of the runs
-    ``sample_runs``. In the pending readback its pieces come first, those of ``prompts`` after them, then one for each
-    of ``pooled_runs``.
+    ``sample_runs``. The pending readback has the pieces of ``choice``, then those of ``prompts``, then a piece for
+    each of ``pooled_runs``.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class LaunchedStep:
 
     @property
     def arrived(self) -> bool:
-        """Whether ``home`` would not wait."""
+        """Whether ``result`` would not wait."""
         return self._pending.arrived
 
-    def home(self) -> StepResult:
+    def result(self) -> StepResult:
         """Wait for the device and return the result. May be called by any thread, and repeatedly."""
         with self._lock:
             if self._result is None:
@@ -121,7 +121,7 @@ class LaunchedStep:
 class Launched(Protocol):
     """A step that was launched."""
 
-    def home(self) -> StepResult:
+    def result(self) -> StepResult:
         """Wait for the result and return it."""
 
 
@@ -148,7 +148,7 @@ class StepWorker:
     def finish(self) -> StepResult:
         """Return the result of the oldest step; raises its error."""
         try:
-            return self._flights.popleft().result().home()
+            return self._flights.popleft().result().result()
         except BaseException:
             self._failed = True
             raise

@@ -27,10 +27,10 @@ share.
 
 Shapes. Tokens from 64 to 2,048: longer steps hide their launches in the device's work. Decode rows are 8, 64 and all
 rows. Up to 16 prompts. Without prompts 1, 4 or 16 verify runs, of 2 to 16 tokens on average and 64 in all; with
-prompts up to 16 of 64 tokens in all. A step that fits no shape is launched from Python, and ``outside`` says why. A
-PAD token costs as much as a token in matrix products, so the table is fine-grained where the device is busy: at most a
-quarter is PAD from 384 tokens on, and no more than the launches cost below. A PAD run or chunk costs a program that
-ends at once.
+prompts up to 16 of 64 tokens in all. A step that fits no shape is launched from Python, and ``outside`` says why. In
+matrix products a PAD token costs the time of a token, so sizes are close together where the device is busy. From 384
+tokens on at most a quarter is PAD; below, PAD costs less than the launches that a graph saves. A PAD run or chunk
+costs a program that ends at once.
 
 Memory. All graphs record into the pool of the decode graphs, the largest shape first, so that each further graph adds
 only its nodes. ``reserve`` measures both before the arena takes the rest.
@@ -218,8 +218,8 @@ def _with_replays(shapes: Iterable[MixedShape]) -> tuple[MixedShape, ...]:
 
 
 def _sizes(sizes: Sequence[int], most: int, decodes: int) -> list[int]:
-    """Return ``sizes`` below ``most``, and if that is below the last, a size for a step of ``most`` tokens whose
-    ``decodes`` are PAD.
+    """Return the ``sizes`` below ``most``. If ``most`` is below the last of ``sizes``, add a size that holds a step of
+    ``most`` tokens when all ``decodes`` are PAD.
     """
     below = [tokens for tokens in sizes if tokens < most]
     return below if len(below) == len(sizes) else [*below, -(-(most + decodes) // 16) * 16]
@@ -351,11 +351,11 @@ class MixedGraphs:
         right: Sequence[int],
         slots: Sequence[int],
     ) -> None:
-        """Replay the states of the verify runs of ``block``, the last replayed step. They had ``lengths`` tokens:
-        after ``right`` of them each.
+        """Compute the states of the verify runs of ``block``, the last replayed step, after the ``right`` tokens of
+        each. ``lengths``: all tokens of each run.
         """
         again = replace(block.shape, forward=False)
-        offsets = [sum(lengths[:at]) for at in range(len(lengths))]
+        offsets = [sum(lengths[:run]) for run in range(len(lengths))]
         self._replays.begin()
         piece = self._replays.add(_replay_block(again, offsets, list(starts), list(right), list(slots)))
         self._replays.send()
@@ -495,7 +495,9 @@ def _replay_block(
 
 
 def _whole(keys: Sequence[MixedShape]) -> tuple[MixedShape, ...]:
-    """Return the shapes of ``keys`` that can be replayed: with verify runs, only together with their states."""
+    """Return the shapes of ``keys`` that can be replayed. A shape with verify runs also needs the replay of its
+    states.
+    """
     return tuple(
         shape for shape in keys if shape.forward and (not shape.verifies or replace(shape, forward=False) in keys)
     )

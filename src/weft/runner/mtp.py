@@ -74,8 +74,8 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """Runs that chose a token. ``runs``: their numbers; ``rows``: index in T of the last right token of each;
-    ``starts``: its position.
+    """Runs that chose a token: ``runs``, numbers of runs; ``rows`` and ``starts``, index in T and position of the last
+    right token of each.
     """
 
     runs: list[int]
@@ -207,25 +207,25 @@ class HeadRunner:
     def _replayed(
         self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult, ends: _Ends, width: int
     ) -> dict[int, HeadDraft]:
-        """Return the drafts of graphs of ``width`` rows. For a step that is not of only decodes, the keys of all
-        tokens are written first: a graph writes only those of its own rows.
+        """Return the drafts of graphs of ``width`` rows. A graph writes only the keys of its own rows, so in a step
+        with other runs than decodes the keys of all tokens are written first.
         """
         assert self.graphs is not None
         rows = plan.rows[ends.runs].tolist()
         starts = [ends.starts]
         for _ in range(1, plan.mtp_drafts or 0):
             further = [
-                at + 1 if at != PAD and self._reaches(row, at + 1) else PAD
-                for row, at in zip(rows, starts[-1], strict=True)
+                start + 1 if start != PAD and self._reaches(row, start + 1) else PAD
+                for row, start in zip(rows, starts[-1], strict=True)
             ]
-            if all(at == PAD for at in further):
+            if all(start == PAD for start in further):
                 break
             starts.append(further)
         decodes_alone = plan.decode_count == plan.run_count == len(ends.runs)
         self._staging.begin()
         following = self._staging.add(self._following(plan, inputs, result))
         ends_X = self._staging.add(np.array(ends.rows, np.int64))
-        blocks = [self._staging.add(self.graphs.block(width, at, rows)) for at in starts]
+        blocks = [self._staging.add(self.graphs.block(width, places, rows)) for places in starts]
         self._send(inputs, tables=not decodes_alone)
         if not decodes_alone:
             self._head.write(self._head.joined(hidden_TD, following.device), inputs, self._caches[0])
@@ -237,8 +237,8 @@ class HeadRunner:
             starts,
         ).tolist()
         drafts = {}
-        for at, run in enumerate(ends.runs):
-            own = [numbers[draft][at] for draft, places in enumerate(starts) if places[at] != PAD]
+        for index, run in enumerate(ends.runs):
+            own = [numbers[draft][index] for draft, places in enumerate(starts) if places[index] != PAD]
             drafts[run] = HeadDraft(
                 tuple(int(token) for token, _ in own), tuple(chance if chance == chance else 0.0 for _, chance in own)
             )
@@ -280,18 +280,18 @@ class HeadRunner:
         return {run: HeadDraft(tuple(tokens), tuple(chances)) for run, (tokens, chances) in drafts.items()}
 
     def _places(self, plan: StepPlan, ends: _Ends) -> list[_Place]:
-        """Return the places of the drafts of ``plan``, while ``staging`` has begun: as long as a run has a
-        page there.
+        """Return the places of the drafts of ``plan``, as far as runs have pages. Call it while ``staging`` has
+        begun.
         """
         runs, starts = ends.runs, ends.starts
         places = [self._place(plan, runs, starts, None)]
         for _ in range(1, plan.mtp_drafts or 0):
             starts = [start + 1 for start in starts]
-            going = [at for at, run in enumerate(runs) if self._reaches(int(plan.rows[run]), starts[at])]
+            going = [entry for entry, run in enumerate(runs) if self._reaches(int(plan.rows[run]), starts[entry])]
             if not going:
                 break
             index = None if len(going) == len(runs) else self._staging.add(np.array(going, np.int64))
-            runs, starts = [runs[at] for at in going], [starts[at] for at in going]
+            runs, starts = [runs[entry] for entry in going], [starts[entry] for entry in going]
             places.append(self._place(plan, runs, starts, index))
         return places
 
@@ -314,10 +314,10 @@ class HeadRunner:
         pads = _pads_of(plan, inputs)
         runs, rows, starts = [], [], []
         for run in np.flatnonzero(plan.samples).tolist():
-            at = run + (pads if run >= plan.decode_count else 0)
+            padded_run = run + (pads if run >= plan.decode_count else 0)
             right = len(result.verified[run]) if run in result.verified else int(plan.lengths[run])
             runs.append(run)
-            rows.append(inputs.runs.offsets[at] + right - 1)
+            rows.append(inputs.runs.offsets[padded_run] + right - 1)
             starts.append(int(plan.starts[run]) + right - 1)
         return _Ends(runs, rows, starts)
 

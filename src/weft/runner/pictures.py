@@ -8,7 +8,7 @@
 Rows are addressed only by the position in the prompt, and turns are computed only from the places of the pictures. So
 the edges of chunks, hits, preemptions and resumptions need no special cases.
 
-Decodes come after every picture: their turn is their position plus one number of their row. Graphs read it from
+Decodes come after every picture: the turn of a decode is its position plus one number per row, which graphs read from
 ``deltas_R``.
 
 On a GPU a piece is launched once the piece before the last is done: the device always has the next piece, and at most
@@ -135,8 +135,8 @@ class PictureRows:
 
     def encoded(self, digest: bytes) -> tuple[bytes, Grids]:
         """Return an encoded picture, for ``receive`` of another rank."""
-        one = self._rows[digest]
-        return one.rows_RD.contiguous().view(torch.uint8).cpu().numpy().tobytes(), one.grids
+        picture = self._rows[digest]
+        return picture.rows_RD.contiguous().view(torch.uint8).cpu().numpy().tobytes(), picture.grids
 
     def receive(self, digest: bytes, data: bytes, grids: Grids) -> None:
         rows_RD = torch.frombuffer(bytearray(data), dtype=self._dtype).view(-1, self._hidden)
@@ -246,7 +246,7 @@ def padded(turns: Int64s, decodes: int, pads: int) -> Int64s:
 
 
 def picture_rows(model: Model, device: torch.device, rows_max: int) -> PictureRows | None:
-    """Return the pictures of ``model``, None if it reads only text."""
+    """Return the picture rows for ``model``; None if it reads only text."""
     if not isinstance(model, CausalModel) or model.architecture.vision is None:
         return None
     architecture = model.architecture

@@ -1,4 +1,4 @@
-"""Pooled prompts: the result that a prompt without an answer has from its hidden rows.
+"""Pooling of the hidden rows of a prompt, for embeddings, scores and decisions.
 
     first  [ x . . . . . . ]           the row of the first token (CLS)
     last   [ . . . . . . x ]           the row of the last token: as it is, through the score head, or its
@@ -36,8 +36,8 @@ def pool(model: Heads, spans: Iterable[PooledSpan], hidden_TD: torch.Tensor) -> 
 
 
 def _row(model: Heads, span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tensor:
-    at = span.first if span.pooling.kind == "first" else span.stop - 1
-    row_1D = hidden_TD[at : at + 1]
+    index = span.first if span.pooling.kind == "first" else span.stop - 1
+    row_1D = hidden_TD[index : index + 1]
     if span.pooling.score:
         score_LD = getattr(model, "score_LD", None)
         assert score_LD is not None, "a model without a score head was asked for a score"

@@ -107,10 +107,10 @@ class Readback:
         return PendingReadback((), None, None, pieces)
 
     def _room(self, count: int) -> torch.Tensor:
-        held = self._buffers[self._turn]
-        if held.numel() < count:
-            held = self._buffers[self._turn] = self._buffer(1 << (count - 1).bit_length())
-        return held[:count]
+        buffer = self._buffers[self._turn]
+        if buffer.numel() < count:
+            buffer = self._buffers[self._turn] = self._buffer(1 << (count - 1).bit_length())
+        return buffer[:count]
 
     def _buffer(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int64, pin_memory=self._device.type == "cuda")

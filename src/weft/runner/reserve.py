@@ -1,4 +1,4 @@
-"""Measured memory of a step on a GPU in addition to weights and arena, before the arena takes the rest.
+"""Measurement of the memory that steps on a GPU need in addition to weights and arena; the arena takes the rest.
 
     driver's free memory, weights loaded
     |--- the largest step: activations, scratch, sampling ---|--- CUDA graphs ---|--- arena: a fraction ---|
@@ -154,7 +154,7 @@ class Meter(Protocol):
         """Return the most bytes that torch held at once since ``begin``, beyond those that it held then."""
 
     def used_bytes(self) -> int:
-        """Return the bytes that are used now by all, as the driver counts, without torch's cached blocks."""
+        """Return the bytes in use by all processes, as the driver counts, without torch's cached blocks."""
 
 
 class CudaMeter:
@@ -232,7 +232,7 @@ def measure_reserve(
     executor; ``adapters``: decodes with them are recorded too; ``tell``: receives the progress of compilations.
     """
     with current(device):
-        scratch.home = device
+        scratch.device = device
         pictures = picture_rows(model, device, rows)
         shapes = recorded_shapes(
             rows,
@@ -345,7 +345,7 @@ class Measurement:
     @torch.inference_mode()
     def _step_of_thread(self) -> None:
         use(self._device)
-        scratch.home = self._device
+        scratch.device = self._device
         self._step(self._shapes[-1])
 
     def _peak(self, shape: StepShape) -> int:

@@ -51,14 +51,14 @@ class DeviceRows:
         self._plan: StepPlan | None = None
 
     def stage(self, plan: StepPlan) -> None:
-        """Stage the changes of ``plan`` in rows and arena, once ``staging`` has begun."""
+        """Stage the changes that ``plan`` makes to rows and arena, once ``staging`` has begun."""
         add = self.staging.add
         self._cleared = add(np.array(plan.rows_cleared, np.int64)) if plan.rows_cleared else None
         self._table_writes = [
             add(writes, np.int64) for writes in (plan.table_writes, plan.table_patches) if writes.size
         ]
         self._plan, self._work, self._loads, self._unpacks = plan, [], [], []
-        loaded = [page for one in plan.arena_work.page_loads for page in one.pages]
+        loaded = [page for load in plan.arena_work.page_loads for page in load.pages]
         for kind, ids in plan.arena_work.ordered():
             if kind in (WorkKind.LOAD_PAGES, WorkKind.LOAD_STATES):
                 self._loads.append((kind, add(ids, np.int64)))
@@ -84,7 +84,7 @@ class DeviceRows:
         unpacks: Work = ()
         if closed or work.page_copies or work.slot_copies:
             unpacks = arena.settle_loads(
-                closed, [one.src for one in work.page_copies], [one.src for one in work.slot_copies]
+                closed, [copy.src for copy in work.page_copies], [copy.src for copy in work.slot_copies]
             )
         for kind, ids in (*unpacks, *self._work):
             arena.perform(kind, ids)

@@ -1,4 +1,4 @@
-"""Sampling: logits to tokens, for all rows of a step at once.
+"""Sampling of tokens from logits, for all rows of a step at once.
 
     logits_XV --copy of rows that ask--> logprobs
         |
@@ -16,7 +16,7 @@ probabilities are softmax of the raw logits: temperature, penalties, bias and fi
 A step goes through in three parts, so that the host never waits for a device in the middle of one:
 
     stage      random numbers and the rows that ask for logprobs go over with the step's other inputs
-    launch     logits -> tokens, asked for and not read: a ``TokenChoice``
+    launch     logits -> tokens, launched and not yet read: a ``TokenChoice``
     result     of a ``TokenChoice``: histories and grammars learn the tokens, logprobs are put together
 
 Penalties and grammars need the tokens of the step before (``needs_previous_token``). That step is read back
@@ -78,7 +78,7 @@ def _normaliser(logits_NV: torch.Tensor) -> torch.Tensor:
     width = min(logits_NV.shape[1], native.SOFTMAX_COLUMNS_MAX)
     parts_NPW = F.pad(logits_NV, (0, -logits_NV.shape[1] % width), value=-torch.inf).view(len(logits_NV), -1, width)
     most_NP = parts_NPW.amax(-1)
-    # The largest share of a softmax is one by the sum that is asked for.
+    # The largest entry of a softmax is 1 / sum(exp(x - max)).
     sums_NP = most_NP - each(torch.log, softmax_(parts_NPW, 1.0).amax(-1))
     sums_NP.masked_fill_(most_NP == -torch.inf, -torch.inf)  # tokens that a grammar rules out
     return sums_NP if sums_NP.shape[1] == 1 else _normaliser(sums_NP)
@@ -111,11 +111,11 @@ class Sampled:
     logprobs: dict[int, TokenLogprobs]
     failures: dict[int, str]
 
-    def of(self, at: npt.NDArray[np.int64]) -> Sampled:
-        """Return only the rows ``at``."""
-        rows = at.tolist()
+    def of(self, indices: npt.NDArray[np.int64]) -> Sampled:
+        """Return only the rows of ``indices``, int64 [N]."""
+        rows = indices.tolist()
         return Sampled(
-            self.tokens[at],
+            self.tokens[indices],
             {i: self.logprobs[row] for i, row in enumerate(rows) if row in self.logprobs},
             {i: self.failures[row] for i, row in enumerate(rows) if row in self.failures},
         )
@@ -159,7 +159,7 @@ class TokenChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _StagedRows:
     """Staged inputs of ``launch``. ``drawn``: indices in X of rows that are drawn; ``numbers`` [5, drawn or X]; the
     two ``*_places``: ``drawn`` and ``asking`` on the device; ``top_k``, ``top_p``: a row has that filter.
     """
@@ -174,7 +174,7 @@ class _Asked:
 
 
 _NONE = np.empty(0, np.int64)
-_GREEDY_ALONE = _Asked(_NONE, _NONE, None, None, None)
+_GREEDY_ALONE = _StagedRows(_NONE, _NONE, None, None, None)
 
 
 class Sampler:
@@ -197,7 +197,7 @@ class Sampler:
         self._remote = is_remote(device)
         self._early, self._late = Staging(device), Staging(device)
         self._readback = Readback(device, step_words(rows_max))
-        self._staged: _Asked | None = None
+        self._staged: _StagedRows | None = None
 
     def admit(
         self,
@@ -256,7 +256,7 @@ class Sampler:
         )
 
     def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
-        """Return whether tokens of a row may be chosen before earlier ones are known, and dropped."""
+        """Return whether the tokens of these rows can be chosen independently, before earlier tokens are known."""
         return not self._grammars.among(rows) and not any(
             self._edits[row].learners for row in rows.tolist() if row in self._edits
         )
@@ -281,7 +281,7 @@ class Sampler:
         numbers = None
         if drawn.size:
             # Kernels take all rows at once, and recognise greedy ones by their temperature of 0.
-            of, at = (rows, positions) if self._by_kernels else (rows[drawn], positions[drawn])
+            of, drawn_positions = (rows, positions) if self._by_kernels else (rows[drawn], positions[drawn])
             numbers = staging.take((5, len(of)), np.float64)
             fill_numbers(
                 numbers.host,
@@ -289,9 +289,9 @@ class Sampler:
                 self._top_k[of],
                 self._top_p[of],
                 self._min_p[of],
-                uniforms(self._seed[of], at),
+                uniforms(self._seed[of], drawn_positions),
             )
-        self._staged = _Asked(
+        self._staged = _StagedRows(
             drawn,
             asking,
             numbers,
@@ -305,7 +305,7 @@ class Sampler:
     def _by_kernels(self) -> bool:
         return self._remote and gpu.reaches(self._device)
 
-    def _asked(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> _Asked:
+    def _staged_rows(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> _StagedRows:
         if self._staged is None and self._greedy_alone:
             return _GREEDY_ALONE
         if self._staged is None:
@@ -333,10 +333,10 @@ class Sampler:
         ``logits_XV``: float32, contiguous, changed in place by the edits; ``rows``: the row of each; ``host_XV``: the
         same logits on the host, if the caller has them.
         """
-        asked = self._asked(rows, positions)
+        staged = self._staged_rows(rows, positions)
         raw = None
-        if asked.asking_places is not None:
-            raw = logits_XV.index_select(0, asked.asking_places.device)
+        if staged.asking_places is not None:
+            raw = logits_XV.index_select(0, staged.asking_places.device)
         edits = (
             [(i, int(positions[i]), self._edits[row]) for i, row in enumerate(rows.tolist()) if row in self._edits]
             if self._edits
@@ -344,29 +344,29 @@ class Sampler:
         )
         masks = self._edit(logits_XV, edits, rows)
         chosen_X: torch.Tensor | npt.NDArray[np.int64]
-        if not self._remote and asked.numbers is None:
+        if not self._remote and staged.numbers is None:
             chosen_X = _best_of(logits_XV, logits_XV.numpy() if host_XV is None else host_XV, masks)
         elif self._by_kernels:
             from weft.runner import sampling_kernels
 
             chosen_X = sampling_kernels.choose(
                 logits_XV,
-                None if asked.numbers is None else asked.numbers.device,
+                None if staged.numbers is None else staged.numbers.device,
                 masked=masks is not None,
-                top_k=asked.top_k,
-                top_p=asked.top_p,
+                top_k=staged.top_k,
+                top_p=staged.top_p,
             )
         else:
-            chosen_X = self._choose(logits_XV, rows, asked, masks)
+            chosen_X = self._choose(logits_XV, rows, staged, masks)
         logprobs, top_counts = [], []
-        if raw is not None and asked.asking_places is not None:
-            top_counts = self._logprobs[rows[asked.asking]].tolist()
-            of_those = as_tensor(chosen_X).index_select(0, asked.asking_places.device)
+        if raw is not None and staged.asking_places is not None:
+            top_counts = self._logprobs[rows[staged.asking]].tolist()
+            of_those = as_tensor(chosen_X).index_select(0, staged.asking_places.device)
             logprobs = score(raw, of_those, max(top_counts))
         return TokenChoice(
             chosen_X,
             logprobs,
-            asked.asking,
+            staged.asking,
             top_counts,
             [(i, learner) for i, _, edit in edits for learner in edit.learners],
             self._grammars.among(rows),
@@ -393,7 +393,7 @@ class Sampler:
         return masks
 
     def _choose(
-        self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], asked: _Asked, masks: Masks | None
+        self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], staged: _StagedRows, masks: Masks | None
     ) -> torch.Tensor:
         """Choose with torch's operators, and with numpy's for memory that it can read."""
         if not self._remote:
@@ -402,10 +402,10 @@ class Sampler:
             if masks is None:
                 _make_finite(logits_XV)
             chosen_X = logits_XV.argmax(dim=1)
-        if asked.numbers is None or asked.drawn_places is None:
+        if staged.numbers is None or staged.drawn_places is None:
             return chosen_X
-        of, places_N = rows[asked.drawn], asked.drawn_places.device
-        filters = Filters(self._top_k[of], self._top_p[of], asked.numbers.device)
+        of, places_N = rows[staged.drawn], staged.drawn_places.device
+        filters = Filters(self._top_k[of], self._top_p[of], staged.numbers.device)
         if len(of) == len(rows):
             return choose(logits_XV, filters, remote=self._remote)
         return chosen_X.index_copy(
@@ -419,10 +419,10 @@ def as_tensor(chosen_X: torch.Tensor | npt.NDArray[np.int64]) -> torch.Tensor:
 
 
 def _best_of(logits_XV: torch.Tensor, host_XV: npt.NDArray[np.float32], masks: Masks | None) -> npt.NDArray[np.int64]:
-    """Return the first of each row's highest logits [X], by ``host_XV``, the same memory. If one is not finite, the
-    rows are made so in place, and the tokens that ``masks`` refuse are refused again.
+    """Return the index of each row's highest logit [X], the first one in a tie. ``host_XV``: the memory of
+    ``logits_XV``. If a highest logit is not finite, the logits are made finite in place and ``masks`` applied again.
     """
-    best_X: npt.NDArray[np.int64] = host_XV.argmax(axis=1)  # of NaN, if there is any
+    best_X: npt.NDArray[np.int64] = host_XV.argmax(axis=1)  # the index of a NaN, if the row has any
     # A sum of a few of Python's floats is finite where they are. More operators of numpy would say no more.
     if not math.isfinite(sum(map(host_XV.item, range(len(best_X)), best_X.tolist()))):
         _make_finite(logits_XV)

@@ -21,7 +21,7 @@ digits so far to the histogram of its next digit. The next launch reads the digi
 programs does that itself, which is cheaper than a launch between them. Counts of top-k are taken inside a program, and
 merged by one addition for each digit that it has. So are masses at the first level, where nearly all tokens of a part
 share some twenty digits: a program adds up those of the 32 worst digits that it has, which are four octaves of
-distances. Other tokens, and those of the finer levels, are added one by one, as few of them meet at an address.
+distances. Other tokens, and the tokens of finer levels, are added one by one: few of them share an address.
 
 Masses are integers: exp(scaled) in units of 2^-44. Integer sums do not depend on the order of the atomic
 additions. So a token depends neither on the batch nor on the order of programs. 2^19 tokens of the largest
@@ -57,12 +57,12 @@ VOCABULARY_MAX = 1 << 19
 @triton.jit
 def _logits(row, begin, V, MASKED: tl.constexpr, BLOCK: tl.constexpr):
     """Return float32 [BLOCK], -inf after the end of the vocabulary."""
-    at = begin + tl.arange(0, BLOCK)
-    x = tl.load(row + at, mask=at < V, other=0.0)
+    token = begin + tl.arange(0, BLOCK)
+    x = tl.load(row + token, mask=token < V, other=0.0)
     x = tl.where(x == x, tl.where(x > HIGHEST, HIGHEST, x), LOWEST)
     if not MASKED:
         x = tl.where(x < LOWEST, LOWEST, x)
-    return tl.where(at < V, x, float("-inf"))
+    return tl.where(token < V, x, float("-inf"))
 
 
 @triton.jit
@@ -80,9 +80,9 @@ def _shift(level):
 
 
 @triton.jit
-def _row_best(part_best, at, PARTS, PARTS_PADDED: tl.constexpr):
+def _row_best(part_best, index, PARTS, PARTS_PADDED: tl.constexpr):
     part = tl.arange(0, PARTS_PADDED)
-    return tl.max(tl.load(part_best + at * PARTS + part, mask=part < PARTS, other=float("-inf")))
+    return tl.max(tl.load(part_best + index * PARTS + part, mask=part < PARTS, other=float("-inf")))
 
 
 @triton.jit
@@ -102,34 +102,34 @@ def _digits(histograms, limit, levels):
 
 
 @triton.jit
-def _top_k_limit(numbers, at, rows, V):
+def _top_k_limit(numbers, index, rows, V):
     """Return the limit of top-k, int64; 0 if top-k filters nothing or the row is greedy."""
-    top_k = tl.load(numbers + rows + at).to(tl.int64)
-    return tl.where((tl.load(numbers + at) > 0.0) & (top_k < V), top_k, 0)
+    top_k = tl.load(numbers + rows + index).to(tl.int64)
+    return tl.where((tl.load(numbers + index) > 0.0) & (top_k < V), top_k, 0)
 
 
 @triton.jit
-def _top_p_limit(numbers, histograms, at, rows):
+def _top_p_limit(numbers, histograms, index, rows):
     """Return the limit of top-p, int64, of the mass in the first level of ``histograms``; 0 if top-p filters nothing
     or the row is greedy.
     """
-    top_p = tl.load(numbers + 2 * rows + at)
+    top_p = tl.load(numbers + 2 * rows + index)
     mass = tl.sum(tl.load(histograms + tl.arange(0, BUCKETS)))
     limit = tl.maximum(tl.ceil(top_p * mass.to(tl.float64)).to(tl.int64), 1)
-    return tl.where((tl.load(numbers + at) > 0.0) & (top_p < 1.0), limit, 0)
+    return tl.where((tl.load(numbers + index) > 0.0) & (top_p < 1.0), limit, 0)
 
 
 @triton.jit
-def _most(numbers, histograms, at, rows, V, TOP_K: tl.constexpr, TOP_P: tl.constexpr):
+def _most(numbers, histograms, index, rows, V, TOP_K: tl.constexpr, TOP_P: tl.constexpr):
     """Return the bits of the worst token that top-k and top-p keep, int32."""
     most = tl.full((), INFINITY, tl.int32)
-    of_row = histograms + at * (2 * LEVELS * BUCKETS)
+    of_row = histograms + index * (2 * LEVELS * BUCKETS)
     if TOP_K:
-        limit = _top_k_limit(numbers, at, rows, V)
+        limit = _top_k_limit(numbers, index, rows, V)
         if limit > 0:
             most = tl.minimum(most, _digits(of_row, limit, LEVELS))
     if TOP_P:
-        limit = _top_p_limit(numbers, of_row + LEVELS * BUCKETS, at, rows)
+        limit = _top_p_limit(numbers, of_row + LEVELS * BUCKETS, index, rows)
         if limit > 0:
             most = tl.minimum(most, _digits(of_row + LEVELS * BUCKETS, limit, LEVELS))
     return most
@@ -145,9 +145,9 @@ def _mass(worse, bits, begin, most, floor, V, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])
 def _part_best(logits, part_best, V, rows, logits_row, MASKED: tl.constexpr, BLOCK: tl.constexpr):
     """Write the best logit of a part to ``part_best``, float32 [rows, parts]."""
-    at, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    x = _logits(logits + at * logits_row, part * BLOCK, V, MASKED, BLOCK)
-    tl.store(part_best + at * tl.num_programs(1) + part, tl.max(x))
+    index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    x = _logits(logits + index * logits_row, part * BLOCK, V, MASKED, BLOCK)
+    tl.store(part_best + index * tl.num_programs(1) + part, tl.max(x))
 
 
 @triton.jit
@@ -182,22 +182,22 @@ def _histogram(
     """Add a part to ``histograms``, int64 [rows, 2 (top-k, top-p), LEVELS, BUCKETS], of top-p if MASS. TOP_K: the
     histograms of top-k are complete.
     """
-    at, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
-    own = histograms + (at * 2 + (1 if MASS else 0)) * (LEVELS * BUCKETS)
+    index, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
+    own = histograms + (index * 2 + (1 if MASS else 0)) * (LEVELS * BUCKETS)
     if MASS:
         # The first level has no sums yet, and needs no limit.
-        limit = _top_p_limit(numbers, own, at, rows)
+        limit = _top_p_limit(numbers, own, index, rows)
     else:
-        limit = _top_k_limit(numbers, at, rows, V)
+        limit = _top_k_limit(numbers, index, rows, V)
     if limit > 0:
-        temperature = tl.load(numbers + at).to(tl.float32)
-        best = _row_best(part_best, at, tl.num_programs(1), PARTS_PADDED)
-        worse, bits = _worse(logits + at * logits_row, begin, best, temperature, V, MASKED, BLOCK)
+        temperature = tl.load(numbers + index).to(tl.float32)
+        best = _row_best(part_best, index, tl.num_programs(1), PARTS_PADDED)
+        worse, bits = _worse(logits + index * logits_row, begin, best, temperature, V, MASKED, BLOCK)
         above, shift = _shift(level - 1), _shift(level)
         threshold = _digits(own, limit, level)
         matches = (begin + tl.arange(0, BLOCK) < V) & ((bits >> above) == (threshold >> above))
         if MASS:
-            most = _most(numbers, histograms, at, rows, V, TOP_K, False)
+            most = _most(numbers, histograms, index, rows, V, TOP_K, False)
             amount = tl.where(matches, _mass(worse, bits, begin, most, float("-inf"), V, BLOCK), 0)
             digit = tl.where(matches, (bits - threshold) >> shift, 0)
             if level == 0:
@@ -227,15 +227,16 @@ def _part_mass(
     BLOCK: tl.constexpr,
 ):
     """Write the mass of a part to ``part_mass``, int64 [rows, parts]; nothing for greedy rows."""
-    at, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(numbers + at).to(tl.float32)
+    index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(numbers + index).to(tl.float32)
     if temperature > 0.0:
-        best = _row_best(part_best, at, tl.num_programs(1), PARTS_PADDED)
-        worse, bits = _worse(logits + at * logits_row, part * BLOCK, best, temperature, V, MASKED, BLOCK)
-        most = _most(numbers, histograms, at, rows, V, TOP_K, TOP_P)
-        floor = tl.load(numbers + 3 * rows + at).to(tl.float32)
+        best = _row_best(part_best, index, tl.num_programs(1), PARTS_PADDED)
+        worse, bits = _worse(logits + index * logits_row, part * BLOCK, best, temperature, V, MASKED, BLOCK)
+        most = _most(numbers, histograms, index, rows, V, TOP_K, TOP_P)
+        floor = tl.load(numbers + 3 * rows + index).to(tl.float32)
         tl.store(
-            part_mass + at * tl.num_programs(1) + part, tl.sum(_mass(worse, bits, part * BLOCK, most, floor, V, BLOCK))
+            part_mass + index * tl.num_programs(1) + part,
+            tl.sum(_mass(worse, bits, part * BLOCK, most, floor, V, BLOCK)),
         )
 
 
@@ -245,7 +246,7 @@ def _drawn(
     numbers,
     histograms,
     part_mass,
-    at,
+    index,
     best,
     V,
     rows,
@@ -258,17 +259,17 @@ def _drawn(
 ):
     """Return the token whose running mass first exceeds u x mass, int32."""
     part = tl.arange(0, PARTS_PADDED)
-    masses = tl.load(part_mass + at * PARTS + part, mask=part < PARTS, other=0)
+    masses = tl.load(part_mass + index * PARTS + part, mask=part < PARTS, other=0)
     sums = tl.cumsum(masses, axis=0)
     total = tl.sum(masses)
-    target = (tl.load(numbers + 4 * rows + at) * total.to(tl.float64)).to(tl.int64)
+    target = (tl.load(numbers + 4 * rows + index) * total.to(tl.float64)).to(tl.int64)
     target = tl.minimum(target, total - 1)  # float64 may round up to the total
     drawn_part = tl.sum((sums <= target).to(tl.int32))
     before = tl.sum(tl.where(part < drawn_part, masses, 0))
     begin = drawn_part * BLOCK
-    worse, bits = _worse(row, begin, best, tl.load(numbers + at).to(tl.float32), V, MASKED, BLOCK)
-    most = _most(numbers, histograms, at, rows, V, TOP_K, TOP_P)
-    floor = tl.load(numbers + 3 * rows + at).to(tl.float32)
+    worse, bits = _worse(row, begin, best, tl.load(numbers + index).to(tl.float32), V, MASKED, BLOCK)
+    most = _most(numbers, histograms, index, rows, V, TOP_K, TOP_P)
+    floor = tl.load(numbers + 3 * rows + index).to(tl.float32)
     running = before + tl.cumsum(_mass(worse, bits, begin, most, floor, V, BLOCK), axis=0)
     return begin + tl.sum((running <= target).to(tl.int32))
 
@@ -293,20 +294,33 @@ def _pick(
     BLOCK: tl.constexpr,
 ):
     """Write the token of a row to ``chosen``, int64 [rows]."""
-    at = tl.program_id(0).to(tl.int64)
-    row = logits + at * logits_row
+    index = tl.program_id(0).to(tl.int64)
+    row = logits + index * logits_row
     part = tl.arange(0, PARTS_PADDED)
-    bests = tl.load(part_best + at * PARTS + part, mask=part < PARTS, other=float("-inf"))
+    bests = tl.load(part_best + index * PARTS + part, mask=part < PARTS, other=float("-inf"))
     best = tl.max(bests)
     begin = tl.min(tl.where(bests == best, part, PARTS_PADDED - 1)) * BLOCK
     x = _logits(row, begin, V, MASKED, BLOCK)
     token = tl.min(tl.where(x == best, begin + tl.arange(0, BLOCK), 0x7FFFFFFF))
     if DRAWS:  # noqa: SIM102 (a greedy step has no numbers to load)
-        if tl.load(numbers + at) > 0.0:
+        if tl.load(numbers + index) > 0.0:
             token = _drawn(
-                row, numbers, histograms, part_mass, at, best, V, rows, PARTS, TOP_K, TOP_P, MASKED, PARTS_PADDED, BLOCK
+                row,
+                numbers,
+                histograms,
+                part_mass,
+                index,
+                best,
+                V,
+                rows,
+                PARTS,
+                TOP_K,
+                TOP_P,
+                MASKED,
+                PARTS_PADDED,
+                BLOCK,
             )
-    tl.store(chosen + at, token.to(tl.int64))
+    tl.store(chosen + index, token.to(tl.int64))
 
 
 def choose(

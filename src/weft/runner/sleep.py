@@ -1,4 +1,4 @@
-"""Weights of a sleeping engine, and the return of memory to the system.
+"""Moves the weights of a sleeping engine to the host, and returns free memory to the system.
 
     level 1, on a device   every storage -> a pinned buffer on the host; the storage shrinks to 0 bytes
                            waking: it grows again, and the bytes come back
@@ -102,20 +102,20 @@ def tensors_of(root: object) -> Iterator[torch.Tensor]:
     seen: set[int] = set()
     waiting: list[object] = [root]
     while waiting:
-        at = waiting.pop()
-        if id(at) in seen:
+        reached = waiting.pop()
+        if id(reached) in seen:
             continue
-        seen.add(id(at))
-        if isinstance(at, torch.Tensor):
-            yield at
-        elif isinstance(at, Mapping):
-            waiting.extend(at.values())
-        elif isinstance(at, list | tuple | set):
-            waiting.extend(at)
-        elif type(at).__module__.startswith("weft."):
-            if dataclasses.is_dataclass(at) and not isinstance(at, type):
-                waiting.extend(getattr(at, field.name) for field in dataclasses.fields(at))
-            waiting.extend(getattr(at, "__dict__", {}).values())
+        seen.add(id(reached))
+        if isinstance(reached, torch.Tensor):
+            yield reached
+        elif isinstance(reached, Mapping):
+            waiting.extend(reached.values())
+        elif isinstance(reached, list | tuple | set):
+            waiting.extend(reached)
+        elif type(reached).__module__.startswith("weft."):
+            if dataclasses.is_dataclass(reached) and not isinstance(reached, type):
+                waiting.extend(getattr(reached, field.name) for field in dataclasses.fields(reached))
+            waiting.extend(getattr(reached, "__dict__", {}).values())
 
 
 def give_back(device: torch.device) -> None:

@@ -32,7 +32,7 @@ ALIGN = 16
 """Alignment, bytes: every piece starts on a multiple of it."""
 
 _ELSEWHERE = -1
-"""Begin of a piece that did not fit."""
+"""Offset of a piece that did not fit."""
 _BEFORE_SEND = "a staged piece is read before it was sent"
 
 
@@ -40,7 +40,7 @@ def step_bytes(tokens: int, rows: int, pages: int) -> int:
     """Return the bytes of a step with ``tokens`` tokens in up to ``rows`` rows, one of them new with ``pages`` pages:
     for the batch, the table of runs and the sampler. A power of two.
     """
-    # Tokens, positions, those that prompts score; in recorded steps numbers about pictures, and rows by adapter.
+    # Tokens, positions, tokens that prompts score; in recorded steps the picture fields, and rows by adapter.
     by_token = 3 * tokens + 6 * min(tokens, RECORDED_TOKENS) + BLOCK_ROWS * LINES
     by_row = 24 * rows  # of runs, sampling and its numbers
     table_writes = 3 * (pages + tokens // PAGE_TOKENS + 2 * rows)
@@ -107,8 +107,8 @@ class Staging:
         if self._asked > self.capacity_bytes:
             self._grow()
         self._turn = (self._turn + 1) % len(self._hosts)
-        # Two buffers in turn: the copy of this one is of the step before the last, and practically always done. On the
-        # device one is enough: copies and kernels are in the order of one stream.
+        # Two buffers alternate: the last copy from this buffer belongs to the step before the last, and has almost
+        # always ended. On the device one buffer is enough: copies and kernels are in the order of one stream.
         busy = self._events[self._turn]
         if busy is not None:
             wait_for(busy)
@@ -146,7 +146,7 @@ class Staging:
             return
         used = min(self._used, self.capacity_bytes)  # the last piece may end inside its padding
         self._device_bytes[:used].copy_(self._pinned[self._turn][:used], non_blocking=True)
-        # When the copy that was just asked for is done, its buffer may be written again.
+        # When the copy that was just enqueued is done, its buffer may be written again.
         self._events[self._turn] = recorded(self._device, self._events[self._turn])
         for piece in self._pieces:
             if piece._begin == _ELSEWHERE:

@@ -1,4 +1,4 @@
-"""The executor that runs a model in torch: a plan in, tokens out.
+"""Executor that runs a model in torch: a plan in, tokens out.
 
     plan --BatchBuilder--> StepInputs --model--> hidden_TD --rows that need them--> logits --Sampler--> tokens
     '------------------------------ launch: nothing is waited for ------------------------------' '- to host -'
@@ -83,12 +83,12 @@ PROMPT_LOGITS_TOKENS = 128
 class TorchExecutor:
     """One model on one device. ``kv_scales``: the checkpoint's, of layers that have some; used if KV is fp8, and
     measured for the other layers. ``reload`` reads the checkpoint again, after a sleep of level 2, in the directory
-    that ``read_from`` named last. ``capture``: recorder of decode steps as graphs, once ``record_graphs`` is called;
-    None: never. ``mixed_tokens_max``: most tokens of a recorded step with prompts; 0: none is recorded.
-    ``verify_runs``: steps with verify runs are recorded too, ``adapters``: those with rows of adapters. ``on_worker``:
-    steps are begun ahead, on a thread; False: the caller's thread launches all of them. ``pad_decode_to``: see
-    ``weft.runner.batch.BatchBuilder``; the two hooks are described above. ``sampler`` makes the sampler, which is a
-    special one with several ranks. Not thread-safe: one step at a time.
+    that ``read_from`` named last. ``capture`` records steps as graphs, once ``record_graphs`` is called; None: no step
+    is recorded. ``mixed_tokens_max``: most tokens of a recorded step with prompts; 0: none is recorded.
+    ``verify_runs``, ``adapters``: steps with verify runs, or with rows of adapters, are recorded too. ``on_worker``:
+    ``begin`` launches steps ahead, on a thread; False: the caller's thread launches all steps. ``pad_decode_to``: see
+    ``weft.runner.batch.BatchBuilder``. ``sampler`` makes the sampler; with several ranks each rank has a special one.
+    Not thread-safe: one step at a time.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class TorchExecutor:
         on_worker: bool = True,
         sampler: MakeSampler = Sampler,
     ) -> None:
-        device = scratch.home = device or torch.device("cpu")
+        device = scratch.device = device or torch.device("cpu")
         self.model = model
         self.arena = DeviceArena(arena_plan, device)
         self._reload, self._read_from = reload, read_from
@@ -184,7 +184,7 @@ class TorchExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the step of ``plan`` on the caller's thread and return its result."""
-        return self.launch(plan).home()
+        return self.launch(plan).result()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Launch the step of ``plan`` on the caller's thread, and do not wait for it."""
@@ -267,10 +267,10 @@ class TorchExecutor:
         needs_previous_token = self.sampler.needs_previous_token(batch.sample_rows)
         if needs_previous_token and not plan.verify_count and (before is None or before.arrived):
             if before is not None:
-                before.home()
+                before.result()
             self.sampler.begin(batch.sample_rows)
         if plan.verify_count and before is not None:
-            before.home()
+            before.result()
         hidden = self._forward(batch.inputs)
         if plan.verify_count:
             return self._verified(plan, batch, hidden, began_s)
@@ -284,7 +284,7 @@ class TorchExecutor:
             if self.observer is not None:
                 self.observer(plan, logits_XV)
             if needs_previous_token and before is not None:
-                before.home()
+                before.result()
             host_XV = room.host_XV if room is not None and logits_XV is room.logits_XV else None
             choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions, host_XV)
             self.batches.note_chosen(batch, choice)
@@ -294,7 +294,7 @@ class TorchExecutor:
             began_s, plan.run_count, pending, choice, batch.sample_runs, prompts, plan.pooled_runs
         )
         if plan.mtp_drafts is not None:
-            return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, self._before.home()))
+            return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, self._before.result()))
         return self._before
 
     def _drafted(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor, result: StepResult) -> StepResult:
@@ -372,10 +372,10 @@ class TorchExecutor:
         self.batches.store(self.arena)
         prompts, scores = self._score_prompts(plan, batch, hidden)
         scores += pool(self.model, batch.pooled_spans, hidden)
-        # Waited for without scores too: the copies of the store are before it, and end with the step.
+        # Wait even without scores: the copies of the store come before, and must end with the step.
         home = LaunchedStep(
             began_s, plan.run_count, self._readback.send(scores), prompts=prompts, pooled_runs=plan.pooled_runs
-        ).home()
+        ).result()
         result = StepResult(
             chosen.tokens,
             chosen.logprobs,
@@ -398,7 +398,7 @@ class TorchExecutor:
         if isinstance(inputs, MixedBlock):
             assert self.mixed_graphs is not None
             return self.mixed_graphs.replay(inputs)
-        scratch.home = self.arena.device
+        scratch.device = self.arena.device
         return self.model.forward(inputs, self._caches)
 
     def _logits_room(self, rows: int) -> LogitsRoom | None:
@@ -416,7 +416,7 @@ class TorchExecutor:
         if self.graphs is None:
             return None
         self._forget_graphs()
-        scratch.home = self.arena.device
+        scratch.device = self.arena.device
         with current(self.arena.device):
             if self.mixed_graphs is not None:
                 self.mixed_graphs.record(self.model.forward, self._caches)
@@ -491,7 +491,7 @@ class TorchExecutor:
         if level == 2 and self._reload is None:
             raise ConfigError(
                 "this engine was made from a model in memory: there is no checkpoint to read "
-                "it from again, so level 2 cannot be; level 1 can",
+                "again, so level 2 is not possible; level 1 is",
                 param="level",
             )
         self._worker.rest()
@@ -559,7 +559,7 @@ class TorchExecutor:
         if loaded.spec != spec:
             raise CheckpointError(
                 "the checkpoint has changed while the engine slept: its layers, sizes or "
-                "dtype are others now. Put the old one back, or restart the engine",
+                "dtype differ now. Put the old checkpoint back, or restart the engine",
                 param="model",
             )
         self.model, self._kv_scales = loaded.model, loaded.kv_scales
@@ -611,8 +611,8 @@ def _step_inputs(batch: StepBatch) -> StepInputs:
 
 @dataclass(slots=True)
 class LogitsRoom:
-    """Memory for the logits of a step, float32 [rows, vocab], used again and again on a CPU: new memory comes page by
-    page, and the faults take longer than the writing. A GPU's allocator reuses blocks. ``host_XV``: the same memory.
+    """Memory for the logits of a step, float32 [rows, vocab], which all steps on a CPU reuse: the page faults of new
+    memory take longer than writing the logits. A GPU's allocator reuses blocks. ``host_XV``: the same memory.
     """
 
     rows: int

@@ -16,8 +16,8 @@ so that no step waits for a transfer:
     stores                          '-> room to buffer --- done
 
 *Loads* begin after all earlier work of the steps, which may still use their pages. They end some steps later. The host
-asks whether they have ended (``are_done``), and only then are their pages and slots handed to readers. A plan that
-hands them over, or moves them, first makes the stream of the steps wait for their end and unpack records that were
+asks whether they have ended (``are_done``), and only then are their pages and slots given to readers. A plan that
+gives out or moves loaded pages first makes the stream of the steps wait for the load, and unpack records that were
 stored compressed.
 
 *Stores* are gathered on the stream of the steps, because the next step may write those pages.
@@ -52,7 +52,7 @@ Ids = npt.NDArray[Any]
 Work = Sequence[tuple[WorkKind, Staged]]
 
 ROOMS_BYTES = 64 << 20
-"""Bytes of buffers on the device: a half for loads, two quarters for stores, if a state is no larger than one."""
+"""Bytes of buffers on the device: a half for loads and two quarters for stores. Larger states get larger buffers."""
 
 
 def rooms_bytes_for(slot_bytes: int, page_bytes: int, rooms_bytes: int = ROOMS_BYTES) -> tuple[int, int]:
@@ -142,7 +142,7 @@ class _Lane:
         self.let_in(self._emptied[self._turn])
         return self._rooms[self._turn]
 
-    def behind_steps(self) -> contextlib.AbstractContextManager[Any]:
+    def after_steps(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context whose work goes to this stream, after all work that the current stream has."""
         if self._stream is None:
             return contextlib.nullcontext()
@@ -210,7 +210,7 @@ class DeviceTransfers:
         """Begin the loads of ``step``. ``unpacks``: restores of their compressed records."""
         work = [(kind, ids.copy()) for kind, ids in work]
         unpacks = [(kind, ids.copy()) for kind, ids in unpacks]
-        with self._loads.behind_steps():
+        with self._loads.after_steps():
             for kind, ids in work:
                 if kind is WorkKind.LOAD_STATES:
                     for slot_B, state_B in self._places.states(ids.host):
@@ -241,7 +241,7 @@ class DeviceTransfers:
                 self._cross(step, pages_PB, host_PB)
 
     def _cross(self, step: int, room: torch.Tensor, host: torch.Tensor) -> None:
-        with self._stores.behind_steps():
+        with self._stores.after_steps():
             host.copy_(room, non_blocking=True)
         self._ends.append((step, self._stores.end()))
 

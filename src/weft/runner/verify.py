@@ -1,4 +1,4 @@
-"""Verify runs on the device: the tokens that they choose, and their states afterwards.
+"""Verify runs on the device: how their tokens are chosen, and their states afterwards.
 
     logits     [ decodes | w0 w0 w0 | w1 w1 | prompts ]      a row for each decode, draft and prompt
     round 1      x         x          x       x              every run chooses its first token
@@ -69,17 +69,17 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
     """
     verified = Verified(np.full(plan.run_count, PAD, np.int32))
     chosen: dict[int, list[int]] = {run: [] for run in plan.verify_runs}
-    at = np.flatnonzero(np.diff(of.runs, prepend=-1))  # the first row of each run
+    indices = np.flatnonzero(np.diff(of.runs, prepend=-1))  # the first row of each run
     drafts = _drafts(plan)
     apart = sampler.sample(logits_XV, of.rows, of.positions) if sampler.chooses_apart(of.rows) else None
-    while at.size:
+    while indices.size:
         sampled = (
-            apart.of(at)
+            apart.of(indices)
             if apart is not None
-            else sampler.sample(_rows_at(logits_XV, at, staging), of.rows[at], of.positions[at])
+            else sampler.sample(_rows_at(logits_XV, indices, staging), of.rows[indices], of.positions[indices])
         )
         going_on = []
-        for i, (row, token) in enumerate(zip(at.tolist(), sampled.tokens.tolist(), strict=True)):
+        for i, (row, token) in enumerate(zip(indices.tolist(), sampled.tokens.tolist(), strict=True)):
             run = int(of.runs[row])
             verified.tokens[run] = token
             logprobs = sampled.logprobs.get(i)
@@ -94,7 +94,7 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
                 verified.verified_logprobs.setdefault(run, []).append(logprobs)
             if i not in sampled.failures and token == drafts[run][len(chosen[run]) - 1]:
                 going_on.append(row + 1)
-        at = np.asarray(going_on, np.int64)
+        indices = np.asarray(going_on, np.int64)
     verified.by_run.update((run, tuple(tokens)) for run, tokens in chosen.items())
     return verified
 
@@ -108,12 +108,12 @@ def _drafts(plan: StepPlan) -> dict[int, list[int]]:
     return drafts
 
 
-def _rows_at(logits_XV: torch.Tensor, at: Int64s, staging: Staging) -> torch.Tensor:
-    first, count = int(at[0]), len(at)
-    if int(at[-1]) - first + 1 == count:
+def _rows_at(logits_XV: torch.Tensor, indices: Int64s, staging: Staging) -> torch.Tensor:
+    first, count = int(indices[0]), len(indices)
+    if int(indices[-1]) - first + 1 == count:
         return logits_XV[first : first + count]
     staging.begin()
-    index = staging.add(at)
+    index = staging.add(indices)
     staging.send()
     return logits_XV.index_select(0, index.device)
 
@@ -122,17 +122,19 @@ def replay(runs: Runs, counts: Sequence[int], staging: Staging) -> None:
     """Replay the states of the verify runs of ``runs`` after ``counts`` tokens each."""
     log, first = runs.log, runs.decode_count
     assert log is not None, "a step without verify runs"
-    at = slice(first, first + len(counts))
+    span = slice(first, first + len(counts))
     log.replay_filled(
-        LoggedRuns([offset - log.first for offset in runs.offsets[at]], runs.starts[at], list(counts), runs.slots[at])
+        LoggedRuns(
+            [offset - log.first for offset in runs.offsets[span]], runs.starts[span], list(counts), runs.slots[span]
+        )
     )
     if not log.has_notes:
         return
-    order = sorted(range(len(counts)), key=lambda at: counts[at] > 1)
-    verified = [first + at for at in order]
-    lengths = [counts[at] for at in order]
+    order = sorted(range(len(counts)), key=lambda i: counts[i] > 1)
+    verified = [first + i for i in order]
+    lengths = [counts[i] for i in order]
     starts, slots = ([values[run] for run in verified] for values in (runs.starts, runs.slots))
-    offsets, fresh = [sum(lengths[:at]) for at in range(len(lengths))], [False] * len(lengths)
+    offsets, fresh = [sum(lengths[:i]) for i in range(len(lengths))], [False] * len(lengths)
     decodes = sum(length == 1 for length in lengths)
     begins = [runs.offsets[run] - log.first for run in verified]
     flat, chunk_count = device_runs.pack_lists(offsets, starts, lengths, fresh, decodes, ())
@@ -156,7 +158,7 @@ def replay(runs: Runs, counts: Sequence[int], staging: Staging) -> None:
         starts_R=starts_R,
         slots_R=slots_R,
         context_R=context_R,
-        page_table_RP=table_RP[at] if alone else table_RP.index_select(0, verified_R),
+        page_table_RP=table_RP[span] if alone else table_RP.index_select(0, verified_R),
     )
     if gpu.fits(table_RP):
         device_runs.remember(again, packed.device, chunk_count)

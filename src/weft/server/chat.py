@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from secrets import token_hex
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import RequestError
+from weft.errors import RequestError, WeftError
 from weft.request import LOGPROBS_MAX
 from weft.server.generation import ChatTurn, PreparedTurn, Usage, prepare_turn
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
@@ -31,7 +31,7 @@ from weft.server.protocol import (
     stream_usage,
 )
 from weft.server.service import Service
-from weft.server.sse import DONE, Way, sse_line
+from weft.server.sse import DONE, Way, failure_lines, sse_line
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, text_of
@@ -157,18 +157,21 @@ class ChatJob:
             )
         return _encoder.encode(response)
 
-    async def lines(self) -> AsyncGenerator[bytes, None]:
+    def begin(self) -> bytes:
         roles = [
             DeltaChoice(index=choice.index, delta=ChatAnswer(role="assistant", content=""))
             for choice in self.generation.choices
         ]
-        yield b"".join(self._line([role], first=role.index == 0) for role in roles)
-        async for pieces in self.generation.pieces():
-            if choices := [choice for piece in pieces for choice in self._choices(piece)]:
-                yield b"".join(self._line([choice]) for choice in choices)
-        if self._last_usage:
-            yield self._line([])
-        yield DONE
+        return b"".join(self._line([role], first=role.index == 0) for role in roles)
+
+    def part(self, pieces: list[Piece]) -> bytes:
+        return b"".join(self._line([choice]) for piece in pieces for choice in self._choices(piece))
+
+    async def end(self) -> bytes:
+        return self._line([]) + DONE if self._last_usage else DONE
+
+    def failed(self, error: WeftError) -> bytes:
+        return failure_lines(error)
 
     def _line(self, choices: list[DeltaChoice], *, first: bool = False) -> bytes:
         chunk = ChatChunk(id=self._id, created=self._created_s, model=self._turn.name, choices=choices)

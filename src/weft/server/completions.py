@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
 from secrets import token_hex
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import RequestError
+from weft.errors import RequestError, WeftError
 from weft.objects.conversations import continued_prompts
 from weft.request import SamplingParams
 from weft.server.generation import Generation, Usage, check_count
@@ -24,6 +23,7 @@ from weft.server.protocol import (
     COMPLETION_TOKENS_DEFAULT,
     UNSERVED_IN_COMPLETIONS,
     CompletionBody,
+    Streaming,
     grammar_of,
     prompts_of,
     refuse_stream_fields,
@@ -33,7 +33,7 @@ from weft.server.protocol import (
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.continuing import session_of
-from weft.server.sse import DONE, Way, sse_line
+from weft.server.sse import DONE, Way, failure_lines, sse_line
 from weft.server.truncation import check_context, tokens_after_cut, truncated
 from weft.text.choices import Choice, Piece
 from weft.text.prompt import Prompt
@@ -87,9 +87,12 @@ class CompletionJob:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             id_slot=body.id_slot,
-            streamed=bool(body.stream),
+            stream=Streaming(bool(body.stream), body.stream_interval),
         )
         self._shown_chars = [0] * len(self.generation.choices)
+        self._started = [False] * len(self.generation.choices)
+        self._last_usage, self._every_usage = stream_usage(body)
+        self._no_usage = None if self._last_usage else UNSET
 
     async def answer(self) -> bytes:
         generation = self.generation
@@ -101,21 +104,25 @@ class CompletionJob:
             choices.append(self._choice(piece, first=True))
         return _encoder.encode(self._response(choices, generation.usage()))
 
-    async def lines(self) -> AsyncGenerator[bytes, None]:
-        generation = self.generation
-        with_usage, always = stream_usage(self._body)
-        started = [False] * len(generation.choices)
-        async for pieces in generation.pieces():
-            out = []
-            for piece in pieces:
-                choice = self._choice(piece, first=not started[piece.index])
-                started[piece.index] = True
-                usage = generation.usage() if always else None if with_usage else UNSET
-                out.append(sse_line(_encoder.encode(self._response([choice], usage))))
-            yield b"".join(out)
-        if with_usage:
-            yield sse_line(_encoder.encode(self._response([], generation.usage())))
-        yield DONE
+    def begin(self) -> bytes:
+        return b""
+
+    def part(self, pieces: list[Piece]) -> bytes:
+        lines = []
+        for piece in pieces:
+            choice = self._choice(piece, first=not self._started[piece.index])
+            self._started[piece.index] = True
+            usage = self.generation.usage() if self._every_usage else self._no_usage
+            lines.append(sse_line(_encoder.encode(self._response([choice], usage))))
+        return b"".join(lines)
+
+    async def end(self) -> bytes:
+        if not self._last_usage:
+            return DONE
+        return sse_line(_encoder.encode(self._response([], self.generation.usage()))) + DONE
+
+    def failed(self, error: WeftError) -> bytes:
+        return failure_lines(error)
 
     def _sampling(self, prompt: Prompt) -> SamplingParams:
         body, info = self._body, self._model.info

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from weft.config import THREADS_MAX, session_key
+from weft.config import STREAM_INTERVAL_MAX, THREADS_MAX, session_key
 from weft.config_check import check_fields, debug, flag, limit
 from weft.errors import ConfigError
 from weft.handoff import Role, check_replicas, parse_roles, partner_missing
@@ -237,6 +237,13 @@ class ServerConfig:
         60.0, "Seconds after which a connection without a request is closed.", least=0.1, most=DAY_S
     )
     write_timeout: float = limit(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1, most=DAY_S)
+    stream_interval: int = flag(
+        1,
+        "Tokens of a streamed event after the first: with more, the server spends less time on each token, and "
+        "clients see text in larger pieces. A request's stream_interval comes first.",
+        least=1,
+        most=STREAM_INTERVAL_MAX,
+    )
     sse_keep_alive: float = limit(
         0.0, "Seconds of silence after which a stream gets a comment line; 0: never.", least=0, most=DAY_S
     )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import os
 import socket
 import struct
@@ -37,6 +38,8 @@ _BLOBS = b"/api/blobs/"
 buffered. An answer ends that."""
 PEER_IS_OWNER = "peer_is_owner"
 """Key of a request's state at a Unix socket: whether its client runs as the user of this server, or as root."""
+WRITE_PART = "write_part"
+"""Key of a request's state: ``_write_part`` of its connection."""
 _BODY_GRACE_S = 5.0
 """Seconds before ``body_rate_min`` counts."""
 
@@ -287,7 +290,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
+        cycle.scope["state"][WRITE_PART] = functools.partial(self._write_part, cycle)
         super()._start_asgi_task(cycle, app)
+
+    def _write_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
+        """Write a part of a chunked answer without a coroutine, as ``cycle.send`` does. Return false, with nothing
+        written, where the caller must await ``send``: the client reads slowly, left, or asked for headers alone."""
+        if (
+            self.flow.write_paused
+            or cycle.disconnected
+            or not cycle.chunked_encoding
+            or cycle.scope["method"] == "HEAD"
+            or self.transport.is_closing()
+        ):
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def _unsupported_upgrade_warning(self) -> None:
         """Write no line in the log for a request that any client can send."""

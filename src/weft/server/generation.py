@@ -6,6 +6,7 @@
                                       Generation
 
     Generation.start()      submit all prompts; the engine accepts all or rejects one (then none run)
+    Generation.listen()     calls back when pieces may have come; Generation.next_pieces() returns these
     Generation.pieces()     [Piece, ...] as steps bring them, until every choice has finished
     Generation.whole()      one Piece for each choice, once all have finished
     Generation.close()      always, however it ended: what still runs is cancelled
@@ -19,7 +20,7 @@ order. A slow client gets fewer, larger pieces, not a longer queue.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from secrets import token_hex
 
 import msgspec
@@ -32,7 +33,15 @@ from weft.objects.conversations import continued_chat, known_prefix
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
 from weft.server.models import KeepAlive, ModelUse
-from weft.server.protocol import SamplingFields, grammar_of, key_of_request, note_ignored, sampling_params
+from weft.server.protocol import (
+    NOT_STREAMED,
+    SamplingFields,
+    Streaming,
+    grammar_of,
+    key_of_request,
+    note_ignored,
+    sampling_params,
+)
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.continuing import session_of
@@ -98,10 +107,11 @@ class Generation:
         prompt_field: str = "prompt",
         answer_field: str = "max_tokens",
         id_slot: int | None = None,
-        streamed: bool = False,
+        stream: Streaming = NOT_STREAMED,
         logprobs_field: str = "logprobs",
     ) -> None:
         self._service = service
+        self._interval_tokens = stream.interval_tokens or service.config.stream_interval
         self._model = model
         self.keep_alive_s: KeepAlive = UNSET
         self.load_s = 0.0
@@ -143,7 +153,7 @@ class Generation:
         check_logprob_count(
             self._requests,
             context_tokens=context_tokens,
-            streamed=streamed,
+            streamed=stream.wanted,
             limit=service.config.max_answer_logprobs,
             field=logprobs_field,
         )
@@ -160,6 +170,8 @@ class Generation:
                 self.choices.append(choice)
                 self._times.append(SequenceTimes(self._arrived_s, len(request.prompt_tokens)))
             self._by_prompt.append(self.choices[-request.sampling.n :])
+        self.unfinished = len(self.choices)
+        """Choices that have not ended for a reader of pieces."""
 
     async def start(self) -> None:
         """Submit the prompts. Raise the engine's refusal, or EngineUnavailableError."""
@@ -176,33 +188,55 @@ class Generation:
             raise
         self._metrics.request_came(self.samplings[0])
 
-    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """Yield lists of pieces, never empty. Raise EngineUnavailableError when the engine dies."""
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` each time that ``next_pieces`` may return pieces (``RequestStream.listen``)."""
+        self._bounded_stream().listen(listener, self._interval_tokens)
+
+    def next_pieces(self) -> list[Piece] | None:
+        """Return the pieces of at most EVENTS_MAX events that wait, one for each choice: none where their text is held
+        back. None where no event waits. Raise EngineUnavailableError when the engine died."""
         assert self._stream is not None
-        unfinished = sum(not choice.finished for choice in self.choices)
-        self._stream.bound(self._service.unread, self._cancel_all)
         try:
-            while unfinished:
-                pieces: list[Piece] = []
-                for event in await self._stream.events():
-                    choice = self._by_event[event.request_id, event.index]
-                    if choice.finished:
-                        continue
-                    piece = choice.take(event)
-                    self._note_tokens(choice, event)
-                    self._metrics.event_came(self._times[choice.index], event, time.perf_counter())
-                    if piece is not None:
-                        pieces.append(piece)
-                    if choice.finished:
-                        self._note_end(choice, event)
-                        unfinished -= 1
-                        if event.finish_reason is None:
-                            self._requests_in_flight.cancel(event.request_id, event.index)
-                if pieces:
-                    yield merged(pieces)
+            events = self._stream.next_events()
+            return self._pieces_of(events) if events else None
         except WeftError as error:
             self._error_type = type(error).__name__
             raise
+
+    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+        """Yield lists of pieces, never empty. Raise EngineUnavailableError when the engine dies."""
+        stream = self._bounded_stream()
+        try:
+            while self.unfinished:
+                if pieces := self._pieces_of(await stream.events()):
+                    yield pieces
+        except WeftError as error:
+            self._error_type = type(error).__name__
+            raise
+
+    def _bounded_stream(self) -> RequestStream:
+        assert self._stream is not None
+        self._stream.bound(self._service.unread, self._cancel_all)
+        return self._stream
+
+    def _pieces_of(self, events: list[TokenEvent]) -> list[Piece]:
+        pieces: list[Piece] = []
+        now = time.perf_counter()
+        for event in joined_by_sequence(events):
+            choice = self._by_event[event.request_id, event.index]
+            if choice.finished:
+                continue
+            piece = choice.take(event)
+            self._note_tokens(choice, event)
+            self._metrics.event_came(self._times[choice.index], event, now)
+            if piece is not None:
+                pieces.append(piece)
+            if choice.finished:
+                self._note_end(choice, event)
+                self.unfinished -= 1
+                if event.finish_reason is None:
+                    self._requests_in_flight.cancel(event.request_id, event.index)
+        return pieces
 
     async def whole(self) -> list[Piece]:
         """Return one piece for each choice, in their order. Answers without stop strings are read at their end: to read
@@ -217,14 +251,13 @@ class Generation:
     async def _pieces_at_end(self) -> list[Piece]:
         assert self._stream is not None
         try:
-            by_choice: dict[int, list[TokenEvent]] = {}
-            for arrived_s, event in await self._stream.rest(len(self.choices)):
+            arrived = await self._stream.rest(len(self.choices))
+            for arrived_s, event in arrived:
                 choice = self._by_event[event.request_id, event.index]
-                by_choice.setdefault(choice.index, []).append(event)
                 self._metrics.event_came(self._times[choice.index], event, arrived_s)
             pieces = []
-            for index, events in by_choice.items():
-                choice, event = self.choices[index], joined(events)
+            for event in joined_by_sequence([event for _, event in arrived]):
+                choice = self._by_event[event.request_id, event.index]
                 piece = choice.take(event)
                 self._note_tokens(choice, event)
                 if choice.finished:
@@ -383,6 +416,16 @@ def check_count(sequences: int, queue_max: int) -> None:
         )
 
 
+def joined_by_sequence(events: list[TokenEvent]) -> list[TokenEvent]:
+    """Return one event for each sequence, in order of first appearance."""
+    if len(events) < 2:
+        return events
+    by_sequence: dict[tuple[str, int], list[TokenEvent]] = {}
+    for event in events:
+        by_sequence.setdefault((event.request_id, event.index), []).append(event)
+    return list(map(joined, by_sequence.values()))
+
+
 def joined(events: list[TokenEvent]) -> TokenEvent:
     """Return one event equal to ``events`` of one sequence. Counts in a later event include those of an earlier one."""
     if len(events) == 1:
@@ -509,7 +552,7 @@ class PreparedTurn:
             prompt_field=turn.prompt_field,
             answer_field=turn.answer_field,
             id_slot=fields.id_slot,
-            streamed=bool(fields.stream),
+            stream=Streaming(bool(fields.stream), fields.stream_interval),
             logprobs_field=turn.logprobs_field,
         )
         self._readers = [

@@ -445,7 +445,7 @@ MODEL = (
     Row[Resident]("model_loaded", "gauge", "With several models: 1 while this one is in memory.",
                   lambda model: model.state == "loaded"),
     Row[Resident]("model_memory_bytes", "gauge", "With several models: its share of the memory, while it "
-                  "takes it.", lambda model: model.held),
+                  "takes it.", lambda model: model.used_bytes),
     Row[Resident]("model_requests_waiting", "gauge", "Requests that wait for this model to be loaded.",
                   lambda model: model.waiting),
     Row[Resident]("model_loads", "counter", "How often this model was loaded.", lambda model: model.loads),

@@ -419,7 +419,7 @@ class OnDemandModels(Models):
     def _loaded_in_words(self) -> str:
         names = [name for name, resident in self.residency.models.items() if resident.state == "loaded"]
         return (
-            f"{format_bytes(self.residency.held)} of {format_bytes(self.budget)} taken by {', '.join(names)}"
+            f"{format_bytes(self.residency.used_bytes)} of {format_bytes(self.budget)} taken by {', '.join(names)}"
             if names
             else "no model is loaded"
         )

@@ -16,7 +16,7 @@ import base64
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import Any, Literal
 
@@ -185,9 +185,6 @@ class PoolingJob(ABC):
     async def answer(self) -> bytes:
         await self.generation.whole()
         return await self.written([choice.pooled for choice in self.generation.choices])
-
-    async def lines(self) -> AsyncGenerator[bytes, None]:
-        yield await self.answer()
 
     @abstractmethod
     async def written(self, rows: Sequence[bytes]) -> bytes:

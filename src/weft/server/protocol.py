@@ -42,6 +42,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from weft.config import STREAM_INTERVAL_MAX
 from weft.errors import RequestError
 from weft.request import Grammar, SamplingParams
 from weft.text.chat import ChatMessage
@@ -57,6 +58,8 @@ Salt = Annotated[str, msgspec.Meta(max_length=1024)]
 AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
 SlotNumber = Annotated[int, msgspec.Meta(ge=-1, le=63)]
 """-1: none, as llama-server has it."""
+StreamInterval = Annotated[int, msgspec.Meta(ge=1, le=STREAM_INTERVAL_MAX)]
+"""Tokens of a streamed event after the first, as in vLLM."""
 
 LARGE_BODY_BYTES = 256 << 10
 """Bytes above which a worker looks through a body before it is parsed, and a thread parses it: a megabyte of small
@@ -76,6 +79,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     stream: bool | None = None
+    stream_interval: StreamInterval | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = None
@@ -213,7 +217,6 @@ UNSERVED: Unserved = {
     "vllm_xargs": ("it is not served", ({},)),
     "return_token_offsets": ("it is not served", (False,)),
     "return_prompt_text": ("it is not served", (False,)),
-    "stream_interval": ("each step is streamed as it comes", (1,)),
 }
 """Reason and harmless values of each refused field: (why it is refused, values besides null that ask for nothing)."""
 
@@ -224,7 +227,6 @@ NOT_NEEDED = frozenset(
         "verbosity",
         "repetition_detection",
         "web_search_options",
-        "stream_interval",
         "kv_transfer_params",
         "ec_transfer_params",
         "context_management",
@@ -477,6 +479,16 @@ def refuse_stream_fields(body: GenerateBody) -> None:
     """Raise RequestError when stream_options is set and nothing is streamed."""
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
+
+
+class Streaming(msgspec.Struct, frozen=True):
+    """Whether an answer is streamed; tokens of a part after the first, None for the server's setting."""
+
+    wanted: bool = False
+    interval_tokens: int | None = None
+
+
+NOT_STREAMED = Streaming()
 
 
 def stream_usage(body: GenerateBody) -> tuple[bool, bool]:

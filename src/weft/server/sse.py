@@ -16,9 +16,10 @@ import asyncio
 import contextlib
 import functools
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -26,12 +27,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from weft.errors import RequestError, WeftError
+from weft.server.connection import WRITE_PART
 from weft.server.errors import WrongMediaTypeError, bug, error_body
 from weft.server.generation import Generation
 from weft.server.protocol import LARGE_BODY_BYTES, Unserved
 from weft.server.service import BodyChecker, Service
 from weft.server.tenants import Tenant
 from weft.server.tracing import RequestTrace
+from weft.text.choices import Piece
 
 DONE = b"data: [DONE]\n\n"
 EVENTS, JSON_LINES = "text/event-stream", "application/x-ndjson"
@@ -77,9 +80,74 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         watching.cancel()
 
 
-class EventStream(Response):
-    """A response of lines. ``lines`` yields complete SSE lines, or complete lines of JSON with that ``media_type``.
-    However the response ends, and if it never begins, ``lines`` is closed and ``on_end`` called."""
+class LineStream(Response, ABC):
+    """A response whose lines come one after another. However the response ends, and if it never begins, ``on_end`` is
+    called."""
+
+    def __init__(self, *, on_end: Callable[[], None], keep_alive_s: float, media_type: str) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
+        del self.headers["content-length"]
+        self._on_end = on_end
+        self._keep_alive_s = keep_alive_s
+        self._sent_s = 0.0
+        """Time of the last part (of the event loop)."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await unless_gone(self._send_all(send), receive)
+        except (ClientGoneError, OSError):
+            _log.debug("a client left in the middle of a stream")
+        finally:
+            self._on_end()
+            await self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        keeping_alive = asyncio.ensure_future(self._keep_alive(send)) if self._keep_alive_s > 0 else None
+        try:
+            await self._pump(send)
+        except ClientGoneError:
+            raise
+        except Exception as error:
+            failure = error if isinstance(error, WeftError) else bug(error)
+            if failure is not error:
+                _log.exception("a stream failed")
+            await self._send_part(send, self._failed(failure))
+        finally:
+            if keeping_alive is not None:
+                await _cancel(keeping_alive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _send_part(self, send: Send, body: bytes) -> Coroutine[Any, Any, None]:
+        self._sent_s = asyncio.get_running_loop().time()
+        return cast("Coroutine[Any, Any, None]", send({"type": "http.response.body", "body": body, "more_body": True}))
+
+    async def _keep_alive(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._sent_s = loop.time()
+        while True:
+            idle_s = loop.time() - self._sent_s
+            if idle_s >= self._keep_alive_s:
+                await self._send_part(send, _KEEP_ALIVE)
+            else:
+                await asyncio.sleep(self._keep_alive_s - idle_s)
+
+    @abstractmethod
+    async def _pump(self, send: Send) -> None:
+        """Send all parts. An error is sent as ``_failed`` writes it."""
+
+    def _failed(self, error: WeftError) -> bytes:
+        """Return the lines that tell the client of an error after the headers."""
+        return failure_lines(error)
+
+    async def _close(self) -> None:
+        """Release what the lines hold."""
+
+
+class EventStream(LineStream):
+    """A stream of what ``lines`` yields: complete SSE lines, or complete lines of JSON with that ``media_type``.
+    ``lines`` is closed at the end."""
 
     def __init__(
         self,
@@ -89,60 +157,102 @@ class EventStream(Response):
         keep_alive_s: float = 0.0,
         media_type: str = EVENTS,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
-        del self.headers["content-length"]
+        super().__init__(on_end=on_end, keep_alive_s=keep_alive_s, media_type=media_type)
         self._lines = lines
-        self._on_end = on_end
-        self._keep_alive_s = keep_alive_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(self._pump(send), receive)
-        except (ClientGoneError, OSError):
-            _log.debug("a client left in the middle of a stream")
-        finally:
-            self._on_end()
-            await self._lines.aclose()
 
     async def _pump(self, send: Send) -> None:
-        try:
-            if self._keep_alive_s > 0:
-                await self._send_with_keep_alive(send)
-            else:
-                async for line in self._lines:
-                    await _send_part(send, line)
-        except ClientGoneError:
-            raise
-        except WeftError as error:
-            await _send_part(send, sse_line(error_body(error)) + DONE)
-        except Exception as error:
-            _log.exception("a stream failed")
-            await _send_part(send, sse_line(error_body(bug(error))) + DONE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async for line in self._lines:
+            await self._send_part(send, line)
 
-    async def _send_with_keep_alive(self, send: Send) -> None:
-        async def next_line() -> bytes | None:
-            return await anext(self._lines, None)
+    async def _close(self) -> None:
+        await self._lines.aclose()
 
-        coming = asyncio.ensure_future(next_line())
+
+class AnswerStream(LineStream):
+    """A stream of the answer of ``job``. No task wakes for a token: the generation calls ``_step``, which writes the
+    part of the new pieces to the connection. A client that reads slowly costs a task, which waits until the connection
+    takes more; the pieces of that time are then one part."""
+
+    def __init__(
+        self, job: StreamedJob, *, on_end: Callable[[], None], keep_alive_s: float, media_type: str = EVENTS
+    ) -> None:
+        super().__init__(on_end=on_end, keep_alive_s=keep_alive_s, media_type=media_type)
+        self._job = job
+        self._sending: asyncio.Task[None] | None = None
+
+    async def _pump(self, send: Send) -> None:
+        job = self._job
+        if begin := job.begin():
+            await self._send_part(send, begin)
+        self._send = send
+        self._write: Callable[[bytes], bool] | None = self._scope["state"].get(WRITE_PART)
+        self._all_sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        job.generation.listen(self._step)
         try:
-            while True:
-                await asyncio.wait((coming,), timeout=self._keep_alive_s)
-                if not coming.done():
-                    await _send_part(send, _KEEP_ALIVE)
-                    continue
-                line = coming.result()
-                if line is None:
-                    return
-                await _send_part(send, line)
-                coming = asyncio.ensure_future(next_line())
+            await self._all_sent
         finally:
-            await _cancel(coming)
+            if self._sending is not None:
+                await _cancel(self._sending)
+        if end := await job.end():
+            await self._send_part(send, end)
+
+    def _failed(self, error: WeftError) -> bytes:
+        return self._job.failed(error)
+
+    def _step(self) -> None:
+        """Send the pieces that wait, unless an earlier part is still being sent."""
+        generation = self._job.generation
+        try:
+            while self._sending is None and not self._all_sent.done():
+                if not generation.unfinished:
+                    self._all_sent.set_result(None)
+                    break
+                pieces = generation.next_pieces()
+                if pieces is None:
+                    break
+                if pieces and (part := self._job.part(pieces)):
+                    self._send_now(part)
+        except Exception as error:
+            self._all_sent.set_exception(error)
+
+    def _send_now(self, part: bytes) -> None:
+        if self._write is not None and self._write(part):
+            if self._keep_alive_s:
+                self._sent_s = asyncio.get_running_loop().time()
+            return
+        self._sending = asyncio.ensure_future(self._send_part(self._send, part))
+        self._sending.add_done_callback(self._sent)
+
+    def _sent(self, sending: asyncio.Future[None]) -> None:
+        self._sending = None
+        if sending.cancelled() or self._all_sent.done():
+            return
+        if error := sending.exception():
+            self._all_sent.set_exception(error)
+        else:
+            self._step()
 
 
-def _send_part(send: Send, body: bytes) -> Awaitable[None]:
-    return send({"type": "http.response.body", "body": body, "more_body": True})
+def failure_lines(error: WeftError) -> bytes:
+    """Return the end of a stream of OpenAI's that fails."""
+    return sse_line(error_body(error)) + DONE
+
+
+async def lines_of(job: StreamedJob) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of the answer of ``job`` where no client reads them as they come. Close its generation."""
+    try:
+        yield job.begin()
+        async for pieces in job.generation.pieces():
+            if part := job.part(pieces):
+                yield part
+        yield await job.end()
+    except Exception as error:
+        failure = error if isinstance(error, WeftError) else bug(error)
+        yield job.failed(failure)
+        if failure is not error:
+            raise
+    finally:
+        job.generation.close()
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
@@ -161,7 +271,21 @@ class Job(Protocol):
 
     async def answer(self) -> bytes: ...
 
-    def lines(self) -> AsyncGenerator[bytes, None]: ...
+
+class StreamedJob(Job, Protocol):
+    """A job whose answer may be streamed."""
+
+    def begin(self) -> bytes:
+        """Return the lines in front of the first piece."""
+
+    def part(self, pieces: list[Piece]) -> bytes:
+        """Return the lines of the next pieces, if any."""
+
+    async def end(self) -> bytes:
+        """Return the lines after the last piece."""
+
+    def failed(self, error: WeftError) -> bytes:
+        """Return the lines of an error that ends the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +331,10 @@ async def answer_job(
     if not stream:
         return Response(await unless_gone(whole(), request.receive), media_type="application/json")
     job = await unless_gone(started(), request.receive)
+    # Bodies of endpoints without streams refuse the field.
+    streamed = cast(StreamedJob, job)
     on_end = functools.partial(end, job)
-    return EventStream(job.lines(), on_end=on_end, keep_alive_s=keep_alive_s, media_type=media_type)
+    return AnswerStream(streamed, on_end=on_end, keep_alive_s=keep_alive_s, media_type=media_type)
 
 
 async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:

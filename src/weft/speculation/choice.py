@@ -1,16 +1,16 @@
-"""Number of drafts that a step verifies, those that bring more tokens per second, and when sources are asked at all.
+"""Choice of the drafts that a step verifies, by tokens per second, and of when sources are asked at all.
 
     survival   .97  .95  .93  .90  .82  .60  .55  .31 ...      candidates of all rows, the best first
     tokens     R + .97  + .95 ...                              expected of the step, R rows
     seconds    cost(R + 1), cost(R + 2), ...                   of a step with verify runs of R + 1 rows, ...
-               '-- as many as make tokens / seconds largest
+               '-- the number that makes tokens / seconds largest
 
     awake      the drafter proposes and scores         8 steps in a row bring no draft; 2 of many sequences
-    asleep     it does nothing, not even per token     until the host time of these is SHARE of all steps
+    asleep     it does nothing, not even per token     until its host time is at most SHARE of all steps
     awake      it catches up with the texts and proposes again
 
-Survivals of one sequence never rise, so the best n of all are always the first ones of each sequence. All numbers are
-tried, not only the next one: cost rises in steps, and four drafts may pay where one does not. A step without drafts is
+Survivals of one sequence never rise, so the best n of all are always the first drafts of each sequence. All numbers are
+tried, not only the next one: cost rises in steps, and four drafts may pay when one does not. A step without drafts is
 preferred unless drafts promise GAIN_MIN more: chances and costs are estimates.
 
 Sources cost microseconds for each sequence and step. Compared with a step of 30 ms that is nothing, and the drafter
@@ -37,7 +37,8 @@ _OWN_WEIGHT = 3.0
 _CHANCE_MAX = 0.98
 _ADAPTERS_MAX = 256
 _CLASS_ENDS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
-"""Upper ends, tokens: a match of ``length`` tokens is in the first class whose end is above it, or in the last class.
+"""Upper ends of the classes of matches, tokens: a match is in the first class whose end is above its length, or in the
+last class.
 """
 _CLASS_OF = [sum(end <= length for end in _CLASS_ENDS) for length in range(_CLASS_ENDS[-1] + 1)]
 _GUESSES: dict[SourceName, tuple[float, float]] = {
@@ -57,8 +58,8 @@ class Chances:
         chance(source, match)     of the next token of a source that had ``match`` tokens right before it
         survival of token i       chance(match) * chance(match + 1) * ... * chance(match + i)
 
-    Each proposal is scored against the tokens of the sequence, whether it was verified or not. So a source that is
-    never drafted from is calibrated all the same, and a probe costs no step. The position in a proposal needs no
+    Each proposal is scored against the tokens of the sequence, whether it was verified or not. So a source whose
+    proposals are never drafted is calibrated too, and a probe costs no step. The position in a proposal needs no
     separate table: if i tokens are right, the match is i tokens longer.
 
     Counts are by source and by class of match length, and they decay: about 500 scored tokens count. A class
@@ -83,8 +84,8 @@ class Chances:
 
 
 class ByAdapter(Generic[Learned]):
-    """Statistics by adapter digest; "" is the model without an adapter. Drafts that are right for one are wrong for
-    another, and new files under an old name start from nothing. The most recently used are kept.
+    """Statistics by adapter digest; "" is the model without an adapter. Drafts that are right for one adapter are wrong
+    for another, and new files under an old name start from nothing. The most recently used statistics are kept.
     """
 
     def __init__(self, begin: Callable[[], Learned]) -> None:
@@ -115,8 +116,8 @@ class OwnChances:
         self._expected = _OWN_WEIGHT
 
     def survivals(self, proposal: Proposal) -> list[float]:
-        """Return the chance of each token of ``proposal`` that it and all before it are right, up to one that is too
-        small to be verified.
+        """Return the survival of each token of ``proposal``, the chance that it and all tokens before are right, up to
+        the first one that is too small to be verified.
         """
         factor = self._right / self._expected
         values, classes, last = self._values, _CLASS_OF, _CLASS_ENDS[-1]
@@ -137,13 +138,13 @@ class OwnChances:
         own_right, own_expected, equal = self._right, self._expected, 0
         for proposed, token in zip(proposal.tokens, tokens, strict=False):
             is_right = proposed == token
-            at = classes[match if match < last else last]
-            own_expected = own_expected * _OWN_DECAY + values[at]
+            match_class = classes[match if match < last else last]
+            own_expected = own_expected * _OWN_DECAY + values[match_class]
             own_right = own_right * _OWN_DECAY + is_right
-            tries = tried[at] = tried[at] * _DECAY + 1.0
-            rights = right[at] = right[at] * _DECAY + is_right
+            tries = tried[match_class] = tried[match_class] * _DECAY + 1.0
+            rights = right[match_class] = right[match_class] * _DECAY + is_right
             chance = rights / tries
-            values[at] = chance if chance < _CHANCE_MAX else _CHANCE_MAX
+            values[match_class] = chance if chance < _CHANCE_MAX else _CHANCE_MAX
             if not is_right:
                 break
             equal += 1
@@ -154,7 +155,7 @@ class OwnChances:
 
 GAIN_MIN = 1.03
 SURVIVAL_MIN = 0.05
-"""Chance: a draft with less is not verified."""
+"""Least survival of a draft that is verified."""
 _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of drafts that ``may_pay`` tries; the cost bends at powers of two."""
 
@@ -166,13 +167,13 @@ def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: RowCosts) 
     if decodes == 1:
         return [_best_of_one(survivals[0], costs)]
     ranked = sorted(
-        ((survival, at) for at, row in enumerate(survivals) for survival in row if survival >= SURVIVAL_MIN),
+        ((survival, index) for index, row in enumerate(survivals) for survival in row if survival >= SURVIVAL_MIN),
         key=_first,
         reverse=True,
     )
     counts = [0] * len(survivals)
-    for _, at in ranked[: _best_number([survival for survival, _ in ranked], decodes, costs)]:
-        counts[at] += 1
+    for _, index in ranked[: _best_number([survival for survival, _ in ranked], decodes, costs)]:
+        counts[index] += 1
     return counts
 
 
@@ -247,7 +248,7 @@ class HostBudget:
         self._spent_s += seconds
 
     def wake(self) -> None:
-        """Begin a stretch of being awake."""
+        """Wake up, and begin a new stretch."""
         self.awake = True
         self._spent_s = self._steps_s = 0.0
         self._barren = 0

@@ -1,4 +1,4 @@
-"""Interfaces of speculation: drafts and their verification, a source and the drafter that asks it, and the counts.
+"""Interfaces of speculation: sources of drafts, the drafter that asks them, and counts of drafts.
 
     begin(key, tokens)           a sequence has its first token: prompt and answer so far
     draft(rows)                  for the step that is planned now: key -> tokens that may come next
@@ -6,7 +6,7 @@
     settle(key, tokens, ...)     the tokens that the step chose, drafts among them
     offer(key, tokens, ...)      tokens that the head expects next
     observe(decodes, ...)        the seconds of the step, once all of its sequences are settled
-    sleep_through(steps, ...)    steps of decodes alone went by while it slept
+    sleep_through(steps, ...)    steps of only decodes went by while the drafter slept
     end(key)                     the sequence has ended
 
     Follower     one sequence, one source      extend(tokens)   the sequence has grown
@@ -23,8 +23,8 @@ A wrong draft costs time and changes no text.
 * Drafts of one salt never hold tokens of another (law L10).
 * While the drafter is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then.
 
-``match`` of a proposal counts the tokens before it that the source had right, or found again. The chances are learned
-by it: the token at index i of a proposal has the chance of a match of ``match + i`` tokens. ``saved`` is an estimate
+``match`` of a proposal counts the tokens before it that the source had right, or found again. Chances are learned by
+match: the token at index i of a proposal has the chance of a match of ``match + i`` tokens. ``saved`` is an estimate
 and may be negative; other counters only grow. Nothing here has a clock or a device.
 """
 
@@ -149,11 +149,11 @@ class SpeculationCounters:
 
 
 PLAIN_STEPS = 3
-"""Plain steps in a row, of which the last one measures the cost of a plain step."""
+"""Number of plain steps in a row, the last of which measures the cost of a plain step."""
 
 
 class DraftGrammar(Protocol):
-    """The questions of drafts to a compiled grammar."""
+    """Interface of a compiled grammar, as drafts need it."""
 
     def matcher(self) -> Any:
         """Return a new matcher (``llguidance.LLMatcher``) that has seen no token."""
@@ -230,4 +230,4 @@ class Drafter(Protocol):
         """Drop the answers of the old weights: the weights have changed."""
 
     def end(self, key: int) -> None:
-        """End the sequence. A key that never began does not raise: an answer may end in its first step."""
+        """End the sequence. A key that never began is ignored, because an answer may end in its first step."""

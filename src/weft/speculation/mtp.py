@@ -1,4 +1,4 @@
-"""Drafts from the model's own head for multi-token prediction, and whether it pays to ask the head.
+"""Drafts from the model's own head for multi-token prediction, and the decision whether the head pays.
 
     step k     tokens chosen --head--> offer(d1 d2 d3, with the head's chance of each)
     step k+1   propose            the head's chances, calibrated, compete with those of other sources
@@ -9,16 +9,16 @@
 A draft of the head costs device time, before it is known whether it will be verified. So the number of drafts is
 chosen ahead, by the average chance of each place and by the measured seconds of the head. The best k wins if it beats
 a step without the head by HEAD_GAIN_MIN. A head that the operator named may lose a little while its drafts are right
-(NAMED_GAIN_MIN). A head that does not pay stays off, and is asked now and then for PROBE_LENGTH steps. Where the
-sequences are too many for it to pay even if all drafts were right, the head is *hopeless*: probes are rarer still, and
-prompts are not read.
+(NAMED_GAIN_MIN). A head that does not pay stays off, and is probed now and then for PROBE_LENGTH steps. If the
+sequences are too many for the head to pay even with only right drafts, it is *hopeless*: probes are rarer, and prompts
+are not read.
 
 Reading a prompt helps its answer, and costs time before anything is known of that answer. The head has a credit: the
 seconds that its drafts save, and SHARE of all steps. Prompts are read while there is credit. A sequence with an unread
 prompt drafts from the positions where the head ran: worse drafts, the same tokens.
 
 The head's own chance is calibrated by classes: the share of right drafts among those with a chance between 0.6 and
-0.7, and so on. First drafts and later ones have tables of their own, as later ones read the head's own hidden state.
+0.7, and so on. First and later drafts have separate tables, because later drafts read the head's own hidden state.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _CHANCE_MAX = 0.98
 _DRAFT_SHARE = 0.15
 """Guessed seconds of a draft over those of a step."""
 _ROWS_MAX = 16
-"""Rows of a step with drafts of the head, the most that the profile run measures. Figures of wider steps are guesses,
-and a guess made 32 sequences at once a quarter slower.
+"""Most rows of a step with drafts of the head: the profile run measures no more. Figures of wider steps are guesses,
+and with one of them 32 sequences were a quarter slower.
 """
 _CREDIT_START = 30.0
 _CREDIT_MAX = 100.0
 """Credit at the start and at most, in seconds of a plain step of one sequence."""
 _PROMPTS_UNPAID = 8
-"""Steps with prompts, of which the head reads one while drafts do not pay."""
+"""The head reads the prompts of one in this many steps while drafts do not pay."""
 
 _PERFECT = [sum(_CHANCE_MAX**place for place in range(1, drafts + 1)) for drafts in range(1, HEAD_DRAFTS_MAX + 1)]
 
@@ -92,17 +92,17 @@ class HeadChances:
     """Chances that the head's drafts are right, over all sequences of an adapter."""
 
     def __init__(self) -> None:
-        self._right = [[_CLASS_WEIGHT * (at + 0.5) / _CLASSES for at in range(_CLASSES)] for _ in range(2)]
+        self._right = [[_CLASS_WEIGHT * (number + 0.5) / _CLASSES for number in range(_CLASSES)] for _ in range(2)]
         self._tried = [[_CLASS_WEIGHT] * _CLASSES for _ in range(2)]
         self._place_right = [_PLACE_GUESS * _PLACE_WEIGHT] * HEAD_DRAFTS_MAX
         self._place_tried = [_PLACE_WEIGHT] * HEAD_DRAFTS_MAX
 
     def survivals(self, proposal: Proposal) -> list[float]:
-        """Return the chance of each token that it and all before it are right."""
+        """Return the survival of each token: the chance that it and all tokens before are right."""
         survival, survivals = 1.0, []
         for place, own in enumerate(proposal.chances):
-            later, at = _class_of(place, own)
-            survival *= min(_CHANCE_MAX, self._right[later][at] / self._tried[later][at])
+            later, chance_class = _class_of(place, own)
+            survival *= min(_CHANCE_MAX, self._right[later][chance_class] / self._tried[later][chance_class])
             survivals.append(survival)
         return survivals
 
@@ -111,9 +111,9 @@ class HeadChances:
         equal = 0
         for place, (proposed, own, token) in enumerate(zip(proposal.tokens, proposal.chances, tokens, strict=False)):
             right = proposed == token
-            later, at = _class_of(place, own)
-            self._right[later][at] = self._right[later][at] * _DECAY + right
-            self._tried[later][at] = self._tried[later][at] * _DECAY + 1.0
+            later, chance_class = _class_of(place, own)
+            self._right[later][chance_class] = self._right[later][chance_class] * _DECAY + right
+            self._tried[later][chance_class] = self._tried[later][chance_class] * _DECAY + 1.0
             if place < HEAD_DRAFTS_MAX:
                 self._place_right[place] = self._place_right[place] * _PLACE_DECAY + right
                 self._place_tried[place] = self._place_tried[place] * _PLACE_DECAY + 1.0
@@ -166,7 +166,7 @@ class HeadPlan:
         """Return the right tokens of 1, 2, ... drafts of a sequence, on average of those that run."""
         present = Counter(self._running.values()) or {self.chances.of(""): 1}
         return [
-            sum(count * one.expected(drafts) for one, count in present.items()) / sum(present.values())
+            sum(count * chances.expected(drafts) for chances, count in present.items()) / sum(present.values())
             for drafts in range(1, HEAD_DRAFTS_MAX + 1)
         ]
 
@@ -235,18 +235,18 @@ class HeadPlan:
         return best
 
     def note(self, sequences: int, drafts: int, seconds: float, costs: RowCosts) -> None:
-        """Record that the head took ``seconds``, in a step that set the pace of ``costs``. Corrections have one size,
-        as those of ``RowCosts``.
+        """Record that the head took ``seconds``, in a step that set the pace of ``costs``. Like those of ``RowCosts``,
+        corrections have a fixed size.
         """
-        at, share = (sequences.bit_length(), drafts), seconds / costs.pace(1)
-        known = self._shares.get(at)
+        shape, share = (sequences.bit_length(), drafts), seconds / costs.pace(1)
+        known = self._shares.get(shape)
         if known is None:
-            self._shares[at] = min(share, self.seconds(sequences, drafts, costs) / costs.seconds(1))
+            self._shares[shape] = min(share, self.seconds(sequences, drafts, costs) / costs.seconds(1))
         else:
-            self._shares[at] = known * SHAPE_STEP if share > known else known / SHAPE_STEP
+            self._shares[shape] = known * SHAPE_STEP if share > known else known / SHAPE_STEP
 
     def earn(self, seconds: float, costs: RowCosts) -> None:
-        """Add ``seconds`` that the head's drafts saved to its credit; negative: they cost that much."""
+        """Add ``seconds`` that the head's drafts saved to the credit; negative seconds are a cost."""
         self._credit = max(-_CREDIT_MAX, min(_CREDIT_MAX, self._credit + seconds / costs.seconds(1)))
 
     def stepped(self, seconds: float, costs: RowCosts, *, drafted: bool, steps: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""The costs of steps, measured when an engine starts: a profile run instead of a guess.
+"""Measurement of the costs of steps when an engine starts.
 
     one sequence without a client         steps with 0 0 0 1 3 7 15 drafts, some rounds
     drafts                                one token, again and again: right or wrong, the step costs the same
@@ -23,7 +23,7 @@ ROUNDS_MIN = 2
 SECONDS_MAX = 0.4
 LONG_STEP_S = 0.1
 PROFILE_TOKENS = _ROUNDS * sum(1 + count for count in DRAFT_COUNTS) + 80
-"""Tokens, the most that the answer of a profile run takes, if all drafts are right."""
+"""Most tokens of the answer of a profile run, if all drafts are right."""
 _TOKEN = 0
 
 
@@ -76,7 +76,7 @@ class ProfileRun:
                 self._left[1:] = sorted(set(LONG_DRAFT_COUNTS) - {drafted})
                 self._head_left = list(self._head_round)
             self._seconds[drafted] = min(seconds, self._seconds.get(drafted, seconds))
-        # A count that the planner does not let through is tried as often as the others, then skipped.
+        # A draft count that the planner does not allow is tried as often as the others, then skipped.
         self._next(self._left, len(DRAFT_COUNTS), seconds)
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:

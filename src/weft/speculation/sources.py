@@ -1,4 +1,4 @@
-"""The sources of drafts that need no model: repetition, the client's own guess of the answer, the grammar.
+"""Sources of drafts without a model: repetition, the client's prediction of the answer, the grammar.
 
     suffix       prompt   ... def area(self): return self.width * self.height ...
                  answer   ... def area(self): |                  -> return self.width * self.height
@@ -7,20 +7,20 @@
     grammar      {"city": "    '-- free text --'   ", "unit": "
                  ^^^^^^^^^^                         ^^^^^^^^^^^^
 
-**Suffix**: the tokens that followed the last ones when they occurred before, in the sequence or in answers of its
-salt. While the place that was found goes on being right, the follower stays with it. Another place must have a longer
-match to replace it. Only sequences of a salt search the answers of that salt (law L10): otherwise the speed of an
+**Suffix**: the tokens that followed an earlier occurrence of the last tokens, in the sequence or in answers of the same
+salt. The follower stays with a place while its tokens are right; only a longer match elsewhere replaces the place.
+Only sequences of a salt search the answers of that salt (law L10): otherwise the speed of an
 answer would tell a tenant about the answers of another. The library is bounded in bytes (law L11). A prompt is indexed
 at the first lookup: nothing is spent on a sequence that never drafts.
 
 **Prediction** (OpenAI's field): one place in the predicted text. A right token moves it on. After a
-difference it looks for the last tokens of the answer near the place where the two parted; the longest match
-wins, then the nearest. Until one is found, each new token is taken as a replacement of one predicted token. A
+difference the follower looks for the last tokens of the answer near the place of the difference; the longest match
+wins, then the nearest. Until there is a match, each new token counts as a replacement of one predicted token. A
 place found by a short match may be wrong, so the search stays around the *base*: where the last match of
 MATCH_MIN tokens or more leads to.
 
-**Grammar**: where it leaves one continuation, the matcher names the text. The text is certain and its tokens are not,
-so these drafts have a chance like all others. ``allowed`` also says how many tokens of another source's draft the
+**Grammar**: where only one continuation is possible, the matcher names the text. The text is certain, but not how it is
+cut into tokens, so these drafts have a chance like all others. ``allowed`` also tells how many tokens of a draft the
 grammar lets pass. The follower has its own matcher: the sampler's matchers belong to the device side, and lag by a
 token when steps overlap.
 """
@@ -54,7 +54,7 @@ _SALT_TOKENS_MIN = 1 << 14
 _ARENA_SHARE = 1 << 10
 _SEQUENCE_TOKENS_MAX = 1 << 20
 _ANSWER_TOKENS_MAX = 1 << 14
-"""Tokens of an answer that the library keeps: the end of a longer answer."""
+"""Most tokens of an answer that the library keeps; of a longer answer it keeps the end."""
 _UNREAD_TOKENS_MAX = 1 << 14
 """Tokens of a salt that wait for a lookup. One lookup indexes them all, in about 1 ms."""
 
@@ -128,7 +128,7 @@ class AnswerLibrary:
         return answers.index.lookup(context)
 
     def forget(self) -> None:
-        """Drop all answers, since those of other weights are not a guide."""
+        """Drop all answers: after a change of weights they no longer predict anything."""
         self._by_salt.clear()
         self.size_bytes = 0
 
@@ -237,7 +237,7 @@ class PredictionFollower:
         return Proposal(tokens, self._match) if tokens else None
 
     def _rejoin(self) -> tuple[int, int]:
-        """Return the new match and place after the newest token was not the predicted one."""
+        """Return the new match and place, once the newest token differs from the prediction."""
         match, place = self._near()
         if self._index is None:
             self._index = FrozenText(np.frombuffer(self._data, np.int32)[:FROZEN_TOKENS_MAX])
@@ -251,16 +251,16 @@ class PredictionFollower:
         text, recent, data, base = self._text, self._recent, self._data, self._base
         newest, end = recent[-1].to_bytes(4, sys.byteorder, signed=True), 4 * (base + _NEAR_AFTER)
         best, best_rank = (0, 0), (0, 0)
-        at = data.find(newest, 4 * max(0, base - _NEAR_BEFORE), end)
-        while at >= 0:
-            if not at % 4:
-                place, length = at // 4, 1
+        offset = data.find(newest, 4 * max(0, base - _NEAR_BEFORE), end)
+        while offset >= 0:
+            if not offset % 4:
+                place, length = offset // 4, 1
                 while length < len(recent) and place >= length and text[place - length] == recent[~length]:
                     length += 1
                 rank = length, -abs(place + 1 - base)
                 if rank > best_rank:
                     best, best_rank = (length, place + 1), rank
-            at = data.find(newest, at + 1, end)
+            offset = data.find(newest, offset + 1, end)
         return best
 
 

@@ -1,4 +1,4 @@
-"""The drafter that serves: all sources of all sequences, and how many of their drafts a step verifies.
+"""The ``Drafter`` of an engine: all sources of all sequences, and the number of drafts that a step verifies.
 
     draft    followers --proposals--> the best one of each sequence --survivals--> choice --> drafts
     settle   every proposal is scored against the new tokens (chances); the followers move on
@@ -53,27 +53,27 @@ DRAFTS_MAX = 15
 """Drafts of one sequence in one step, by default."""
 _PLAIN_EVERY = 150
 _PLAIN_WAIT = 64
-"""Steps, the most that are kept plain."""
+"""Most steps that are kept plain."""
 _PATIENCE = 16
 _PAUSE = 16
 _PAUSE_MAX = 64
 SLOW_GRAMMAR_S = 0.002
-"""Seconds for the drafts of a step from which on a grammar is slow: usually it takes a hundredth."""
+"""Seconds that a grammar may take for the drafts of a step before it counts as slow; usual ones take a hundredth."""
 _SLOW_STEPS_MAX = 4
 """Slow steps of a sequence after which it has no more drafts."""
 
 
-class _Asked:
-    """One follower of one sequence, with its chances and its pause."""
+class _SequenceSource:
+    """Source of drafts of one sequence: its follower, chances and pause."""
 
-    __slots__ = ("chances", "follower", "idle", "pause", "pauses", "proposal", "source")
+    __slots__ = ("chances", "follower", "idle", "name", "pause", "pauses", "proposal")
 
-    def __init__(self, source: SourceName, follower: Follower, chances: OwnChances | HeadChances) -> None:
-        self.source = source
+    def __init__(self, name: SourceName, follower: Follower, chances: OwnChances | HeadChances) -> None:
+        self.name = name
         self.follower = follower
         self.chances = chances
         self.proposal: Proposal | None = None
-        """Its proposal for the step that is planned."""
+        """Proposal for the step that is planned."""
         self.idle = 0
         """Steps since one of its proposals was drafted."""
         self.pause = 0
@@ -86,7 +86,7 @@ class _Asked:
             self.idle = self.pause = self.pauses = 0
         elif self.pause:
             self.pause -= 1
-        elif self.source != "mtp":  # the head pauses by itself
+        elif self.name != "mtp":  # the head pauses by itself
             self.idle += 1
             if self.idle >= _PATIENCE:
                 self.pause = min(_PAUSE << self.pauses, _PAUSE_MAX)
@@ -97,16 +97,18 @@ class _Asked:
 class _Speculation:
     """State of one sequence."""
 
-    __slots__ = ("answer", "asked", "drafted", "grammar", "salt", "slow_steps")
+    __slots__ = ("answer", "drafted", "grammar", "salt", "slow_steps", "sources")
 
-    def __init__(self, salt: str, answer: list[int], asked: list[_Asked], grammar: GrammarFollower | None) -> None:
+    def __init__(
+        self, salt: str, answer: list[int], sources: list[_SequenceSource], grammar: GrammarFollower | None
+    ) -> None:
         self.salt = salt
         self.answer = answer
-        self.asked = asked
+        self.sources = sources
         self.grammar = grammar
         self.slow_steps = 0
         """Steps for which the grammar took more than SLOW_GRAMMAR_S."""
-        self.drafted: _Asked | None = None
+        self.drafted: _SequenceSource | None = None
         """The follower whose proposal is in the step that is planned."""
 
 
@@ -140,12 +142,12 @@ class Speculator:
         self._clock = clock
         self._budget = HostBudget()
         self._room = FEW_SEQUENCES * drafts_max
-        """Most drafts of a step, at the last call of ``draft``."""
+        """Most drafts of a step, as of the last call of ``draft``."""
         self._stale: set[int] = set()
         """Sequences with tokens that were not settled."""
         self._head = HeadPlan(head_seconds or {}, drafts_max, prompt_share=prompt_share) if "mtp" in sources else None
         self._others_draft = False
-        """Whether the planned step verifies only drafts of other sources, and more than the head would have."""
+        """Whether the planned step verifies only drafts of other sources, and more than the head would draft."""
         self._by_key: dict[int, _Speculation] = {}
         self._step_s = 0.0
         self._step_accepted = 0
@@ -192,10 +194,10 @@ class Speculator:
         if "suffix" in self.sources:
             followers["suffix"] = SuffixFollower(self._library, salt or "", tokens[:prompt_length], answer)
         chances = self._chances.of(adapter)
-        asked = [_Asked(source, follower, OwnChances(chances, source)) for source, follower in followers.items()]
+        sources = [_SequenceSource(name, follower, OwnChances(chances, name)) for name, follower in followers.items()]
         if self._head is not None:
-            asked.append(_Asked("mtp", MtpFollower(), self._head.begin(key, adapter)))
-        self._by_key[key] = _Speculation(salt or "", answer, asked, matcher)
+            sources.append(_SequenceSource("mtp", MtpFollower(), self._head.begin(key, adapter)))
+        self._by_key[key] = _Speculation(salt or "", answer, sources, matcher)
         self._budget.spend(self._clock() - began_s)
 
     def forget(self) -> None:
@@ -225,11 +227,11 @@ class Speculator:
         drafts: dict[int, tuple[int, ...]] = {}
         others_draft = self._head is not None
         usual = self._head.expected()[-1] if self._head is not None else 0.0
-        for row, (asked, survivals), count in zip(rows, best, counts, strict=True):
-            if asked is not None and asked.proposal is not None and count:
-                self._by_key[row.key].drafted = asked
-                drafts[row.key] = asked.proposal.tokens[:count]
-                others_draft = others_draft and asked.source != "mtp" and sum(survivals[:count]) > usual
+        for row, (source, survivals), count in zip(rows, best, counts, strict=True):
+            if source is not None and source.proposal is not None and count:
+                self._by_key[row.key].drafted = source
+                drafts[row.key] = source.proposal.tokens[:count]
+                others_draft = others_draft and source.name != "mtp" and sum(survivals[:count]) > usual
             else:
                 others_draft = False
         self._others_draft = others_draft
@@ -259,9 +261,9 @@ class Speculator:
 
     def offer(self, key: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
         state = self._by_key.get(key)
-        for asked in () if state is None else state.asked:
-            if isinstance(asked.follower, MtpFollower):
-                asked.follower.offer(tokens, chances)
+        for source in () if state is None else state.sources:
+            if isinstance(source.follower, MtpFollower):
+                source.follower.offer(tokens, chances)
 
     def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
         state = self._by_key.get(key)
@@ -270,23 +272,23 @@ class Speculator:
         began_s = self._clock()
         self._stale.discard(key)
         counters, author = self.counters, state.drafted if drafted else None
-        for asked in state.asked:
-            if asked.proposal is not None:
-                right = asked.chances.score(asked.proposal, tokens)
-                counters.proposed[asked.source] += 1
-                counters.right[asked.source] += right > 0
-                asked.proposal = None
-            asked.settle(tokens, drafted=asked is author)
+        for source in state.sources:
+            if source.proposal is not None:
+                right = source.chances.score(source.proposal, tokens)
+                counters.proposed[source.name] += 1
+                counters.right[source.name] += right > 0
+                source.proposal = None
+            source.settle(tokens, drafted=source is author)
         if state.grammar is not None and "grammar" not in self.sources:
             state.grammar.extend(tokens)
         state.drafted = None
         state.answer += tokens
         if author is not None:
-            counters.drafted[author.source] += drafted
-            counters.accepted[author.source] += accepted
+            counters.drafted[author.name] += drafted
+            counters.accepted[author.name] += accepted
             counters.sequence_steps += 1
             self._step_accepted += accepted
-            self._step_head_accepted += accepted if author.source == "mtp" else 0
+            self._step_head_accepted += accepted if author.name == "mtp" else 0
         self._budget.spend(self._clock() - began_s)
 
     def end(self, key: int) -> None:
@@ -376,10 +378,8 @@ class Speculator:
     def stats(self) -> SpeculationStats:
         return self.counters.stats()
 
-    def _timed_best(self, row: DraftRow) -> tuple[_Asked | None, list[float]]:
-        """Return ``_best``; a sequence whose grammar is slow loses its sources, as every other sequence waits for
-        them.
-        """
+    def _timed_best(self, row: DraftRow) -> tuple[_SequenceSource | None, list[float]]:
+        """Return ``_best``. A sequence whose grammar is slow loses its sources, because every other sequence waits."""
         state = self._by_key.get(row.key)
         if state is None or state.grammar is None:
             return self._best(row)
@@ -387,10 +387,10 @@ class Speculator:
         best = self._best(row)
         state.slow_steps += self._clock() - began_s > SLOW_GRAMMAR_S
         if state.slow_steps >= _SLOW_STEPS_MAX:
-            state.asked, state.grammar = [], None
+            state.sources, state.grammar = [], None
         return best
 
-    def _best(self, row: DraftRow) -> tuple[_Asked | None, list[float]]:
+    def _best(self, row: DraftRow) -> tuple[_SequenceSource | None, list[float]]:
         """Return the follower whose proposal promises most tokens, and the survivals of those tokens."""
         state = self._by_key.get(row.key)
         count = min(row.limit, self._drafts_max)
@@ -398,23 +398,23 @@ class Speculator:
             return None, []
         state.drafted = None
         best, best_survivals, most = None, [], 0.0
-        for asked in state.asked:
-            if asked.pause:
+        for source in state.sources:
+            if source.pause:
                 continue
-            proposal = asked.follower.propose(count)
+            proposal = source.follower.propose(count)
             if proposal is not None and min(proposal.tokens) < 0:  # rows of a picture come next there
                 ids = token_count(proposal.tokens)
                 proposal = proposal.first(ids) if ids else None
-            if proposal is not None and state.grammar is not None and asked.source != "grammar":
+            if proposal is not None and state.grammar is not None and source.name != "grammar":
                 allowed = state.grammar.allowed(proposal.tokens)
                 proposal = proposal.first(allowed) if allowed else None
-            asked.proposal = proposal
+            source.proposal = proposal
             if proposal is None:
                 continue
-            survivals = asked.chances.survivals(proposal)
+            survivals = source.chances.survivals(proposal)
             expected = sum(survivals)
             if expected > most:
-                best, best_survivals, most = asked, survivals, expected
+                best, best_survivals, most = source, survivals, expected
                 if proposal.match >= LONG_MATCH and len(survivals) == count:
                     break  # it is in the middle of a long match: the next sources would hardly promise more
         return best, best_survivals

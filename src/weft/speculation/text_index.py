@@ -1,12 +1,12 @@
-"""Index of earlier occurrences of the last tokens of a text, searched in microseconds.
+"""Index of a text that finds earlier occurrences of its last tokens in microseconds.
 
     text      a b c d e f g h i ... a b c d e f g h | ?
                               '-> next             ^ the context ends here
 
     number    hash of the tokens before a position | the position        43 bits, 21 bits
 
-``lookup(context)`` returns the occurrence with the longest match of the last tokens of ``context``, of equals the
-newest. Two keys index a position: a hash of the 3 tokens before it, and one of the 8 tokens before it. Tokens are
+``lookup(context)`` returns the occurrence with the longest match of the last tokens of ``context``; among equal ones
+the newest. Two keys index a position: a hash of the 3 tokens before it, and one of the 8 tokens before it. Tokens are
 compared backwards, so the length of a match is the true one. A hash is never trusted without comparing tokens (law
 L10).
 
@@ -49,7 +49,7 @@ _HASH_MASK = (1 << 64) - _POSITIONS
 _POWERS = [pow(_FACTOR, power, 1 << 64) for power in range(LONG_MATCH, 0, -1)]
 _POWER_SUM = sum(_POWERS)
 _BULK = 6
-"""Tokens, the most that are read one by one; more are read at once."""
+"""Most tokens that are read one by one; more are read at once."""
 
 
 class Occurrence(NamedTuple):
@@ -86,14 +86,14 @@ class Context:
 
 
 def _sorted_numbers(tokens: npt.NDArray[np.int32]) -> tuple[array[int], array[int]]:
-    """Return the numbers of all positions that have a next token, sorted: by ``MATCH_MIN`` tokens, then by
-    ``LONG_MATCH``. Polynomials of 2, 4 and 8 tokens come from those of half the length.
+    """Return two sorted arrays of the numbers of all positions that have a next token, by ``MATCH_MIN`` tokens and by
+    ``LONG_MATCH``. Polynomials of 2, 4 and 8 tokens are made from those of half the length.
     """
     factor, square, fourth = (np.uint64(_POWERS[-power]) for power in (1, 2, 4))
-    one = (tokens[:-1].astype(np.int64) + 1).view(np.uint64) * factor
-    two = one[:-1] * factor + one[1:]
-    three = two[:-1] * factor + one[2:]
-    if one.size < LONG_MATCH:
+    ones = (tokens[:-1].astype(np.int64) + 1).view(np.uint64) * factor
+    two = ones[:-1] * factor + ones[1:]
+    three = two[:-1] * factor + ones[2:]
+    if ones.size < LONG_MATCH:
         return _with_positions(three, MATCH_MIN), array("Q")
     four = two[:-2] * square + two[2:]
     eight = four[:-4] * fourth + four[4:]
@@ -135,8 +135,8 @@ class FrozenText:
         if first == len(numbers) or numbers[first] >= short + _POSITIONS or short == PAD:
             return None
         if len(context.tokens) >= LONG_MATCH and self._long:
-            at = bisect_left(self._long, context.long)
-            best = self._longest(self._long, at, context.tokens, context.long, LONG_MATCH)
+            index = bisect_left(self._long, context.long)
+            best = self._longest(self._long, index, context.tokens, context.long, LONG_MATCH)
             if best is not None:
                 return best
         return self._longest(numbers, first, context.tokens, short, MATCH_MIN)
@@ -152,8 +152,8 @@ class FrozenText:
         if last - first == _CANDIDATES_MAX:
             last = bisect_left(numbers, end_key, last)
         best, most = 0, least - 1
-        for at in range(last - 1, max(first, last - _CANDIDATES_MAX) - 1, -1):
-            end = numbers[at] - key
+        for index in range(last - 1, max(first, last - _CANDIDATES_MAX) - 1, -1):
+            end = numbers[index] - key
             length = _common_end(self.tokens, end, context)
             if length > most:
                 best, most = end, length
@@ -204,10 +204,10 @@ class GrowingText:
             self._index_all(self._ends_by_short, first, MATCH_MIN)
             self._index_all(self._ends_by_long, first, LONG_MATCH)
             return
-        for at in range(max(first, MATCH_MIN), end):
-            self._ends_by_short[hash((tokens[at - 3], tokens[at - 2], tokens[at - 1]))] = at
-            if at >= LONG_MATCH:
-                self._ends_by_long[hash(tuple(tokens[at - LONG_MATCH : at]))] = at
+        for position in range(max(first, MATCH_MIN), end):
+            self._ends_by_short[hash((tokens[position - 3], tokens[position - 2], tokens[position - 1]))] = position
+            if position >= LONG_MATCH:
+                self._ends_by_long[hash(tuple(tokens[position - LONG_MATCH : position]))] = position
 
     def _index_all(self, ends: dict[int, int], first: int, length: int) -> None:
         tokens, end, first = self.tokens, len(self.tokens), max(first, length)
@@ -217,8 +217,8 @@ class GrowingText:
         ends.update(zip(map(hash, before), range(first, end), strict=True))
 
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
-        """Return the ``count`` tokens from ``position`` on. A continuation that reaches the end goes on with itself: a
-        text that repeats goes on repeating.
+        """Return the ``count`` tokens from ``position`` on. A continuation that reaches the end of the text repeats
+        from its first token: a text that repeats goes on repeating.
         """
         tokens = tuple(self.tokens[position : position + count])
         if PAD in tokens:
@@ -262,8 +262,8 @@ class TextIndex:
         while self.token_count > self._tokens_max and len(self._frozen) > 1:
             self._drop(0)
 
-    def _drop(self, at: int) -> None:
-        self._frozen_tokens -= len(self._frozen.pop(at).tokens)
+    def _drop(self, index: int) -> None:
+        self._frozen_tokens -= len(self._frozen.pop(index).tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         growing = self._growing

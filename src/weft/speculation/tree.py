@@ -116,8 +116,7 @@ def _following(root: Node, known: bytes, count: int) -> bytes:
 
 
 def _newest_child(node: Node, rest: bytes) -> Node | None:
-    """Return the most recently used child that continues ``rest``. At most CHILDREN_MAX are tried, the newest
-    first."""
+    """Return the most recently used child that continues ``rest``, among the CHILDREN_MAX newest."""
     best = None
     for key in islice(reversed(node.children), _CHILDREN_MAX):
         if len(key) > len(rest) and key.startswith(rest):

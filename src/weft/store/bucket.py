@@ -1,17 +1,17 @@
 """``Bucket``: objects of S3, GCS, Azure or a directory, through obstore, with bounded waits.
 
-    v1/namespaces/HEX.json                     what a namespace stands for
+    v1/namespaces/HEX.json                     the identity of a namespace
     v1/records/HEX/CHECKSUM-BYTES              a payload, by its content
     v1/ledger/HEX/WRITER/00000001.seg          rows and tokens, see ``segments``
 
-With a ``Signer`` every object has a signature, and one without it reads as empty (``weft.store.signing``).
+With a ``Signer`` every object has a signature, and an object without a valid one reads as empty
+(``weft.store.signing``).
 
 Objects are never changed: every put is "if absent", so two writers of one object write the same bytes.
 Credentials come from the environment, as the provider's own tools read them.
 
-A bucket that goes away costs one failed request: after it, nothing asks the bucket for ``RETRY_S``. Only
-threads call this class. It is unreachable from a failed request to the next answer, and the seconds of that
-are counted.
+A bucket that goes away costs one failed request: for ``RETRY_S`` afterwards nothing asks the bucket. Only threads call
+this class. The bucket counts as unreachable from a failed request to the next answer, and these seconds are counted.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _REFUSED = re.compile(
     r"|SignatureDoesNotMatch|metadata\.google\.internal|credential",
     re.IGNORECASE,
 )
-"""169.254 is where a machine of a cloud asks for its own credentials."""
+"""Errors of a refusal. 169.254 is the address at which a machine of a cloud asks for its own credentials."""
 _MISSING = re.compile(r"\b(404 Not Found|301 Moved Permanently)\b")
 _STATUS = re.compile(r"non-2xx status code")
 
 
 class Unreachable(OSError):
-    """The bucket did not answer, or refused: nothing is known about the object."""
+    """Error of a bucket that did not answer, or refused: nothing is known about the object."""
 
     def __init__(self, message: str) -> None:
         super().__init__(0, UNREACHABLE)
@@ -130,7 +130,9 @@ class Bucket:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """Note the outcome of one request. A missing object is not a sign of an answer: a bucket may be missing too."""
+        """Note the outcome of one request. "Not found" does not count as an answer: the bucket itself may be
+        missing.
+        """
         try:
             yield
         except FileNotFoundError:
@@ -160,8 +162,8 @@ class Bucket:
         return False
 
     def read(self, key: str, into: memoryview) -> None:
-        """Read the first bytes of an object; zeros, whose checksum is wrong, for one without its signature. Raise
-        FileNotFoundError, Unreachable, or OSError if it is short."""
+        """Read the first bytes of an object; zeros, whose checksum is wrong, for an object without its signature. Raise
+        FileNotFoundError, Unreachable, or OSError if the object is too short."""
         length = len(into) + (0 if self._signer is None else TAG_BYTES)
         try:
             with self._asking():
@@ -174,7 +176,7 @@ class Bucket:
         into[:] = bytes(len(into)) if signed is None else signed
 
     def read_all(self, key: str) -> bytes:
-        """Return an object; nothing for one without its signature. Raises FileNotFoundError, Unreachable."""
+        """Return the content of an object; b"" if its signature is missing. Raises FileNotFoundError, Unreachable."""
         with self._asking():
             content = bytes(self._obstore.get(self._store, key).bytes())
         return content if self._signer is None else bytes(self._signer.content(key, memoryview(content)) or b"")
@@ -183,7 +185,7 @@ class Bucket:
         """Yield the objects below ``prefix``. Raise Unreachable."""
         try:
             for page in self._obstore.list(self._store, prefix):
-                yield from (Stored(str(one["path"]), int(one["size"]), one["last_modified"]) for one in page)
+                yield from (Stored(str(entry["path"]), int(entry["size"]), entry["last_modified"]) for entry in page)
         except Exception as error:
             raise self._failed(error) from None
         self._answered()

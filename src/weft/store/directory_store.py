@@ -5,9 +5,9 @@
                          jobs v         | outcomes, read by ``poll``
     threads:         FetchThreads   WriteThread          volumes, ledger: touched by these alone
 
-A put takes blocks and entries at once, and they become visible to ``match`` when its outcome says that they are
-durable. Every failure is counted by reason. A damaged record is retired with all that needs it. A record that could not
-be read is forgotten until the next start. No error leaves this class.
+A put takes blocks and entries at once. The entries become visible to ``match`` when the outcome of the put says that
+the records are durable. Every failure is counted by reason. A damaged record is retired together with all records that
+need it. A record that could not be read is forgotten until the next start. No error leaves this class.
 
 Laws: L3 (no room, no disk and no lock are values), L8, L9, L10, L11.
 """
@@ -45,11 +45,11 @@ FINAL_WRITES_S = 5.0
 STALL_S = 5.0
 """Seconds of one call of the disk above which it is reported."""
 PINNED_SHARE = 0.5
-"""Share of a store that pinned prefixes may hold: the rest stays for traffic."""
+"""Largest share of a store that pinned prefixes may hold; the rest stays for traffic."""
 
 
 class DirectoryStore:
-    """A store of one namespace in a directory; see the essay. ``opened`` belongs to the store from now on."""
+    """A store of one namespace in a directory, which owns ``opened`` from now on."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class DirectoryStore:
         self.records = StoreRecords(
             opened, options, self._namespace, free, lambda: pinned_entries(self, options.pinned())
         )
-        # for a small store, at most one row per block: else the ledger outgrows the records that it names
+        # In a small store at most one row per block: otherwise the ledger could outgrow the records that it names.
         blocks = self.records.space.capacity_bytes // BLOCK_BYTES
         least = min(compact_rows_least, max(blocks, COMPACT_ROWS_FEW))
         self.upkeep = Upkeep(
@@ -230,7 +230,9 @@ class DirectoryStore:
         self.opened.close()
 
     def _note_stalls(self) -> None:
-        """Note calls of the disk that do not return: each blocks one thread, and no request past its deadline."""
+        """Note calls of the disk that do not return. Each blocks one thread; requests wait only until their
+        deadline.
+        """
         now_s = self._clock()
         if now_s - next(iter(self._under_way.values()), now_s) > STALL_S:
             self.records.note(
@@ -260,8 +262,8 @@ class DirectoryStore:
 
 
 def pinned_entries(store: DirectoryStore, prefixes: Iterable[tuple[str, bytes]]) -> set[int]:
-    """Return the entries of the stored snapshots of ``prefixes``, as far as they take PINNED_SHARE of the store
-    together. The first ones go before the others."""
+    """Return the entries of the stored snapshots of ``prefixes``, the first ones first, up to PINNED_SHARE of the
+    store."""
     index, pinned = store.records.index, set[int]()
     left = int(store.records.space.capacity_bytes * PINNED_SHARE)
     for salt, tokens in prefixes:

@@ -1,4 +1,4 @@
-"""``OsDisk``: every call by which a store changes or reads files. Tests put faults here.
+"""``OsDisk``: all calls by which a store reads and changes files. Tests inject faults here.
 
     ledger, volumes, lock, secret  -->  OsDisk  -->  the operating system
                                           ^
@@ -60,7 +60,7 @@ class OsDisk:  # one method for each call of the operating system
         return os.fstat(handle).st_size
 
     def links(self, handle: int) -> int:
-        """Return the number of names of the file; 0 once it was removed."""
+        """Return the number of hard links of the file; 0 once it was removed."""
         return os.fstat(handle).st_nlink
 
     def read(self, handle: int, into: memoryview, offset: int) -> None:
@@ -131,20 +131,20 @@ class OsDisk:  # one method for each call of the operating system
         temporary = path.with_name(path.name + ".tmp")
         self.remove(temporary)
         handle = self.open_write(temporary, mode=mode)
-        at, gathered = 0, bytearray()
+        offset, gathered = 0, bytearray()
         try:
             for piece in pieces:
                 gathered += piece
                 if len(gathered) >= GATHERED_BYTES:
-                    self.write(handle, bytes(gathered), at)
-                    at, gathered = at + len(gathered), bytearray()
-            self.write(handle, bytes(gathered), at)
+                    self.write(handle, bytes(gathered), offset)
+                    offset, gathered = offset + len(gathered), bytearray()
+            self.write(handle, bytes(gathered), offset)
             self.sync(handle)
         finally:
             self.close(handle)
         self.rename(temporary, path)
         self.sync_directory(path.parent)
-        return at + len(gathered)
+        return offset + len(gathered)
 
     @contextlib.contextmanager
     def reading(self, path: Path) -> Iterator[int]:

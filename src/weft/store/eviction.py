@@ -1,18 +1,18 @@
 """Order of evictions from a full store: the snapshots that save the fewest seconds per byte go first.
 
-    value = seconds behind the snapshot above x uses / bytes behind it / records written since its last use
+    value = seconds saved over the snapshot above x uses / bytes freed / records written since the last use
 
     root ----------o above ---------o snapshot      without it a request resumes at ``above``
                    |<-- seconds --->|
-                   |<---- KV ------>| + state         what it gives back
+                   |<---- KV ------>| + state         bytes freed
 
-If a longer prefix goes on from a snapshot, that prefix needs the KV as well, and the snapshot holds only its state. A
-prompt's last state and the end of its answer are 500 tokens apart, and one of them stays while the store is short. Such
-a snapshot counts CONTINUED_USES for its one first use: only a prompt that parts here still needs it.
+If a longer prefix goes on from a snapshot, that prefix needs the KV as well, so evicting the snapshot frees only its
+state. The last state of a prompt and the end of its answer are some 500 tokens apart, and in a full store one of the
+two suffices. So the first use of such a snapshot counts only CONTINUED_USES: only a prompt that parts here needs it.
 
-The age counts records and restores, not time: a clock that jumps changes nothing, and a store that nothing is
-written to forgets nothing. KV records that no snapshot needs go before any snapshot. With a snapshot go
-the KV records that only it needed.
+The age counts records and restores, not time: a clock that jumps changes nothing, and a store without writes forgets
+nothing. KV records that no snapshot needs are evicted before any snapshot. The KV records that only one snapshot
+needed are evicted with that snapshot.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ SECONDS_PER_TOKEN = 1e-6
 """Seconds per token, assumed for a snapshot whose writer gave no seconds."""
 
 EVICTED_SHARE = 256
-"""Inverse share of a store that one ranking evicts at least. Ranking 60,000 records takes 4 ms between two steps."""
+"""Inverse of the least share of a store that one ranking evicts. Ranking 60,000 records takes 4 ms between two
+steps."""
 
 CONTINUED_USES = 0.25
-"""Uses that replace ``1 + hits`` where a longer prefix goes on; restores beyond the first are added."""
+"""Uses that replace ``1 + hits`` for a snapshot with a longer prefix; restores beyond the first are added."""
 
 
 def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
-    """Return entries that may go without others, the least valuable first; none that is being read or written."""
+    """Return entries that may be evicted, the least valuable first, without those that are being read or written."""
     c, length = index.c, index.length
     kind, users = c["kind"][:length], c["users"][:length]
     free = c["durable"][:length].copy()
@@ -46,16 +47,16 @@ def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
         free[list(protected)] = False
     bare = np.flatnonzero(free & (kind == KV) & (users == 0))
     snapshots = np.flatnonzero(free & (kind == SNAPSHOT))
-    given, position = c["seconds"][snapshots], c["position"][snapshots].astype(np.float64)
-    seconds = np.where(given > 0, given, position * SECONDS_PER_TOKEN)
+    computed, position = c["seconds"][snapshots], c["position"][snapshots].astype(np.float64)
+    seconds = np.where(computed > 0, computed, position * SECONDS_PER_TOKEN)
     age = np.float64(index.tick + 1) - c["last_use"][snapshots]
     uses = c["uses"][snapshots].astype(np.float64)
     continued = _continued(index, snapshots)
     again = np.where(continued, CONTINUED_USES + np.maximum(0.0, uses - 1.0), 1.0 + uses)
     share = 1.0 - positions_above(index, snapshots) / np.maximum(1.0, position)
     state_bytes = np.maximum(1.0, c["payload"][snapshots])
-    held = state_bytes + np.where(continued, 0.0, _kv_bytes(index, snapshots) * share)
-    value = seconds * share * again / held / age
+    size_bytes = state_bytes + np.where(continued, 0.0, _kv_bytes(index, snapshots) * share)
+    value = seconds * share * again / size_bytes / age
     return [*bare.tolist(), *snapshots[np.argsort(value, kind="stable")].tolist()]
 
 
@@ -63,7 +64,7 @@ def positions_above(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.floa
     """Return the position of the stored snapshot above each of ``snapshots``, 0 without one.
 
     All parents are followed at once, in steps that double. A snapshot inside a stored page ends in a record of its own,
-    a sibling of the longer prefix. For others it counts as one at its parent."""
+    which is a sibling of the longer prefix; for longer prefixes it counts as a snapshot at its parent."""
     c, length = index.c, index.length
     root = length  # after the last entry: the end of every path
     bare = (c["parent"][:length] < 0) | (c["kind"][:length] == 0)
@@ -82,14 +83,14 @@ def positions_above(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.floa
     last = c["parent"][snapshots]
     before = parents[last]
     own = (c["tokens"][last] % STORED_PAGE_TOKENS != 0) & ~np.append(ends, False)[before]
-    at = nearest[np.where(own, parents[before], before)]
+    nearest_ends = nearest[np.where(own, parents[before], before)]
     positions = np.append(c["position"][:length].astype(np.float64) + c["tokens"][:length], 0.0)
-    above: npt.NDArray[np.float64] = positions[at]
+    above: npt.NDArray[np.float64] = positions[nearest_ends]
     return above
 
 
 def _continued(index: StoreIndex, snapshots: Int64s) -> npt.NDArray[np.bool_]:
-    """Return whether a longer prefix goes on from where each of ``snapshots`` is."""
+    """Return, for each of ``snapshots``, whether a longer prefix goes on from its end."""
     c = index.c
     last = c["parent"][snapshots]
     # No record goes on from one that ends inside a stored page: its parent has the next records as well.
@@ -155,4 +156,4 @@ def subtree(index: StoreIndex, entry: int) -> list[int]:
         below |= more
     entries = np.flatnonzero(below)
     depth = c["position"][entries].astype(np.int64) * 2 + (c["kind"][entries] == SNAPSHOT)
-    return [int(one) for one in entries[np.argsort(-depth, kind="stable")]]
+    return [int(number) for number in entries[np.argsort(-depth, kind="stable")]]

@@ -7,9 +7,8 @@
     ~/.cache/weft/digests/KEY     one small JSON file for each path, locked (flock) while its digest is computed:
                                   of several starts at the same time, one reads the file and the others wait
 
-A file that was written within the last two seconds is not cached: clocks of file systems are coarse, and a
-second write could leave all of its times as they are. The cache is an aid, so one that cannot be written
-costs time and nothing else.
+A file that was written within the last two seconds is not cached: clocks of file systems are coarse, and a second
+write could leave all times of the file unchanged. A cache that cannot be written only costs time.
 
 Rejected: the name of a blob in the hub's cache, which is the sha256 of the file that was downloaded. Nothing verifies
 it later, a program that writes through the link changes the bytes under the old name, and a copy of the file elsewhere
@@ -40,7 +39,7 @@ with suppress(ImportError):  # no wheel for this platform, and no compiler for i
 ALGORITHM = "blake2b" if blake3 is None else "blake3"
 """Name of the function: digests of two functions never match."""
 SETTLED_NS = 2_000_000_000
-"""Age of a file, in nanoseconds, from which on its times tell one write from the next."""
+"""Least age of a file, in nanoseconds, at which a further write is sure to change its times."""
 ENTRIES_MAX = 2048
 _ENTRY_BYTES_MAX = 16 << 10
 _THREADS_MAX = 8
@@ -48,7 +47,7 @@ _THREADS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """Facts by which an unchanged file is known without reading it. ``path`` has no links."""
+    """Facts that tell, without reading the file, that it is unchanged. ``path`` has no links."""
 
     path: str
     device: int
@@ -133,7 +132,7 @@ def _cached(of: FileFacts) -> str | None:
 
 @contextmanager
 def _locked(of: FileFacts) -> Iterator[int | None]:
-    """Yield a descriptor of the locked entry; None where the cache cannot be written."""
+    """Yield a descriptor of the locked entry; None if the cache cannot be written."""
     path, descriptor = _entry_path(of), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -151,7 +150,7 @@ def _locked(of: FileFacts) -> Iterator[int | None]:
 
 
 def _read_entry(entry: int | None, of: FileFacts) -> str | None:
-    """Return the digest in ``entry``, if it is that of the file with these facts. Half an entry does not count."""
+    """Return the digest in ``entry`` if the entry is complete and of the file with these facts."""
     if entry is None:
         return None
     try:
@@ -183,6 +182,6 @@ def _facts(of: FileFacts, digest: object) -> dict[str, object]:
 
 def _drop_old(folder: Path) -> None:
     """Keep the newest ENTRIES_MAX entries."""
-    entries = sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime_ns)
+    entries = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns)
     for entry in entries[:-ENTRIES_MAX]:
         entry.unlink(missing_ok=True)

@@ -23,10 +23,11 @@ from typing import Any
 from weft.store import file_digests
 
 LAYOUT_VERSION = 1
-"""Version of the bytes inside records: grows when pages or states are laid out another way."""
+"""Version of the bytes inside records; it grows when the layout of pages or states changes."""
 ARITHMETIC_VERSION = 2
-"""Version of the numbers inside records: grows when a kernel rounds or sums in another way. A new version must not go
-on from states of an old one. It would compute them with other bits."""
+"""Version of the numbers inside records; it grows when a kernel rounds or sums differently. A new version must not
+go on from states of an old one, because it would have computed other bits.
+"""
 NAMESPACES_FOLDER = "namespaces"
 KEY = "key"
 """Name among ``more`` of the id of the key of records (``sealing``)."""
@@ -36,9 +37,9 @@ KEY = "key"
 class NamespaceIdentity:
     """Facts that must be equal for records to mean the same. Values are JSON: texts, numbers, lists, mappings.
 
-    ``model``: a name to show; it is not part of the digest. ``arithmetic``: the kernel set and the versions
-    of its arithmetic, where two of them round differently. ``grain_bytes``: KV of 16 tokens. ``state_bytes``:
-    one state."""
+    ``model``: a name to show; it is not part of the digest. ``arithmetic``: the kernel set and the versions of the
+    arithmetic, because kernel sets and versions may round differently. ``grain_bytes``: bytes of the KV of 16 tokens.
+    ``state_bytes``: bytes of one state."""
 
     model: str
     weights: str
@@ -86,6 +87,6 @@ def weights_digest(files: Sequence[Path]) -> str:
     """Return the hex SHA-256 over the digests of ``files`` in the order of their names. Raise OSError,
     CheckpointError."""
     total = hashlib.sha256(file_digests.ALGORITHM.encode())
-    for path in sorted(files, key=lambda one: one.name):
+    for path in sorted(files, key=lambda file: file.name):
         total.update(bytes.fromhex(file_digests.file_digest(path)))
     return total.hexdigest()

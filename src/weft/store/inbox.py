@@ -9,8 +9,8 @@ follow one another, and the last state replaces the one before. So a sender that
 prefix that can be used.
 
 An arrival without room is refused as FULL, and its sender tries again: each kept arrival saves a prompt. Handoffs rank
-by their first parcels. A further parcel of one pushes out those that began after it, so that the first one always ends.
-Arrivals that have waited for STALE_S go too: their client may have left.
+by the time of their first parcel. A further parcel of a handoff pushes out handoffs that began later, so that the
+oldest one always completes. Arrivals that have waited for STALE_S may be pushed out too: their client may have left.
 
 Laws: L8 (an arrival matches only where memory has all KV before it), L10 (tokens and salt are compared),
 L11 (``limit_bytes``). Checksums are compared before the sender learns that its bytes are here.
@@ -31,13 +31,14 @@ from weft.store.index import places_of
 from weft.store.ledger import payload_checksum, token_bytes
 
 EXPIRES_S = 60.0
-"""An arrival that no request has loaded for so long is dropped."""
+"""Seconds after which an arrival that no request has loaded is dropped."""
 FULL = "its memory for records is full"
-"""For now: the only refusal after which the same parcel may be accepted."""
+"""The only refusal after which the same parcel may be accepted later."""
 STALE_S = 3.0
-"""An arrival to which nothing happened for so long goes for a new one."""
+"""Seconds without progress after which an arrival may be dropped for a new one."""
 ROOM_S = 5.0
-"""Senders ask again for so long. An engine whose memory is full longer has too much to do."""
+"""Seconds for which senders repeat a parcel that was refused as FULL. An engine that stays full longer is
+overloaded."""
 _FIRST_NUMBER = 1 << 62
 """First number of an inbox's snapshots; those of a directory stay below."""
 
@@ -112,7 +113,7 @@ class Inbox:
             return sum(arrival.nbytes for arrival in self._arrivals.values())
 
     def renew(self, namespace: bytes) -> None:
-        """Take records of ``namespace`` from now on; those of others are dropped."""
+        """Take records of ``namespace`` from now on, and drop records of other namespaces."""
         with self._lock:
             self._namespace = namespace
             self._arrivals.clear()
@@ -121,7 +122,7 @@ class Inbox:
     # ------------------------------------------------------------------ thread of the link
 
     def accept(self, parcel: Parcel, payload: memoryview) -> str:
-        """Take a copy of ``payload``. Returns why it is refused; empty if it is not."""
+        """Take a copy of ``payload``. Return the reason of a refusal, "" if it is accepted."""
         refusal = self._accept(parcel, payload)
         self.refused += bool(refusal) and refusal != FULL
         return refusal
@@ -134,16 +135,16 @@ class Inbox:
         if parcel.nbytes > self.limit_bytes:
             return self._no_room(parcel.nbytes)
         with self._lock:
-            if self._pushed_out(parcel) is None:  # before the bytes are looked at: the parcel comes again
+            if self._pushed_out(parcel) is None:  # checked before the bytes, since the parcel will come again
                 return FULL
-        content, at = np.frombuffer(bytes(payload), np.uint8), 0
+        content, offset = np.frombuffer(bytes(payload), np.uint8), 0
         records: list[tuple[SentRecord, Uint8s]] = []
         for record in parcel.records:
-            part = content[at : at + record.nbytes]
+            part = content[offset : offset + record.nbytes]
             if payload_checksum(part.data) != record.checksum:
                 return "damaged bytes"
             records.append((record, part))
-            at += record.nbytes
+            offset += record.nbytes
         with self._lock:
             if parcel.namespace != self._namespace:  # the weights were replaced meanwhile
                 return "records of another model, configuration or arithmetic"
@@ -155,7 +156,7 @@ class Inbox:
         if before is not None:
             kv, start = [*before.kv, *kv], before.start
         nbytes = sum(len(payload) for _, payload in (*kv, records[-1]))
-        if nbytes > self.limit_bytes:  # no transfer buffer holds it either
+        if nbytes > self.limit_bytes:  # no transfer buffer could hold the arrival either
             self._arrivals.pop(parcel.handoff, None)
             return self._no_room(nbytes)
         pushed_out = self._pushed_out(parcel)
@@ -181,8 +182,8 @@ class Inbox:
         return before
 
     def _pushed_out(self, parcel: Parcel) -> list[str] | None:
-        """Return arrivals to drop so that the parcel has room; None where those that may go are not enough. A parcel
-        that would be too large for an empty inbox is for its caller."""
+        """Return arrivals to drop so that the parcel has room; None if dropping all that may go is not enough. The
+        caller refuses a parcel that is too large for an empty inbox."""
         before = self._before(parcel)
         nbytes = parcel.nbytes + (0 if before is None else before.nbytes - len(before.state[1]))
         others = [name for name in self._arrivals if name != parcel.handoff]
@@ -204,8 +205,7 @@ class Inbox:
     # ------------------------------------------------------------------ engine thread
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
-        """Return a match as ``Store.match`` does, where KV before the arrival is among the ``above`` tokens that memory
-        has."""
+        """Return a match as ``Store.match`` does, if memory has the KV before the arrival: ``above`` tokens."""
         if not self._arrivals:
             return None
         content = token_bytes(tokens)
@@ -226,12 +226,12 @@ class Inbox:
         """Fill ``into`` with the KV of [``start``, position) and the state. Return the bytes copied; 0 if the arrival
         is gone."""
         with self._lock:
-            arrival = next((one for one in self._arrivals.values() if one.number == prefix.snapshot), None)
+            arrival = next((known for known in self._arrivals.values() if known.number == prefix.snapshot), None)
         if arrival is None:
             return 0
         kv, copied = into.kv.cast("B"), 0
-        for span, at, length in places_of(prefix, start, into.page_bytes):
-            kv[at : at + length] = arrival.kv[span.record][1][span.payload_bytes - length :].data
+        for span, offset, length in places_of(prefix, start, into.page_bytes):
+            kv[offset : offset + length] = arrival.kv[span.record][1][span.payload_bytes - length :].data
             copied += length
         state = arrival.state[1]
         into.state.cast("B")[: len(state)] = state.data
@@ -266,12 +266,12 @@ def _is_sound(parcel: Parcel, payload: memoryview) -> bool:
         or len(parcel.tokens) != 4 * parcel.position
     ):
         return False
-    at = parcel.start
+    position = parcel.start
     for record in parcel.records[:-1]:
-        if record.start != at or record.end <= at or (at % STORED_PAGE_TOKENS):
+        if record.start != position or record.end <= position or (position % STORED_PAGE_TOKENS):
             return False
-        at = record.end
-    return at == parcel.position and parcel.records[-1].start == parcel.records[-1].end == at
+        position = record.end
+    return position == parcel.position and parcel.records[-1].start == parcel.records[-1].end == position
 
 
 def _prefix_of(arrival: _Arrival, salt: str | None) -> StoredPrefix:

@@ -64,12 +64,12 @@ class KvChain:
 
 
 def knows(forms: frozenset[int] | None, form: int) -> bool:
-    """Return whether an engine that reads ``forms`` reads ``form``."""
+    """Return whether ``forms``, the forms that an engine reads (None: all), include ``form``."""
     return forms is None or form in forms
 
 
 class StoreIndex:
-    """The records of a store; see the essay. ``c`` are the columns; an entry is an index into them."""
+    """The records of a store. ``c``: the columns; an entry is an index into them."""
 
     def __init__(self, forms: frozenset[int] | None = None, sealer: Sealer | None = None) -> None:
         self.forms = forms
@@ -87,12 +87,14 @@ class StoreIndex:
         self._changes = 0
         """Entries added and removed so far."""
         self.durable_changes = 0
-        """Durable entries that came or went so far: while the count is the same, ``deepest`` answers the same."""
+        """Number of durable entries added and removed so far. While it is the same, so are the results of
+        ``deepest``.
+        """
         self._covered: tuple[tuple[int, bytes, bool, int], KvChain] | None = None
         """Last question to ``covered``, with the changes before it, and its answer."""
 
     def load(self, live: LiveRows, namespace: bytes) -> None:
-        """Fill an empty index. Only rows of ``namespace`` can match; the others still hold space."""
+        """Fill an empty index. Only rows of ``namespace`` can match; other rows are loaded because they hold space."""
         rows, count = live.rows, len(live.rows)
         assert self.length == 0
         self._reserve(count)
@@ -125,7 +127,7 @@ class StoreIndex:
         self._load_snapshots(np.flatnonzero(rows["kind"] == SNAPSHOT), parents)
 
     def _unveil(self, own: Int64s) -> None:
-        """Decrypt the digests of the entries ``own``, which rows have as one block each."""
+        """Return to plain form the digests of the entries ``own``: rows have them encrypted, as one block each."""
         if self.sealer is None or not len(own):
             return
         blocks = np.stack([self.c["chain"][own], self.c["head"][own]], axis=1).astype("<u8")
@@ -213,22 +215,22 @@ class StoreIndex:
         return best
 
     def covered(self, root: int, tokens: bytes, *, exact: bool) -> KvChain:
-        """Return the longest chain of KV records under ``tokens`` from which a record can go on: one that ends at a
-        multiple of 16 or with the tokens. Records that are not durable yet count. A put repeats the question of its
-        offer, so the last answer is remembered."""
-        asked = root, tokens, exact, self._changes
-        if self._covered is not None and self._covered[0] == asked:
+        """Return the longest chain of KV records under ``tokens`` from which a record can go on: a chain that ends at a
+        multiple of 16 or with the tokens. Records that are not durable yet count. The last result is remembered,
+        because a put asks the same as its offer."""
+        question = root, tokens, exact, self._changes
+        if self._covered is not None and self._covered[0] == question:
             return self._covered[1]
         best = KvChain((), 0, root)
         for path in self._paths(root, tokens, exact=exact, durable=False):
             if path.end > best.end and (path.end % STORED_PAGE_TOKENS == 0 or path.end * 4 == len(tokens)):
                 best = path
-        self._covered = asked, best
+        self._covered = question, best
         return best
 
     def offer(self, root: int, tokens: bytes, *, exact: bool) -> PutOffer | None:
-        """Return the records that a put of a snapshot at the end of ``tokens`` needs; None if it is stored or under
-        way."""
+        """Return the records that a put of a snapshot at the end of ``tokens`` needs; None if the snapshot is stored or
+        being written."""
         path, position = self.covered(root, tokens, exact=exact), len(tokens) // 4
         if path.end == position and self.snapshot_at(path, exact=exact, durable=False) != NO_ENTRY:
             return None
@@ -260,29 +262,29 @@ class StoreIndex:
         view = memoryview(tokens)
         c, to_visit, visits = self.c, [KvChain((), 0, root)], 0
         while to_visit and visits < VISITS_MAX:
-            at = to_visit.pop()
-            rest = view[4 * at.end :]
-            if at.end % STORED_PAGE_TOKENS or not rest:
+            visited = to_visit.pop()
+            rest = view[4 * visited.end :]
+            if visited.end % STORED_PAGE_TOKENS or not rest:
                 continue
             lengths = [n for n in self._short if 4 * n <= len(rest)]
             lengths += [STORED_PAGE_TOKENS] if len(rest) >= 4 * STORED_PAGE_TOKENS else []
             for length in lengths:
-                for entry in self._list(self.heads.get(head_of(at.chain, rest[: 4 * length]), NO_ENTRY)):
+                for entry in self._list(self.heads.get(head_of(visited.chain, rest[: 4 * length]), NO_ENTRY)):
                     visits += 1
                     count = c["tokens"].item(entry)
                     if (
                         (exact and c["flags"].item(entry) & INEXACT)
                         or (durable and not c["durable"][entry])
                         or 4 * count > len(rest)
-                        or c["position"].item(entry) != at.end
+                        or c["position"].item(entry) != visited.end
                         or not knows(self.forms, c["form"].item(entry))
                     ):
                         continue
-                    chain = chain_of(at.chain, rest[: 4 * count])
+                    chain = chain_of(visited.chain, rest[: 4 * count])
                     if chain == c["chain"].item(entry) and c["parent"].item(entry) == (
-                        at.entries[-1] if at.entries else NO_ENTRY
+                        visited.entries[-1] if visited.entries else NO_ENTRY
                     ):
-                        path = KvChain((*at.entries, entry), at.end + count, chain)
+                        path = KvChain((*visited.entries, entry), visited.end + count, chain)
                         to_visit.append(path)
                         yield path
 
@@ -296,9 +298,9 @@ class StoreIndex:
         sibling = self.c["sibling"]
         if first == entry:
             return int(sibling[entry])
-        for one in self._list(first):
-            if sibling.item(one) == entry:
-                sibling[one] = sibling.item(entry)
+        for other in self._list(first):
+            if sibling.item(other) == entry:
+                sibling[other] = sibling.item(entry)
                 break
         return first
 
@@ -311,7 +313,7 @@ class StoreIndex:
         self._count_short(self.c["tokens"].item(entry), -1)
 
     def _count_short(self, tokens: int, change: int) -> None:
-        """Count the lengths below a stored page: a lookup tries each of them."""
+        """Count records shorter than a stored page by length: a lookup tries each length that exists."""
         if tokens < STORED_PAGE_TOKENS:
             self._short[tokens] = self._short.get(tokens, 0) + change
             if self._short[tokens] == 0:
@@ -339,7 +341,8 @@ class StoreIndex:
         pairs = np.ascontiguousarray(pairs_bytes).view("V32").reshape(-1)
         _, first, which = np.unique(pairs, return_index=True, return_inverse=True)
         self.spaces = {
-            (bytes(pairs_bytes[at, :16]), bytes(pairs_bytes[at, 16:])): number for number, at in enumerate(first)
+            (bytes(pairs_bytes[index, :16]), bytes(pairs_bytes[index, 16:])): number
+            for number, index in enumerate(first)
         }
         self.c["space"][: len(rows)] = which.reshape(-1)
 
@@ -347,7 +350,7 @@ class StoreIndex:
         first, sibling = self.c["snapshot"], self.c["sibling"]
         above = parents[snapshots]
         first[above] = snapshots
-        for entry in snapshots[first[above] != snapshots].tolist():  # a second one at the same place
+        for entry in snapshots[first[above] != snapshots].tolist():  # a second snapshot at the same position
             sibling[entry] = sibling[first[parents[entry]]]
             sibling[first[parents[entry]]] = entry
 
@@ -384,8 +387,8 @@ def prefix_of(
 
 def snapshot_above(index: StoreIndex, path: KvChain, *, exact: bool) -> int:
     """Return the position of the deepest snapshot on ``path``, durable or not; 0 without one."""
-    for at in range(len(path.entries), 0, -1):
-        entry = index.snapshot_at(KvChain((path.entries[at - 1],), 0, 0), exact=exact, durable=False)
+    for depth in range(len(path.entries), 0, -1):
+        entry = index.snapshot_at(KvChain((path.entries[depth - 1],), 0, 0), exact=exact, durable=False)
         if entry != NO_ENTRY:
             return int(index.c["position"][entry])
     return 0
@@ -397,7 +400,7 @@ def entries_of(prefix: StoredPrefix) -> list[tuple[int, int]]:
 
 
 def is_current(index: StoreIndex, prefix: StoredPrefix) -> bool:
-    """Return whether the entries of ``prefix`` still are its records."""
+    """Return whether the entries of ``prefix`` still have the same records."""
     c = index.c
     return all(
         entry < index.length and c["kind"].item(entry) and c["number"].item(entry) == number
@@ -406,31 +409,31 @@ def is_current(index: StoreIndex, prefix: StoredPrefix) -> bool:
 
 
 def places_of(prefix: StoredPrefix, start: int, page_bytes: int) -> Iterator[tuple[StoredSpan, int, int]]:
-    """Yield the spans that a fetch from ``start`` on reads: each with the byte of the buffer where it begins, and
-    its length there. A new form begins at a multiple of ``page_bytes``."""
-    at, form = 0, EXACT_FORM
+    """Yield (span, offset in the buffer, length in bytes) of each span that a fetch from ``start`` on reads. The first
+    span of another form begins at a multiple of ``page_bytes``."""
+    offset, form = 0, EXACT_FORM
     for span in prefix.spans:
         if span.end <= start:
             continue
         if span.form != form and page_bytes:
-            at = ceil_div(at, page_bytes) * page_bytes
+            offset = ceil_div(offset, page_bytes) * page_bytes
         pages = ceil_div(span.end - span.start, STORED_PAGE_TOKENS)
         skipped = max(0, start - span.start) // STORED_PAGE_TOKENS * (span.payload_bytes // pages)
-        yield span, at, span.payload_bytes - skipped
-        at, form = at + span.payload_bytes - skipped, span.form
+        yield span, offset, span.payload_bytes - skipped
+        offset, form = offset + span.payload_bytes - skipped, span.form
 
 
 def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Iterator[RecordRead]:
-    """Yield every KV record of the path, those before ``start`` only for their tokens, and the state."""
+    """Yield every KV record of the path, then the state. Records before ``start`` are read only for their tokens."""
     line = index.c["line"]
     kv, state = into.kv.cast("B"), into.state.cast("B")
-    places = {span.record: (at, length) for span, at, length in places_of(prefix, start, into.page_bytes)}
+    places = {span.record: (offset, length) for span, offset, length in places_of(prefix, start, into.page_bytes)}
     for span in prefix.spans:
         target, skip = None, 0
         if span.record in places:
-            at, length = places[span.record]
-            assert at + length <= len(kv), "the staging buffer of KV is too small"
-            target, skip = kv[at : at + length], span.payload_bytes - length
+            offset, length = places[span.record]
+            assert offset + length <= len(kv), "the staging buffer of KV is too small"
+            target, skip = kv[offset : offset + length], span.payload_bytes - length
         yield RecordRead(
             span.entry,
             span.record,

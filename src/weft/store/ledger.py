@@ -1,4 +1,4 @@
-"""The ledger: rows that name every record, in an append-only file, and their tokens in another one.
+"""The ledger: one file of rows that name every record, and one of the records' tokens; both are append-only.
 
     ledger-00000003.rows      header | row | row | row | ...          144 bytes each
     ledger-00000003.tokens    uint32 uint32 uint32 ...                the tokens of KV records
@@ -83,7 +83,7 @@ def header_row(generation: int) -> bytes:
 
 
 def header_generation(row: bytes) -> int | None:
-    """Return the generation in a header row; None where it is not a header of this format version."""
+    """Return the generation in a header row; None if the row is not a header of this format version."""
     version = int.from_bytes(row[16:20], "little")
     if len(row) != ROW_BYTES or not row.startswith(MAGIC) or version != FORMAT_VERSION or not hash_matches(row):
         return None
@@ -101,7 +101,7 @@ def parse_rows(content: bytes | memoryview) -> tuple[LedgerRows, npt.NDArray[np.
     rows = np.frombuffer(view, dtype=ROW)
     digest, body = xxh3_64_intdigest, ROW_BYTES - 8
     hashes = np.fromiter(
-        (digest(view[at : at + body]) for at in range(0, len(view), ROW_BYTES)), dtype=np.uint64, count=count
+        (digest(view[begin : begin + body]) for begin in range(0, len(view), ROW_BYTES)), dtype=np.uint64, count=count
     )
     return rows, hashes == rows["row_hash"]
 
@@ -110,7 +110,9 @@ def with_hashes(rows: LedgerRows) -> bytes:
     """Return the bytes of ``rows``, each with its hash; the array is changed."""
     view, body = memoryview(rows.tobytes()), ROW_BYTES - 8
     rows["row_hash"] = np.fromiter(
-        (xxh3_64_intdigest(view[at : at + body]) for at in range(0, len(view), ROW_BYTES)), np.uint64, len(rows)
+        (xxh3_64_intdigest(view[begin : begin + body]) for begin in range(0, len(view), ROW_BYTES)),
+        np.uint64,
+        len(rows),
     )
     return rows.tobytes()
 
@@ -153,7 +155,7 @@ _NAME = re.compile(r"ledger-(\d{8})\.(rows|tokens)")
 
 
 class LedgerError(OSError):
-    """A row or tokens of the ledger differ from the index."""
+    """Error of a row or tokens of the ledger that differ from the index."""
 
 
 @dataclass(slots=True)
@@ -188,7 +190,7 @@ class LedgerFiles:
         return first
 
     def read_row(self, index: int, number: int) -> np.void:
-        """Return row ``index``. Raise LedgerError where it is not that of record ``number``."""
+        """Return row ``index``. Raise LedgerError if it is not the row of record ``number``."""
         content = bytearray(ROW_BYTES)
         self.disk.read(self.rows_handle, memoryview(content), index * ROW_BYTES)
         row: np.void = np.frombuffer(content, dtype=ROW)[0]
@@ -226,8 +228,8 @@ def generations(directory: Path, disk: OsDisk) -> list[int]:
 
 
 def open_ledger(directory: Path, disk: OsDisk, *, writable: bool) -> tuple[LedgerFiles, bytes] | None:
-    """Return the newest generation with a valid header or any valid row, and its rows without the header. None if there
-    is none. A file gets its name when it is complete, so a damaged header does not come from a crash."""
+    """Return the newest generation with a valid header or any valid row, and the rows without the header; None if there
+    is none. A file gets its name once it is complete, so a crash never leaves a damaged header."""
     opened = disk.open_existing if writable else disk.open_read
     for generation in generations(directory, disk):
         rows_name, tokens_name = file_names(generation)

@@ -1,4 +1,4 @@
-"""Where a store of prefixes is: a directory, or the URL of a bucket."""
+"""Location of a store of prefixes: a directory, or the URL of a bucket."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def check_location(location: str) -> None:
             f"--store {location}: the scheme {scheme} is not one of {', '.join(SCHEMES)}", param="--store"
         )
     if not rest.strip("/"):
-        raise ConfigError(f"--store {location}: it names no bucket; write {scheme}://BUCKET/PREFIX", param="--store")
+        raise ConfigError(f"--store {location}: the bucket is missing; write {scheme}://BUCKET/PREFIX", param="--store")

@@ -1,17 +1,17 @@
-"""Opening a directory: its required files, the writer's lock, the secret, and the ledger as it is.
+"""Opening of a store's directory: required files, the writer's lock, the secret, and the ledger.
 
     DIR/store.json          {"format": 1}: this directory is a store
        /lock                locked by the one process that writes; its text names that process
        /secret              32 random bytes, mode 0600; see below
-       /namespaces/H.json   what a namespace stands for; see ``identity``
+       /namespaces/H.json   the identity of a namespace; see ``identity``
        /ledger-N.rows .tokens
        /volumes/volume-N
 
     request's cache_salt --HMAC-SHA256, secret--> 16 bytes of a ledger row --> the root of its prefixes
 
-The first process takes the lock and writes. A second one follows the ledger and says so. The lock is the
-operating system's (flock), so it ends with its process, also after kill -9. A directory without permission to
-write is read as well.
+The first process takes the lock and writes. A second one only reads, follows the ledger, and says so. The lock is the
+operating system's (flock), so it ends with the process, even after kill -9. A directory without permission to write is
+only read too.
 
 Salts enter a store by HMAC, so neither the salt nor a hash that can be guessed is on the disk: without the secret, an
 attacker that reads the ledger could try salts from a list. Servers that share a bucket and want to share salted
@@ -60,7 +60,7 @@ QUEUE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Limits of a store: bytes that it holds, writes and leaves free. Sizes are bytes.
+    """Options of a store. Sizes are bytes.
 
     ``capacity_bytes``: most bytes of volumes; None is half of the disk's free space at the first start.
     ``queue_bytes``: payloads that wait to be written; more are refused. ``volume_bytes``: size of a new volume; None is
@@ -90,8 +90,8 @@ class StoreOptions:
 
 @dataclass(slots=True)
 class OpenDirectory:
-    """An open directory. ``lock``: the handle that holds the lock, None for a reader. ``secret``: None where a reader
-    finds none. ``live``: the ledger's rows at this moment; ``volume_blocks``: usable volumes."""
+    """An open directory. ``lock``: the handle that holds the lock, None for a reader. ``secret``: None if the directory
+    of a reader has none. ``live``: the ledger's rows at the time of opening; ``volume_blocks``: usable volumes."""
 
     path: Path
     disk: OsDisk
@@ -116,7 +116,7 @@ class OpenDirectory:
 
 
 def open_directory(path: Path, disk: OsDisk, *, write: bool = True) -> OpenDirectory:
-    """Open a store, or create one where ``write`` is true. Raise ConfigError that names the directory."""
+    """Open a store, or create one if ``write`` is true. Raise ConfigError that names the directory."""
     notes: list[str] = []
     try:
         if write:
@@ -168,7 +168,7 @@ def read_ledger(
 
 
 def write_namespace(path: Path, disk: OsDisk, identity: NamespaceIdentity) -> None:
-    """Write the file that names the namespace for people. Raise OSError."""
+    """Write the file with the identity of the namespace, for ``weft store info``. Raise OSError."""
     file = path / NAMESPACES_FOLDER / f"{identity.digest.hex()}.json"
     if not disk.exists(file):
         disk.write_file(file, identity.as_json())
@@ -239,14 +239,14 @@ def _secret(path: Path, disk: OsDisk, notes: list[str], *, create: bool) -> byte
             notes.append(f"{file}: {error.strerror}; requests with a cache_salt are not stored")
             return None
     elif secret is None:
-        notes.append(f"{file} cannot be read; requests with a cache_salt find nothing here")
+        notes.append(f"{file} cannot be read; requests with a cache_salt find nothing in this store")
     elif disk.mode(file) & 0o077:
         notes.append(f"{file} can be read by other users; chmod 600 it")
     return secret
 
 
 def read_secret(directory: Path, disk: OsDisk) -> bytes | None:
-    """Return the directory's secret; None where the file is missing or has another length."""
+    """Return the directory's secret; None if the file is missing or has another length."""
     try:
         secret = disk.read_file(directory / SECRET_FILE)
     except OSError:

@@ -58,7 +58,8 @@ def threads_for(cpus: int | None) -> int:
 
 @dataclass(slots=True)
 class _Put:
-    """A put that is being packed: the payloads of its records, and their parts as far as they are done."""
+    """A put that is being packed. ``payloads``: of its records. ``parts``: the packed parts of each, None until
+    done."""
 
     ticket: Ticket
     salt: str | None
@@ -72,9 +73,9 @@ class _Put:
     parts: list[list[bytes | None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_dropped: bool = False
-    """Whether the store was cleared while it was packed."""
+    """Whether the store was cleared while the put was packed."""
     packed: list[bytes | None] | None = None
-    """Packed form by record, once all are done; None where packing gained nothing."""
+    """Packed form by record, once all are done; None for a record that did not shrink."""
 
     @property
     def payloads(self) -> list[memoryview]:
@@ -138,7 +139,7 @@ class PackedStore:
         self._puts: deque[_Put] = deque()
         self._waiting_bytes = 0
         self._outer: dict[Ticket, Ticket] = {}
-        """Tickets of the store below, and those that the engine knows."""
+        """Tickets of the store below -> tickets that the engine knows."""
         self._fetches: dict[Ticket, _Fetch] = {}
         self._unpacking: list[_Fetch] = []
         self._damaged = 0
@@ -150,7 +151,7 @@ class PackedStore:
 
     @property
     def stored_share(self) -> float:
-        """Bytes that a store writes for a byte of a put, as far as that is known."""
+        """Bytes that a store writes per byte of a put: the ratio of the records packed so far, 1 before the first."""
         return self.packed_bytes / self.raw_bytes if self.raw_bytes else 1.0
 
     # ------------------------------------------------------------------ reading
@@ -207,14 +208,14 @@ class PackedStore:
         assert below is not None
         into = fetch.into.kv.cast("B")
         tasks: list[Callable[[], None]] = []
-        at, stored = 0, {}
+        offset, stored = 0, {}
         for span in below.spans:
             if span.end > fetch.start:
-                stored[span.record] = fetch.spare.kv.cast("B")[at : at + span.payload_bytes], span.form
-                at += span.payload_bytes
-        for span, at, length in places_of(prefix, fetch.start, fetch.into.page_bytes):
+                stored[span.record] = fetch.spare.kv.cast("B")[offset : offset + span.payload_bytes], span.form
+                offset += span.payload_bytes
+        for span, offset, length in places_of(prefix, fetch.start, fetch.into.page_bytes):
             source, form = stored[span.record]
-            tasks.append(_task(source, form, into[at : at + length], span.payload_bytes))
+            tasks.append(_task(source, form, into[offset : offset + length], span.payload_bytes))
         state = fetch.into.state.cast("B")[: prefix.state_bytes]
         tasks.append(_task(fetch.spare.state.cast("B"), below.state_form, state, prefix.state_bytes))
         fetch.event, fetch.left = event, len(tasks)
@@ -262,7 +263,7 @@ class PackedStore:
             Ticket(self._ticket),
             salt,
             token_bytes(tokens[:position]),
-            [KvPiece(one.start, one.end, one.payload.cast("B"), one.form) for one in kv],
+            [KvPiece(source.start, source.end, source.payload.cast("B"), source.form) for source in kv],
             state.cast("B"),
             state_form,
             exact,
@@ -282,7 +283,7 @@ class PackedStore:
             packs = self._packs and form == EXACT_FORM
             parts = range(0, len(payload), PART_BYTES) if packs else range(0)
             put.parts.append([None] * len(parts))
-            tasks += [(record, number, payload[at : at + PART_BYTES]) for number, at in enumerate(parts)]
+            tasks += [(record, number, payload[begin : begin + PART_BYTES]) for number, begin in enumerate(parts)]
         put.left = len(tasks)
         if not tasks:
             put.packed = [None] * len(forms)

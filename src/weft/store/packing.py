@@ -7,8 +7,8 @@
     chunk      encoding and length | its bytes           a MiB of decoded bytes each
 
 KV and states are numbers of about one size, so their exponents have two to four bits of information in eight.
-Signs and mantissas have no pattern. A chunk says itself which words it has: the smaller of two samples. Other
-bytes, such as codes or float16, stay as they are where packing gains nothing.
+Signs and mantissas have no pattern. Each chunk names its encoding, the one in which samples of the chunk are smallest.
+Other bytes, such as codes or float16, stay as they are if packing gains nothing.
 
 ``docs/store.md`` has the format. Needs ``zstandard``; without it a store packs nothing.
 
@@ -53,7 +53,7 @@ _coders = None if zstandard is None else _Coders()
 
 
 class PackingError(ValueError):
-    """Bytes that no packing has written."""
+    """Error of bytes that no packing has written."""
 
 
 def is_available() -> bool:
@@ -64,8 +64,8 @@ def is_available() -> bool:
 def pack_part(part: memoryview) -> bytes:
     """Return the chunks of ``part``, which begins at a multiple of CHUNK_BYTES of its payload."""
     chunks: list[bytes] = []
-    for at in range(0, len(part), CHUNK_BYTES):
-        chunk = np.frombuffer(part[at : at + CHUNK_BYTES], np.uint8)
+    for begin in range(0, len(part), CHUNK_BYTES):
+        chunk = np.frombuffer(part[begin : begin + CHUNK_BYTES], np.uint8)
         encoding = _encoding_of(chunk)
         pieces = [chunk.tobytes()] if encoding == AS_IS else _encoded(chunk, encoding)
         size = sum(map(len, pieces))
@@ -82,27 +82,29 @@ def join_parts(payload: memoryview, parts: Sequence[bytes]) -> bytes:
 
 
 def unpack(content: memoryview, into: memoryview) -> None:
-    """Unpack ``content`` into ``into``. Raise PackingError where it does not unpack to exactly these bytes."""
+    """Unpack ``content`` into ``into``. Raise PackingError if it does not unpack to exactly ``len(into)`` bytes with
+    the stored hash.
+    """
     if len(content) < HEADER_BYTES or int.from_bytes(content[8:16], "little") != len(into):
         raise PackingError("another length")
-    at = HEADER_BYTES
+    offset = HEADER_BYTES
     for begin in range(0, len(into), CHUNK_BYTES):
         target = np.frombuffer(into[begin : begin + CHUNK_BYTES], np.uint8)
-        word = int.from_bytes(content[at : at + 4], "little")
+        word = int.from_bytes(content[offset : offset + 4], "little")
         encoding, size = word >> _LENGTH_BITS, word & (1 << _LENGTH_BITS) - 1
-        source = content[at + 4 : at + 4 + size]
+        source = content[offset + 4 : offset + 4 + size]
         if len(source) != size:
             raise PackingError("a chunk is cut")
         _decode(np.frombuffer(source, np.uint8), encoding, target)
-        at += 4 + size
-    if at != len(content) or xxh3_64_intdigest(into) != int.from_bytes(content[:8], "little"):
+        offset += 4 + size
+    if offset != len(content) or xxh3_64_intdigest(into) != int.from_bytes(content[:8], "little"):
         raise PackingError("other bytes")
 
 
 def _encoding_of(chunk: Uint8s) -> int:
     """Return the encoding in which samples of ``chunk`` are smallest."""
     distance = max(_SAMPLE_BYTES, chunk.size // _SAMPLES // 4 * 4)
-    sample = np.concatenate([chunk[at : at + _SAMPLE_BYTES] for at in range(0, max(1, chunk.size), distance)])
+    sample = np.concatenate([chunk[begin : begin + _SAMPLE_BYTES] for begin in range(0, max(1, chunk.size), distance)])
     best, encoding = sample.size * _WORTH, AS_IS
     for tried in (WORDS_2, WORDS_4):
         if chunk.size % (2 * tried) == 0:  # the sample has complete words too: its pieces begin and end at words

@@ -1,19 +1,19 @@
-"""``PeerStore``: a store whose other end is another engine. Prefill apart from decode is a put there and a
-fetch here.
+"""``PeerStore``: a store at the other end of which is another engine. With separate engines for prefill and decode,
+the prefill engine puts into it and the decode engine fetches from it.
 
     prefill engine                                                   decode engine
     order     a request brings the address of its decode engine
     wants     the snapshot of a chunk   --> put --Wire-->            Inbox    while the next one is computed
-    put       the state behind the prompt  -------------->           Inbox
+    put       the state after the prompt   -------------->           Inbox
     ended     <---------------- acknowledged --------------
               (the fleet submits the request there)                    match, fetch: a prefix like any other
 
 ``store`` is the engine's own, or ``NO_STORE``. A put that no order wants goes there. An order whose link
-fails ends with a reason, and the last put goes to the own store if there is one that writes: the other engine
-may find it there. Without it the request goes on elsewhere, as after the death of an engine.
+fails ends with a reason, and the last put goes to the engine's own store, if that is written: the other engine may read
+the same store. Otherwise the request goes on as after the death of an engine.
 
-An order ends once: its last bytes have arrived, or something failed, or nothing moved for QUIET_S after its prompt was
-computed. The engine keeps nothing for it: its computed prefix is cached like any other.
+An order ends once: the last bytes have arrived, or something failed, or nothing moved for QUIET_S after the prompt was
+computed. The engine keeps nothing for an order; the computed prefix is cached like any other.
 
 Laws: L9 (no step waits for a link), L11 (orders have a bound; transfer buffers and the inbox have theirs).
 """
@@ -79,8 +79,8 @@ class Wire(Protocol):
 
 @dataclass(slots=True)
 class _Order:
-    """An order of another engine. ``start``: tokens that its engine has; ``sent``: where the last put ends; ``last``:
-    where all of them do. ``moved_s``: time of its last progress. ``failed``: why its link carries no more; then the
+    """An order for another engine. Positions: ``start``, tokens that the other engine has; ``sent``, end of the last
+    put; ``last``, end of all puts. ``moved_s``: time of the last progress. ``failed``: why the link failed; then the
     last put goes to the own store."""
 
     request_id: str
@@ -101,7 +101,7 @@ class _Order:
 
 
 class NoStore:
-    """A ``Store`` that has nothing and takes nothing."""
+    """A ``Store`` without any prefix, which refuses every put."""
 
     @property
     def changes(self) -> int:
@@ -147,8 +147,8 @@ NO_STORE = NoStore()
 
 
 class PeerStore:
-    """A ``Store``, and the ``Orders`` of its writes. ``namespace``: 16 bytes. ``page_bytes``, ``state_bytes``: of
-    stored pages and states. ``chunk_tokens``: least tokens of a piece of a prompt that is sent by itself. ``clock``
+    """A ``Store``, and the ``Orders`` that it fills. ``namespace``: 16 bytes. ``page_bytes``, ``state_bytes``: of
+    stored pages and states. ``chunk_tokens``: fewest tokens of a piece of a prompt that is sent separately. ``clock``
     gives seconds. ``wire``: None until ``plug``."""
 
     def __init__(
@@ -191,8 +191,8 @@ class PeerStore:
         return bool(self._orders)
 
     def order(self, request_id: str, address: str, salt: str, tokens: PrefixTokens, start: int) -> None:
-        """Order the records of ``tokens`` from ``start`` on for the engine at ``address``. A further order than
-        ORDERS_MAX ends at once."""
+        """Order the records of ``tokens`` from ``start`` on for the engine at ``address``. With ORDERS_MAX orders
+        already under way it ends at once."""
         if len(self._orders) >= ORDERS_MAX or self.wire is None:
             self._ended.append((request_id, "too many handoffs wait"))
             return
@@ -206,8 +206,8 @@ class PeerStore:
         return None if order is None else (order.salt, np.frombuffer(order.tokens, "<u4").astype(np.int32))
 
     def computed(self, request_id: str, position: int) -> None:
-        """Note that a prompt is computed up to ``position``: the rest is to be sent. A model without states has only
-        complete pages."""
+        """Note that a prompt is computed up to ``position``, so the rest must be sent. A model without states sends
+        only complete pages."""
         order = self._orders.get(request_id)
         if order is None:
             return
@@ -232,7 +232,7 @@ class PeerStore:
         self._ended.clear()
 
     def ended(self) -> list[tuple[str, str]]:
-        """Return orders that ended since the last call: the request, and why it failed; empty if it did not."""
+        """Return (request, reason of the failure or "") of orders that ended since the last call."""
         now_s = self._clock()
         for order in list(self._orders.values()):
             quiet_s = now_s - order.moved_s
@@ -245,8 +245,8 @@ class PeerStore:
         return self._wanting(salt, tokens) is not None
 
     def _wanting(self, salt: str | None, tokens: PrefixTokens) -> _Order | None:
-        """Return the order that wants the snapshot at the end of ``tokens``: the last one of its prompt, or one that is
-        a chunk further than the last put."""
+        """Return the order that wants the snapshot at the end of ``tokens``: the last snapshot of the prompt, or one at
+        least a chunk beyond the last put."""
         position = len(tokens)
         for order in self._orders.values():
             is_due = position == order.last or (
@@ -319,7 +319,7 @@ class PeerStore:
                 self._stored[ticket] = order
             return ticket
         assert self.wire is not None
-        pieces = [(one.start, one.end, one.form, one.payload.cast("B")) for one in kv]
+        pieces = [(piece.start, piece.end, piece.form, piece.payload.cast("B")) for piece in kv]
         pieces.append((position, position, state_form, state.cast("B")))
         parcel = parcel_of(
             self.namespace, order.request_id, salt, token_bytes(tokens[:position]), kv[0].start, pieces, exact=exact

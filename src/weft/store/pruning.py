@@ -1,4 +1,4 @@
-"""Space given back: ``weft store prune`` and ``rm``.
+"""Pruning of a store, which gives disk space back: ``weft store prune`` and ``rm``.
 
     live rows --drop models, evict by value--> survivors --move out of the emptiest volumes--> fewer volumes
               --new generation with the new places--> old volumes removed
@@ -26,7 +26,7 @@ from weft.store.space import BLOCK_BYTES, Extents, blocks_for
 from weft.store.upkeep import compacted_rows, tokens_of_rows
 
 PRUNE_ROUNDS = 16
-"""Rankings of a prune: each evicts this part of the excess."""
+"""Number of rankings of a prune; each evicts an equal part of the excess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ def prune(
     progress: Callable[[int, int], None] = lambda done, total: None,
     disk: OsDisk | None = None,
 ) -> PruneResult:
-    """Drop the namespaces of ``without``, and the records ``numbers`` with all that needs them. Evicts down to
-    ``size_bytes`` of payload, and gives free space back. Raises ConfigError, and BusyError while a server writes to the
+    """Drop the namespaces ``without``, and the records ``numbers`` with all records that need them. Then evict down to
+    ``size_bytes`` of payload, and give free space back. Raises ConfigError, and BusyError while a server writes to the
     directory."""
     disk = disk or OsDisk()
     if not disk.exists(path / STORE_FILE):
@@ -89,7 +89,7 @@ def _pruned(
 
 
 def _without(live: LiveRows, namespaces: Collection[bytes], numbers: Collection[int]) -> LiveRows:
-    """Return the rows of other namespaces, without the named records and those that need them."""
+    """Return the rows of other namespaces, without the records ``numbers`` and all records that need them."""
     rows = live.rows
     keep = np.ones(len(rows), dtype=np.bool_)
     for namespace in namespaces:
@@ -108,7 +108,7 @@ def _down_to(live: LiveRows, size_bytes: int) -> LiveRows:
     index.load(live, bytes(16))
     blocks = sum(blocks_for(size) for size in live.rows["payload_bytes"].tolist())
     excess = blocks - size_bytes // BLOCK_BYTES
-    # The worth of a snapshot depends on those that stay, so the ranking is renewed on the way.
+    # The value of a snapshot depends on the snapshots that stay, so the ranking is computed again several times.
     least = max(1, excess // PRUNE_ROUNDS)
     while excess > 0 and (removed := evict(index, min(excess, least), ())):
         excess -= sum(blocks_for(payload_bytes) for *_, payload_bytes in removed)
@@ -134,8 +134,8 @@ def _packed(
     rows = live.rows.copy()
     stored = np.flatnonzero(rows["payload_bytes"])
     used = dict.fromkeys(opened.volume_blocks, 0)
-    for at in stored.tolist():
-        used[int(rows["volume"][at])] += blocks_for(int(rows["payload_bytes"][at]))
+    for row in stored.tolist():
+        used[int(rows["volume"][row])] += blocks_for(int(rows["payload_bytes"][row]))
     chosen = _fullest(opened.volume_blocks, used)
     extents = Extents()
     for volume in chosen:
@@ -143,22 +143,24 @@ def _packed(
         mine = stored[rows["volume"][stored] == volume]
         extents.take_known(
             volume,
-            sorted((int(rows["offset"][at]) // BLOCK_BYTES, blocks_for(int(rows["payload_bytes"][at]))) for at in mine),
+            sorted(
+                (int(rows["offset"][row]) // BLOCK_BYTES, blocks_for(int(rows["payload_bytes"][row]))) for row in mine
+            ),
         )
-    to_move = [int(at) for at in stored if int(rows["volume"][at]) not in chosen]
-    to_move.sort(key=lambda at: -int(rows["payload_bytes"][at]))
+    to_move = [int(row) for row in stored if int(rows["volume"][row]) not in chosen]
+    to_move.sort(key=lambda row: -int(rows["payload_bytes"][row]))
     moved, touched = 0, set()
-    for done, at in enumerate(to_move):
+    for done, row in enumerate(to_move):
         progress(done, len(to_move))
-        payload = memoryview(bytearray(int(rows["payload_bytes"][at])))
+        payload = memoryview(bytearray(int(rows["payload_bytes"][row])))
         place = extents.take(blocks_for(len(payload)))
-        volume = int(rows["volume"][at])
+        volume = int(rows["volume"][row])
         if place is None:
             chosen.add(volume)
             continue
-        opened.volumes.read_payload(rows[at], payload)
+        opened.volumes.read_payload(rows[row], payload)
         opened.volumes.write(*place, payload)
-        rows["volume"][at], rows["offset"][at] = place[0], place[1] * BLOCK_BYTES
+        rows["volume"][row], rows["offset"][row] = place[0], place[1] * BLOCK_BYTES
         touched.add(place[0])
         moved += len(payload)
     for volume in touched:
@@ -170,7 +172,7 @@ def _packed(
 def _fullest(blocks: dict[int, int], used: dict[int, int]) -> set[int]:
     """Return the fewest volumes, the fullest first, that have room for all used blocks."""
     needed, room, chosen = sum(used.values()), 0, set()
-    for volume in sorted(blocks, key=lambda one: (-used[one] / blocks[one], one)):
+    for volume in sorted(blocks, key=lambda number: (-used[number] / blocks[number], number)):
         if room >= needed:
             break
         room += blocks[volume] - 1

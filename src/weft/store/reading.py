@@ -1,4 +1,4 @@
-"""RecordFetch threads: they read records, verify them, compare tokens, and fill staging buffers.
+"""Threads of fetches, which read records, verify them, compare tokens, and fill staging buffers.
 
     fetch --> rows and tokens of the whole path --compare--> one read for each record --verify--> event
                  "tokens": another prompt                      "checksum": damaged bytes
@@ -31,9 +31,9 @@ from weft.store.sealing import PAYLOAD, TOKENS, Sealer
 
 THREADS = 4
 UNREACHABLE = "unreachable"
-"""Reason of a failure that is the network's, not the record's."""
+"""Reason of a failure of the network, which says nothing about the record."""
 SEAL_BROKEN = "seal"
-"""Reason of bytes that the key has not sealed."""
+"""Reason for bytes that were not sealed with this key."""
 
 
 class TokenSource(Protocol):
@@ -54,8 +54,8 @@ class PayloadSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordRead:
-    """One record of a fetch. ``begin``, ``count``: its tokens, none for a state. ``into``: None where the payload is
-    not wanted. ``skip_bytes``: unwanted bytes at the payload's start."""
+    """One record of a fetch. ``begin``, ``count``: its tokens, none for a state. ``into``: buffer for the payload, None
+    if only the tokens are read. ``skip_bytes``: bytes at the payload's start that are not read."""
 
     entry: int
     number: int
@@ -141,8 +141,8 @@ class FetchThreads:
                 row = fetch.ledger.read_row(record.line, record.number)
                 if int(row["payload_bytes"]) != record.payload_bytes or int(row["tokens"]) != record.count:
                     raise LedgerError("row")
-                asked = fetch.tokens[4 * record.begin : 4 * (record.begin + record.count)]
-                if record.count and self._tokens(fetch.ledger, row) != asked:
+                expected = fetch.tokens[4 * record.begin : 4 * (record.begin + record.count)]
+                if record.count and self._tokens(fetch.ledger, row) != expected:
                     raise LedgerError("tokens")
             except LedgerError as error:
                 fetch.failure = ("damaged", str(error), record.entry, record.number)
@@ -160,7 +160,7 @@ class FetchThreads:
             self.run(lambda record=record, row=row: self._read(fetch, record, row))  # type: ignore[misc]
 
     def _tokens(self, ledger: TokenSource, row: np.void) -> bytes:
-        """Return the tokens of a record. Raise LedgerError where they do not open."""
+        """Return the tokens of a record. Raise LedgerError if they cannot be decrypted."""
         stored = ledger.read_tokens(int(row["tokens_at"]), token_size(row))
         if self._sealer is None:
             return stored
@@ -170,8 +170,7 @@ class FetchThreads:
         return bytes(tokens)
 
     def _fill(self, record: RecordRead, row: np.void) -> str:
-        """Fill the target of ``record``; return why its bytes are damaged, nothing where they are not. Raise
-        OSError."""
+        """Fill the target of ``record``; return why the bytes are damaged, "" if they are not. Raise OSError."""
         assert record.into is not None
         whole = self._sealer is None and not record.skip_bytes
         stored = record.into if whole else memoryview(bytearray(record.payload_bytes))

@@ -1,15 +1,15 @@
 """``StoreRecords``: the current records of a directory, and the changes that outcomes of threads make.
 
-    outcome of a write    entries become durable, or go with their blocks
+    outcome of a write    entries become durable, or are removed with their blocks
     outcome of a mark     blocks of retired records are free
-    outcome of a fetch    pins go; damaged records are retired with all that needs them
+    outcome of a fetch    pins are removed; damaged records are retired with all records that need them
     a new generation      the rows of all entries get new numbers
 
 Index, space, pins and counters change here and in a put, always in the engine's thread. A pin holds an entry for a
 fetch: eviction spares it.
 
-Blocks come back in one of two ways, never both: a record that never became durable gives them at its own
-outcome, a durable record when the row that retires it is durable.
+Blocks become free in one of two ways, never both: for a record that never became durable, with the outcome of its
+write; for a durable record, when the row that retires the record is durable.
 
 A fault under way is counted by reason. The first of its kind is a line in the log and in ``stats().notes``.
 
@@ -91,8 +91,8 @@ class StoreRecords:
         return self._changes_before + self.index.durable_changes
 
     def make_room(self, blocks: int, *, forced: bool) -> None:
-        """Evict if ``blocks`` more would not fit. ``forced``: they did not, perhaps because free blocks are
-        scattered."""
+        """Evict if ``blocks`` more would not fit. ``forced``: a placement has failed, perhaps because the free blocks
+        are scattered."""
         wanted = self.space.shortage(blocks)
         if forced and self.space.retiring_blocks < blocks:
             wanted = max(wanted, blocks)
@@ -112,7 +112,7 @@ class StoreRecords:
         self._retire(retired)
 
     def is_entry(self, entry: int, number: int) -> bool:
-        """Return whether ``entry`` still is record ``number``."""
+        """Return whether ``entry`` still is the record with ``number``."""
         c = self.index.c
         return entry < self.index.length and bool(c["kind"][entry]) and c["number"].item(entry) == number
 
@@ -148,13 +148,13 @@ class StoreRecords:
                 self._durable(outcome.job, outcome.lines)
 
     def compacted(self, outcome: Compacted) -> None:
-        """Take a new generation: entries that are durable get their rows in it; later ones are appended to it."""
+        """Switch to a new generation, which has the rows of durable entries, and to which later ones are appended."""
         self.ledger = outcome.ledger
         c, length = self.index.c, self.index.length
         entries = np.flatnonzero((c["kind"][:length] != 0) & c["durable"][:length])
         if len(outcome.numbers) and len(entries):
-            at = np.searchsorted(outcome.numbers, c["number"][entries])
-            c["line"][entries] = outcome.lines[np.minimum(at, len(outcome.lines) - 1)]
+            places = np.searchsorted(outcome.numbers, c["number"][entries])
+            c["line"][entries] = outcome.lines[np.minimum(places, len(outcome.lines) - 1)]
 
     def refreshed(self, outcome: Refreshed) -> None:
         """Take the index of a reader that has read another process's rows."""
@@ -182,7 +182,7 @@ class StoreRecords:
         by_space = np.bincount(c["space"][:length][kinds == SNAPSHOT], minlength=len(self.index.spaces))
         own = [space for (namespace, _), space in self.index.spaces.items() if namespace == self._namespace]
         snapshots = int(by_space[own].sum())
-        counts = {one.name: getattr(counters, one.name) for one in fields(StoreCounts)}
+        counts = {count.name: getattr(counters, count.name) for count in fields(StoreCounts)}
         counts |= {"damaged": dict(counters.damaged), "dropped": dict(counters.dropped)}
         return StoreStats(
             **counts,
@@ -243,12 +243,12 @@ class StoreRecords:
             self.events.append(StoreEvent(job.ticket, "written", "", job.nbytes))
 
     def _drop(self, entry: int) -> list[tuple[int, int, int, int]]:
-        """Remove ``entry`` and all that needs it from the index. Returns the places of the durable ones."""
+        """Remove ``entry`` and all entries that need it from the index. Return the places of the durable ones."""
         records = []
-        for one in subtree(self.index, entry):
-            if self.index.c["durable"].item(one):
-                records.append(place_of(self.index, one))
-            self.index.remove(one)
+        for victim in subtree(self.index, entry):
+            if self.index.c["durable"].item(victim):
+                records.append(place_of(self.index, victim))
+            self.index.remove(victim)
         return records
 
     def _retire(self, records: list[tuple[int, int, int, int]]) -> None:

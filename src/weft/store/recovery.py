@@ -8,7 +8,7 @@ fetch verifies them. The work is done in arrays, because 100,000 snapshots have 
     reason         the row
     row_hash       has a wrong hash: torn, or bits have flipped
     duplicate      has the number of an earlier row
-    place          lies in no volume, past the end of one, or not on a block
+    place          is in no volume, past the end of one, or not on a block
     tokens         has tokens past the end of the tokens file, or none, or too many
     overlap        has blocks that a later record was given
     orphan         follows a record that is not alive, or does not begin where that ends
@@ -34,8 +34,8 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """Rows of a ledger that count. ``rows`` are alive, in the order of their numbers; ``lines`` are their numbers of
-    row in the file. ``parents``: for each its parent's index in ``rows``, -1 at the root. ``uses``: restores so far."""
+    """Live rows of a ledger: ``rows`` in the order of record numbers, and for each row: ``lines``, its index in the
+    file; ``parents``, the index of its parent in ``rows``, -1 at the root; ``uses``, restores so far."""
 
     rows: LedgerRows
     lines: Int64s
@@ -87,9 +87,9 @@ def live_rows(rows: LedgerRows, valid: Bools, *, volume_blocks: Mapping[int, int
         parents = _parents(records)
     uses = records["uses"].astype(np.int64)
     if len(used) and len(records):
-        at = np.searchsorted(records["number"], used["parent"])
-        hit = (at < len(records)) & (records["number"][np.minimum(at, len(records) - 1)] == used["parent"])
-        np.add.at(uses, at[hit], used["uses"][hit].astype(np.int64))
+        places = np.searchsorted(records["number"], used["parent"])
+        hit = (places < len(records)) & (records["number"][np.minimum(places, len(records) - 1)] == used["parent"])
+        np.add.at(uses, places[hit], used["uses"][hit].astype(np.int64))
     return LiveRows(records, lines, parents, uses, last_number, last_volume, dropped)
 
 
@@ -116,7 +116,7 @@ def _has_tokens(records: LedgerRows, tokens_bytes: int) -> Bools:
 
 
 def _newest_of_overlaps(records: LedgerRows) -> Bools:
-    """Return which records stay: of those that share a block, the one with the highest number."""
+    """Return which records stay: among records that share a block, the one with the highest number."""
     alive = np.ones(len(records), dtype=np.bool_)
     stored = np.flatnonzero(records["payload_bytes"])
     while True:
@@ -134,16 +134,16 @@ def _newest_of_overlaps(records: LedgerRows) -> Bools:
 
 
 def _parents(records: LedgerRows) -> Int64s:
-    """Return the index of each record's parent; -1 at the root, -2 where it is not alive or does not fit."""
+    """Return the index of each record's parent; -1 at the root, -2 if the parent is not alive or does not fit."""
     if not len(records):
         return np.zeros(0, dtype=np.int64)
     numbers = np.ascontiguousarray(records["number"])
-    at = np.searchsorted(numbers, records["parent"])
-    safe = np.minimum(at, len(records) - 1)
+    places = np.searchsorted(numbers, records["parent"])
+    safe = np.minimum(places, len(records) - 1)
     end = records["position"].astype(np.int64) + records["tokens"]
     spaces = _halves(records)
     fits = (
-        (at < len(records))
+        (places < len(records))
         & (numbers[safe] == records["parent"])
         & (records["kind"][safe] == KV)
         & (safe < np.arange(len(records)))

@@ -1,7 +1,7 @@
-"""``RenewableStore``: a store whose namespace may change while the engine runs, because its weights did.
+"""``RenewableStore``: a store whose namespace changes when the weights of the running engine are replaced.
 
     put, fetch --ticket of the store below--> ticket here          one count over all stores
-    renew      the store below is closed; what it did not end ends as dropped; the next one opens
+    renew      the store below is closed; its unfinished tickets end as dropped; the next store opens
 
 Tickets of two stores are equal numbers, so the engine knows them by numbers of its own. A put that the old
 store has accepted is written by its close, within a few seconds, under the old namespace.
@@ -39,8 +39,8 @@ class RenewableStore:
         self._events: list[StoreEvent] = []
 
     def renew(self, open_next: Callable[[], Store]) -> None:
-        """Close the store below and open the next. Raise ConfigError where that cannot be opened; nothing is stored
-        then."""
+        """Close the store below and open the next. Raise ConfigError if that cannot be opened; then nothing is stored
+        any more."""
         self.below.close()
         self._events += self._renamed(self.below.poll())
         self._events += [StoreEvent(ticket, "dropped", "weights") for ticket in self._outer.values()]

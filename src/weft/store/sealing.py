@@ -5,8 +5,9 @@
     chain, head    one block of AES-256 in the row      equal digests are equal blocks, and no text can be tried
     namespace      has the id of the key                another key, or none, finds nothing
 
-The associated data of a record are the fields of its row that say what its bytes are, so a record in the place of
-another one does not open. Nonces are random: a key is for at most 2**32 records. ``docs/store.md`` has the format.
+The associated data of a record are the fields of its row that give the bytes their meaning, so a record in the place of
+another one fails authentication. Nonces are random: a key is for at most 2**32 records. ``docs/store.md`` has the
+format.
 
 Bytes go through the cipher in pieces, so that no other thread waits long for Python's lock.
 """
@@ -26,7 +27,7 @@ from weft.store.signing import read_secret
 
 NONCE_BYTES, TAG_BYTES = 12, 16
 SEAL_BYTES = NONCE_BYTES + TAG_BYTES
-"""Bytes of a sealed record besides its own."""
+"""Bytes that sealing adds to a record."""
 PIECE_BYTES = 1 << 20
 FLAG = "server.session_key"
 _MEANING = (("kind", 1), ("flags", 1), ("form", 4), ("tokens", 2), ("position", 4), ("chain", 8), ("head", 8))
@@ -34,7 +35,7 @@ _MEANING = (("kind", 1), ("flags", 1), ("form", 4), ("tokens", 2), ("position", 
 
 
 def sealed_size(nbytes: int) -> int:
-    """Return the bytes that ``nbytes`` of a record take when they are sealed."""
+    """Return the size of ``nbytes`` of a record once they are sealed."""
     return nbytes + SEAL_BYTES if nbytes else 0
 
 
@@ -64,16 +65,16 @@ class Sealer:
         cipher = self._gcm(nonce).encryptor()
         cipher.authenticate_additional_data(_meaning(row, kind))
         view, sealed = memoryview(content), memoryview(bytearray(sealed_size(len(content))))
-        for at in range(0, len(view), PIECE_BYTES):
-            piece = view[at : at + PIECE_BYTES]  # the cipher wants room for a block more: that of the tag
-            cipher.update_into(piece, sealed[NONCE_BYTES + at : NONCE_BYTES + at + len(piece) + TAG_BYTES])
+        for begin in range(0, len(view), PIECE_BYTES):
+            piece = view[begin : begin + PIECE_BYTES]  # the cipher needs room for one more block: that of the tag
+            cipher.update_into(piece, sealed[NONCE_BYTES + begin : NONCE_BYTES + begin + len(piece) + TAG_BYTES])
         cipher.finalize()
         sealed[:NONCE_BYTES], sealed[-TAG_BYTES:] = nonce, cipher.tag
         return sealed
 
     def open(self, sealed: memoryview, into: memoryview, row: Mapping[str, Any] | np.void, kind: bytes) -> bool:
-        """Fill ``into`` and return True; False where this key did not seal ``sealed`` for ``row``. Then ``into`` has no
-        meaning."""
+        """Fill ``into`` and return True; False if this key did not seal ``sealed`` for ``row``. Then the content of
+        ``into`` is unspecified."""
         from cryptography.exceptions import InvalidTag
 
         if len(sealed) != sealed_size(len(into)):
@@ -84,9 +85,9 @@ class Sealer:
         cipher = self._gcm(nonce, tag).decryptor()
         cipher.authenticate_additional_data(_meaning(row, kind))
         body = sealed[NONCE_BYTES:-TAG_BYTES]
-        for at in range(0, len(body), PIECE_BYTES):
-            piece = body[at : at + PIECE_BYTES]
-            into[at : at + len(piece)] = cipher.update(piece)
+        for begin in range(0, len(body), PIECE_BYTES):
+            piece = body[begin : begin + PIECE_BYTES]
+            into[begin : begin + len(piece)] = cipher.update(piece)
         try:
             cipher.finalize()
         except InvalidTag:
@@ -94,7 +95,7 @@ class Sealer:
         return True
 
     def veiled(self, digests: bytes) -> bytes:
-        """Return ``digests``, blocks of 16 bytes, as rows have them."""
+        """Return ``digests``, blocks of 16 bytes, encrypted as rows have them."""
         return bytes(self._digests.encryptor().update(digests))
 
     def unveiled(self, digests: bytes) -> bytes:

@@ -1,11 +1,11 @@
-"""Signatures of objects in a bucket: a writer without the key decides no answer.
+"""Signatures of objects in a bucket, so that a writer without the key cannot change answers.
 
     object of the bucket    content | 32 bytes: keyed BLAKE2b of the object's name and its content
     location                BUCKET/signed-ID/v1/...          ID: of the key, so another key finds nothing
 
-The key is a file that the bucket does not have (``cache.store_key``). Segments have all rows and tokens, and rows have
-the checksums of payloads, so a signed segment vouches for all that it names; payloads are signed too, since their
-checksums are not cryptographic. A writer without the key can take objects away, which are misses then.
+The key is a file outside of the bucket (``cache.store_key``). Segments have all rows and tokens, and rows have the
+checksums of payloads, so a signed segment vouches for every payload that it names. Payloads are signed too, since their
+checksums are not cryptographic. A writer without the key can only delete objects, which are misses then.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Signer:
         return bytes(content) + self.tag(name, content)
 
     def content(self, name: str, signed: memoryview) -> memoryview | None:
-        """Return the content of an object, None where the signature is not that of the key."""
+        """Return the content of an object, None if it is not signed with the key."""
         content, tag = signed[:-TAG_BYTES], signed[-TAG_BYTES:]
         return content if hmac.compare_digest(self.tag(name, content), tag) else None
 

@@ -1,8 +1,8 @@
-"""``Space`` and ``Volumes``: where records are placed, the files that hold them, and when blocks come back.
+"""``Space`` and ``Volumes``: places of records, the files that hold them, and blocks that become free again.
 
     put --place--> free blocks? --------------------> (volume, block) of each record
                    no, but the store may grow ------> a new volume, created by the write thread
-                   no ------------------------------> None: refused; what is least valuable is evicted
+                   no ------------------------------> None: refused; the least valuable records are evicted
     evicted --retired row durable--> blocks are free again
 
     volumes/volume-00000   | header | record | record |  free   | record |    free    |     4 KiB blocks
@@ -60,10 +60,10 @@ class Extents:
 
     def take(self, blocks: int) -> tuple[int, int] | None:
         """Return (volume, first block) of ``blocks`` free blocks, or None."""
-        at = bisect_left(self._by_length, (blocks, -1, -1))
-        if at == len(self._by_length):
+        index = bisect_left(self._by_length, (blocks, -1, -1))
+        if index == len(self._by_length):
             return None
-        length, volume, first = self._by_length[at]
+        length, volume, first = self._by_length[index]
         self._remove(volume, first, length)
         if length > blocks:
             self._insert(volume, first + blocks, length - blocks)
@@ -82,16 +82,16 @@ class Extents:
         self._insert(volume, first, blocks)
 
     def take_known(self, volume: int, used: list[tuple[int, int]]) -> None:
-        """Take (first, blocks) runs of a volume that is completely free. ``used`` is sorted and without overlaps, which
-        the caller has dropped."""
+        """Take the (first, blocks) runs ``used`` of a volume that is completely free. ``used`` must be sorted and have
+        no overlaps."""
         length = self._by_start[volume, 1]
         self._remove(volume, 1, length)
-        at, end = 1, 1 + length
+        free_from, end = 1, 1 + length
         for first, blocks in [*used, (end, 0)]:
-            assert first >= at, "records overlap"
-            if first > at:
-                self._insert(volume, at, first - at)
-            at = first + blocks
+            assert first >= free_from, "records overlap"
+            if first > free_from:
+                self._insert(volume, free_from, first - free_from)
+            free_from = first + blocks
 
     def drop_volume(self, volume: int, blocks: int) -> None:
         """Forget the volume's free runs: nothing is placed there any more."""
@@ -131,7 +131,7 @@ class Space:
     extents: Extents = field(default_factory=Extents)
     next_volume: int = 0
     pending_blocks: int = 0
-    """Blocks of volumes that the write thread has still to create."""
+    """Blocks of volumes that the write thread still has to create."""
     retiring_blocks: int = 0
     """Blocks that come back once their retirement is durable."""
 
@@ -147,7 +147,8 @@ class Space:
         places: npt.NDArray[np.int64],
     ) -> Space:
         """Return the space of a store. ``places``: [records, 3], volume, first block and payload bytes of every live
-        record. Numbers of volumes are never used again, because rows may still name a volume that is lost."""
+        record. ``next_volume``: number of the next new volume. Numbers are never used again, because rows may still
+        name a lost volume."""
         size = volume_bytes or max(VOLUME_BYTES_LEAST, capacity_bytes // VOLUMES_WANTED)
         space = cls(
             capacity_bytes,
@@ -171,8 +172,8 @@ class Space:
         return (self.extents.total_blocks - self.extents.free_blocks) * BLOCK_BYTES
 
     def place(self, sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]] | None:
-        """Return (places of payloads of ``sizes`` bytes, volumes to create as (number, blocks)), or None and
-        nothing is placed."""
+        """Return (places of payloads of ``sizes`` bytes, volumes to create as (number, blocks)); None, and place
+        nothing, if there is no room."""
         places: list[tuple[int, int]] = []
         created: list[tuple[int, int]] = []
         for size in sizes:
@@ -216,7 +217,7 @@ class Space:
         return blocks_for(payload_bytes) < largest
 
     def _growth_blocks(self) -> int:
-        """Return the blocks that the next volume would have; 0 where none may be added."""
+        """Return the blocks of the next volume; 0 if no volume may be added."""
         size = min(self.volume_bytes, self.capacity_bytes - self.allocated_bytes)
         if self.disk_free_bytes - self.pending_blocks * BLOCK_BYTES - size < self.reserve_bytes:
             return 0
@@ -356,7 +357,7 @@ class Volumes:
             self._handles.clear()
 
     def _blocks(self, volume: int) -> int | None:
-        """Return the blocks of a volume by its header; None where it is not a volume."""
+        """Return the blocks of a volume by its header; None if the file is not a volume."""
         try:
             with self.disk.reading(self.directory / volume_name(volume)) as handle:
                 header = bytearray(BLOCK_BYTES)

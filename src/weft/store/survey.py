@@ -1,4 +1,4 @@
-"""Contents of a directory or a bucket, and checks of every byte: ``weft store`` but for ``prune``.
+"""Contents of a directory or a bucket, and checks of every byte: ``weft store``, except pruning of directories.
 
     directory --ledger--> live rows --> totals by model
                                     --> each payload read, each checksum and chain compared
@@ -100,8 +100,8 @@ def survey(path: Path) -> StoreSurvey:
 
 
 def verify(path: Path, progress: Progress, disk: OsDisk | None = None) -> VerifyResult:
-    """Read every payload; tokens that are encrypted cannot be compared. ``progress``: (records done, records). Raise
-    ConfigError."""
+    """Read and verify every payload and its tokens, except encrypted tokens. ``progress``: (records done, records).
+    Raise ConfigError."""
     with contextlib.closing(open_directory(path, disk or OsDisk(), write=False)) as opened:
         result = VerifyResult(dropped_rows=dict(opened.live.dropped) if opened.live is not None else {})
         if opened.live is None or opened.ledger is None:
@@ -163,7 +163,7 @@ def _survey(opened: OpenDirectory) -> StoreSurvey:
     used = int(((payloads + np.uint64(BLOCK_BYTES - 1)) // np.uint64(BLOCK_BYTES)).sum()) * BLOCK_BYTES
     return StoreSurvey(
         str(opened.path),
-        tuple(sorted(models, key=lambda one: -one.payload_bytes)),
+        tuple(sorted(models, key=lambda model: -model.payload_bytes)),
         len(opened.volume_blocks),
         sum(opened.volume_blocks.values()) * BLOCK_BYTES,
         used,
@@ -227,8 +227,8 @@ class BucketSurvey:
 
 @dataclass(slots=True)
 class BucketVerified:
-    """Result of a verification. ``damaged``: (key, reason) of each object that is wrong. ``missing``: payloads that a
-    segment names and the bucket has not: a miss, not damage."""
+    """Result of a verification. ``damaged``: (key, reason) of each damaged object. ``missing``: number of payloads that
+    a segment names and the bucket does not have, which are misses, not damage."""
 
     objects: int = 0
     payload_bytes: int = 0
@@ -250,7 +250,7 @@ class BucketPruned:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """Segments and payloads of a bucket. ``rows``: by key of their segment. ``payloads``: by key."""
+    """Segments and payloads of a bucket. ``rows``: by key of the segment. ``payloads``: by key."""
 
     rows: dict[str, LedgerRows]
     segments: dict[str, Stored]
@@ -295,10 +295,10 @@ def survey_bucket(bucket: Bucket) -> BucketSurvey:
     models = [_bucket_totals(bucket, namespace, np.concatenate(parts)) for namespace, parts in by_namespace.items()]
     return BucketSurvey(
         bucket.location,
-        tuple(sorted(models, key=lambda one: -one.payload_bytes)),
+        tuple(sorted(models, key=lambda model: -model.payload_bytes)),
         len(contents.segments),
         len(contents.payloads),
-        sum(one.nbytes for one in contents.payloads.values()),
+        sum(stored.nbytes for stored in contents.payloads.values()),
     )
 
 
@@ -330,16 +330,16 @@ def prune_bucket(bucket: Bucket, *, size_bytes: int | None, progress: Progress) 
     now, named = datetime.now(UTC), contents.named()
     going = {
         key
-        for key, one in contents.payloads.items()
-        if key not in named and (now - one.modified).total_seconds() > YOUNG_S
+        for key, stored in contents.payloads.items()
+        if key not in named and (now - stored.modified).total_seconds() > YOUNG_S
     }
-    left = sum(one.nbytes for key, one in contents.payloads.items() if key not in going)
-    for key, one in sorted(contents.payloads.items(), key=lambda item: item[1].modified):
+    left = sum(stored.nbytes for key, stored in contents.payloads.items() if key not in going)
+    for key, stored in sorted(contents.payloads.items(), key=lambda item: item[1].modified):
         if size_bytes is None or left <= size_bytes:
             break
         if key not in going:
             going.add(key)
-            left -= one.nbytes
+            left -= stored.nbytes
     result = _removed(bucket, contents, going, progress)
     left_over = contents.payloads.keys() - going
     for segment in contents.rows:
@@ -353,7 +353,7 @@ def remove_from_bucket(bucket: Bucket, namespaces: Collection[str], progress: Pr
     """Remove every object of ``namespaces``, segments first. Raise ConfigError."""
     contents = _contents(bucket)
     segments = [key for key in contents.segments if key.split("/")[2] in namespaces]
-    for key in [*segments, *(f"{ROOT}namespaces/{one}.json" for one in namespaces)]:
+    for key in [*segments, *(f"{ROOT}namespaces/{namespace}.json" for namespace in namespaces)]:
         bucket.delete(key)
     return _removed(bucket, contents, {key for key in contents.payloads if key.split("/")[2] in namespaces}, progress)
 
@@ -364,12 +364,12 @@ def _removed(bucket: Bucket, contents: _Contents, keys: Collection[str], progres
         bucket.delete(key)
     progress(len(keys), len(keys))
     removed_bytes = sum(contents.payloads[key].nbytes for key in keys)
-    total = sum(one.nbytes for one in contents.payloads.values())
+    total = sum(stored.nbytes for stored in contents.payloads.values())
     return BucketPruned(len(keys), removed_bytes, len(contents.payloads) - len(keys), total - removed_bytes)
 
 
 def _contents(bucket: Bucket) -> _Contents:
-    segments = {one.key: one for one in bucket.objects(f"{ROOT}ledger/")}
+    segments = {stored.key: stored for stored in bucket.objects(f"{ROOT}ledger/")}
     rows: dict[str, LedgerRows] = {}
     damaged = []
     for key in sorted(segments):
@@ -378,7 +378,9 @@ def _contents(bucket: Bucket) -> _Contents:
             damaged.append(key)
         else:
             rows[key] = parsed
-    return _Contents(rows, segments, tuple(damaged), {one.key: one for one in bucket.objects(f"{ROOT}records/")})
+    return _Contents(
+        rows, segments, tuple(damaged), {stored.key: stored for stored in bucket.objects(f"{ROOT}records/")}
+    )
 
 
 def _bucket_totals(bucket: Bucket, namespace: str, rows: LedgerRows) -> ModelTotals:

@@ -69,7 +69,7 @@ class RemoteFetch:
 
 
 class TieredStore:
-    """A bucket with a directory in front; see the essay. ``local`` and ``bucket`` belong to the store from now on."""
+    """A bucket with a directory in front. The store owns ``local`` and ``bucket`` from now on."""
 
     def __init__(self, local: DirectoryStore, bucket: Bucket, *, refresh_s: float = 10.0) -> None:
         self.local, self.bucket = local, bucket
@@ -192,7 +192,7 @@ class TieredStore:
 
     def stats(self) -> StoreStats:
         counts = dict(self.uploads.counts)
-        held = int((self.remote.c["kind"][: self.remote.length] == SNAPSHOT).sum())
+        snapshot_count = int((self.remote.c["kind"][: self.remote.length] == SNAPSHOT).sum())
         stats = self.local.stats()
         fault = self.bucket.fault
         away: tuple[str, ...] = () if not fault else (f"{self.bucket.location} does not answer: {fault}; uploads wait",)
@@ -208,7 +208,7 @@ class TieredStore:
             notes=(*stats.notes, *away),
             remote={
                 **counts,
-                "snapshots": held,
+                "snapshots": snapshot_count,
                 "hits": self.hits,
                 "fetched_bytes": self.fetched_bytes,
                 "failures": self.failures,
@@ -238,8 +238,8 @@ class TieredStore:
             self.local.records.counters.damaged[f"remote {reason}"] += 1
             self._remote_ledger.lose(number)
             if entry < self.remote.length and self.remote.c["number"].item(entry) == number:
-                for one in subtree(self.remote, entry):
-                    self.remote.remove(one)
+                for victim in subtree(self.remote, entry):
+                    self.remote.remove(victim)
                 self._remote_changes += 1
         return StoreEvent(fetch.ticket, kind, reason, 0, seconds)
 
@@ -252,8 +252,8 @@ class TieredStore:
             return
         kv = memoryview(bytes(fetch.into.kv))
         pieces = [
-            KvPiece(span.start, span.end, kv[at : at + length], span.form)
-            for span, at, length in places_of(prefix, fetch.start, fetch.into.page_bytes)
+            KvPiece(span.start, span.end, kv[offset : offset + length], span.form)
+            for span, offset, length in places_of(prefix, fetch.start, fetch.into.page_bytes)
             if span.start >= offer.start
         ]
         if (pieces[0].start if pieces else prefix.position) != offer.start:
@@ -287,7 +287,7 @@ class TieredStore:
             self._submit_entries(index, prefix.entry, path)
 
     def _in_bucket(self, prefix: StoredPrefix) -> bool:
-        """Return whether this process has uploaded it, or the bucket's index has the same prefix."""
+        """Return whether this process has uploaded ``prefix``, or the bucket's index has it."""
         chain, c = self.local.records.index.c["chain"][prefix.entry], self.remote.c
         return prefix.snapshot in self.uploads.sent or bool(((c["chain"] == chain) & (c["kind"] == SNAPSHOT)).any())
 
@@ -318,7 +318,7 @@ def open_store(
     fault = bucket.check()
     if fault and options.required:
         raise ConfigError(
-            f"--store {location} does not answer: {fault}; without cache.store_required the server starts all the same",
+            f"--store {location} does not answer: {fault}; without cache.store_required the server starts anyway",
             param=PARAM,
         )
     local = open_local(cache_directory(bucket.location, options), identity, options)
@@ -351,7 +351,7 @@ def open_local(
 
 
 def _other_keys(store: DirectoryStore) -> str:
-    """Return a line about snapshots that differ from those of ``store`` in nothing but their key, if there are any."""
+    """Return a line about snapshots of the same model with another key than ``store``, "" if there are none."""
     opened, own = store.opened, store.identity
     plain, counts = own.without_key, Counter[str]()
     for namespace, snapshots in store.records.snapshots_by_namespace().items():

@@ -1,7 +1,7 @@
-"""Work between other work: compaction of the ledger, and a reader that follows another process's ledger.
+"""Work of idle threads: compaction of the ledger, and reading the ledger that another process writes.
 
     write thread, idle:   rows > 2 x live rows  --> live rows and their tokens --> next generation
-    fetch thread, reader: the ledger has grown  --> rows read anew --> a new index, swapped in by ``poll``
+    fetch thread, reader: the ledger has grown  --> rows read again --> a new index, swapped in by ``poll``
 
 A compaction writes ``ledger-N+1`` next to ``ledger-N`` and renames it into place; a crash at any point leaves one valid
 generation. Fetches under way keep the old files open. The free space of the disk is read here as well, since statvfs
@@ -39,7 +39,7 @@ from weft.store.sealing import Sealer
 
 COMPACT_ROWS_LEAST = 65_536
 COMPACT_ROWS_FEW = 1024
-"""Rows of the smallest ledger that is compacted: 147 kB of rows."""
+"""Rows of the smallest ledger that is compacted, 147 kB."""
 COMPACT_RETRY_S = 60.0
 FREE_SPACE_S = 5.0
 FOLLOW_S = 10.0
@@ -77,7 +77,7 @@ class Upkeep:
     sealer: Sealer | None = None
     live_count: int = 0
     measurements: int = 0
-    """How often ``free_bytes`` was measured."""
+    """Number of measurements of ``free_bytes``."""
     compact_rows_least: int = COMPACT_ROWS_LEAST
     clock: Callable[[], float] = time.monotonic
     next_compaction: float = 0.0
@@ -85,8 +85,8 @@ class Upkeep:
     next_follow: float = 0.0
 
     def idle(self, ledger: LedgerFiles, volume_blocks: dict[int, int]) -> LedgerFiles:
-        """Compact the ledger if it is worth it, between two batches of the write thread. Returns the ledger to append
-        to."""
+        """Compact the ledger if it has enough dead rows, between two batches of the write thread. Return the ledger to
+        append to."""
         now = self.clock()
         if now >= self.next_free_space or self.next_free_space > now + FREE_SPACE_S:
             self.next_free_space = now + FREE_SPACE_S

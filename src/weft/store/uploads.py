@@ -61,7 +61,7 @@ from weft.store.space import Volumes
 SEGMENT_MAGIC = b"weft-store-seg\0\0"
 HEADER_BYTES = 40
 _SEGMENT_SHIFT = 36
-"""Bits of a byte's place in the tokens of a segment; the segment's number is above them."""
+"""Bits of a byte's offset in the tokens of a segment; the bits above have the segment's number."""
 _NO_PARENT = 1 << 62
 SEGMENT_BYTES_MAX = 1 << 30
 """Most bytes of segments on the local disk: 250,000 snapshots of 512 tokens."""
@@ -80,7 +80,7 @@ def segment_of(rows: list[bytes], tokens: bytes) -> bytes:
 
 
 def rows_of_segment(content: bytes) -> LedgerRows | None:
-    """Return the rows; None for bytes that are not a segment, or with tokens outside of it."""
+    """Return the rows; None for bytes that are not a segment, or rows with tokens outside of the segment."""
     head, body = content[:HEADER_BYTES], content[HEADER_BYTES:]
     count, token_bytes = int.from_bytes(head[20:24], "little"), int.from_bytes(head[24:32], "little")
     if (
@@ -95,7 +95,7 @@ def rows_of_segment(content: bytes) -> LedgerRows | None:
 
 
 class RemoteLedger:
-    """Rows of all segments that were seen. A thread adds; fetch threads read."""
+    """Rows of all segments that were read. One thread adds segments; fetch threads read rows."""
 
     def __init__(self, folder: Path, disk: OsDisk) -> None:
         self._folder, self._disk = folder, disk
@@ -126,8 +126,8 @@ class RemoteLedger:
                 continue
 
     def add(self, name: str, content: bytes) -> bool:
-        """Add a segment. ``name``: WRITER/NUMBER.seg. Return False if it is not a segment; it is then never asked for
-        again."""
+        """Add a segment. ``name``: WRITER/NUMBER.seg. Return False if ``content`` is not a segment; the object is then
+        never read again."""
         path = self._folder / name.replace("/", "-")
         self._disk.make_directory(self._folder)
         self._disk.write_file(path, content)
@@ -147,7 +147,7 @@ class RemoteLedger:
         return bool(gone)
 
     def lose(self, number: int) -> None:
-        """Leave a record out from now on, as its object is gone or damaged."""
+        """Leave a record out from now on, because its object is missing or damaged."""
         with self._lock:
             self._lost.add(number)
 
@@ -162,11 +162,11 @@ class RemoteLedger:
         return row
 
     def read_tokens(self, tokens_at: int, nbytes: int) -> bytes:
-        segment, at = tokens_at >> _SEGMENT_SHIFT, tokens_at & ((1 << _SEGMENT_SHIFT) - 1)
+        segment, offset = tokens_at >> _SEGMENT_SHIFT, tokens_at & ((1 << _SEGMENT_SHIFT) - 1)
         path, begin = self._files[segment]
         content = bytearray(nbytes)
         with self._disk.reading(path) as handle:
-            self._disk.read(handle, memoryview(content), begin + at)
+            self._disk.read(handle, memoryview(content), begin + offset)
         return bytes(content)
 
     def live(self) -> LiveRows:
@@ -204,8 +204,8 @@ class RemoteLedger:
         return True
 
     def _end_of_places(self) -> np.uint64:
-        """Return the end of the places. Remote records have no place in a volume; each gets blocks of its own, so that
-        none seem to overlap."""
+        """Return the end of the places used so far. Remote records are in no volume; each gets blocks of its own, so
+        that records do not seem to overlap."""
         if not self._rows or not len(self._rows[-1]):
             return np.uint64(0)
         last = self._rows[-1][-1]
@@ -340,7 +340,7 @@ class BucketThread:
         while self._jobs and len(self._rows) < SEGMENT_ROWS_MAX and not self._stop.is_set():
             job = self._jobs[0]
             self._send(job)
-            if self._jobs[0] is job:  # else ``submit`` has pushed it out of the full queue
+            if self._jobs[0] is job:  # otherwise ``submit`` has pushed the job out of the full queue
                 self._jobs.popleft()
         if not self._rows:
             return
@@ -390,7 +390,7 @@ class BucketThread:
 
     def _refresh(self) -> None:
         prefix = segment_prefix(self._namespace)
-        sizes = {one.key.rpartition(f"{prefix}/")[2]: one.nbytes for one in self._bucket.objects(prefix)}
+        sizes = {stored.key.rpartition(f"{prefix}/")[2]: stored.nbytes for stored in self._bucket.objects(prefix)}
         changed = self._ledger.drop_others(set(sizes))
         skipped: set[str] = set()
         for name in sorted(sizes):

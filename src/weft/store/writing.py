@@ -1,4 +1,4 @@
-"""From a put to durable records: payloads, then tokens, then rows, each durable before the next begins.
+"""Writing of puts: payloads, then tokens, then rows, each durable before the next begins.
 
     put(tokens, kv, state) --> KV row, KV row, ..., SNAPSHOT row   each names the one before as its parent
         --> bounded queue --rate limit--> volumes --sync--> tokens --sync--> rows --sync--> outcome
@@ -47,15 +47,15 @@ from weft.store.space import BLOCK_BYTES, Volumes
 BATCH_BYTES = 32 << 20
 PIECE_BYTES = 8 << 20
 READS_FIRST_S = 1.0
-"""Most seconds that a piece waits for reads: a read that stalls stops no write for good."""
+"""Most seconds that a piece waits for reads, so that a stalled read cannot stop writes for ever."""
 FAILURES_MAX = 65_536
 """Most numbers of failed records that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordWrite:
-    """One record of a put: its row but for the checksum and the tokens' place, its payload and tokens as the engine has
-    them. ``stored_bytes``: of the payload on the disk."""
+    """One record of a put. ``row``: the row without checksum and place of tokens. ``payload``, ``tokens``: as the
+    engine has them. ``stored_bytes``: of the payload on the disk."""
 
     entry: int
     number: int
@@ -130,7 +130,7 @@ class WriteThread:
     ) -> None:
         self._sealer = sealer
         self._checksums: dict[int, bytes] = {}
-        """By the number of a record that was written and has no row yet."""
+        """Checksum by number of record, of records that were written and have no row yet."""
         self.ledger, self._volumes, self._finished, self._idle = ledger, volumes, finished, idle
         self._reads_first = reads_first
         self._rate = WriteRate(bytes_per_second, clock)
@@ -235,7 +235,7 @@ class WriteThread:
             self._finished(failures.get(job.ticket) or WriteOutcome(job, self._lines.pop(job.ticket)))
 
     def _write_payloads(self, job: PutJob) -> WriteOutcome | None:
-        for at, (volume, blocks) in enumerate(job.new_volumes):
+        for created, (volume, blocks) in enumerate(job.new_volumes):
             try:
                 self._volumes.create(volume, blocks)
             except OSError as error:
@@ -244,7 +244,7 @@ class WriteThread:
                     (),
                     _full_or_broken(error),
                     reason_of(error),
-                    tuple(failed for failed, _ in job.new_volumes[at:]),
+                    tuple(failed for failed, _ in job.new_volumes[created:]),
                 )
         if not job.needs.isdisjoint(self._failed):
             return WriteOutcome(job, reason="parent")
@@ -261,13 +261,13 @@ class WriteThread:
         if self._sealer is not None:
             stored = self._sealer.seal(record.payload, record.row, PAYLOAD)
         self._checksums[record.number] = payload_checksum(stored)
-        for at in range(0, len(stored), PIECE_BYTES):
-            piece = stored[at : at + PIECE_BYTES]
+        for begin in range(0, len(stored), PIECE_BYTES):
+            piece = stored[begin : begin + PIECE_BYTES]
             self._wait_for_rate(len(piece))
             if not self._closing:
                 self._reads_first(READS_FIRST_S)
             with self._disk_call():
-                self._volumes.write(record.volume, record.block + at // BLOCK_BYTES, piece)
+                self._volumes.write(record.volume, record.block + begin // BLOCK_BYTES, piece)
 
     @contextlib.contextmanager
     def _disk_call(self) -> Iterator[None]:
@@ -284,7 +284,7 @@ class WriteThread:
                 self._wake.wait_for(lambda: self._closing, until)
 
     def _remember_failure(self, job: PutJob) -> None:
-        """Puts that depend on this one may be queued already."""
+        """Remember the records of a failed put, because puts that depend on it may be queued already."""
         self._failed.update((record.number, None) for record in job.records)
         while len(self._failed) > FAILURES_MAX:
             del self._failed[next(iter(self._failed))]
@@ -297,7 +297,10 @@ class WriteThread:
         good: list[tuple[PutJob, int]] = []
         for job in jobs:
             if job.needs & {
-                r.number for one in failures.values() if isinstance(one.job, PutJob) for r in one.job.records
+                r.number
+                for outcome in failures.values()
+                if isinstance(outcome.job, PutJob)
+                for r in outcome.job.records
             }:
                 failures[job.ticket] = WriteOutcome(job, reason="parent")
                 continue
@@ -315,9 +318,9 @@ class WriteThread:
                 tokens += content if self._sealer is None else self._sealer.seal(content, record.row, TOKENS)
         self._checksums.clear()
         first, reason, detail = self._append(rows, bytes(tokens))
-        for job, at in good:
+        for job, first_row in good:
             if reason is None:
-                self._lines[job.ticket] = tuple(range(first + at, first + at + len(job.records)))
+                self._lines[job.ticket] = tuple(range(first + first_row, first + first_row + len(job.records)))
             else:
                 failures[job.ticket] = WriteOutcome(job, (), reason, detail)
 
@@ -369,15 +372,15 @@ def put_request(
     namespace: bytes,
     salt: bytes,
 ) -> PutRequest:
-    """Return a put whose pieces run from the end of ``base`` to the last token without gaps, which is checked."""
-    pieces = tuple(KvPiece(one.start, one.end, one.payload.cast("B"), one.form) for one in kv)
-    at = base.end
+    """Return a put. The pieces must go from the end of ``base`` to the last token without gaps, which is asserted."""
+    pieces = tuple(KvPiece(source.start, source.end, source.payload.cast("B"), source.form) for source in kv)
+    position = base.end
     for piece in pieces:
-        assert piece.start == at, "KV pieces leave a gap"
+        assert piece.start == position, "KV pieces leave a gap"
         assert piece.start % STORED_PAGE_TOKENS == 0, "a KV piece begins at a multiple of 16"
         assert 0 < piece.end - piece.start <= RECORD_TOKENS_MAX, "a KV piece has 1 to 256 tokens"
-        at = piece.end
-    assert 4 * at == len(tokens), "KV pieces end at the snapshot's position"
+        position = piece.end
+    assert 4 * position == len(tokens), "KV pieces end at the snapshot's position"
     return PutRequest(base, tokens, pieces, state.cast("B"), exact, seconds, state_form, namespace, salt)
 
 
@@ -459,8 +462,8 @@ def records_of(
 
 
 def _veiled(sealer: Sealer, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a sealed record's row that differ from those of a plain one; all fields that say what its
-    bytes are have values."""
+    """Return the fields of a sealed record's row that differ from those of a plain one. The seal covers the fields of
+    ``_MEANING``, so all of them must have values."""
     digests = row["chain"].to_bytes(8, "little") + row.get("head", 0).to_bytes(8, "little")
     veiled = sealer.veiled(digests)
     return {

@@ -3,10 +3,10 @@
     runs           d0    d1    d2   | p0 p0 p0             d: decodes, p: a prompt
     adapter        a     -     b    | a
     by_count       6 rows: a -> 0, 3, 4, 5    b -> 2       all tokens of the step
-                   4 rows: a -> 0, 3          b -> 2       rows whose output was asked for
+                   4 rows: a -> 0, 3          b -> 2       rows whose output is needed
 
-A product gets all rows of the step, or after the last mixer those that were asked for. The counts differ whenever the
-rows do, so the number of rows says which. Other rows of the head (the prompt tokens of a request that asked for their
+A product gets all rows of the step, or after the last mixer only the rows whose output is needed. The two sets differ
+only if their counts do, so the number of rows tells which set it is. Other rows of the head (prompt tokens, for prompt
 logprobs) are named by ``ActiveAdapters.only``.
 """
 
@@ -28,7 +28,7 @@ BASE = ""
 BLOCK_ROWS = 16
 """Rows of one adapter in a program of the Triton kernels."""
 LINES = 64
-"""Adapters that those kernels know at a time: lines of a product's table."""
+"""Most adapters that the Triton kernels compute: lines of a product's table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class AdapterBlocks:
 
 @dataclass(slots=True)
 class RowGroups:
-    """Rows of each adapter; for the C++ kernels one object, which all products of a step share; for those in Triton
-    ``device``.
+    """Rows of each adapter. ``device``: the same for the Triton kernels. ``memo``: the object for the C++ kernels,
+    which all products of a step share.
     """
 
     groups: tuple[AdapterRows, ...] = ()
@@ -82,13 +82,13 @@ class RowGroups:
         own = [(group.numbers, lines.get(group.digest)) for group in self.groups]
         if blocks is None:
             blocks = sum(ceil_div(len(numbers), BLOCK_ROWS) for numbers, _ in own)
-        flat, at = np.full(blocks * (BLOCK_ROWS + 1), PAD, np.int64), 0
+        flat, block = np.full(blocks * (BLOCK_ROWS + 1), PAD, np.int64), 0
         for numbers, line in own:
-            if line is not None:  # else it has just gone, and its rows have ended
-                first, count = at * BLOCK_ROWS, ceil_div(len(numbers), BLOCK_ROWS)
+            if line is not None:  # None: the adapter was just removed, and its rows have ended
+                first, count = block * BLOCK_ROWS, ceil_div(len(numbers), BLOCK_ROWS)
                 flat[first : first + len(numbers)] = numbers
-                flat[blocks * BLOCK_ROWS + at : blocks * BLOCK_ROWS + at + count] = line
-                at += count
+                flat[blocks * BLOCK_ROWS + block : blocks * BLOCK_ROWS + block + count] = line
+                block += count
         return flat
 
 
@@ -108,22 +108,22 @@ def number_of(digest: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepAdapters:
-    """Adapters of the rows of a step. ``by_count``: rows of the input -> groups; all tokens of the step, and those
-    whose output was asked for.
+    """Adapters of the rows of a step. ``by_count``: number of rows -> groups, for all tokens of the step and for the
+    rows whose output is needed.
     """
 
     by_count: Mapping[int, RowGroups]
 
     @classmethod
-    def of(cls, digests: Sequence[str], lengths: Sequence[int], asked: Sequence[int] = ()) -> StepAdapters | None:
+    def of(cls, digests: Sequence[str], lengths: Sequence[int], output_runs: Sequence[int] = ()) -> StepAdapters | None:
         """Return the adapters of a step, None if all rows are of the base model. ``digests`` and ``lengths`` by run,
-        in the order of the tokens; ``asked``: the run of each row that goes through the head.
+        in the order of the tokens; ``output_runs``: the run of each row that goes through the head.
         """
         if not any(digests):
             return None
         whole = [digest for digest, length in zip(digests, lengths, strict=True) for _ in range(length)]
-        narrow = [digests[run] for run in asked]
-        # Equal counts mean that each token is asked for, and then both are the same rows.
+        narrow = [digests[run] for run in output_runs]
+        # Equal counts mean that every token goes through the head: then both groups are the same rows.
         return cls({len(narrow): RowGroups.of(narrow), len(whole): RowGroups.of(whole)})
 
 

@@ -73,16 +73,16 @@ class ChunkLayout:
 
     def blocks(self) -> Iterator[tuple[int, int, list[Step]]]:
         """Yield consecutive steps, grouped into about BLOCK_CHUNKS chunks: (first chunk, chunks, steps)."""
-        held: list[Step] = []
+        steps: list[Step] = []
         count = 0
         for step in self.steps:
-            if held and count + step.rows > BLOCK_CHUNKS:
-                yield held[0].first, count, held
-                held, count = [], 0
-            held.append(step)
+            if steps and count + step.rows > BLOCK_CHUNKS:
+                yield steps[0].first, count, steps
+                steps, count = [], 0
+            steps.append(step)
             count += step.rows
-        if held:
-            yield held[0].first, count, held
+        if steps:
+            yield steps[0].first, count, steps
 
     def spread(self, x_T: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Write prefill tokens ``[T', ...]`` into ``out`` [chunks, size, ...], with zeros at the empty places, and

@@ -93,8 +93,8 @@ class GroupCollectives:
         return cls(backends.ProcessGroupGloo(store, rank, size, options), device)
 
     def connect(self, timeout_s: float) -> None:
-        """Gather a number, as NCCL connects with the first collective, and without a deadline: a rank that ended since
-        would leave this one there for ever. Raises RuntimeError if that takes longer than ``timeout_s``.
+        """Gather a number, because NCCL connects with the first collective, without a deadline of its own: it would
+        wait for ever for a rank that has ended. Raises RuntimeError if connecting takes longer than ``timeout_s``.
         """
         errors: list[BaseException] = []
 

@@ -32,21 +32,21 @@ OLDEST = (8, 0)
 """Compute capability of Ampere, the oldest for which the Triton kernels are compiled."""
 
 
-def choose_device(asked: str) -> torch.device:
-    """Return the device that ``asked`` (the value of ``--device``) names, with its number.
+def choose_device(requested: str) -> torch.device:
+    """Return the device that ``requested`` (the value of ``--device``) names, with its number.
 
     Raises ConfigError for an unknown name, for a GPU that torch cannot use (with torch's reason), and for a number
     beyond the last GPU.
     """
-    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    number = re.fullmatch(r"cuda(?::(\d+))?|auto", asked)
+    number = re.fullmatch(r"cuda(?::(\d+))?|auto", requested)
     if number is None:
-        raise ConfigError(f"--device is {asked!r}; it may be auto, cpu, cuda or cuda:N", param="--device")
+        raise ConfigError(f"--device is {requested!r}; it may be auto, cpu, cuda or cuda:N", param="--device")
     why = _why_not()
     if why is not None:
         raise ConfigError(
-            f"--device is {asked}, which torch {torch.__version__} cannot use: {why}; install "
+            f"--device is {requested}, which torch {torch.__version__} cannot use: {why}; install "
             "a driver and a build of torch for CUDA, or use --device cpu",
             param="--device",
         )
@@ -55,7 +55,7 @@ def choose_device(asked: str) -> torch.device:
         wanted = torch.cuda.current_device()
     if wanted >= count:
         raise ConfigError(
-            f"--device is {asked}, and the last GPU of this machine is cuda:{count - 1}", param="--device"
+            f"--device is {requested}, and the last GPU of this machine is cuda:{count - 1}", param="--device"
         )
     use(torch.device("cuda", wanted))
     return torch.device("cuda", wanted)
@@ -125,7 +125,7 @@ def remarks(device: torch.device) -> list[str]:
     if others:
         said.append(
             f"{' and '.join(others)}: the tests of this version of weft ran with torch "
-            f"{TESTED['torch']} and Triton {TESTED['triton']} alone."
+            f"{TESTED['torch']} and Triton {TESTED['triton']} only."
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST:
@@ -165,8 +165,8 @@ _watches: list[Callable[[], None]] = []
 
 
 def watch_while_waiting(check: Callable[[], None]) -> Callable[[], None]:
-    """Call ``check`` during waits for the device. It raises if the device waits for a process that has ended: a
-    collective then never ends, and has no deadline inside of a graph. Return a function that ends this.
+    """Call ``check`` during waits for the device, until the returned function is called. ``check`` raises if a process
+    that a collective waits for has ended: such a collective never ends, and in a graph it has no deadline.
     """
     _watches.append(check)
 
@@ -178,7 +178,7 @@ def watch_while_waiting(check: Callable[[], None]) -> Callable[[], None]:
 
 
 WAIT_MAX_S = 300.0
-"""Seconds, far longer than any step, and than the copies of one."""
+"""Most seconds of a wait for the device: far longer than any step with its copies."""
 _PAUSE_MIN_S = 20e-6
 _PAUSE_MAX_S = 1e-3
 _PAUSE_SHARE = 0.02

@@ -27,7 +27,7 @@ LARGEST: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.float16: 
 """Largest number of the dtypes with a smaller range than a model's; larger numbers saturate to it."""
 INT8_MAX = 127.0
 PER_INT8_MAX = 1.0 / 127.0
-"""Factor to the step, not a divisor: every kernel gets the same bits."""
+"""Factor from the largest magnitude to the step. A factor, not a divisor: every kernel then gets the same bits."""
 
 
 def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -22,7 +22,7 @@ from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
 
 MOST_ROWS = 64
-"""Rows of x, at most: the decode batch of an ordinary server on a CPU."""
+"""Most rows of x: the decode batch of an ordinary server on a CPU."""
 
 PlainWeight = torch.Tensor | InTiles | QuantizedWeight | OrderedWeight
 
@@ -60,7 +60,7 @@ class FusedBlock:
     adapted: tuple[Callable[[], Any], ...] = field(default=(), repr=False, compare=False)
     """For each product, the function that returns the C++ object of its adapters."""
     _bound: Any = field(default=None, init=False, repr=False, compare=False)
-    _at: tuple[tuple[int, ...], ...] = field(default=(), init=False, repr=False, compare=False)
+    _addresses: tuple[tuple[int, ...], ...] = field(default=(), init=False, repr=False, compare=False)
     _biases: list[torch.Tensor | None] = field(default_factory=list, init=False, repr=False, compare=False)
     _adapted: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -73,12 +73,14 @@ class FusedBlock:
             for weight, bias in ((self.first, self.first_bias), (self.second, self.second_bias))
         ):
             return None  # a bias is added to the rounded results of all parts
-        at = tuple(tuple(_address(part, x_TD) for part in _parts(weight)) for weight in (self.first, self.second))
-        if not all(map(all, at)):
+        addresses = tuple(
+            tuple(_address(part, x_TD) for part in _parts(weight)) for weight in (self.first, self.second)
+        )
+        if not all(map(all, addresses)):
             return None
         # A block is bound to the addresses of its weights; they move when a server sleeps and wakes.
-        if self._at != at:
-            # The C++ object holds addresses of these float32 copies, so they live as long as it.
+        if self._addresses != addresses:
+            # The C++ object holds the addresses of the float32 copies, so this block keeps them.
             self._biases = [
                 None if bias is None else bias.float().contiguous() for bias in (self.first_bias, self.second_bias)
             ]
@@ -87,7 +89,7 @@ class FusedBlock:
                 _product(self.first, self._biases[0], self._adapted[0]),
                 _product(self.second, self._biases[1], self._adapted[1]),
             )
-            self._at = at
+            self._addresses = addresses
         return self._bound
 
     @property
@@ -95,8 +97,8 @@ class FusedBlock:
         """Return whether the first weight still has the address to which the block was bound."""
         weight = _parts(self.first)[0]
         weight = weight.weight if isinstance(weight, OrderedWeight) else weight
-        held = weight.body if isinstance(weight, InTiles) else weight.codes
-        return bool(held.data_ptr() == self._at[0][0])
+        codes = weight.body if isinstance(weight, InTiles) else weight.codes
+        return bool(codes.data_ptr() == self._addresses[0][0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,8 @@ def _product(weight: Any, bias: torch.Tensor | None, adapted: Any) -> Any:
     parts = []
     for part in _parts(weight):
         order = part.order.data_ptr() if isinstance(part, OrderedWeight) else 0
-        held = part.weight if isinstance(part, OrderedWeight) else part
+        plain = part.weight if isinstance(part, OrderedWeight) else part
         parts.append(
-            (held.native(), False, 0) if isinstance(held, InTiles) else (linear.weight_of(held), held.exact, order)
+            (plain.native(), False, 0) if isinstance(plain, InTiles) else (linear.weight_of(plain), plain.exact, order)
         )
     return parts, 0 if bias is None else bias.data_ptr(), adapted

@@ -1,4 +1,4 @@
-"""The inputs of one forward pass besides weights: integers and views, without types of memory or schedule.
+"""Inputs of one forward pass, except weights: integers and views, without types of memory or schedule.
 
 Shape letters used in the tensor plane:
 
@@ -42,8 +42,8 @@ class Runs:
 
     ``offsets[r]`` is the run's first index in T; ``starts[r]`` the position of its first token; ``lengths[r]`` its
     tokens; ``slots[r]`` its state slot or PAD; ``fresh[r]``: state starts from zero. A PAD row has slot PAD, start PAD
-    and length 1. The ``verify_count`` runs after the decodes are verify runs: they read their states, write none, and
-    their inputs go into ``log``.
+    and length 1. The ``verify_count`` runs after the decodes are verify runs: they read states, write none, and log
+    the inputs of recurrent ops in ``log``.
     """
 
     offsets: list[int]
@@ -67,7 +67,7 @@ class Runs:
     """
 
     def __post_init__(self) -> None:
-        # Kernels read the number of run r at index r: a column of a wider table would be read as its rows.
+        # Kernels read the number of run r at index r, so the tensors must be dense: no columns of a wider table.
         assert self.starts_R.is_contiguous(), "starts_R is strided"
         assert self.slots_R.is_contiguous(), "slots_R is strided"
         assert self.context_R.is_contiguous(), "context_R is strided"
@@ -140,8 +140,8 @@ class OutputRows:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedRows:
-    """Rows of pictures instead of the embeddings of some tokens. ``row_T``: int64, for each token its index in
-    ``rows_ND``, PAD for those that keep their embedding.
+    """Rows of pictures instead of the embeddings of some tokens. ``row_T`` int64: the row in ``rows_ND`` of each token,
+    PAD for a token with an embedding.
     """
 
     row_T: torch.Tensor
@@ -155,16 +155,16 @@ class EmbeddedRows:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Inputs of a step. ``asked``: None for all rows. A model's last mixer reads all rows and writes all their KV and
-    states, but returns output only for these rows. ``adapters``: adapters of the rows, None if all are of the base
-    model. ``turns``: the positions by which rotary layers turn, int64 [T] or [3, T] (time, row and column), None if
-    they are ``positions_T``. KV is always written by ``positions_T``.
+    """Inputs of a step. ``output_rows``: rows whose output is needed, None for all. A model's last mixer reads all rows
+    and writes the KV and states of all, but returns output only for these rows. ``adapters``: adapters of the rows,
+    None if all are of the base model. ``turns``: positions by which rotary layers turn, int64 [T] or [3, T] (time, row
+    and column); None: ``positions_T``. KV is always written by ``positions_T``.
     """
 
     tokens_T: torch.Tensor  # int64; 0 for PAD rows
     positions_T: torch.Tensor  # int64; PAD for PAD rows
     runs: Runs
-    asked: OutputRows | None = None
+    output_rows: OutputRows | None = None
     adapters: StepAdapters | None = None
     embedded: EmbeddedRows | None = None
     turns: torch.Tensor | None = None
@@ -174,18 +174,18 @@ class StepInputs:
         """Positions of rotary tables."""
         return self.positions_T if self.turns is None else self.turns
 
-    def of_asked(self) -> StepInputs:
-        """Return the asked rows as decodes of one token each: for layers that only read pages."""
-        asked, runs = self.asked, self.runs
-        assert asked is not None, "all rows are asked for"
-        ends = [runs.starts[run] + runs.lengths[run] - 1 for run in asked.runs]
+    def of_output_rows(self) -> StepInputs:
+        """Return the output rows as decodes of one token each, for layers that only read pages."""
+        output_rows, runs = self.output_rows, self.runs
+        assert output_rows is not None, "the output of all rows is needed"
+        ends = [runs.starts[run] + runs.lengths[run] - 1 for run in output_rows.runs]
         device, count = self.tokens_T.device, len(ends)
-        which_X = torch.tensor(asked.runs, dtype=torch.int64, device=device)
+        which_X = torch.tensor(output_rows.runs, dtype=torch.int64, device=device)
         of_rows = Runs(
             offsets=list(range(count)),
             starts=ends,
             lengths=[1] * count,
-            slots=[runs.slots[run] for run in asked.runs],
+            slots=[runs.slots[run] for run in output_rows.runs],
             fresh=[False] * count,
             decode_count=count,
             starts_R=torch.tensor(ends, dtype=torch.int64, device=device),
@@ -195,16 +195,16 @@ class StepInputs:
             padded=runs.padded,
         )
         return StepInputs(
-            self.tokens_T[asked.rows_X],
-            self.positions_T[asked.rows_X],
+            self.tokens_T[output_rows.rows_X],
+            self.positions_T[output_rows.rows_X],
             of_rows,
             adapters=self.adapters,
-            turns=None if self.turns is None else self.turns[..., asked.rows_X],
+            turns=None if self.turns is None else self.turns[..., output_rows.rows_X],
         )
 
     def asked_of(self, x_TC: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ``x_TC`` [T, C] named by ``asked``, [X, C]; all rows if it is None."""
-        return x_TC if self.asked is None else x_TC.index_select(0, self.asked.rows_X)
+        """Return the rows of ``x_TC`` [T, C] whose output is needed, [X, C]; all rows if ``output_rows`` is None."""
+        return x_TC if self.output_rows is None else x_TC.index_select(0, self.output_rows.rows_X)
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

@@ -3,8 +3,8 @@
 The extension is optional: an install without a compiler works without it. ``choose("auto" | "native" |
 "torch")`` decides for the process; the start-up line prints ``describe()``.
 
-The C++ form of an op checks dtypes, shapes and strides before the call, and keeps its tensors alive during it: the
-other side checks nothing. The checks of each kind of argument are here once: ``rows_of``, ``slots_of``, ``pages_of``
+The C++ form of an op checks dtypes, shapes and strides before the call, and keeps the tensors alive during the call;
+the C++ side checks nothing. The checks of each kind of argument are here once: ``rows_of``, ``slots_of``, ``pages_of``
 and so on. The kernels have their own thread pool (``csrc/pool.hpp``), as large as torch's.
 
 Tensors cross as integers (address, strides).
@@ -30,7 +30,7 @@ from weft.units import PAD
 INTERFACE = 27
 """Version of the calling convention; equals INTERFACE in csrc/module.cpp."""
 NO_MINIMUMS = (0, 0, 0, 0, 0, False, 0)
-"""Argument of a weight without minimums, numbers in bytes, tables and order: ``MinimumsTuple`` there."""
+"""Argument for a weight without minimums, numbers in bytes, tables and order: ``MinimumsTuple`` of csrc/module.cpp."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
 """Command that rebuilds the kernels, run in the checkout."""
 
@@ -86,7 +86,7 @@ STATE_DTYPES: dict[torch.dtype, int] = DTYPES | {torch.float16: 2}
 LANES = 16
 """Channels of one vector: dims must be multiples of it."""
 SOFTMAX_COLUMNS_MAX = 1 << 14
-"""Columns of a row of softmax in C++, at most."""
+"""Most columns of a row of softmax in C++."""
 KERNEL_MAX = 8
 """Largest kernel of a convolution in C++."""
 KEY_DIM_MAX = 256
@@ -260,18 +260,18 @@ def token_scales(scales: torch.Tensor | None) -> tuple[int, int, int]:
     return scales.data_ptr(), slot_stride(scales), scales.stride(1)
 
 
-def asked_runs_of(inputs: StepInputs) -> Any:
-    """Return the runs of ``inputs.asked`` with one token each, the others with none; all runs if it is None."""
-    asked, runs = inputs.asked, inputs.runs
-    if asked is None:
+def output_runs_of(inputs: StepInputs) -> Any:
+    """Return the runs of ``inputs.output_rows`` with one token each, the others with none; all runs if it is None."""
+    output_rows, runs = inputs.output_rows, inputs.runs
+    if output_rows is None:
         return runs_of(runs)
-    known = runs.memo.get("native.asked")
+    known = runs.memo.get("native.output_runs")
     if known is None:
         wanted = [0] * runs.run_count
-        for run in asked.runs:
+        for run in output_rows.runs:
             wanted[run] = 1
         lasts = [length - count for length, count in zip(runs.lengths, wanted, strict=True)]
-        known = runs.memo["native.asked"] = extension().Runs(
+        known = runs.memo["native.output_runs"] = extension().Runs(
             *(
                 [first + last for first, last in zip(firsts, lasts, strict=True)]
                 for firsts in (runs.offsets, runs.starts)

@@ -1,4 +1,4 @@
-"""An op: one function with three forms, and the one place that chooses among them.
+"""Ops: functions with three forms, and the choice of the form for a call.
 
     @op("weft.tensor.kernels.elementwise") Triton: a module with a function of the same name
     def silu_mul(x): ...                   torch: the definition, and the form for all other calls
@@ -111,8 +111,8 @@ class RecurrentOp(Op[P, R]):
         super().__init__(form, kernels)
         names = list(inspect.signature(form).parameters)
         shapes = [name.rpartition("_")[2] for name in names]
-        self._by_token = [at for at, shape in enumerate(shapes) if shape.isupper() and shape[0] == "T"]
-        self._state = next(at for at, shape in enumerate(shapes) if shape.isupper() and shape[0] == "S")
+        self._by_token = [index for index, shape in enumerate(shapes) if shape.isupper() and shape[0] == "T"]
+        self._state = next(index for index, shape in enumerate(shapes) if shape.isupper() and shape[0] == "S")
         self._runs = names.index("runs")
         self._rounds = "layer" in names
 
@@ -141,20 +141,20 @@ class RecurrentOp(Op[P, R]):
         return self.torch(*args, **kwargs)
 
     def _inputs(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        return tuple(args[at] for at in self._by_token)
+        return tuple(args[index] for index in self._by_token)
 
     @staticmethod
     def _with_other(
         form: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], places: Sequence[int]
     ) -> Callable[..., Any]:
-        """Return ``form`` with the same arguments except those at ``places``, which its call gives."""
-        # None in their places: a log would hold the tensors of every layer as long as the step lasts.
-        others = [None if at in places else arg for at, arg in enumerate(args)]
+        """Return ``form`` bound to the same arguments, except those at ``places``: the caller passes these."""
+        # Arguments at `places` become None here: a log would keep the tensors of every layer through the step.
+        others = [None if index in places else arg for index, arg in enumerate(args)]
 
-        def call(*given: Any) -> Any:
+        def call(*changed: Any) -> Any:
             arguments = others.copy()
-            for at, arg in zip(places, given, strict=True):
-                arguments[at] = arg
+            for index, arg in zip(places, changed, strict=True):
+                arguments[index] = arg
             return form(*arguments, **kwargs)
 
         return call

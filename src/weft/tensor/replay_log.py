@@ -1,4 +1,4 @@
-"""The replay log: the inputs of the recurrent ops in a step's verify runs, to run the ops over them again.
+"""Replay log: the inputs of the recurrent ops in a step's verify runs, so that the ops can run over them again.
 
     decode            S --op--> S'                    the state is read and written
     verify            S --op--> (dropped)             the state is read; inputs go into the log
@@ -6,8 +6,8 @@
     replay            S --op, n logged rows--> S'     the same op, without the rest of the layer
 
 A verify run is a run of a chosen token and drafts of the next ones. The step that computes it cannot know
-which drafts are right, so it leaves the slot alone. After that choice, the same op consumes the same inputs
-up to the last right one. On the C++ kernels these are the bits of decodes, because their recurrences
+which drafts are right, so it does not write the slot. Once the tokens are chosen, the same op consumes the logged
+inputs up to the last right draft. With the C++ kernels the bits are those of decodes, because their recurrences
 go token by token.
 
 The log lives for one step, outside the arena, so a slot always holds the state of the computed positions. Preemption,
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 Replay = Callable[..., object]
-"""Function of (rows of each logged input, runs): the op over states that the replay holds."""
+"""Function of (rows of each logged input, runs): the op, bound to the states that it advances."""
 
 
 @dataclass(frozen=True, slots=True)

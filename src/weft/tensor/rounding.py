@@ -83,11 +83,11 @@ def _signed(word: int) -> int:
 def by_token(
     step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], state: torch.Tensor, runs: Runs, layer: int
 ) -> torch.Tensor:
-    """Compute a recurrent op over states in few bits, through the same op for one token over float32 states. It goes
-    token by token, all runs in parallel, and rounds after each. ``inputs``: [T, ...] each.
+    """Compute a recurrent op over states in few bits with ``step``, the same op over float32 states. It goes token by
+    token, all runs in parallel, and rounds the states after each token. ``inputs``: [T, ...] each.
     ``step(*inputs of some tokens, float32 states [rows, ...], runs of one token each)`` advances the states in place.
     """
-    # Zero slots: a model whose states are not held here.
+    # Zero slots: a model whose states are in no slot of this arena.
     block = max(1, STATE_BLOCK_BYTES // (4 * max(1, state[0].numel()))) if state.shape[0] else runs.run_count
     order = sorted(range(runs.run_count), key=lambda run: -runs.lengths[run])
     out: torch.Tensor | None = None
@@ -124,7 +124,7 @@ def _read(state: torch.Tensor, runs: Runs, chosen: Sequence[int]) -> torch.Tenso
 def _rows_of_one(positions: list[int], runs: Runs) -> Runs:
     """Return runs of one token each, the state of row r in slot r."""
     count = len(positions)
-    at = torch.tensor(positions, device=runs.slots_R.device)
+    starts_R = torch.tensor(positions, device=runs.slots_R.device)
     return Runs(
         offsets=list(range(count)),
         starts=positions,
@@ -132,8 +132,8 @@ def _rows_of_one(positions: list[int], runs: Runs) -> Runs:
         slots=list(range(count)),
         fresh=[False] * count,
         decode_count=count,
-        starts_R=at,
-        slots_R=torch.arange(count, device=at.device),
-        context_R=at + 1,
+        starts_R=starts_R,
+        slots_R=torch.arange(count, device=starts_R.device),
+        context_R=starts_R + 1,
         page_table_RP=runs.page_table_RP[:0],
     )

@@ -23,7 +23,7 @@ class Scratch(threading.local):
     """Buffers per thread: two engines in one process may compute at the same time."""
 
     def __init__(self) -> None:
-        self.home = torch.device("cpu")
+        self.device = torch.device("cpu")
         """Device of the step: the default of ``take``."""
         self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
 
@@ -31,20 +31,20 @@ class Scratch(threading.local):
         self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
     ) -> torch.Tensor:
         """Return a contiguous tensor of ``shape`` with unspecified contents."""
-        where = self.home if device is None else device
+        where = self.device if device is None else device
         # Torch's allocator reuses a GPU's memory without a fault. A shared buffer would even be wrong there: a
         # recorded step must own its outputs, and a buffer may grow under another step.
         if where.type == "cuda":
             return torch.empty(tuple(shape), dtype=dtype, device=where)
         key = (name, dtype, where)
         count = prod(shape)
-        held = self._buffers.get(key)
-        if held is None or held.numel() < count:
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < count:
             # Outside inference mode, so that other code may write the buffer too.
             with torch.inference_mode(False):
-                held = torch.empty(count, dtype=dtype, device=where)
-            self._buffers[key] = held
-        return held[:count].view(tuple(shape))
+                buffer = torch.empty(count, dtype=dtype, device=where)
+            self._buffers[key] = buffer
+        return buffer[:count].view(tuple(shape))
 
     def drop(self) -> None:
         """Return this thread's buffers to the allocator."""

@@ -96,9 +96,9 @@ def restored(state: torch.Tensor, runs: Runs) -> Iterator[None]:
         other = slots_V.amax().clamp(min=0)
         index = runs.memo["verified_slots"] = torch.where(slots_V == PAD, other, slots_V)
     # Before the kernel writes: it treats verify runs as any others.
-    held = state.index_select(0, index)
+    before = state.index_select(0, index)
     yield
-    state.index_copy_(0, index, held)
+    state.index_copy_(0, index, before)
 
 
 def _rows(runs: Runs, chosen: Sequence[int], begin: int) -> StateRows:

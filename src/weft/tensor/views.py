@@ -64,7 +64,7 @@ def strided_view(
     ``i * stride_bytes + offset_bytes``. Asserts that the last item ends inside the buffer."""
     assert buffer.dtype == torch.uint8
     assert buffer.dim() == 1
-    assert buffer.numel() % dtype.itemsize == 0, "the arena is a whole number of aligned fields"
+    assert buffer.numel() % dtype.itemsize == 0, "the arena must be a multiple of the item size"
     size = dtype.itemsize
     assert stride_bytes % size == 0, "a field must be aligned to its item size"
     assert offset_bytes % size == 0, "a field must be aligned to its item size"

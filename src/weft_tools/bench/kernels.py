@@ -206,7 +206,7 @@ class Bench:
     """Other libraries' kernels for (bench, mixer, rows, tokens, tokens before, *tensors)."""
 
     def __post_init__(self) -> None:
-        scratch.home = self.device  # torch's side takes its buffers on this device
+        scratch.device = self.device  # torch's side takes its buffers on this device
 
     def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return normal numbers of spread 0.5."""

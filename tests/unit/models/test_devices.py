@@ -27,7 +27,7 @@ def without_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where torch's own path decides by values it is told "yes"; and it does not count tokens by expert."""
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: True)
     monkeypatch.setattr(moe, "torch", lambda x_TD, *others, **more: torch.empty_like(x_TD))
-    monkeypatch.setattr(scratch, "home", META)
+    monkeypatch.setattr(scratch, "device", META)
 
 
 def compute(model: object, inputs: StepInputs) -> torch.Tensor:

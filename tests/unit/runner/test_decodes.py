@@ -88,7 +88,7 @@ def told(batch: StepBatch) -> list[object]:
         list(runs.slots),
         list(runs.fresh),
         runs.decode_count,
-        inputs.asked,
+        inputs.output_rows,
     ]
 
 

@@ -20,7 +20,7 @@ class OnItsWay:
     device: Device
     plan: StepPlan
 
-    def home(self) -> StepResult:
+    def result(self) -> StepResult:
         assert self.device.home.wait(WAIT_S)
         if self.plan.step == self.device.lost:
             raise OSError("it never came home")

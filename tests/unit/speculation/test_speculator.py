@@ -97,7 +97,7 @@ def test_a_source_that_never_pays_pauses_and_one_that_begins_to_pay_is_noticed()
     asked = 0
     for token in prose(20, 400):
         drafter.draft([DraftRow(1, 10)])
-        asked += not drafter._by_key[1].asked[0].pause
+        asked += not drafter._by_key[1].sources[0].pause
         drafter.settle(1, [token], drafted=0, accepted=0)
     assert asked < 60
     steps = 0

@@ -19,10 +19,10 @@ from weft.spec import LayerSpec
 
 
 class BlockShape(ABC):
-    """A mixer or a feed-forward. ``reader``: "module:function" of the function that makes its block, called with a
-    ``BlockReader``, the record, the name under which its tensors are stored and spellings. ``part``: the name under
-    which plans count its weights. ``copied``: the field that ranks share once it is less than their number, and the
-    field that says how many share one."""
+    """A mixer or a feed-forward. ``reader``: "module:function" of the function that makes the block, called with a
+    ``BlockReader``, the record, the name under which the tensors are stored, and spellings. ``part``: the name under
+    which plans count the weights. ``copied``: the field whose units several ranks share if there are fewer units than
+    ranks, and the field with the number of ranks that share one."""
 
     __slots__ = ()
     reader: ClassVar[str]
@@ -39,7 +39,7 @@ class BlockShape(ABC):
         """Return the tensors under its name, for a stream of ``hidden`` numbers. Spellings are further arguments."""
 
     def tables(self, hidden: int) -> list[Table]:
-        """Return all tables that are its own."""
+        """Return all tables of the block."""
         return [self.table(hidden)]
 
 

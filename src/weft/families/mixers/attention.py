@@ -66,9 +66,9 @@ class Growth:
 class Index:
     """Index that lets attention see ``chosen`` blocks of ``block`` tokens and the unfinished block after them. Each
     block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the same width score
-    it, and the sum of the scores above 0 counts. ``learned``: how tokens weigh in their block's key, and queries in
-    the sum, is learned, and queries come from the bottleneck (GLM 5); else both are means, and keys turn by their
-    block's first position (Qwen4). Every rank has all of it."""
+    the key, and the scores above 0 are added. ``learned``: the weights of tokens in the key of their block, and of
+    queries in the sum, are learned, and queries come from the bottleneck (GLM 5). Otherwise both are means, and a key
+    turns by the first position of its block (Qwen4). Every rank has the complete index."""
 
     queries: int
     key_dim: int
@@ -78,7 +78,7 @@ class Index:
 
     @property
     def row_width(self) -> int:
-        """Numbers that a token keeps: its key, and how it weighs."""
+        """Numbers that a token keeps: a key, and its weight if that is learned."""
         return self.key_dim * (2 if self.learned else 1)
 
     def table(self, hidden: int, rank: int = 0, *, apart: bool = False) -> Table:
@@ -124,22 +124,38 @@ class KeyIndex:
 
 @dataclass(frozen=True, slots=True)
 class Attention(Mixer):
-    """Softmax attention with grouped KV heads. ``gated``: the output is multiplied by sigmoid of a gate that
-    the query projection makes too; ``head_gated``: by sigmoid of one number per head, of a projection of its
-    own. ``qk_norm``: queries and keys pass an RMS norm before rotary, per head or (``norm_whole``) over all
-    heads. ``window``: a token sees itself and the ``window - 1`` tokens before it; None: all of them.
-    ``sinks``: each head has a learned score that takes part in the softmax's sum and adds nothing (gpt-oss).
-    ``kv_copies``: ranks that hold the same KV heads, where there are fewer heads than ranks.
-    ``values_normed``: values pass an RMS norm without a weight; ``values_are_keys``: they are the keys before
-    their norm. ``kv_of``: the layer whose pages this one reads, having no keys of its own; ``shared``: later
-    layers read this one's, so they are in pages whatever the window (Gemma 4). ``out_bias``: the output
-    projection has a bias; None: as ``bias``. ``index``: it sees chosen blocks (Qwen4, MiniCPM-SALA).
-    ``causal`` False: a token sees the later tokens of its prompt too; with a ``window``, those at most ``window``
-    places away on either side. ``clip``: queries, keys and values are cut to [-clip, clip]; 0: they are not (OLMo).
-    ``cap``: scores are cap x tanh(score / cap); 0 for none (Gemma 2). ``norm_after``: queries and keys are normed after
-    they have turned (Hunyuan); ``norm_plain``: these norms have no weight (Llama 4). ``softplus_gate``: gates are a
-    softplus, not a sigmoid (Laguna). ``chunk``: a token sees the tokens before it in its own chunk of so many, counted
-    from the beginning of the text, a multiple of a page (Llama 4); None: all of them."""
+    """Softmax attention with grouped KV heads. The defaults of the fields are those of Llama.
+
+    Tokens that a token sees:
+        window           itself and the ``window - 1`` tokens before; None: all tokens before
+        chunk            the tokens before in the same chunk; chunks of ``chunk`` tokens, a multiple of a page, are
+                         counted from the beginning of the text (Llama 4)
+        causal           False: later tokens of the prompt too, at most ``window`` places away if that is set
+        index            only blocks that the index chooses (Qwen4, MiniCPM-SALA)
+        kv_of            the layer whose pages this layer reads; it then has no keys and values (Gemma 4)
+        shared           later layers read the keys of this layer, so they are in pages whatever the window (Gemma 4)
+
+    Queries, keys and values:
+        qk_norm          an RMS norm of queries and keys before the rotary embedding
+        norm_whole       that norm is over all heads at once, not per head (OLMo)
+        norm_plain       that norm has no weight (Llama 4)
+        norm_after       that norm comes after the rotary embedding (Hunyuan)
+        values_normed    an RMS norm of values, without a weight
+        values_are_keys  the keys before the norm are also the values
+        clip             all are limited to [-clip, clip]; 0: no limit (OLMo)
+        growth           factor on queries, which grows with the position
+        bias             the projections have biases
+        kv_copies        number of ranks that hold the same KV heads, if there are fewer KV heads than ranks
+
+    Scores and output:
+        scale            factor on scores
+        cap              scores are cap x tanh(score / cap); 0: they are not changed (Gemma 2)
+        sinks            each head has a learned score that adds to the sum of the softmax, without a value (gpt-oss)
+        gated            the output is multiplied by the sigmoid of a gate, further rows of the query projection
+        head_gated       the output is multiplied by the sigmoid of one number per head, from another projection
+        softplus_gate    gates are a softplus, not a sigmoid (Laguna)
+        out_bias         the output projection has a bias; None: as ``bias``
+    """
 
     reader = "weft.models.blocks.attention:read_attention"
     part = "attention"
@@ -190,13 +206,13 @@ class Attention(Mixer):
 
     @property
     def own_kv_heads(self) -> int:
-        """KV heads that it makes itself."""
+        """Number of KV heads that this layer computes itself."""
         return self.kv_heads if self.kv_of is None else 0
 
     @property
     def usual(self) -> bool:
-        """Whether it is causal, with keys and values of its own, as products give them: the form that the fused
-        kernels compute."""
+        """Whether this is the form that the fused kernels compute: causal, with own keys and values, unchanged after
+        the projection."""
         plain = self.kv_of is None and not self.values_normed and not self.values_are_keys
         changed = self.clip or self.cap or self.norm_after or self.growth is not None
         return plain and self.causal and not (changed or self.softplus_gate or self.chunk)
@@ -220,17 +236,17 @@ class Attention(Mixer):
         joined: str = "",
         by_head: bool = False,
     ) -> Table:
-        """Return the tensors of the projections and their norms. ``inputs``: width of the input, where that is not the
-        stream. ``gate``: of a gate that is stored by itself; else the query projection has its rows. ``joined``: the
-        one tensor that has the rows of queries, keys and values; ``by_head``: it has them head by head. Head gates have
-        no bias."""
+        """Return the tensors of the projections and their norms. ``inputs``: width of the input, if that is not the
+        stream. ``gate``: name of a gate that is stored by itself; None: its rows are in the query projection.
+        ``joined``: name of one tensor with the rows of queries, keys and values; ``by_head``: these rows are head by
+        head. Head gates have no bias."""
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
         apart = ((gate, queries),) if self.gated and gate else ()
-        asked = Units(self.heads, self.head_dim * 2) if self.gated and not gate else queries
+        query_rows = Units(self.heads, self.head_dim * 2) if self.gated and not gate else queries
         read = inputs or hidden
         own = (("k_proj", keys), ("v_proj", keys))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
-        parts: tuple[tuple[str, Dim], ...] = (("q_proj", asked), *apart, *own)
+        parts: tuple[tuple[str, Dim], ...] = (("q_proj", query_rows), *apart, *own)
         if joined:
             parts = ((joined, Units(self.heads, 3 * self.head_dim) if by_head else (queries, keys, keys)),)
         table = product("qkv", read, *parts, bias=self.bias)

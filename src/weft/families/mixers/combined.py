@@ -42,9 +42,9 @@ class SharedBlock(Mixer):
     """A Mamba layer with a transformer block whose weights several layers share (Zamba, Zamba2): the block reads [x,
     embedding], and its output is added to the Mamba layer's input, not to the stream.
 
-    ``block``: which of the shared blocks; ``use``: which of its uses in depth order this is, counted over all blocks:
-    adapters of rank ``adapter_rank`` belong to the use, not to the block; 0: it has none. ``adapted_attention``: q, k
-    and v have adapters, not only the feed-forward. Each use has its own KV."""
+    ``block``: number of the shared block; ``use``: number of this use, counted in depth order over all blocks.
+    ``adapter_rank``: rank of the adapters of this use; 0: it has none. ``adapted_attention``: q, k and v have
+    adapters too, not only the feed-forward. Each use has its own KV."""
 
     reader = ""  # its parts are read one by one
 

@@ -9,8 +9,8 @@ from weft.families.mixers import BlockShape
 from weft.families.tensors import Dim, Names, Numbered, Table, Tensor, Units, all_plain, norm_weight, product
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu"]
-"""Activations. ``relu2``: the square of relu. ``clamped_swiglu``: of gpt-oss's experts, gate and up together.
-``xielu``: two numbers of it are learned (Apertus)."""
+"""Activations. ``relu2``: the square of relu. ``clamped_swiglu``: that of gpt-oss's experts, over gate and up.
+``xielu``: an activation with two learned numbers (Apertus)."""
 
 
 Scoring = Literal["softmax", "sigmoid", "late_sigmoid"]
@@ -55,20 +55,36 @@ class Dense(BlockShape):
 
 @dataclass(frozen=True, slots=True)
 class Experts(BlockShape):
-    """Mixture of experts. ``width`` is the inner size of one expert. ``shared_width`` is that of the expert every
-    token passes (0: none); ``shared_gate``: its output is multiplied by sigmoid of a learned gate. ``normalized``: the
-    weights of the chosen experts sum to 1 (``normalizer_eps`` is added to their sum). ``scoring``: how a router's
-    score becomes a weight; of "late_sigmoid" scores choose, and the sigmoids of the chosen ones weigh (Kolibri).
-    ``weighs_input``: a weight multiplies the input of an expert, not its output (Llama 4). ``choice_bias``: a learned
-    number per expert is added to choose, and not to weigh. ``scale`` multiplies the weights. ``groups``: number of
-    groups of experts; experts are chosen from the ``groups_chosen`` whose ``group_best`` best scores have the largest
-    sums. ``latent_width``: routed experts work on a projection of this width (0: on the stream itself). ``own_count``:
-    most experts that a rank holds where ranks divide them (0: all). ``bias``: the router and both products of an expert
-    have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and each
-    expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``. ``router_width``: the router is a feed-forward
-    of this width over a state that layers hand on, and may choose none (ZAYA); 0: a product. ``router_continues``:
-    there is a layer before. ``shared_count``: number of experts of ``shared_width`` that every token passes; the router
-    scores them too, and weights are shares of the sum over them and the chosen ones (Inkling)."""
+    """Mixture of experts: each token passes the ``per_token`` best of ``count`` experts, and the shared ones.
+
+    Experts:
+        width             inner size of one expert
+        limit             as in ``Dense``
+        bias              the router and both products of an expert have biases
+        latent_width      routed experts work on a projection of this width; 0: on the stream itself
+        own_count         most experts of one rank, if ranks divide experts by number; 0: each rank has a part of all
+        normed_apart      shared expert, routed experts and router have separate norms, and the weight of each expert
+                          has a factor (Gemma 4)
+
+    Shared experts, which every token passes:
+        shared_width      inner size of the shared expert; 0: there is none
+        shared_gate       its output is multiplied by the sigmoid of a learned gate
+        shared_count      number of shared experts that the router scores too; weights are then shares of the sum over
+                          shared and chosen experts (Inkling)
+
+    Choice and weights:
+        scoring           function from a router's score to a weight; "late_sigmoid" chooses by scores and weighs by
+                          the sigmoids of the chosen ones (Kolibri)
+        choice_bias       a learned number per expert is added for the choice, and not to the weight
+        groups            number of groups of experts; experts are chosen from the ``groups_chosen`` groups with the
+                          largest sum of their ``group_best`` best scores
+        normalized        the weights of the chosen experts sum to 1; ``normalizer_eps`` is added to the sum
+        scale             factor on the weights
+        weighs_input      a weight multiplies the input of an expert, not the output (Llama 4)
+        router_width      inner size of a router that is a feed-forward over a state from layer to layer, and may
+                          choose no expert (ZAYA); 0: the router is one product
+        router_continues  the router reads the state of the layer before
+    """
 
     reader = "weft.models.blocks.feed_forward:read_experts"
     part = "experts"
@@ -119,14 +135,14 @@ class Experts(BlockShape):
         paired: bool = False,
         transposed: bool = False,
     ) -> Table:
-        """Return the tensors of the routed experts, as one each way however they are stored (``stacks``: the names of
-        stored ones), and those that belong to them, without the expert that every token passes. ``paired``: rows of
-        gate and up take turns. ``transposed``: each matrix is stored as [columns, rows]. ``choice_row``: the bias on
-        the choice is a matrix of one row (ERNIE)."""
+        """Return the tensors of the routed experts and the router, without the shared expert. The matrices of all
+        experts are one tensor for each role, even if the files store each expert separately. ``stacks``: names of
+        these tensors in files that have them. ``paired``: rows of gate and up alternate. ``transposed``: each matrix
+        is stored as [columns, rows]. ``choice_row``: the bias on the choice is a matrix of one row (ERNIE)."""
         count: Dim = Numbered("experts", self.count) if self.own_count else self.count
         into, down = stacks or ("experts.gate_up_proj" if self.gated else "experts.up_proj", "experts.down_proj")
         fused = self.expert_table(hidden, names=("into", "down"))
-        dims = {role: one.dims for role, [one] in fused.items()}
+        dims = {role: tensor.dims for role, [tensor] in fused.items()}
         if paired:
             dims["into"] = (2 * self.width if self.own_count else Units(self.width, 2), dims["into"][1])
         table: Table = (
@@ -200,8 +216,8 @@ class Experts(BlockShape):
 
     def expert_table(self, hidden: int, *, names: Names = GATED) -> Table:
         """Return the tensors of one expert. Its width is divided, unless experts are divided by their number."""
-        one = Dense(self.width, self.activation, self.gated)
-        return one.table(self.latent_width or hidden, names=names, whole=bool(self.own_count))
+        expert = Dense(self.width, self.activation, self.gated)
+        return expert.table(self.latent_width or hidden, names=names, whole=bool(self.own_count))
 
 
 FeedForward = Dense | Experts

@@ -13,15 +13,14 @@ from weft.spec import LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention(Mixer):
-    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads come from one latent
-    of ``latent_dim`` numbers per token. Only the latent is cached, with ``shared_dim`` numbers of key that
-    all heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its
-    value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. ``rope`` turns
-    the shared part, None for no positions (Kimi); ``head_gated``: the output is multiplied by sigmoid of one
-    number per head (Ling 3), ``gated``: of one for each number of it (GigaChat 3.5). ``index``: it sees
-    only chosen blocks (GLM 5). ``norm_eps``: of the norms inside, ``norm_gate``: the gate of each;
-    ``query_factor`` and ``latent_factor``: factors on their outputs. ``interleaved``: positions turn neighbours, not
-    halves (MiniCPM 3 turns halves)."""
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads come from one latent of
+    ``latent_dim`` numbers per token. The cache has the latent, and ``shared_dim`` numbers of key that all heads share.
+    ``own_dim`` and ``value_dim``: numbers of key and of value that each head makes of the latent. ``query_rank``: width
+    of the bottleneck of queries, None for a plain projection. ``rope`` turns the shared part; None for no positions
+    (Kimi). ``head_gated``: the output is multiplied by the sigmoid of one number per head (Ling 3); ``gated``: of a
+    number for each number of the output (GigaChat 3.5). ``index``: tokens see only chosen blocks (GLM 5). ``norm_eps``
+    and ``norm_gate``: epsilon and gate of the norms inside; ``query_factor`` and ``latent_factor``: factors on the
+    outputs of these norms. ``interleaved``: positions turn pairs of neighbours, otherwise halves (MiniCPM 3)."""
 
     reader = "weft.models.blocks.latent_attention:read_latent_attention"
     part = "attention"

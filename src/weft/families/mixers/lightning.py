@@ -44,14 +44,14 @@ class Lightning(Mixer):
         by_head: bool = True,
         norms: tuple[str, str] = ("query_layernorm", "key_layernorm"),
     ) -> Table:
-        """Return the tensors. ``by_head``: rows of q, k and v in one tensor are head by head. Files may also store
-        numbers that decays follow from, which are not read."""
+        """Return the tensors. ``by_head``: rows of q, k and v in one tensor are head by head. Files may also store the
+        numbers from which decays are computed; these are not read."""
         qkv, gate, norm, out = names
         width = Units(self.heads, self.head_dim)
         rows: Dim = Units(self.heads, 3 * self.head_dim) if by_head else (width,) * 3
-        asked = ((qkv, rows),) if isinstance(qkv, str) else tuple((name, width) for name in qkv)
+        inputs = ((qkv, rows),) if isinstance(qkv, str) else tuple((name, width) for name in qkv)
         table = (
-            product("project", hidden, *asked, (gate, width))
+            product("project", hidden, *inputs, (gate, width))
             | norm_weight("norm", width, norm)
             | product("out", width, (out, hidden))
         )

@@ -67,8 +67,8 @@ InnerNorms = Literal["none", "plain", "weighted"]
 
 @dataclass(frozen=True, slots=True)
 class Mamba1(Mixer):
-    """Mamba (Gu and Dao, 2023). ``dt_rank``: width of the bottleneck that makes the steps. ``heads``: each
-    makes steps, B and C only from its own channels (Zamba); 0: all channels make those of all."""
+    """Mamba (Gu and Dao, 2023). ``dt_rank``: width of the bottleneck that makes the steps. ``heads``: number of heads
+    whose steps, B and C are made only of the head's own channels (Zamba); 0: of all channels."""
 
     reader = "weft.models.blocks.mamba:read_mamba1"
 

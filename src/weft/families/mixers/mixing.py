@@ -37,7 +37,7 @@ class TimeMix(Mixer):
 
     @property
     def carried(self) -> int:
-        """Numbers that the stream carries for it: values of the first layer."""
+        """Numbers that the stream carries for this layer: values of the first layer."""
         return self.heads * self.head_dim
 
     def layer_spec(self) -> LayerSpec:

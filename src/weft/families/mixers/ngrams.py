@@ -30,7 +30,7 @@ class Ngrams:
 
     @property
     def reach(self) -> int:
-        """Tokens before its own that the convolution sees."""
+        """Number of earlier tokens that the convolution sees."""
         return (self.conv_kernel - 1) * self.size
 
     def layer_spec(self) -> LayerSpec:

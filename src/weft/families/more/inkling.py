@@ -100,7 +100,7 @@ _OLD_NAMES = {
 def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
     stated = {new: keys.get(old) for old, new in _OLD_NAMES.items() if keys.get(old) is not None}
     dense_width = keys.get("dense_intermediate_size")
-    if dense_width is not None:  # then the width without a name is that of an expert
+    if dense_width is not None:  # then intermediate_size is the width of an expert
         stated |= {"moe_intermediate_size": keys.get("intermediate_size"), "intermediate_size": dense_width}
     keys = keys.over(stated).with_defaults(
         vocab_size=201_024,

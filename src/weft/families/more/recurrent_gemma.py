@@ -38,7 +38,7 @@ class RgLru(Mixer):
         return spec.rg_lru(self.heads * self.head_dim, self.conv_kernel)
 
     def table(self, hidden: int) -> Table:
-        """Return the tensors. Gates are never quantised in files: they decide how long a state lives."""
+        """Return the tensors. Files never quantise the gates, which decide how long the state keeps a value."""
         heads, channels, width = Units(self.heads), Units(self.heads, self.head_dim), self.head_dim
         table = (
             product("project", hidden, ("linear_y", channels), ("linear_x", channels), bias=True)

@@ -43,7 +43,7 @@ class MatrixLstm(Mixer):
         return spec.matrix_lstm(self.heads, self.key_dim, self.value_dim)
 
     def table(self, hidden: int) -> Table:
-        """Return the tensors. Gates are never quantised in files: they decide how long a memory lives."""
+        """Return the tensors. Files never quantise the gates, which decide how long the memory keeps a value."""
         heads, keys = Units(self.heads), Units(self.heads, self.key_dim)
         values = Units(self.heads, self.value_dim)
         table = (

@@ -63,7 +63,7 @@ class ConvolvedAttention(Mixer):
 
     @property
     def reach(self) -> int:
-        """Tokens before its own that the convolutions see."""
+        """Number of earlier tokens that the convolutions see."""
         return self.first_kernel + self.second_kernel - 2
 
     def layer_spec(self) -> LayerSpec:

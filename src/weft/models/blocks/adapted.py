@@ -53,8 +53,8 @@ class Factor:
 
     @property
     def held_bytes(self) -> int:
-        held = self.weight.tiles if isinstance(self.weight, TiledWeight) else self.weight
-        return held.numel() * held.itemsize
+        values = self.weight.tiles if isinstance(self.weight, TiledWeight) else self.weight
+        return values.numel() * values.itemsize
 
     def plain(self) -> torch.Tensor:
         """Return the factor as [rows, columns]."""
@@ -83,14 +83,14 @@ class Part:
 
     @property
     def held_bytes(self) -> int:
-        factors = sum(one.held_bytes for one in (self.up, self.whole) if one is not None)
-        return factors + sum(one.numel() * one.itemsize for one in (self.gain, self.shift) if one is not None)
+        factors = sum(factor.held_bytes for factor in (self.up, self.whole) if factor is not None)
+        return factors + sum(row.numel() * row.itemsize for row in (self.gain, self.shift) if row is not None)
 
     def native(self) -> tuple[Any, ...] | None:
         """Return the part as the C++ kernels take it; None if they do not."""
         if self.whole is not None or not (self.up is None or isinstance(self.up.weight, TiledWeight)):
             return None
-        assert all(one is None or one.is_contiguous() for one in (self.gain, self.shift))
+        assert all(row is None or row.is_contiguous() for row in (self.gain, self.shift))
         up = None if self.up is None else self.up.weight.native()  # type: ignore[union-attr]
         return (
             self.first,
@@ -196,8 +196,8 @@ class ProductChange:
 
 @dataclass(slots=True)
 class AdaptedProduct:
-    """Changes of one product by adapter, in addition to the product itself. ``active``: of the model, once an adapter
-    changes this product.
+    """Changes of one product, by adapter. ``active``: the adapters of the model, None until an adapter changes this
+    product.
     """
 
     active: ActiveAdapters | None = None
@@ -211,7 +211,7 @@ class AdaptedProduct:
     """Dtype of the factors: a router of another dtype is multiplied by torch."""
 
     def native(self) -> Any:
-        """Return the C++ object of this product, the same for its entire life. Fused blocks hold it."""
+        """Return the C++ object of this product, always the same, since fused blocks hold it."""
         if self._native is None:
             self._native = native.extension().AdaptedProduct()
         return self._native
@@ -258,7 +258,7 @@ class AdaptedProduct:
         whose = self.active.of(x.shape[0])
         plain = self._plain if self._by_kernels(x, y, whose) else self.changes
         for group in whose.groups:
-            # An adapter may leave while a step is launched whose row of it has already ended.
+            # An adapter may be removed while a step is launched in which its last row has already ended.
             change = self.changes.get(group.digest) if group.digest in plain else None
             if change is not None:
                 change.add(x, y, group.rows)
@@ -292,7 +292,7 @@ class TableChange:
 
     @property
     def held_bytes(self) -> int:
-        tables = sum(one.numel() * one.itemsize for one in (self.low, self.whole) if one is not None)
+        tables = sum(table.numel() * table.itemsize for table in (self.low, self.whole) if table is not None)
         return tables + (0 if self.up is None else self.up.held_bytes)
 
 
@@ -325,7 +325,7 @@ class ExpertsChange:
 
     @property
     def held_bytes(self) -> int:
-        return sum(one.held_bytes for side in (self.into, self.down) for one in side.values())
+        return sum(part.held_bytes for side in (self.into, self.down) for part in side.values())
 
     def product(self, side: str, expert: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         change = (self.into if side == "into" else self.down).get(expert)
@@ -348,14 +348,14 @@ class LatentChange:
 
     @property
     def held_bytes(self) -> int:
-        held = (self.low, self.keys, self.values, self.gain_HO, self.gain_HV)
-        return sum(one.numel() * one.itemsize for one in held if one is not None)
+        tensors = (self.low, self.keys, self.values, self.gain_HO, self.gain_HV)
+        return sum(tensor.numel() * tensor.itemsize for tensor in tensors if tensor is not None)
 
-    def asked(self, own_THO: torch.Tensor) -> torch.Tensor:
+    def query_change(self, own_THO: torch.Tensor) -> torch.Tensor:
         """Return the addition to queries in latents, [T, heads, latent]."""
         return ((own_THO.transpose(0, 1) @ self.keys) @ self.low).transpose(0, 1)
 
-    def given(self, o_THC: torch.Tensor) -> torch.Tensor:
+    def output_change(self, o_THC: torch.Tensor) -> torch.Tensor:
         """Return the addition to outputs of latents, [T, heads, value]."""
         return ((o_THC.transpose(0, 1) @ self.low.T) @ self.values).transpose(0, 1)
 

@@ -164,8 +164,8 @@ def read_attention(
     if shape.gated and gate is None:
         orders["q_proj.weight"] = lambda rows: separate_gate(rows, shape.heads, shape.head_dim)
         if bias is not None:
-            asked = 2 * shape.heads * shape.head_dim
-            bias[:asked] = separate_gate(bias[:asked], shape.heads, shape.head_dim)
+            query_rows = 2 * shape.heads * shape.head_dim
+            bias[:query_rows] = separate_gate(bias[:query_rows], shape.heads, shape.head_dim)
     if paired and shape.rope is not None:
         order = partial(neighbours_apart, head_dim=shape.head_dim, turned=shape.rope.rotary_dim)
         orders |= {"q_proj.weight": order, "k_proj.weight": order}
@@ -175,7 +175,7 @@ def read_attention(
     if by_head:
         orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim)
         bias = None if bias is None else order(bias)
-        for mask in ("bias", "masked_bias"):  # of files of old versions: what a token sees
+        for mask in ("bias", "masked_bias"):  # masks in files of old versions
             source.leave_all(f"{name}.{mask}")
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
     q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)

@@ -1,4 +1,5 @@
-"""The index of an attention layer that sees chosen blocks: the rows that tokens keep, and the queries that score them.
+"""The index of an attention layer that sees chosen blocks: the row that each token keeps, and the queries that score
+these rows.
 
     means     x_TD --project--> [ queries | key ]         queries: norm, rotary
                                              +--> pages; a block's key: mean, norm, rotary of its first
@@ -6,7 +7,7 @@
     learned   x_TD --project--> [ key | weight | query weights ];  the query's bottleneck --> queries
                                   norm  +--> pages; a block's key: sum of keys by softmax(weight + place)
 
-Every rank has all of it, so all ranks choose alike. Sources: transformers ``Qwen4ExpTextQSAIndexer`` and
+Every rank has the complete index, so all ranks choose alike. Sources: transformers ``Qwen4ExpTextQSAIndexer`` and
 ``Glm5NextTextIndexer``.
 """
 

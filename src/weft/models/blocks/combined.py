@@ -68,7 +68,7 @@ def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
 @dataclass(slots=True)
 class Adapted:
     """A shared projection plus the additions of one use: low-rank products up(down(x)), one for each part of the
-    projection's rows, in their order.
+    projection's rows, in the order of the rows.
     """
 
     shared: Linear
@@ -172,7 +172,7 @@ class _Block:
         return SharedUse(self.norm, source.summed(attention), self.feed_norm, source.summed(feed), out)
 
     def _note_adapters(self, own: TableReader, use: int, name: str) -> None:
-        """Note the adapters of all uses, which each layer has, although it computes only with its own."""
+        """Note the adapters of all uses. Each layer stores all of them and computes with one."""
         targets = self.reader.source.targets
         uses = sum(isinstance(mixer, SharedBlock) for mixer in self.reader.architecture.mixers)
         for [tensor] in own.table.values():

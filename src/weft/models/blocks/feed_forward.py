@@ -233,7 +233,7 @@ class ExpertsApart:
 
 
 def _of_own(ids_TX: torch.Tensor, own: range) -> torch.Tensor:
-    """Return the places of experts among ``own`` by their numbers, PAD for others."""
+    """Return the indices of experts ``ids_TX`` in ``own``, PAD for experts of other ranks."""
     places_TX = ids_TX - own.start
     return places_TX.masked_fill((places_TX < 0) | (places_TX >= len(own)), PAD)
 
@@ -339,7 +339,7 @@ def _note_experts(read: BlockReader, shape: Experts, table: TableReader, block: 
         each, first = shape.expert_table(read.hidden, names=names)[role], 0
         for tensor in each:
             rows, columns = tensor.shape(source.place)
-            for number in range(shape.count):  # of experts that other ranks hold, this one uses nothing
+            for number in range(shape.count):  # this rank notes the experts of other ranks too, and uses none of them
                 source.note(
                     f"{table.name}.experts.{number}.{tensor.name}",
                     block if number in own else None,
@@ -375,13 +375,13 @@ def _read_routed(
                     columns,
                     transposed=transposed,
                     order=order if role == "into" else None,
-                    apart=[f"{table.name}.experts.{{}}.{one.name}" for one in each],
+                    apart=[f"{table.name}.experts.{{}}.{tensor.name}" for tensor in each],
                 )
             )
             continue
         for expert in source.own_experts(shape.count):
-            one = read.table({role: each}, f"{table.name}.experts.{expert}")
-            parts.append([one.declared(tensor) for tensor in each])
+            expert_table = read.table({role: each}, f"{table.name}.experts.{expert}")
+            parts.append([expert_table.declared(tensor) for tensor in each])
         rows, columns = parts[0][0][1]
         weights.append(source.experts([[full for full, _ in part] for part in parts], rows, columns))
     into, down = weights

@@ -1,4 +1,4 @@
-"""Latent attention, absorbed: heads read the cached latents and make no keys or values of them.
+"""Latent attention, absorbed: heads read the cached latents directly, without expanding keys and values.
 
     x_TD --query--> q = [ own | shared ] per head          x_TD --latent--> [ latent | shared key ]
                      |                                                   norm |
@@ -129,7 +129,7 @@ class LatentAttentionBlock:
                     plain_THO[group.rows] *= change.gain_HO
         q_THC = torch.einsum("tho,hoc->thc", plain_THO, self.keys_HOC)
         for group, change in changes:
-            q_THC[group.rows] += change.asked(own_THO[group.rows])
+            q_THC[group.rows] += change.query_change(own_THO[group.rows])
         return q_THC
 
     def _of_latents(self, o_THC: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ class LatentAttentionBlock:
         for group, change in [] if self.adapted is None else self.adapted.of_step(len(o_THC)):
             if change.gain_HV is not None:
                 o_THV[group.rows] *= change.gain_HV
-            o_THV[group.rows] += change.given(o_THC[group.rows])
+            o_THV[group.rows] += change.output_change(o_THC[group.rows])
         return o_THV
 
 
@@ -172,7 +172,7 @@ def read_latent_attention(read: BlockReader, shape: LatentAttention, name: str) 
     bias = table.get("latent.bias")
     orders: dict[str, Order] = {}
     if shape.rope is not None and shape.interleaved:
-        # DeepSeek pairs neighbours. Queries and keys are permuted alike, so their products stay the same.
+        # DeepSeek pairs neighbours. Queries and keys are permuted alike, so the scores stay the same.
         queries = partial(halves, heads=shape.heads, own=shape.own_dim)
         orders = {
             "q_proj.weight": queries,

@@ -34,8 +34,8 @@ class LightningBlock:
     """Lightning attention. ``project``: rows q, k, v, gate; ``slopes``: float32 [heads]; ``norm``: over all heads, or
     groups of them; ``q_norm``, ``k_norm``: over a head, if ``shape.qk_norm``.
 
-    The recurrence is that of Mamba-2 whose every step is 1: so its kernels are used, with values for x, keys for B and
-    queries for C.
+    The recurrence is that of Mamba-2 with every step 1, so Mamba-2's kernels compute it, with values for x, keys for B
+    and queries for C.
     """
 
     shape: Lightning

@@ -65,8 +65,8 @@ class Linear:
 
 @dataclass(slots=True)
 class HeadLinear:
-    """Product of heads, x [T, heads, in] -> [T, heads, out]: a matrix [in, out] of each head, ``weight_HIO``. It is in
-    ``tiles`` if the kernels serve them: bits of a row do not depend on the number of rows there.
+    """Product of heads, x [T, heads, in] -> [T, heads, out], by a matrix [in, out] of each head, ``weight_HIO``. If the
+    kernels serve it, the matrix is in ``tiles``, where the bits of a row do not depend on the number of rows.
     """
 
     weight_HIO: torch.Tensor | None
@@ -116,8 +116,8 @@ def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:
 
 @dataclass(slots=True)
 class LowRankGate:
-    """Gate of a norm's output by itself, y factor sigmoid(out(silu(into(y)))) (GigaChat 3.5). Products are in the
-    dtype of y, values between them in float32, and the result is rounded once.
+    """Gate of a norm's output y by itself: y factor sigmoid(out(silu(into(y)))) (GigaChat 3.5). Products are in the
+    dtype of y, values in between in float32, and the result is rounded once.
     """
 
     into: Linear

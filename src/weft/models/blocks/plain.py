@@ -24,8 +24,8 @@ def plain_layer(
         return read.norm(f"{name}.{of}") if of else None
 
     if mixer is not None:
-        at = names.mixers[type(mixer)]
-        block = read.block(mixer, f"{name}.{at}" if at else name, **names.spelled.get(type(mixer), {}))
+        mixer_name = names.mixers[type(mixer)]
+        block = read.block(mixer, f"{name}.{mixer_name}" if mixer_name else name, **names.spelled.get(type(mixer), {}))
         whole = (norm(in_norms[0]), read.source.summed(block), norm(out_norms[0]))
         blocks.append(
             FirstOfTwo(*whole, same=residual.parallel == "one") if residual.parallel else ResidualBlock(*whole)

@@ -1,4 +1,4 @@
-"""RWKV-7: time mixing and channel mixing. Each norms its input and also reads the token before.
+"""RWKV-7: time mixing and channel mixing. Both norm the input and also read the token before.
 
     time mixing      x = norm(x);  x_p = x + mix_p (x of the token before - x), p = r w k v a g
                      r, k, v = products of x_r, x_k, x_v
@@ -55,7 +55,7 @@ class Shifted:
         self._shift = torch.stack((zeros_D + 1, zeros_D), 1)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the norm of ``x_TD``, and the distance from it to that of the token before."""
+        """Return the norm of ``x_TD``, and the norm of the token before minus it."""
         x_TD = self.norm(x_TD)
         return x_TD, causal_conv(x_TD, self._shift, None, None, cache.state["conv.1"], inputs.runs) - x_TD
 
@@ -161,7 +161,7 @@ def read_time_mix(read: BlockReader, shape: TimeMix, name: str, *, norm: str) ->
     table = read.table(shape.table(read.hidden, joined=joined), name)
     mixes = table.tensor("x_x")[:, None] if joined else torch.cat([table.tensor(f"x_{part}") for part in "rwkvag"])
 
-    if not shape.value_rank:  # in some files the first layer has them too, and they are not used
+    if not shape.value_rank:  # in some files the first layer has unused tensors for its values too
         for end in ("0.weight", "2.weight", "2.bias"):
             read.source.leave(f"{name}.v_lora.lora.{end}")
 

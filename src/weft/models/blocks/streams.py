@@ -1,4 +1,4 @@
-"""Several parallel residual streams: the input of a block from them, and its output to them.
+"""Several parallel residual streams: how a block reads them, and how its output is added.
 
     x_TN = S streams of D numbers           enter: x_TN -> seen_TD, carried        leave: x_TN, y_TD -> x_TN
 

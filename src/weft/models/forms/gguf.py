@@ -3,8 +3,8 @@
     stored bytes --blocks--> values or codes --rows and columns in our order, log, minus one--> as a model
     asks
 
-A row of a matrix is a number of complete blocks, so rows are moved before anything is decoded. All other undoing is of
-values.
+A row of a matrix is a number of complete blocks, so rows are moved before anything is decoded. All other changes are
+undone on values.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Gguf(StoredForm):
         """Return a line about blocks that became plain values, and their memory."""
         if not self._widened:
             return None
-        stored, held = (sum(sizes) for sizes in zip(*self._widened.values(), strict=True))
+        stored, in_memory = (sum(sizes) for sizes in zip(*self._widened.values(), strict=True))
         return (
             f"{', '.join(sorted(self._widened))} are widened to plain values: {format_bytes(stored)} "
-            f"in the file, up to {format_bytes(held)} in memory; --quantize int8 or int4 keeps them small"
+            f"in the file, up to {format_bytes(in_memory)} in memory; --quantize int8 or int4 keeps them small"
         )
 
     def holds(self, name: str) -> bool:

@@ -13,9 +13,9 @@
     Q3_K                   int4, middle 8                 d x six bits less 32
     Q2_K                   int4: two bits                 d x four bits            dmin x four bits
 
-A scale is of 32 columns, in the last three of 16. Forms of K keep d and the bits apart (``BlockNumbers``);
-IQ4_XS does, and MXFP4, whose d is a half. Products of a float16 and eight bits are exact in float32, so
-values are those of ``gguf.quants``, bit for bit. Forms with codebooks (IQ1 to IQ3) are not here.
+A scale is for 32 columns, in the last three forms for 16. K forms, IQ4_XS and MXFP4 (with d = 1/2) keep d and the bits
+apart (``BlockNumbers``). Products of a float16 and eight bits are exact in float32, so values are those of
+``gguf.quants``, bit for bit. Forms with codebooks (IQ1 to IQ3) are not here.
 
 Source: the block structures of ggml (``ggml-common.h``), as gguf's ``quants`` decodes them.
 """
@@ -67,7 +67,7 @@ class BlockForm:
         def of_rows(numbers: Numbers) -> Numbers:
             if isinstance(numbers, BlockNumbers):
                 shared = numbers.shared.reshape(rows, -1)
-                # A power of two has one half for all.
+                # Scales of powers of two share the factor 1/2.
                 return BlockNumbers(
                     numbers.each.reshape(rows, -1), shared if shared.dtype == torch.float16 else shared[:, :1]
                 )
@@ -165,8 +165,9 @@ def _mxfp4(blocks: torch.Tensor) -> _Decoded:
 
 
 def apart(by_row: torch.Tensor) -> torch.Tensor:
-    """Return blocks of MXFP4, uint8 [rows, bytes], with ggml's order of columns, from one in which the two of a byte
-    are next to each other."""
+    """Return blocks of MXFP4, uint8 [rows, bytes], in ggml's order of columns, from blocks in which the two columns of
+    a byte are neighbours.
+    """
     blocks = by_row.reshape(-1, BLOCK_FORMS["MXFP4"].block_bytes)
     first, second = blocks[:, 1:9], blocks[:, 9:]
     even, odd = first & 15 | second << 4, first >> 4 | second & 240

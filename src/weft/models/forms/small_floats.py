@@ -1,7 +1,7 @@
 """Matrices in floats of 8 and 4 bits: NVFP4, MXFP4, MXFP8, and fp8 with scales of any extent.
 
     form     codes                      scales                                   value
-    NVFP4    U8 [rows, columns / 2]     F8_E4M3 [rows, columns / 16], one F32    e2m1 x (scale x one)
+    NVFP4    U8 [rows, columns / 2]     F8_E4M3 [rows, columns / 16], one F32    e2m1 x (scale x global)
     MXFP4    U8 [rows, columns / 2]     U8 [rows, columns / 32]                  e2m1 x 2^(scale - 127)
     MXFP8    F8_E4M3 [rows, columns]    U8 [rows, columns / 32]                  e4m3 x 2^(scale - 127)
     fp8      F8_E4M3 [rows, columns]    of the matrix, rows, groups or blocks    e4m3 x scale
@@ -49,13 +49,13 @@ _GROUPS: dict[Kind, int] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 
 
 class TensorNames(NamedTuple):
-    """Names of the tensors of one matrix. ``one``: the scale of scales, "" without; ``divides``: scales are divided by
-    it. ``in_blocks``: codes are [..., columns / 32, 16].
+    """Names of the tensors of one matrix. ``global_scale``: the scale of scales, "" without; ``divides``: scales are
+    divided by it. ``in_blocks``: codes are [..., columns / 32, 16].
     """
 
     codes: str
     scales: str
-    one: str = ""
+    global_scale: str = ""
     divides: bool = False
     in_blocks: bool = False
 
@@ -130,12 +130,12 @@ def _fp4(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
         numbers = BlockNumbers(_powers(ask, names.scales, of_groups), half)
     else:
         scales = ask(names.scales, of_groups, ("F8_E4M3",))
-        one = _one(form, ask, names.one, of_groups).expand(*stack, rows, 1)
+        global_scale = _global_scale(form, ask, names.global_scale, of_groups).expand(*stack, rows, 1)
         # A half of the product, or of the quotient: exact.
-        numbers = BlockNumbers(scales, one * 2 if names.divides else one / 2, names.divides)
+        numbers = BlockNumbers(scales, global_scale * 2 if names.divides else global_scale / 2, names.divides)
         if not packed.is_meta and bool((scales.view(torch.uint8) & 128).any()):
             raise CheckpointError(f"tensor {names.scales} has scales below zero", param="model")
-        _finite(names.one, numbers.floats())
+        _finite(names.global_scale, numbers.floats())
     codes = Codes(4, pairs, numbers, None, group, table=table)
     return codes if form.keeps_blocks else codes.in_bytes()
 
@@ -224,7 +224,7 @@ def _powers(ask: Ask, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return exponents.view(torch.float8_e8m0fnu)
 
 
-def _one(form: StoredForm, ask: Ask, name: str, of_groups: tuple[int, ...]) -> torch.Tensor:
+def _global_scale(form: StoredForm, ask: Ask, name: str, of_groups: tuple[int, ...]) -> torch.Tensor:
     """Return the one scale, for each matrix of a stack, to be multiplied with [..., rows, groups]."""
     stack, stored = of_groups[:-2], form.tensors.get(name)
     shape = stored.shape if stored is not None and stored.shape in ((*stack, 1), (*stack, 1, 1)) else stack
@@ -243,7 +243,7 @@ class _Named(StoredForm):
     method = ""
     kinds: tuple[Kind, ...] = ()
     """Kinds that config.json names."""
-    one = ""
+    global_ending = ""  # of the name of the scale of scales, after the name of the matrix
 
     def holds(self, name: str) -> bool:
         return name.endswith("weight") and self.dtype_of(name) in ("U8", "F8_E4M3")
@@ -265,7 +265,7 @@ class _Named(StoredForm):
         return read_matrix(self, ask, names, shape, self._block(name))
 
     def _names(self, name: str) -> TensorNames:
-        return TensorNames(name, f"{name}_scale", f"{name}{self.one}" if self.one else "")
+        return TensorNames(name, f"{name}_scale", f"{name}{self.global_ending}" if self.global_ending else "")
 
     def _block(self, name: str) -> tuple[int, int] | None:
         return None
@@ -277,7 +277,7 @@ class Modelopt(_Named):
     """
 
     left_ends = ("input_scale", "k_scale", "v_scale", "output_scale", "weight_scale_2")
-    method, one = "modelopt", "_scale_2"
+    method, global_ending = "modelopt", "_scale_2"
     served: dict[str, tuple[Kind, ...]] = {
         "FP8": ("fp8",),
         "FP8_PER_CHANNEL_PER_TOKEN": ("fp8",),

@@ -32,10 +32,10 @@ class Ask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MatrixPiece:
-    """A stored tensor that is part of the matrix ``matrix`` ("….weight"). ``rows``: (the dimension of the tensor that
-    goes along the matrix's rows, the rows of one entry), None without such a dimension. 0 rows: those of the matrix
-    divided by the entries. ``columns``: the same of columns. ``run``: the numbers of the matrix that one entry is for,
-    if they are counted across rows. ``block``: the numbers of a block, which cannot be cut.
+    """A stored tensor that is part of the matrix ``matrix`` ("….weight"). ``rows``: (dimension of the tensor along the
+    matrix's rows, rows of the matrix per entry), None without such a dimension; 0 rows per entry means the matrix's
+    rows divided by the entries. ``columns``: the same for columns. ``run``: numbers of the matrix per entry, if they
+    are counted across rows. ``block``: numbers of a block, which cannot be cut.
     """
 
     matrix: str
@@ -85,7 +85,7 @@ class StoredForm(ABC):
 
     @property
     def rounds_inputs(self) -> bool:
-        """Return whether inputs may be rounded as the matrices are; False if only weights are to be."""
+        """Return whether inputs may be rounded like the matrices; False if only weights are rounded."""
         return True
 
     @abstractmethod
@@ -139,7 +139,7 @@ def refuse(method: str, key: str, value: object, reason: str) -> NoReturn:
 def mapping(method: str, key: str, value: object) -> Mapping[str, Any]:
     """Return ``value`` of ``key``, settings by their names; empty for none."""
     if value and not isinstance(value, Mapping):
-        refuse(method, key, value, "weft reads settings by names there")
+        refuse(method, key, value, "it must be an object of settings by name")
     return value if isinstance(value, Mapping) else {}
 
 
@@ -153,7 +153,7 @@ def number(method: str, key: str, value: object, usual: int) -> int:
     if value is None:
         return usual
     if not isinstance(value, int):
-        refuse(method, key, value, "weft reads a whole number there")
+        refuse(method, key, value, "it must be a whole number")
     return value
 
 

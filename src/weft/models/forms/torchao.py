@@ -14,8 +14,8 @@
     4d            (code - 8) x scale + zero point, the same                kept as codes on CPUs
 
 The class of a matrix follows from its tensors. The 4d form is the order in which NVIDIA's tensor cores read codes,
-with rows padded to 8 and columns to 1024. ROCm's has tiles of 16 rows in tensors of the same shape: no file says
-which. Other packings for one kind of device are refused by name.
+with rows padded to 8 and columns to 1024. ROCm's form has tiles of 16 rows in tensors of the same shape, and no file
+tells the two apart. Other packings for one kind of device are refused by name.
 
 Source: torchao ``prototype.safetensors`` and ``quantization.quantize_.workflows``; PyTorch
 ``aten/native/cuda/int4mm.cu`` for the order of codes.
@@ -132,7 +132,9 @@ class TorchAo(StoredForm):
         rows, columns = shape
         packed = ask(names.codes, (rows, -(-columns // 2)), ("I8", "U8")).view(torch.uint8)
         group = self._int4_group(name, columns)
-        scales, zeros = (ask(one, (-(-columns // group), rows), FLOATS).float().T for one in (names.scales, zero_name))
+        scales, zeros = (
+            ask(stored, (-(-columns // group), rows), FLOATS).float().T for stored in (names.scales, zero_name)
+        )
         if packed.is_meta:
             codes = packed.new_empty(rows, columns)
         else:  # -8 to 7 in two's complement; with the upper bit turned they are 0 to 15

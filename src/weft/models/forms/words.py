@@ -42,7 +42,7 @@ from weft.tensor.weights.quantized import LINE, Codes
 
 
 class _Words(StoredForm):
-    """Form of codes in words. ``pieces``: of a matrix; rows and columns that an entry of each is for
+    """Form of codes in words. ``pieces``: the tensors of a matrix, with the rows and columns per entry of each
     (``MatrixPiece``).
     """
 
@@ -111,7 +111,7 @@ class Gptq(_Words):
         words = self.tensors.get(_part(name, "qweight"))
         entries = words.shape[0] if words is not None and words.shape else 0
         bits = 32 * entries / max(columns, 1)
-        if bits not in (2, 3, 5, 6, 7):  # a shape that none has is named with both when it is asked for
+        if bits not in (2, 3, 5, 6, 7):  # any other wrong shape is reported when the tensor is read
             bits = 8 if bits == 8 else 4 if bits == 4 else self.schemes[0][0]
         return _scheme_of(self, name, int(bits), columns)
 
@@ -221,7 +221,7 @@ def _scheme_of(form: _Words, name: str, bits: int, columns: int) -> tuple[int, i
     """
     stored = form.tensors.get(_part(name, "scales"))
     groups = stored.shape[0] if stored is not None and len(stored.shape) == 2 else 0
-    # The scheme that fits; a shape that none has is an error with both shapes when it is asked for.
+    # The scheme that fits. A shape that fits no scheme is reported, with the expected one, when the tensor is read.
     of_bits = [group for own, group in form.schemes if own == bits]
     if not of_bits:
         named = ", ".join(sorted({str(own) for own, _ in form.schemes}))

@@ -126,14 +126,14 @@ def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
 
 
 def _kinds(keys: GgufKeys, window: int) -> list[str]:
-    """Return the kind of each layer. A list says of each layer whether it has a window; a number, how often one has
-    none.
+    """Return the kind of each layer. The key is a list with a flag for each layer that has a window, or a number n:
+    every n-th layer has none.
     """
     stated = keys.get("attention.sliding_window_pattern", _EVERY)
     if isinstance(stated, np.ndarray):
-        has_window = [bool(one) for one in stated.tolist()]
+        has_window = [bool(flag) for flag in stated.tolist()]
     elif isinstance(stated, list):
-        has_window = [bool(one) for one in stated]
+        has_window = [bool(flag) for flag in stated]
     else:
         every = keys.integer("attention.sliding_window_pattern", _EVERY, least=1)
         has_window = [(layer + 1) % every > 0 for layer in range(keys.layers)]

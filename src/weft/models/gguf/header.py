@@ -2,8 +2,8 @@
 
     | GGUF | version | tensors, keys | key: type value ... | name, dims, type, offset ... | 0 ... | data ... |
 
-The header is untrusted. Each length in it is first compared with the remaining bytes. So no claim costs memory or time
-that the file does not have. Shapes are in the order of torch: the file has its dims the other way round.
+The header is untrusted. Each length is first compared with the remaining bytes, so a false length costs no more memory
+or time than the file's size. Shapes are in the order of torch: the file has the dims in reverse order.
 
 A model may be cut into files NAME-00001-of-00003.gguf. The first one has the keys, each has a part of the
 tensors.
@@ -56,9 +56,8 @@ _LEAST_KEY_BYTES, _LEAST_TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor in ``file``. ``type``: ggml's name of its form ("Q4_K"). ``begin``: its first byte. ``in_pairs``: a
-    byte of four bits twice has two columns next to each other, as in Ollama's first files of GPT-OSS, not two that are
-    16 apart.
+    """A tensor in ``file``. ``type``: ggml's name of the form ("Q4_K"). ``begin``: the first byte. ``in_pairs``: the
+    two four-bit codes of a byte are neighbouring columns, as in Ollama's first files of GPT-OSS, not columns 16 apart.
     """
 
     file: Path
@@ -146,7 +145,7 @@ def _read_file(path: Path, keeps_texts: bool) -> Header:
             refuse(path, f"it is truncated at {len(begin)} bytes, within the header")
         version = int.from_bytes(begin[4:8], "little")
         if version not in VERSIONS:
-            reason = "of the other byte order" if version & 0xFFFF == 0 else "written by an old converter"
+            reason = "in the other byte order" if version & 0xFFFF == 0 else "written by an old converter"
             refuse(path, f"it has version {version}, {reason}; versions 2 and 3 are read")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
             return _Reader(path, memory, keeps_texts).header()
@@ -157,7 +156,7 @@ class _Reader:
 
     def __init__(self, path: Path, memory: mmap.mmap, keeps_texts: bool) -> None:
         self.path, self.memory, self.keeps_texts = path, memory, keeps_texts
-        self.size, self.at = len(memory), 8
+        self.size, self.offset = len(memory), 8
         self.place = "the header"
 
     def header(self) -> Header:
@@ -175,7 +174,7 @@ class _Reader:
             refuse(self.path, f"general.alignment is {alignment!r}; it must be a power of 2, at least 8")
         self.place = "the list of tensors"
         entries = [self._tensor() for _ in range(self._bounded(tensor_count, _LEAST_TENSOR_BYTES, "tensors"))]
-        data = -(-self.at // alignment) * alignment
+        data = -(-self.offset // alignment) * alignment
         return Header(self.path, keys, self._checked(entries, data, alignment))
 
     def _checked(
@@ -194,24 +193,24 @@ class _Reader:
                 refuse(
                     self.path,
                     f"{name} is of type {number}, which ggml does not have; weft reads "
-                    f"{', '.join(one.name for one in GGMLQuantizationType)}",
+                    f"{', '.join(form.name for form in GGMLQuantizationType)}",
                 )
             block, block_bytes = GGML_QUANT_SIZES[kind]
             if shape[-1] % block:
                 refuse(self.path, f"{name} has shape {list(shape)}; {kind.name} has blocks of {block} columns")
             size = math.prod(shape) // block * block_bytes
             if offset % alignment:
-                refuse(self.path, f"{name} begins at byte {offset} of the data, no multiple of {alignment}")
+                refuse(self.path, f"{name} begins at byte {offset} of the data, which is not a multiple of {alignment}")
             if data + offset + size > self.size:
                 refuse(
                     self.path,
                     f"it is truncated: {name} ends at byte {data + offset + size} and the file has {self.size}",
                 )
             tensors[name] = FileTensor(self.path, name, kind.name, shape, size, data + offset, in_pairs)
-        filled = sorted((one for one in tensors.values() if one.stored_bytes), key=lambda one: one.begin)
-        for one, following in pairwise(filled):
-            if one.begin + one.stored_bytes > following.begin:
-                refuse(self.path, f"{one.name} and {following.name} overlap")
+        filled = sorted((tensor for tensor in tensors.values() if tensor.stored_bytes), key=lambda tensor: tensor.begin)
+        for tensor, following in pairwise(filled):
+            if tensor.begin + tensor.stored_bytes > following.begin:
+                refuse(self.path, f"{tensor.name} and {following.name} overlap")
         return tensors
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -246,32 +245,32 @@ class _Reader:
 
     def _numbers(self, form: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
         begin = self._step(form.itemsize * count)
-        return np.frombuffer(self.memory[begin : self.at], form, count)
+        return np.frombuffer(self.memory[begin : self.offset], form, count)
 
     def _texts(self, count: int) -> list[str]:
         """Return a list of texts. A vocabulary has hundreds of thousands: this loop takes most of the time of a
         header.
         """
-        texts, memory, at, keeps = [], self.memory, self.at, self.keeps_texts
+        texts, memory, offset, keeps = [], self.memory, self.offset, self.keeps_texts
         unpack = struct.Struct("<Q").unpack_from
         for _ in range(count):
-            if at + 8 > self.size:
+            if offset + 8 > self.size:
                 self._truncated()
-            [length] = unpack(memory, at)
-            at += 8
-            if length > self.size - at:
+            [length] = unpack(memory, offset)
+            offset += 8
+            if length > self.size - offset:
                 self._truncated()
             if keeps:
-                texts.append(memory[at : at + length])
-            at += length
-        self.at = at
+                texts.append(memory[offset : offset + length])
+            offset += length
+        self.offset = offset
         return [text.decode("utf-8", "replace") for text in texts]
 
     def _text(self) -> str:
         length = self._number()
         begin = self._step(length)
         try:
-            return self.memory[begin : self.at].decode("utf-8")
+            return self.memory[begin : self.offset].decode("utf-8")
         except UnicodeDecodeError:
             refuse(self.path, f"{self.place} is not UTF-8 text")
 
@@ -281,15 +280,15 @@ class _Reader:
         return number
 
     def _bounded(self, count: int, least_bytes: int, what: str) -> int:
-        if count > (self.size - self.at) // least_bytes:
-            refuse(self.path, f"{self.place} claims {count} {what}, and {self.size - self.at} bytes are left")
+        if count > (self.size - self.offset) // least_bytes:
+            refuse(self.path, f"{self.place} claims {count} {what}, and {self.size - self.offset} bytes are left")
         return count
 
     def _step(self, count: int) -> int:
-        begin = self.at
+        begin = self.offset
         if count > self.size - begin:
             self._truncated()
-        self.at = begin + count
+        self.offset = begin + count
         return begin
 
     def _truncated(self) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Typed reading of a GGUF file's keys: each error names the file, the key, its value, and the valid values.
+"""Typed reading of a GGUF file's keys. Each error names the file, the key, the value, and the valid values.
 
     GgufKeys("…/x.gguf": general.architecture "lfm2")       integer("block_count") is the key lfm2.block_count
 
@@ -59,14 +59,14 @@ class GgufKeys:
         self.integer(name, least=1)
         if value.size != layers:
             self.fail(name, value, f"the file has {layers} layers")
-        return [int(one) for one in value]
+        return [int(number) for number in value]
 
     def integers(self, name: str, count: int = 0) -> list[int]:
         """Return the first ``count`` numbers of an array (0: all), exact in 64 bits. None is below 0."""
         value = self.get(name)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.size < count:
             self.fail(name, value, f"it must be a list of {count or 'some'} whole numbers")
-        numbers = [int(one) for one in value[: count or None]]
+        numbers = [int(number) for number in value[: count or None]]
         if min(numbers, default=0) < 0:
             self.fail(name, value, "its numbers must not be below 0")
         return numbers
@@ -93,8 +93,8 @@ class GgufKeys:
     @property
     def layers(self) -> int:
         """Number of layers, without the heads that predict further tokens, which are blocks after the last layer. A
-        file may count heads that its converter left out: a block without tensors is not a layer, and one without those
-        of a head is one.
+        file may count heads that its converter left out, so a block counts as a layer if it has tensors other than
+        those of a head.
         """
         blocks = self.integer("block_count", least=1)
         first = blocks - min(self.integer("nextn_predict_layers", 0), blocks - 1)

@@ -132,12 +132,14 @@ def gigachat35(keys: GgufKeys) -> FileLayout:
 
 
 _OWN_TABLES: Names = {"nextn.embed_tokens": "mtp.embed_tokens", "nextn.shared_head_head": "mtp.shared_head"}
-"""Names of a head's copies of the trunk's tables, which are not read."""
+"""Names of the copies of the trunk's tables in a head, which are not read."""
 
 
 def _limit(keys: GgufKeys) -> float:
     limits = {
-        float(one) for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp") for one in np.atleast_1d(keys.get(name, 0.0))
+        float(limit)
+        for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+        for limit in np.atleast_1d(keys.get(name, 0.0))
     }
     if len(limits) > 1:
         keys.fail("swiglu_clamp_exp", sorted(limits), "one limit for all feed-forwards is served")
@@ -155,9 +157,9 @@ _INDEX: Names = {
 
 
 def glm5_next(keys: GgufKeys) -> FileLayout:
-    """Return the layout of GLM-5-next. Each attention layer has its own index. A file that does not mention the
-    unfinished block shows it: llama.cpp's converter always states it, and ik_llama.cpp, whose converter does not,
-    always shows it.
+    """Return the layout of GLM-5-next. Each attention layer has its own index. Attention sees the unfinished block if
+    the file has no key for that: llama.cpp's converter always writes the key, and ik_llama.cpp, whose converter does
+    not, always lets attention see the block.
     """
     if not keys.boolean("attention.indexer.kpool_select_tail", True):
         keys.fail("attention.indexer.kpool_select_tail", False, "attention sees the unfinished block")
@@ -194,7 +196,7 @@ def glm5_next(keys: GgufKeys) -> FileLayout:
 
 
 def _stretch(keys: GgufKeys) -> dict[str, Any]:
-    """Return YaRN's temperature, which the file only states by its effect on the scale of the scores."""
+    """Return YaRN's temperature. The file only has its effect on the scale of the scores."""
     if keys.get("rope.scaling.type", "none") != "yarn":
         return {}
     scale = 10 * keys.number("rope.scaling.yarn_log_multiplier", 0.0)

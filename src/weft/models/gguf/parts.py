@@ -121,7 +121,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> dict[str, Any]:
-    """Return the scaling whose frequencies are divided by the numbers of ``rope_freqs`` (Llama 3.1)."""
+    """Return the scaling of Llama 3.1, which divides frequencies by the numbers of ``rope_freqs``."""
     if tensor.type != "F32" or tensor.shape != (rotary // 2,):
         keys.fail("rope.dimension_count", rotary, f"rope_freqs is {tensor.type} of {tensor.shape}")
     divisors = np.fromfile(tensor.file, "<f4", rotary // 2, offset=tensor.begin)

@@ -3,12 +3,12 @@
     model.gguf  ->  ~/.cache/weft/gguf/KEY/   config.json   generation_config.json   model.gguf -> the file
                                               tokenizer.json   tokenizer_config.json   chat_template.jinja
 
-Engine, server and ranks are several processes, and each reads files of a checkpoint by their names. So a view is made
-once, in the cache of the user, and all of them find it by the name of the model. The view has no weights, only a link
-to them: the tensors are looked up in the file's own header again, under our names (``stored_tensors``).
+Engine, server and ranks are several processes, and each reads files of a checkpoint by name. So a view is made once, in
+the user's cache, and every process finds it by the name of the model. The view has only a link to the weights: tensors
+are looked up again in the header of the GGUF file, under our names (``stored_tensors``).
 
 The key is a digest of the files' paths, sizes and times, and the form of the view. A file that changes has another
-view. A view takes a few MB, nearly all of it the tokenizer, and may be deleted at any time. Making one deletes those
+view. A view takes a few MB, nearly all for the tokenizer, and may be deleted at any time. Making a view deletes views
 of files that are gone, and the longest unused beyond 32.
 """
 
@@ -38,7 +38,7 @@ _FORM = 8
 """Version of the files of a view; a change in how they are made raises it."""
 _KEY_CHARS = 24
 _VIEWS_MAX = 32
-"""Views that are kept; the longest unused one goes first."""
+"""Number of views that are kept; the longest unused one is deleted first."""
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 """``pooling_type`` (llama.cpp's ``llama_pooling_type``) -> the name in sentence-transformers."""
 _NO_POOLING, _RANK = 0, 4

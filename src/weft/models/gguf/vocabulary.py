@@ -58,7 +58,7 @@ _SAMPLING = {
 }
 _SAMPLING_KEYS = "general.sampling."
 _ONLY_WITH_OTHERS = ("mirostat_eta", "mirostat_tau", "penalty_last_n", "sequence", "xtc_threshold")
-"""Settings of samplers that other keys turn on."""
+"""Settings of samplers, which have no effect unless another key turns the sampler on."""
 
 _CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -200,7 +200,7 @@ class Vocabulary:
             try:
                 token = text.encode("latin-1").decode("unicode_escape").encode("latin-1")
             except UnicodeError:
-                self._fail("tokens", f"has {text!r}, which stands for no bytes")
+                self._fail("tokens", f"has {text!r}, which is not bytes as Python prints them")
             lines.append(f"{index} {token!r} {len(token)}\n")
         return "".join(lines)
 
@@ -283,11 +283,11 @@ class Vocabulary:
         known = {token: index for index, token in enumerate(self.tokens) if self.types[index] != _UNUSED}
         normal = [index for index, kind in enumerate(self.types) if kind == _NORMAL and len(self.tokens[index]) > 1]
         if normal and len({scores[index] for index in normal}) == 1:
-            self._fail("scores", "has one score for all tokens, which says no order of merges")
+            self._fail("scores", "has the same score for all tokens, which gives no order of merges")
         pairs = []
         for index in sorted(normal, key=lambda index: -scores[index]):
             text = self.tokens[index]
-            cuts = [(text[:at], text[at:]) for at in range(1, len(text))]
+            cuts = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
             pairs += sorted(
                 ([left, right] for left, right in cuts if left in known and right in known),
                 key=lambda pair: (known[pair[0]], known[pair[1]]),
@@ -329,8 +329,8 @@ class Vocabulary:
 
     def _ends_of_text(self, bos: bool) -> dict[str, Any] | None:
         """Return a post-processor for the tokens before and after each text; None if there are none."""
-        asked = {"bos": self._get("add_bos_token", bos), "eos": self._get("add_eos_token", False)}
-        ids = {name: self._token(f"{name}_token_id") for name, wanted in asked.items() if wanted}
+        adds = {"bos": self._get("add_bos_token", bos), "eos": self._get("add_eos_token", False)}
+        ids = {name: self._token(f"{name}_token_id") for name, wanted in adds.items() if wanted}
         known = {name: token for name, token in ids.items() if token is not None}
         if not known:
             return None
@@ -369,7 +369,9 @@ class Vocabulary:
         """Return ids in a list, as Ollama's converter writes them; none without it."""
         stated = self._get(name)
         ids = stated.tolist() if isinstance(stated, np.ndarray) and stated.dtype.kind in "iu" else stated or []
-        if not isinstance(ids, list) or not all(isinstance(one, int) and 0 <= one < len(self.tokens) for one in ids):
+        if not isinstance(ids, list) or not all(
+            isinstance(token, int) and 0 <= token < len(self.tokens) for token in ids
+        ):
             self._fail(name, f"is {stated!r:.100}, and there are {len(self.tokens)} tokens")
         return ids
 

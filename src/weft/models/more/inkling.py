@@ -199,14 +199,16 @@ def _sharing_experts(read: BlockReader, shape: Experts, name: str) -> SharingExp
     # ``weft quantize`` takes the routed experts apart and leaves these.
     shared_paired = read.source.has(f"{name}.shared_experts.shared_w13_weight")
     both = read.table(shape.shared_table(read.hidden, paired=shared_paired), name)
-    one = replace(shape, count=shape.shared_count, width=shape.shared_width, own_count=0)
+    shared_shape = replace(shape, count=shape.shared_count, width=shape.shared_width, own_count=0)
 
     def stack(role: str, order: Order | None) -> ExpertWeights:
         parts = [both.declared(tensor) for tensor in both.table[role]]
         count, rows, columns = parts[0][1]
         return read.source.all_experts([full for full, _ in parts], count, rows, columns, order=order)
 
-    shared = ExpertsBlock(one, router, stack("into", gate_first if shared_paired else None), stack("down", None))
+    shared = ExpertsBlock(
+        shared_shape, router, stack("into", gate_first if shared_paired else None), stack("down", None)
+    )
     return SharingExperts(
         experts, shared, router, table.tensor("choice_bias"), read.source.summed(of_parts(experts, shared))
     )

@@ -29,8 +29,8 @@ class RgLruBlock:
     """The real-gated linear recurrent unit. ``project``: rows y, x; ``conv``: [C, kernel]; ``gates`` [heads, B, 2 B]
     and ``gate_biases_HJ``: of the read and the forget gate; ``rates``: float32 [C].
 
-    The recurrence is that of Mamba-1 with a state of one number, A = -1 and B = C = 1: so its kernels are
-    used. They take a step before its softplus and push step times x, and both are undone here.
+    The recurrence is that of Mamba-1 with a state of one number, A = -1 and B = C = 1, so Mamba-1's kernels compute
+    it. The kernels take a step before its softplus and push step times x; both are undone here.
     """
 
     shape: RgLru

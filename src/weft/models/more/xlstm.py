@@ -12,8 +12,8 @@
 The paper keeps C and n divided by e^m, so that no exponential overflows. Caps bound the gates here, and
 float32 holds the sums themselves. So m is only in the floor, and rounding it to few bits does no harm.
 
-The recurrence of C and n is Mamba-2's with a step of log(1 + e^-f) and a rate of -1: so its kernels are used. Values,
-followed by a 1, are used as x. The kernels push step times x, which is undone here.
+The recurrence of C and n is Mamba-2's with a step of log(1 + e^-f) and a rate of -1, so Mamba-2's kernels compute it,
+with values followed by a 1 as x. The kernels push step times x, which is undone here.
 
 Source: Beck et al., "xLSTM: Extended Long Short-Term Memory" (2024), section 2.3, and "xLSTM 7B" (2025); transformers
 ``xLSTMLayer``.
@@ -71,11 +71,13 @@ class MatrixLstmBlock:
             runs,
             layer=cache.layer,
         )
-        asked = inputs.asked_of
-        h_THV, norm_TH1 = torch.split(asked(read_THP), [shape.value_dim, 1], dim=-1)
-        h_THV = h_THV / (norm_TH1.abs().clamp_min(1.0) + shape.floor * each(torch.exp, asked(largest_TH))[..., None])
+        output_rows = inputs.asked_of
+        h_THV, norm_TH1 = torch.split(output_rows(read_THP), [shape.value_dim, 1], dim=-1)
+        h_THV = h_THV / (
+            norm_TH1.abs().clamp_min(1.0) + shape.floor * each(torch.exp, output_rows(largest_TH))[..., None]
+        )
         h_THV = F.layer_norm(h_THV, (shape.value_dim,), eps=shape.norm_eps)
-        return self.out(h_THV.flatten(1).to(x_TD.dtype) * self.norm * each(torch.sigmoid, asked(gate_TC)))
+        return self.out(h_THV.flatten(1).to(x_TD.dtype) * self.norm * each(torch.sigmoid, output_rows(gate_TC)))
 
 
 def read_matrix_lstm(read: BlockReader, shape: MatrixLstm, name: str) -> MatrixLstmBlock:

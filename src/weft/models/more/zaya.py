@@ -5,10 +5,10 @@
     both of length sqrt(D), a key times the factor of its head; rotary and attention follow
     v    = [ v1 | v2 of the token before ]
 
-Inputs of the first convolution are kept, and nothing between the two: the second one's inputs from earlier tokens are
-computed again, a product by channel.
+Only the inputs of the first convolution are kept. The second one's inputs from earlier tokens are computed again, by
+one product per channel.
 
-The state of a router is rows of the stream: experts read it and replace it by their own.
+The state of a router is rows of the stream, which each block of experts reads and replaces.
 
 Source: transformers ``ZayaCCAProjection``, ``ZayaQKNorm``, ``ZayaRouter``, ``ZayaResidualScaling``.
 """
@@ -119,19 +119,19 @@ class ScaledBlock(ResidualBlock):
     """Block with (x + bias) scale on the stream, and on its output."""
 
     residual: Scaled = field(kw_only=True)
-    given: Scaled = field(kw_only=True)
+    output: Scaled = field(kw_only=True)
 
     def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
         return normed(self.norm, stream.summed().to(stream.dtype)), ()
 
     def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
-        (bias, scale), (y_bias, y_scale) = self.residual, self.given
+        (bias, scale), (y_bias, y_scale) = self.residual, self.output
         stream.x_TD = (stream.x_TD + bias) * scale + (y_TD + y_bias) * y_scale
 
 
 @dataclass(slots=True)
 class ContinuedBlock(ScaledBlock):
-    """Block of experts that read the state of the router before, and hand theirs on."""
+    """Block of experts that read the state of the previous router and pass a new state on."""
 
     def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         seen_TD, carried = self.enter(stream, step)
@@ -218,22 +218,22 @@ def layer_reader(read: BlockReader) -> ReadLayer:
 
     def scaled(name: str) -> tuple[Scaled, Scaled]:
         table = read.table(shape.table(read.hidden), name)
-        residual, given = (
+        residual, output = (
             (table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale")) for part in ("residual", "hidden_states")
         )
-        return residual, given
+        return residual, output
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
         assert isinstance(mixer, ConvolvedAttention)
         assert isinstance(feed, Experts)
         norm = read.norm(f"{name}.input_layernorm")
         attention = read.source.summed(read.block(mixer, f"{name}.self_attn"))
-        residual, given = scaled(f"{name}.post_attention_residual_scale")
-        first = ScaledBlock(norm, attention, residual=residual, given=given)
+        residual, output = scaled(f"{name}.post_attention_residual_scale")
+        first = ScaledBlock(norm, attention, residual=residual, output=output)
         norm = read.norm(f"{name}.post_attention_layernorm")
         experts = read_continued_experts(read, feed, f"{name}.mlp")
-        residual, given = scaled(f"{name}.post_mlp_residual_scale")
-        return DecoderLayer([first, ContinuedBlock(norm, experts, mixes=False, residual=residual, given=given)])
+        residual, output = scaled(f"{name}.post_mlp_residual_scale")
+        return DecoderLayer([first, ContinuedBlock(norm, experts, mixes=False, residual=residual, output=output)])
 
     return layer
 

@@ -4,9 +4,9 @@
         next() ... next()       each computes a bounded piece: some patches of one layer of one tile
         StopIteration.value     rows [picture.rows, D], in the order of the picture's text
 
-Between two pieces only the generator is kept, so a step of decodes can run between any two of them. A tile is computed
-by itself, and its pieces depend only on its own patches. So a picture's rows have the same bits whatever else runs,
-and whenever its pieces are asked for.
+Between two pieces only the generator is kept, so a step of decodes can run between any two pieces. A tile is computed
+by itself, and a piece depends only on the patches of its tile. So the bits of a picture's rows do not depend on other
+work, or on the time at which the pieces are computed.
 
 The next tower is a file next to ``siglip2`` and ``qwen3_5`` that defines the places of patches, with rows in
 ``loading`` and ``families.tower_tensors``. A tower with other layers has its own ``TileMixer``, as ``lfm3`` has.

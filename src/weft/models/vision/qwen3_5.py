@@ -75,6 +75,6 @@ class TurnedPlaces:
 
 def _between(count: int, side: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return, for each of ``count`` places, the entries of the table on both sides of it, and the second's share."""
-    at = torch.arange(count, dtype=torch.float32, device=device) * (side - 1) / max(count - 1, 1)
-    first = at.floor()
-    return first.long(), (first.long() + 1).clamp(max=side - 1), at - first
+    position = torch.arange(count, dtype=torch.float32, device=device) * (side - 1) / max(count - 1, 1)
+    first = position.floor()
+    return first.long(), (first.long() + 1).clamp(max=side - 1), position - first

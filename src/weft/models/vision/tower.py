@@ -10,7 +10,7 @@ keys. They also differ in a ``TileMixer``: ``AttendedTile`` here, a convolution 
 in every kind.
 
 Tiles have no padding, so there is no mask. Weights are read in the model's dtype and never quantised: a tower
-is a tenth of its model, and quantised releases leave it as it is.
+is a tenth of its model, and quantised releases do not quantise it either.
 
 Rejected: all tiles of a picture as one batch. A piece would take longer by the number of tiles, and a single tile's
 products fill two cores.
@@ -49,11 +49,11 @@ from weft.tensor.ops.elementwise import activate, rotary, silu_mul
 LAYERS: dict[TowerKind, str] = {"siglip2": "encoder.layers", "qwen3_5": "blocks", "lfm3": "layers"}
 TILE_PIECES = 4
 """Pieces of queries of the largest tile of towers that cut pictures into tiles, 1,024 patches, on a CPU. Pictures of
-more than that many pieces get fewer queries in a piece: its scores take time and memory by the number of keys.
+more pieces get fewer queries in a piece, because the time and memory of scores grow with the number of keys.
 """
 _GRIDS_MAX = 4
-"""Grids whose positions are kept on a CPU: tiles of one picture share theirs. A GPU computes them again, in memory
-that the start counts.
+"""Number of grids whose positions are kept on a CPU: tiles of one picture often share a grid. A GPU computes positions
+again, in memory that the start counts.
 """
 
 Angles = tuple[torch.Tensor, torch.Tensor]

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from secrets import token_hex
 from typing import Any
 
@@ -22,7 +22,6 @@ import msgspec
 
 from weft.errors import RequestError, WeftError
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody, MessageTurn, error_json
-from weft.server.errors import bug
 from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.protocol import note_ignored
 from weft.server.service import Service
@@ -45,37 +44,39 @@ class MessagesJob:
         self._marked = cache_marked(body)
         self._id = f"msg_{token_hex(16)}"
         self.generation = turn.generation
+        self._started = False
 
     async def answer(self) -> bytes:
         [piece] = await self.generation.whole()
         content = [_block(block, block.text) for block in self._turn.read_whole(piece)]
         return _encoder.encode({**self._message(content), **self._stop(piece), "usage": self._usage()})
 
-    async def lines(self) -> AsyncGenerator[bytes, None]:
-        started = False
-        try:
-            async for pieces in self.generation.pieces():
-                events: list[dict[str, Any]] = []
-                if not started:
-                    message = {
-                        **self._message([]),
-                        "stop_reason": None,
-                        "stop_sequence": None,
-                        "usage": {**self._usage(), "output_tokens": 0},
-                    }
-                    events.append({"type": "message_start", "message": message})
-                    started = True
-                for piece in pieces:
-                    events += map(_event, self._turn.read(piece))
-                    if piece.finish_reason is not None:
-                        events.append({"type": "message_delta", "delta": self._stop(piece), "usage": self._usage()})
-                        events.append({"type": "message_stop"})
-                yield b"".join(named_event(event["type"], _encoder.encode(event)) for event in events)
-        except Exception as error:
-            failure = error if isinstance(error, WeftError) else bug(error)
-            yield named_event("error", error_json(failure))
-            if failure is not error:
-                raise
+    def begin(self) -> bytes:
+        return b""  # the first event has counts that come with the first piece
+
+    def part(self, pieces: list[Piece]) -> bytes:
+        events: list[dict[str, Any]] = []
+        if not self._started:
+            message = {
+                **self._message([]),
+                "stop_reason": None,
+                "stop_sequence": None,
+                "usage": {**self._usage(), "output_tokens": 0},
+            }
+            events.append({"type": "message_start", "message": message})
+            self._started = True
+        for piece in pieces:
+            events += map(_event, self._turn.read(piece))
+            if piece.finish_reason is not None:
+                events.append({"type": "message_delta", "delta": self._stop(piece), "usage": self._usage()})
+                events.append({"type": "message_stop"})
+        return b"".join(named_event(event["type"], _encoder.encode(event)) for event in events)
+
+    async def end(self) -> bytes:
+        return b""
+
+    def failed(self, error: WeftError) -> bytes:
+        return named_event("error", error_json(error))
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self._turn.name, "content": content}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,7 +21,6 @@ import msgspec
 from weft.default_sampling import OLLAMA_SAMPLING
 from weft.errors import ConfigError, RequestError, WeftError
 from weft.info import ModelInfo
-from weft.server.errors import bug
 from weft.server.generation import ChatTurn, Generation, PreparedTurn, prepare_turn
 from weft.server.models import HostedModel, KeepAlive, ListedModel
 from weft.server.ollama.protocol import (
@@ -37,7 +36,7 @@ from weft.server.ollama.protocol import (
     served_name,
 )
 from weft.server.presets import SAMPLING_NAMES, Preset
-from weft.server.protocol import grammar_of, note_ignored, sampling_params
+from weft.server.protocol import Streaming, grammar_of, note_ignored, sampling_params
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sse import Way
@@ -98,23 +97,24 @@ class OllamaJob:
             said["tool_calls"] = calls
         return _encoder.encode({**self._said(said), **self._end(piece)})
 
-    async def lines(self) -> AsyncGenerator[bytes, None]:
-        try:
-            async for pieces in self.generation.pieces():
-                out = []
-                for piece in pieces:
-                    self._goes_on(piece)
-                    parts = self._parts(self._turn.read(piece))
-                    out += [{**self._said(part), "done": False} for part in parts]
-                    if piece.finish_reason is not None:
-                        out.append({**self._said({"content": ""}), **self._end(piece)})
-                if out:
-                    yield b"".join(_encoder.encode(line) + b"\n" for line in out)
-        except Exception as error:
-            failure = error if isinstance(error, WeftError) else bug(error)
-            yield error_line(failure) + b"\n"
-            if failure is not error:
-                raise
+    def begin(self) -> bytes:
+        return b""
+
+    def part(self, pieces: list[Piece]) -> bytes:
+        lines: list[dict[str, Any]] = []
+        for piece in pieces:
+            self._goes_on(piece)
+            parts = self._parts(self._turn.read(piece))
+            lines += [{**self._said(part), "done": False} for part in parts]
+            if piece.finish_reason is not None:
+                lines.append({**self._said({"content": ""}), **self._end(piece)})
+        return b"".join(_encoder.encode(line) + b"\n" for line in lines)
+
+    async def end(self) -> bytes:
+        return b""
+
+    def failed(self, error: WeftError) -> bytes:
+        return error_line(error) + b"\n"
 
     def _goes_on(self, piece: Piece) -> None:
         if self._context is not None:
@@ -250,6 +250,7 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
         priority=0,
         cache_salt=body.cache_salt or "",
         answer_field="options.num_predict",
+        stream=Streaming(bool(fields.stream), fields.stream_interval),
     )
     return OllamaJob(RawTurn(model, model.name_for(fields.model), generation), chat=False, shows_thinking=False)
 

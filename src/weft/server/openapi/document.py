@@ -337,6 +337,7 @@ FIELDS: dict[str, FieldWords] = {
     "filename": FieldWords("The name of the session.", limits={}),
     "session": FieldWords("The session that the request continues: its prompt begins with the session's tokens."),
     "id_slot": FieldWords("The slot that has the tokens of the request afterwards; -1: none."),
+    "stream_interval": FieldWords("Tokens of a streamed event after the first; the server's setting by default."),
     "cache_boundaries": FieldWords(
         "Positions in the prompt, in tokens, where the cache should keep a state.",
         limits={"maxItems": MARKS_MAX, "items": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}},

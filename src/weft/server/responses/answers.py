@@ -22,7 +22,6 @@ import msgspec
 
 from weft.errors import WeftError
 from weft.request import SamplingParams
-from weft.server.errors import bug
 from weft.server.generation import PreparedTurn
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
 from weft.server.responses.items import Item, ReasoningOptions, ResponsesBody, item_id
@@ -268,29 +267,26 @@ class ResponsesJob:
                 pass  # only the items count
         return await self._complete()
 
-    async def lines(self) -> AsyncGenerator[bytes, None]:
-        try:
-            yield (self._response_line("response.created") + self._response_line(f"response.{self.response.status}"))
-            async for pieces in self.generation.pieces():
-                lines = []
-                if self.response.status == "queued":
-                    self.response.status = "in_progress"
-                    lines.append(self._response_line("response.in_progress"))
-                lines += [self._line(event) for piece in pieces for event in self._events(piece)]
-                if lines:
-                    yield b"".join(lines)
-            await self._complete()
-            yield self._response_line(f"response.{self.response.status}")
-        except Exception as error:
-            failure = error if isinstance(error, WeftError) else bug(error)
-            self.response.status = "failed"
-            self.response.output = self._output.items
-            self.response.error = {"code": _ERROR_CODES.get(failure.status, "server_error"), "message": failure.message}
-            yield self._response_line("response.failed")
-            if failure is not error:
-                raise
-        finally:
-            self.generation.close()
+    def begin(self) -> bytes:
+        return self._response_line("response.created") + self._response_line(f"response.{self.response.status}")
+
+    def part(self, pieces: list[Piece]) -> bytes:
+        lines = []
+        if self.response.status == "queued":
+            self.response.status = "in_progress"
+            lines.append(self._response_line("response.in_progress"))
+        lines += [self._line(event) for piece in pieces for event in self._events(piece)]
+        return b"".join(lines)
+
+    async def end(self) -> bytes:
+        await self._complete()
+        return self._response_line(f"response.{self.response.status}")
+
+    def failed(self, error: WeftError) -> bytes:
+        self.response.status = "failed"
+        self.response.output = self._output.items
+        self.response.error = {"code": _ERROR_CODES.get(error.status, "server_error"), "message": error.message}
+        return self._response_line("response.failed")
 
     # ------------------------------------------------------------------ in the background
 

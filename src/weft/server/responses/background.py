@@ -47,17 +47,24 @@ class BackgroundAnswer(Protocol):
     @property
     def status(self) -> str: ...
 
-    def lines(self) -> AsyncGenerator[bytes, None]: ...
-
     def body_so_far(self) -> bytes: ...
 
     def cancelled(self) -> None: ...
 
 
 class ResponseRun:
-    """A response that is computed in the background. ``unfinished``: as the store has it."""
+    """A response that is computed in the background. ``lines`` yields its events; ``unfinished``: as the store has
+    it."""
 
-    def __init__(self, answer: BackgroundAnswer, owner: str, unfinished: StoredResponse, *, has_events: bool) -> None:
+    def __init__(
+        self,
+        answer: BackgroundAnswer,
+        lines: AsyncGenerator[bytes, None],
+        owner: str,
+        unfinished: StoredResponse,
+        *,
+        has_events: bool,
+    ) -> None:
         self.owner = owner
         self.has_events = has_events
         self.unfinished = unfinished
@@ -65,15 +72,15 @@ class ResponseRun:
         self.has_ended = False
         self.event_bytes = 0
         self.answer = answer
+        self._lines = lines
         self._events: list[bytes] = []
         """events; the one with the sequence number n is entry n."""
         self._news = asyncio.Event()
 
     async def read(self) -> None:
         """Read the answer to its end, or to its cancellation."""
-        lines = self.answer.lines()
         try:
-            async for chunk in lines:
+            async for chunk in self._lines:
                 if self.has_events:
                     self._events += [event + b"\n\n" for event in chunk.split(b"\n\n") if event]
                     self.event_bytes += len(chunk)
@@ -81,7 +88,7 @@ class ResponseRun:
         except asyncio.CancelledError:
             self.answer.cancelled()
         finally:
-            await lines.aclose()
+            await self._lines.aclose()
 
     def end(self) -> None:
         self.has_ended = True
@@ -125,6 +132,7 @@ class ResponseRuns:
     async def begin(
         self,
         answer: BackgroundAnswer,
+        lines: AsyncGenerator[bytes, None],
         owner: str,
         parent: str | None,
         items: bytes,
@@ -143,7 +151,7 @@ class ResponseRuns:
                 "(limits.response_store_size, limits.max_stored_responses)",
                 param="background",
             )
-        run = self._runs[answer.response_id] = ResponseRun(answer, owner, unfinished, has_events=has_events)
+        run = self._runs[answer.response_id] = ResponseRun(answer, lines, owner, unfinished, has_events=has_events)
         run.task = asyncio.create_task(self._run(run, on_end))
         return run
 

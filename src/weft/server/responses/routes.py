@@ -52,6 +52,7 @@ from weft.server.sse import (
     Handler,
     answer_job,
     json_response,
+    lines_of,
     owner_of,
     page_of,
     prepared,
@@ -182,6 +183,7 @@ class ResponseHandlers:
         try:
             run = await runs.begin(
                 job,
+                lines_of(job),
                 owner_of(request),
                 body.previous_response_id,
                 msgspec.json.encode(items),

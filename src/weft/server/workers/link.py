@@ -149,10 +149,14 @@ class RequestsOfWorker:
             self._streams.pop(request_id, None)
 
     def _take(self, events: Sequence[TokenEvent]) -> None:
+        met: dict[RequestStream, None] = {}
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
                 stream.put(event)
+                met[stream] = None
+        for stream in met:
+            stream.deliver()
 
     def _fail(self, request_id: str, error: WeftError) -> None:
         stream = self._streams.get(request_id)

@@ -113,6 +113,9 @@ class Worker:
     def put(self, event: TokenEvent) -> None:
         self._next_report().events.append(event)
 
+    def deliver(self) -> None:
+        """Do nothing: the next report is sent after the turn of the loop."""
+
     def fail(self, request_id: str, error: WeftError) -> None:
         self._next_report().failures[request_id] = Refusal.of(error)
 

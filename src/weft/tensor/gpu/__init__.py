@@ -1,4 +1,4 @@
-"""The Triton kernels: whether a call can use them.
+"""Choice of the Triton kernels, and whether a call can use them.
 
     tensor.op -- gpu.reaches(device)? --+--> kernels/<op>.py   one launch over the whole step
                                         '--> the C++ kernels, torch

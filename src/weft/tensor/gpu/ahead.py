@@ -8,8 +8,8 @@ Triton compiles a kernel at its first launch. One after the other that was most 
 work is outside of Python's lock: the passes of MLIR and LLVM, and ``ptxas``, a process. The rest, walking the
 kernel's source, stays one after the other.
 
-Triton keeps what it compiled (TRITON_CACHE_DIR, ``~/.triton/cache``): the next start reads it. A kernel that cannot be
-compiled says so at its first real launch.
+Triton caches compiled kernels in TRITON_CACHE_DIR (``~/.triton/cache``), where the next start finds them. A kernel that
+cannot be compiled raises its error at its first real launch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _NewMemoryIsZeros(TorchFunctionMode):
 
 @contextmanager
 def compiled_ahead(threads: int, tell: Callable[[str], None]) -> Iterator[None]:
-    """Return from the context when everything is compiled that was launched inside."""
+    """Compile the kernels that are launched inside the context. Its exit waits until all are compiled."""
     began = time.monotonic()
     with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool, ignore_errors=True) as mode:
         launch.compiles_only = True

@@ -23,7 +23,7 @@ from weft.tensor.inputs import Runs
 from weft.units import ceil_div
 
 PROGRAMS = 2112
-"""Programs of a launch over all KV heads: 16 for each multiprocessor of an H100, four of which run at once."""
+"""Programs of a launch over all KV heads: 16 for each multiprocessor of an H100, which runs four at once."""
 ROWS_AT_ONCE = 512
 
 
@@ -49,9 +49,9 @@ def _items(
         before += tl.sum(tl.where(other < row, splits, 0), 0)
         own += tl.sum(tl.where(other == row, splits, 0), 0)
     split = tl.arange(0, SPLITS_MAX)
-    at = items + 1 + 2 * (before + split)
-    tl.store(at, tl.full((SPLITS_MAX,), 0, tl.int32) + row, mask=split < own)
-    tl.store(at + 1, split, mask=split < own)
+    entry = items + 1 + 2 * (before + split)
+    tl.store(entry, tl.full((SPLITS_MAX,), 0, tl.int32) + row, mask=split < own)
+    tl.store(entry + 1, split, mask=split < own)
     if row == rows - 1:
         tl.store(items, before + own)
 

@@ -1,4 +1,4 @@
-"""Host memory that a GPU copies from and to at full speed, and uploads through a ring of it.
+"""Pinned host memory, which a GPU copies at full speed, and uploads through a ring of it.
 
     HostBuffer   mmap, anonymous --> cudaHostRegister --> uint8 tensor ... close: unregister, munmap
     HostRoom     pieces of one such buffer
@@ -53,7 +53,7 @@ class CudaPin:
     def register(self, address: int, size: int) -> bool:
         if int(_runtime().cudaHostRegister(address, size, _PORTABLE)) == 0:
             return True
-        # The runtime keeps the error until it is asked for it, which the next launch of torch does.
+        # The runtime keeps the error until a call reads it, and the next launch of torch would.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self._device)
         return False
@@ -122,13 +122,13 @@ class HostRoom:
     def find(self, size: int) -> npt.NDArray[np.uint8] | None:
         """Return a piece of ``size`` bytes, None if no gap has room."""
         piece_bytes = -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        # A piece that was given back is free when the work of that time is done: a copy may still read it.
-        for event, begin, end in [one for one in self._leaving if one[0].query()]:
+        # A piece that was given back is free once the work enqueued before is done: a copy may still read the piece.
+        for event, begin, end in [piece for piece in self._leaving if piece[0].query()]:
             self._leaving.remove((event, begin, end))
             self._free(begin, end)
-        for at, (begin, end) in enumerate(self._gaps):
+        for index, (begin, end) in enumerate(self._gaps):
             if end - begin >= piece_bytes:
-                self._gaps[at : at + 1] = [(begin + piece_bytes, end)] if end - begin > piece_bytes else []
+                self._gaps[index : index + 1] = [(begin + piece_bytes, end)] if end - begin > piece_bytes else []
                 return self._bytes[begin : begin + size]
         return None
 
@@ -146,10 +146,10 @@ class HostRoom:
 
     def _free(self, begin: int, end: int) -> None:
         gaps: list[tuple[int, int]] = []
-        for one in sorted([*self._gaps, (begin, end)]):
-            if gaps and gaps[-1][1] == one[0]:
-                one = (gaps.pop()[0], one[1])
-            gaps.append(one)
+        for gap in sorted([*self._gaps, (begin, end)]):
+            if gaps and gaps[-1][1] == gap[0]:
+                gap = (gaps.pop()[0], gap[1])
+            gaps.append(gap)
         self._gaps = gaps
 
 
@@ -167,7 +167,7 @@ def _runtime() -> Any:
 BUFFER_BYTES = 32 << 20
 BUFFERS = 2
 LEAST_BYTES = 1 << 20
-"""Bytes, the least of a tensor that goes through the ring; smaller ones are a few percent of a model's bytes."""
+"""Bytes of the smallest tensor that goes through the ring. Smaller tensors are a few percent of a model's bytes."""
 
 
 class Uploads(Protocol):
@@ -216,7 +216,7 @@ class PinnedRing:
         if tensor.nbytes < self._least_bytes:
             return tensor.to(self._device)
         out = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
-        source, target = (one.view(-1).view(torch.uint8) for one in (tensor.contiguous(), out))
+        source, target = (part.view(-1).view(torch.uint8) for part in (tensor.contiguous(), out))
         for begin in range(0, len(source), self._buffer_bytes):
             piece = source[begin : begin + self._buffer_bytes]
             self._start(target[begin : begin + len(piece)], piece)

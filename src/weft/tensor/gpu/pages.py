@@ -69,9 +69,9 @@ def block_dim(dim: int) -> int:
 @triton.jit
 def token_pages(table_row, first, end, PAGES: tl.constexpr):
     """Return int64 [PAGES x 16]: the page of each token from page ``first`` of the row on; PAD from page ``end`` on."""
-    at = first + tl.arange(0, PAGES * 16) // 16
+    page = first + tl.arange(0, PAGES * 16) // 16
     # 64-bit: a page id times the bytes of a page passes 2^31.
-    return tl.load(table_row + at, mask=at < end, other=-1).to(tl.int64)
+    return tl.load(table_row + page, mask=page < end, other=-1).to(tl.int64)
 
 
 @triton.jit

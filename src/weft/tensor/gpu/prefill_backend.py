@@ -15,9 +15,9 @@ sequences. So splits are turned off: a tile of queries reads all of its context,
 only those for capability 9.0 ("fa3") have tiles that depend only on the head dim. The others take tiles by the mean
 length of the batch's runs, and the smallest ones add up keys in another order: they are refused.
 
-The library is not the default. It cannot be recorded in graphs, so a single prompt would be computed by one library
-and the same prompt among others by the other: two orders of sums for one token. So nothing is recorded if it is asked
-for.
+The library is not the default, and cannot be recorded in graphs. A graph would compute a single prompt by our kernels,
+and a larger step the same prompt by the library: two orders of sums for one token. So with the library no step is
+recorded.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def choose(choice: Choice, capability: tuple[int, int] | None) -> None:
     if capability != _CAPABILITY:
         own = "no GPU" if capability is None else f"a GPU of capability {capability[0]}.{capability[1]}"
         raise ConfigError(
-            "debug.attention_backend is flashinfer, which takes capability 9.0, and here is "
+            "debug.attention_backend is flashinfer, which needs capability 9.0, and this machine has "
             f"{own}: tokens would depend on the batch; use debug.attention_backend weft",
             param="debug.attention_backend",
         )
@@ -126,8 +126,8 @@ class _Planner:
     stream.
     """
 
-    # Two, because the plan is in a pinned buffer of its wrapper and is copied asynchronously: planning again while
-    # that copy is under way would overwrite its source.
+    # Two wrappers, because a plan is in a pinned buffer of its wrapper and is copied asynchronously: planning again
+    # during the copy would overwrite the source.
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -141,7 +141,7 @@ class _Planner:
     def plan(self, **shapes: Any) -> Any:
         """Return the wrapper of this step, planned."""
         self._turn = turn = 1 - self._turn
-        # The copy of the step before the last, which is practically always over.
+        # Wait for the copy of the step before the last, which has almost always ended.
         if self._copied[turn] is not None:
             wait_for(self._copied[turn])
         self._wrappers[turn].plan(**shapes)

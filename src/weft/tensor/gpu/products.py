@@ -97,7 +97,7 @@ def decay_of(log_decay):
 
 @triton.jit
 def decay_sums(log_decay):
-    """Return (whole, rest): float32 sums along axis 0, of at most 64 terms, none above 0. Their total is the sum."""
+    """Return (whole, rest), two float32 parts of the sums along axis 0. There are at most 64 terms, none above 0."""
     # A decay below -80 is clamped anyway, so the floor changes nothing.
     each = tl.maximum(log_decay.to(tl.float32), LOG_DECAY_FLOOR)
     whole = (each + _TO_UNITS) - _TO_UNITS
@@ -136,7 +136,7 @@ def exp_of_negative(x):
     shifted = inside * 1.4426950408889634 + 12582912.0
     whole = shifted - 12582912.0
     rest = (inside - whole * 0.693359375) + whole * 2.12194440e-4
-    # ``shifted`` is 1.5 x 2^23 + whole: its lowest bits are the exponent.
+    # ``shifted`` is 1.5 x 2^23 + ``whole``: its lowest bits are the exponent.
     power = ((shifted.to(tl.int32, bitcast=True) << 23) + 0x3F800000).to(tl.float32, bitcast=True)
     return tl.where(x < -87.0, 0.0, tl.exp(rest) * power)
 
@@ -175,13 +175,13 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
     block = tl.arange(0, BLOCKS)
     same = (block[:, None] == block[None, :])[:, None, :, None]
     tiles = tl.sum(tl.where(same, tl.reshape(a, (BLOCKS, BASE, BLOCKS, BASE)), 0.0), axis=2)
-    at = tl.arange(0, BASE)
-    at_row, at_col = at[None, :, None], at[None, None, :]
-    solved = tl.where(at_row == at_col, 1.0, tl.zeros((BLOCKS, BASE, BASE), tl.float32))
+    index = tl.arange(0, BASE)
+    in_row, in_col = index[None, :, None], index[None, None, :]
+    solved = tl.where(in_row == in_col, 1.0, tl.zeros((BLOCKS, BASE, BASE), tl.float32))
     for i in range(1, BASE):
-        line = tl.sum(tl.where(at_row == i, tiles, 0.0), axis=1)
+        line = tl.sum(tl.where(in_row == i, tiles, 0.0), axis=1)
         solved_row = -tl.sum(line[:, :, None] * solved, axis=1)
-        solved = tl.where((at_row == i) & (at_col < i), solved_row[:, None, :], solved)
+        solved = tl.where((in_row == i) & (in_col < i), solved_row[:, None, :], solved)
     inverse = tl.reshape(tl.where(same, solved[:, :, None, :], 0.0), (SIZE, SIZE))
     half = BASE
     while half < SIZE:
@@ -235,7 +235,7 @@ def rounded(x, dtype, element, position, layer):
 
 
 COLUMNS_MIN = 512
-"""Columns of a split, at least: it reads more of the weight than it writes of sums."""
+"""Fewest columns of a split, so that it reads more bytes of the weight than it writes of sums."""
 
 
 @dataclass(frozen=True, slots=True)

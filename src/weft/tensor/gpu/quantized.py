@@ -107,13 +107,13 @@ def load_right(
         return wide
     line = begin // 32 + tl.arange(0, BK // 32)
     row = first + tl.arange(0, BN)
-    at = (row // 16)[None, :] * (GROUPS * LANES) + (line * 32 // GROUP)[:, None] * LANES
-    at += (row % LANES)[None, :]
+    offset = (row // 16)[None, :] * (GROUPS * LANES) + (line * 32 // GROUP)[:, None] * LANES
+    offset += (row % LANES)[None, :]
     scale_mask = (line < LINES)[:, None] & (row < TILES * 16)[None, :]
-    scale = tl.load(scales + at, mask=scale_mask, other=0.0).to(tl.float32)
+    scale = tl.load(scales + offset, mask=scale_mask, other=0.0).to(tl.float32)
     wide = tl.reshape(wide, (BK // 32, 32, BN))
     if ZEROS:
-        zero = tl.load(zeros + at, mask=scale_mask, other=0).to(tl.float32)
+        zero = tl.load(zeros + offset, mask=scale_mask, other=0).to(tl.float32)
         wide = wide - zero[:, None, :]
     elif FP8 == 0:
         wide = wide - (1 << (BITS - 1))

@@ -32,7 +32,7 @@ from weft.units import CHUNK_TOKENS, PAD
 Int32s = npt.NDArray[np.int32]
 
 GRID_YZ_MAX = 65_535
-"""Programs, the most along the second and the third axis of a CUDA grid; kernels put runs and chunks there."""
+"""Most programs along the second and the third axis of a CUDA grid; kernels put runs and chunks there."""
 RUN_FIELDS = 3
 CHUNK_FIELDS = 4
 
@@ -147,18 +147,18 @@ def _cuts(
     offsets: list[int], starts: list[int], lengths: list[int], decode_count: int, taps: Sequence[TapPoint]
 ) -> list[tuple[int, int, int, int]]:
     """Return (run, first index in T, tokens, slot of the tap at its end or PAD) of every chunk."""
-    asked: dict[int, dict[int, int]] = {}
+    tap_slots: dict[int, dict[int, int]] = {}
     for tap in taps:
         if tap.slot != PAD:
-            at = asked.setdefault(tap.run, {})
-            assert tap.offset not in at, f"run {tap.run} has two taps at {tap.offset}"
-            at[tap.offset] = tap.slot
+            of_run = tap_slots.setdefault(tap.run, {})
+            assert tap.offset not in of_run, f"run {tap.run} has two taps at {tap.offset}"
+            of_run[tap.offset] = tap.slot
     chunks = []
     for run in range(decode_count, len(offsets)):
         start, length = max(starts[run], 0), lengths[run]
         if not length:
             continue  # a PAD run of a recorded step
-        wanted = asked.get(run, {})
+        wanted = tap_slots.get(run, {})
         grid = range(CHUNK_TOKENS - start % CHUNK_TOKENS, length, CHUNK_TOKENS)
         begin = 0
         for end in sorted({*grid, *wanted, length}):

@@ -28,7 +28,7 @@ from weft.tensor.gpu.runs import DeviceRuns
 from weft.units import ceil_div
 
 SCRATCH_BYTES = 256 << 20
-"""Scratch memory, bytes, of a segment with more than one chunk, at most."""
+"""Most bytes of scratch memory of a segment with more than one chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ def segments(step: DeviceRuns, state: torch.Tensor, each: int) -> Iterator[Segme
     if each >= step.chunk_count:
         yield Segment(0, step.chunk_count, state, state)  # no run goes on, so no carry is touched
         return
-    # Not through the slot: a run with slot PAD has a state too. Two places in turn: the program that ends one
-    # run and the program that begins the next may work in one launch, in any order.
+    # The carry does not go through the slot, because a run with slot PAD has a state too. Two buffers alternate: the
+    # program that ends one run and the program that begins the next may run in one launch, in any order.
     carry = torch.empty((2, *state.shape[1:]), dtype=torch.float32, device=state.device)
     for index in range(ceil_div(step.chunk_count, each)):
         yield Segment(index * each, min((index + 1) * each, step.chunk_count), carry[index % 2], carry[(index + 1) % 2])
@@ -70,8 +70,9 @@ def segments(step: DeviceRuns, state: torch.Tensor, each: int) -> Iterator[Segme
 
 @triton.jit
 def part_of_run(chunk_begin, run, base, limit):
-    """Return (first, end, opens, closes): the chunks of ``run`` in the segment [base, limit), and whether its first
-    and its last chunk are among them. Without chunks there first >= end, and it neither opens nor closes.
+    """Return (first, end, opens, closes): the chunks [first, end) of ``run`` in the segment [base, limit), and whether
+    the first and the last chunk of the run are among them. For a run without chunks in the segment first >= end, and
+    ``opens`` and ``closes`` are false.
     """
     begin, end = tl.load(chunk_begin + run), tl.load(chunk_begin + run + 1)
     first, last = tl.maximum(begin, base), tl.minimum(end, limit)

@@ -230,9 +230,9 @@ def combine(
         return
     first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES, SPLIT_PAGES)
     live = tl.cdiv(end - first, each)
-    at = (row * HEADS + head) * splits
+    offset = (row * HEADS + head) * splits
     every = tl.arange(0, SPLITS_MAX)
-    log_all = tl.load(logs + at + every, mask=every < live, other=float("-inf"))
+    log_all = tl.load(logs + offset + every, mask=every < live, other=float("-inf"))
     highest = tl.max(log_all, 0)
     total = tl.sum(tl.exp2(log_all - highest), 0)
     if sinks is not None:
@@ -241,8 +241,8 @@ def combine(
     d = tl.arange(0, BLOCK_D)
     for begin in range(0, live, AT_ONCE):
         split = begin + tl.arange(0, AT_ONCE)
-        weight = tl.exp2(tl.load(logs + at + split, mask=split < live, other=float("-inf")) - highest)
-        x = tl.load(partial + (at + split)[:, None] * BLOCK_D + d[None, :], mask=(split < live)[:, None], other=0.0)
+        weight = tl.exp2(tl.load(logs + offset + split, mask=split < live, other=float("-inf")) - highest)
+        x = tl.load(partial + (offset + split)[:, None] * BLOCK_D + d[None, :], mask=(split < live)[:, None], other=0.0)
         weighted += tl.sum(x * weight[:, None], 0)
     finish(
         (weighted / total)[None, :],

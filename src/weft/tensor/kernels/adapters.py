@@ -51,7 +51,10 @@ def _down(
     BR: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Write ``low`` [blocks * BM, LOW]."""
+    """Write ``low`` [blocks * BM, LOW]: the first products of the rows. Grid: blocks of rows, blocks of LOW.
+
+    ``x`` [T, COLUMNS] by ``x_row``; ``order``, ``places`` and ``table`` as for ``_up``.
+    """
     block = tl.program_id(0)
     place = tl.load(places + block)
     if place >= 0:
@@ -100,7 +103,7 @@ def _up(
     """Add the second product of a block's adapter to BN columns of ``y``. Grid: blocks of rows, blocks of columns.
 
     ``y`` [T, out] by ``y_row``; ``order`` int64 [blocks * BM]: rows; ``places`` int64 [blocks]: lines of ``table``
-    int64 [lines, FIELDS]; ``low`` [blocks * BM, LOW], of ``_down``.
+    int64 [lines, FIELDS]; ``low`` [blocks * BM, LOW], as ``_down`` wrote it.
     """
     block = tl.program_id(0)
     place = tl.load(places + block)
@@ -116,8 +119,8 @@ def _up(
                 column = begin_y + tl.arange(0, BN) - first
                 inside = (column >= 0) & (column < rows)
                 here = (row >= 0)[:, None] & inside[None, :]
-                at = y + row[:, None] * y_row + (first + column)[None, :]
-                total = tl.load(at, mask=here, other=0.0).to(tl.float32)
+                address = y + row[:, None] * y_row + (first + column)[None, :]
+                total = tl.load(address, mask=here, other=0.0).to(tl.float32)
                 gain = tl.load(part + 5)
                 if gain != 0:
                     gains = tl.load(gain.to(tl.pointer_type(y.dtype.element_ty)) + column, mask=inside, other=1.0)
@@ -142,7 +145,7 @@ def _up(
                         other=0.0,
                     )
                     sums += product(left, right)
-                tl.store(at, (total + sums).to(y.dtype.element_ty), mask=here)
+                tl.store(address, (total + sums).to(y.dtype.element_ty), mask=here)
 
 
 def add_factors(

@@ -39,12 +39,12 @@ def _round(x, codes, scales, x_row, rows, parts, COLUMNS: tl.constexpr, PLACES: 
     over = tl.where(some, reach, 1.0)
     most = tl.full((), 448.0 if FP8 else 127.0, tl.float32)
     exact = tl.where(some, wide, 0.0) * tl.div_rn(most, over)
-    at = row * parts + part
+    index = row * parts + part
     if FP8:
-        tl.store(codes + at * PLACES + place, fp8_bits(exact))
+        tl.store(codes + index * PLACES + place, fp8_bits(exact))
     else:
-        # Adding 1.5 x 2^23 leaves no bits for a fraction: to the nearest even.
-        tl.store(codes + at * PLACES + place, ((exact + 12582912.0) - 12582912.0).to(tl.int8))
+        # Adding 1.5 x 2^23 leaves no bits for a fraction: this rounds to the nearest even.
+        tl.store(codes + index * PLACES + place, ((exact + 12582912.0) - 12582912.0).to(tl.int8))
     scale = tl.where(some, tl.div_rn(reach, most), 0.0)
     tl.store(scales + part * rows + row, tl.where(broken, float("nan"), scale))
 
@@ -69,7 +69,11 @@ def _product(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """Write ``out`` [rows, columns_out]; weights as for ``tensor.gpu.quantized``."""
+    """Write ``out`` [rows, columns_out]. Grid: blocks of BN columns of ``out``, blocks of BM rows.
+
+    ``x`` int8 [rows, parts, 128] with ``x_scales`` float32 [parts, rows]; ``codes`` and ``scales`` of the weight as in
+    ``tensor.gpu.quantized``; ``bias`` float32 [columns_out].
+    """
     row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
     first, place, here = tl.program_id(0) * BN, tl.arange(0, PLACES), row < rows
     tile, piece = first // 16 + tl.arange(0, BN // 16), tl.arange(0, PLACES * 16)
@@ -86,8 +90,8 @@ def _product(
         signed = (stored ^ 0x80).to(tl.int8, bitcast=True)
         right = tl.permute(tl.reshape(signed, (BN // 16, PLACES // 4, 16, 4)), (1, 3, 0, 2))
         sums = tl.dot(left, tl.reshape(right, (PLACES, BN)), out_dtype=tl.int32)
-        at = (column // 16) * (GROUPS * 16) + (part * PLACES // GROUP) * 16 + column % 16
-        of_weight = tl.load(scales + at, mask=column < TILES * 16, other=0.0).to(tl.float32)
+        offset = (column // 16) * (GROUPS * 16) + (part * PLACES // GROUP) * 16 + column % 16
+        of_weight = tl.load(scales + offset, mask=column < TILES * 16, other=0.0).to(tl.float32)
         of_x = tl.load(x_scales + part * rows + row, mask=here, other=0.0)
         total += sums.to(tl.float32) * (of_weight[None, :] * of_x[:, None])
     within = column < columns_out
@@ -110,15 +114,15 @@ def rounded(x_RI: torch.Tensor, *, fp8: bool = False, multiple: int = 1) -> tupl
     ``multiple``; the contents of the additional rows are unspecified.
     """
     rows, columns = x_RI.shape
-    parts, held = -(-columns // PART), -(-rows // multiple) * multiple
-    codes = torch.empty((held, parts, PART), dtype=torch.uint8 if fp8 else torch.int8, device=x_RI.device)
-    scales = torch.empty((parts, held), dtype=torch.float32, device=x_RI.device)
+    parts, padded_rows = -(-columns // PART), -(-rows // multiple) * multiple
+    codes = torch.empty((padded_rows, parts, PART), dtype=torch.uint8 if fp8 else torch.int8, device=x_RI.device)
+    scales = torch.empty((parts, padded_rows), dtype=torch.float32, device=x_RI.device)
     launch(_round, (rows, parts))(
         x_RI,
         codes,
         scales,
         x_RI.stride(0),
-        held,
+        padded_rows,
         parts,
         COLUMNS=columns,
         PLACES=PART,

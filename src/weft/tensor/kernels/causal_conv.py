@@ -111,7 +111,11 @@ def _tokens(
     SILU: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Compute the outputs of prefills, and the windows of taps. Grid: blocks of channels, chunks."""
+    """Compute the outputs of prefills, and the windows of taps. Grid: blocks of channels, chunks.
+
+    ``x``, ``gate``, ``after`` [T, C] by row strides; ``weight`` [C, W + 1]; ``bias`` [C]; ``window`` [slots, C, W] with
+    ``slot_stride``; ``out`` [T, C]; ``slots`` int64 [R]; ``fresh`` and the ``chunk_*`` tables int32, of ``gpu.runs``.
+    """
     c = tl.program_id(1)
     channel, place = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, PLACES)
     within = channel < C
@@ -128,19 +132,21 @@ def _tokens(
     weights = _weights(weight, channel, within, W, KP)
     y = tl.zeros((PLACES, BC), tl.float32)
     if begin < W:
-        # Window inputs of the run's first places, the oldest first, as below. Row by row: a tile of it has channels in
-        # another order than a tile of x, and every tile would be transposed.
+        # Window inputs of the run's first places, the oldest first, as below. The window is read row by row: its tiles
+        # have the channels in another order than tiles of x, and would all be transposed.
         for of in tl.static_range(W):
             for k in tl.static_range(W - of):
                 entry = begin + of + k
                 valid = (of < tokens) & (entry < W) & (entry - W + behind >= 0)
-                held = tl.load(old + entry, mask=channel < only_if(valid, C), other=0.0).to(tl.float32)
-                # Multiplied and added at once, as of the other inputs and in decodes: the same bits.
-                y = tl.where((place == of)[:, None], y + held[None, :] * _weight(weights, k, KP)[None, :], y)
+                window_input = tl.load(old + entry, mask=channel < only_if(valid, C), other=0.0).to(tl.float32)
+                # Multiplied and added one by one, like other inputs and in decodes, so that the bits are the same.
+                y = tl.where((place == of)[:, None], y + window_input[None, :] * _weight(weights, k, KP)[None, :], y)
     for k in tl.static_range(W + 1):
-        at = begin + place - W + k
-        mask = (here & (at >= 0))[:, None] & within[None, :]
-        seen = _input(x, gate, (run_first.to(tl.int64) + at)[:, None], channel[None, :], mask, x_row, gate_row, GATED)
+        position = begin + place - W + k
+        mask = (here & (position >= 0))[:, None] & within[None, :]
+        seen = _input(
+            x, gate, (run_first.to(tl.int64) + position)[:, None], channel[None, :], mask, x_row, gate_row, GATED
+        )
         y += seen * _weight(weights, k, KP)[None, :]
     t = (first + place)[:, None]
     _output(
@@ -196,7 +202,9 @@ def _rows(
     SILU: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Compute decodes and move the windows on. Grid: blocks of channels, runs."""
+    """Compute decodes and move the windows on. Grid: blocks of channels, runs. Arguments as for ``_tokens``;
+    ``offsets``, ``lengths`` int32 [R].
+    """
     run = tl.program_id(1)
     channel, entry = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, WP)
     within = channel < C
@@ -213,11 +221,11 @@ def _rows(
                 seen = _input(x, gate, first, channel, within, x_row, gate_row, GATED)
             y += seen * tl.load(weight + channel * (W + 1) + k, mask=within, other=0.0).to(tl.float32)
         _output(out, y, after, bias, first, channel, within, within, after_row, C, BIAS, SILU, GATED)
-    at = (length - W + entry)[None, :]
-    mask = within[:, None] & (at >= 0) & (entry < W)[None, :]
-    seen = _input(x, gate, first + at, channel[:, None], mask, x_row, gate_row, GATED)
-    before = within[:, None] & (at < 0) & (at + behind >= 0) & (entry < W)[None, :]
-    seen = tl.where(before, tl.load(old[:, None] + at + W, mask=before, other=0.0).to(tl.float32), seen)
+    position = (length - W + entry)[None, :]
+    mask = within[:, None] & (position >= 0) & (entry < W)[None, :]
+    seen = _input(x, gate, first + position, channel[:, None], mask, x_row, gate_row, GATED)
+    before = within[:, None] & (position < 0) & (position + behind >= 0) & (entry < W)[None, :]
+    seen = tl.where(before, tl.load(old[:, None] + position + W, mask=before, other=0.0).to(tl.float32), seen)
     # A program reads all of its window before it writes any: neighbouring threads may hold neighbouring
     # entries.
     tl.debug_barrier()

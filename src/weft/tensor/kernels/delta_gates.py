@@ -35,7 +35,9 @@ def _gates(
     BC: tl.constexpr,
     FLOORED: tl.constexpr,
 ):
-    """Write ``g`` float32 [T, C] and ``beta`` float32 [T, H]."""
+    """Write ``g`` float32 [T, C] and ``beta`` float32 [T, H]. Grid: tokens, blocks of columns. ``a`` [T, C] by
+    ``a_row``, ``b`` [T, H] by ``b_row``; ``bias`` float32 [C], ``decay`` float32 [H].
+    """
     t = tl.program_id(0).to(tl.int64)
     column, head = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, HP)
     inside = column < C

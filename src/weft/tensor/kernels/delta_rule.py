@@ -189,7 +189,12 @@ def recurrent(
     BY_LINE: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Run the recurrence. Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
+    """Run the recurrence. Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run.
+
+    ``q``, ``k`` [T, H / GROUP, K]; ``v`` [T, H, V]; ``g`` [T, H], or [T, H, K] with BY_LINE; ``beta`` [T, H]: all by
+    strides in elements. ``out`` [T, H, V]; ``state`` [slots, H, K, V] with ``slot_stride``; ``slots``, ``starts`` int64
+    [R]; ``fresh`` and the ``chunk_*`` tables int32, of ``gpu.runs``.
+    """
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV)
     element = (head * K + line)[:, None] * V + col[None, :]
@@ -300,7 +305,9 @@ def _prepare_heads(
     K: tl.constexpr,
     KP: tl.constexpr,
 ):
-    """Prepare chunks with one decay for each head. Grid: heads, chunks from ``base`` on."""
+    """Prepare chunks with one decay for each head. Grid: heads, chunks from ``base`` on. Inputs as for ``recurrent``,
+    results as for ``chunks``.
+    """
     head, c = tl.program_id(0), base + tl.program_id(1)
     chunk = (tl.program_id(1) * H + head).to(tl.int64)
     line, place = tl.arange(0, KP), tl.arange(0, PLACES)
@@ -394,7 +401,9 @@ def _prepare_lines(
     K: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Prepare chunks with one decay for each line of a head. Grid: heads, chunks from ``base`` on."""
+    """Prepare chunks with one decay for each line of a head. Grid: heads, chunks from ``base`` on. Inputs as for
+    ``recurrent``, results as for ``chunks`` with BY_LINE.
+    """
     head, c = tl.program_id(0), base + tl.program_id(1)
     chunk = (tl.program_id(1) * H + head).to(tl.int64)
     place = tl.arange(0, PLACES)

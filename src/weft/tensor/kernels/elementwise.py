@@ -101,10 +101,10 @@ def partner_of(d, ROTARY: tl.constexpr):
 @triton.jit
 def rotated(x, partner, cos, sin, table_stride, token, token_mask, d, ROTARY: tl.constexpr):
     """Return float32 [N, BLOCK_D] of tokens ``token``, rotated by their angles."""
-    at = token[:, None] * table_stride + d[None, :]
+    offset = token[:, None] * table_stride + d[None, :]
     angle_mask = token_mask[:, None] & (d < ROTARY)[None, :]
-    by_cos = tl.load(cos + at, mask=angle_mask, other=1.0).to(tl.float32)
-    by_sin = tl.load(sin + at, mask=angle_mask, other=0.0).to(tl.float32)
+    by_cos = tl.load(cos + offset, mask=angle_mask, other=1.0).to(tl.float32)
+    by_sin = tl.load(sin + offset, mask=angle_mask, other=0.0).to(tl.float32)
     return x * by_cos + partner * tl.where(d < ROTARY // 2, -1.0, 1.0)[None, :] * by_sin
 
 

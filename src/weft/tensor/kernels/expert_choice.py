@@ -38,16 +38,16 @@ def _in_chosen_groups(
 ):
     """Return which experts [EP] are of the groups of SIZE with the largest sums of two."""
     group, sums = tl.arange(0, GP), tl.full((GP,), float("-inf"), tl.float32)
-    for one in range(GROUPS):
-        member = expert // SIZE == one
+    for candidate in range(GROUPS):
+        member = expert // SIZE == candidate
         first, place = _best(choice, expert, member, EP)
         second, _ = _best(choice, expert, member & (expert != place), EP)
-        sums = tl.where(group == one, first + second, sums)
+        sums = tl.where(group == candidate, first + second, sums)
     free, chosen = group < GROUPS, expert < 0
     for _ in range(GROUPS_CHOSEN):
-        _, one = _best(sums, group, free, GP)
-        free = free & (group != one)
-        chosen = chosen | (expert // SIZE == one)
+        _, candidate = _best(sums, group, free, GP)
+        free = free & (group != candidate)
+        chosen = chosen | (expert // SIZE == candidate)
     return chosen
 
 
@@ -78,14 +78,14 @@ def _choose(
     first.
     """
     token, expert, place = tl.program_id(0).to(tl.int64), tl.arange(0, EP), tl.arange(0, XP)
-    at, mask = token * X + place, place < X
+    offset, mask = token * X + place, place < X
     # A row of PAD reads no score.
     pad = token < 0
     if positions is not None:
         pad = tl.load(positions + token) < 0
     if pad:
-        tl.store(ids + at, tl.full((XP,), -1, tl.int64), mask=mask)
-        tl.store(weights + at, tl.zeros((XP,), weights.dtype.element_ty), mask=mask)
+        tl.store(ids + offset, tl.full((XP,), -1, tl.int64), mask=mask)
+        tl.store(weights + offset, tl.zeros((XP,), weights.dtype.element_ty), mask=mask)
         return
     free = expert < E
     score = tl.load(scores + token * scores_row + expert, mask=free, other=float("-inf")).to(tl.float32)
@@ -100,10 +100,10 @@ def _choose(
         free = free & _in_chosen_groups(choice, expert, GROUPS, GROUPS_CHOSEN, E // GROUPS, EP, GP)
     picked, chosen = tl.zeros((XP,), tl.float32), tl.zeros((XP,), tl.int32)
     for number in range(X):
-        _, one = _best(choice, expert, free, EP)
-        free = free & (expert != one)
-        picked = tl.where(place == number, tl.sum(tl.where(expert == one, score, 0.0), 0), picked)
-        chosen = tl.where(place == number, one, chosen)
+        _, best = _best(choice, expert, free, EP)
+        free = free & (expert != best)
+        picked = tl.where(place == number, tl.sum(tl.where(expert == best, score, 0.0), 0), picked)
+        chosen = tl.where(place == number, best, chosen)
     if SIGMOID:
         weight = picked
         if NORMALIZED:
@@ -115,8 +115,8 @@ def _choose(
     else:
         top = tl.max(score, 0)
         weight = tl.exp(picked - (top + tl.log(tl.sum(tl.exp(score - top), 0))))
-    tl.store(weights + at, (weight * scale).to(weights.dtype.element_ty), mask=mask)
-    tl.store(ids + at, chosen.to(tl.int64), mask=mask)
+    tl.store(weights + offset, (weight * scale).to(weights.dtype.element_ty), mask=mask)
+    tl.store(ids + offset, chosen.to(tl.int64), mask=mask)
 
 
 def choose_experts(

@@ -188,8 +188,7 @@ def kv_splits_of_row(width: int, value_dim: int) -> tuple[int, int]:
 
 def blocks_of(main: int, product: tl.dtype, small: bool) -> dict[str, int]:
     """Return the sizes of a block. ``small``: shared memory of 99 KiB, which holds one stage."""
-    # A block is a page or two: the sums of 32 heads by 512 numbers are 64 registers of each thread of 8
-    # warps.
+    # A block is a page or two: the sums of 32 heads by 512 numbers take 64 registers in each thread of 8 warps.
     return {"PAGES": 1 if main > 512 or product == tl.float32 else 2, "num_warps": 8, "num_stages": 1 if small else 2}
 
 
@@ -242,7 +241,7 @@ def _absorb(
     total,
     out,
     pages,
-    at,
+    position,
     last,
     cache,
     stride,
@@ -257,7 +256,9 @@ def _absorb(
     PRODUCT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add some pages, the first token of which has position ``at``, to a running softmax."""
+    """Add some pages to a running softmax (``top``, ``total``, ``out``). ``q`` [M, MAIN] and ``q_rest`` [M, REST];
+    ``pages`` of the tokens from ``position`` on; a query sees tokens up to ``last`` [M].
+    """
     rows = widen(load_rows(cache, stride, pages, 0, MAIN, D, PAGES * 16), FP8, PRODUCT)
     scores = tl.dot(q, tl.trans(rows), input_precision=PRECISION)
     if REST:
@@ -274,7 +275,7 @@ def _absorb(
         top,
         total,
         out,
-        at + tl.arange(0, PAGES * 16),
+        position + tl.arange(0, PAGES * 16),
         last,
         qk_scale,
         True,
@@ -384,11 +385,11 @@ def _decode(
                 PRODUCT,
                 PRECISION,
             )
-        at = (row * HEADS + head) * splits + split
+        index = (row * HEADS + head) * splits + split
         tl.store(
-            partial + at[:, None] * MAIN + tl.arange(0, MAIN)[None, :], acc / total[:, None], mask=head_mask[:, None]
+            partial + index[:, None] * MAIN + tl.arange(0, MAIN)[None, :], acc / total[:, None], mask=head_mask[:, None]
         )
-        tl.store(logs + at, top + tl.log2(total), mask=head_mask)
+        tl.store(logs + index, top + tl.log2(total), mask=head_mask)
 
 
 @triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=STEP_TABLES)
@@ -455,8 +456,8 @@ def _prefill(
             MAIN,
         )
         return
-    at = start + first - tl.load(offsets + run)
-    last = at + tl.minimum(place, count - 1)
+    first_position = start + first - tl.load(offsets + run)
+    last = first_position + tl.minimum(place, count - 1)
     q_tile = _load_queries(q, token, q_token, head, q_head, token_mask, 0, MAIN, D, PRODUCT)
     q_tile_rest = q_tile
     if REST:

@@ -97,7 +97,12 @@ def _recurrent(
     BC: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Run the recurrence. Grid: blocks of channels, runs from ``first_run`` on. Token t of a decode run is t = run."""
+    """Run the recurrence. Grid: blocks of channels, runs from ``first_run`` on. Token t of a decode run is t = run.
+
+    ``x``, ``dt`` [T, C] and ``b``, ``c`` [T, N] by row strides; ``A`` [C, N]; ``D``, ``dt_bias`` [C]; ``out`` [T, C];
+    ``state`` [slots, C, N] with ``slot_stride``; ``slots``, ``starts`` int64 [R]; ``fresh`` and the ``chunk_*`` tables
+    int32, of ``gpu.runs``.
+    """
     run = first_run + tl.program_id(1)
     channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
     element = channel[:, None] * N + col[None, :]
@@ -111,8 +116,8 @@ def _recurrent(
         run_first = tl.load(chunk_first + begin).to(tl.int64)
         for chunk in range(begin, tl.load(chunk_begin + run + 1)):
             first = tl.load(chunk_first + chunk)
-            for at in range(first, first + tl.load(chunk_tokens + chunk)):
-                index = at - run_first
+            for entry in range(first, first + tl.load(chunk_tokens + chunk)):
+                index = entry - run_first
                 t = run_first + index
                 step, x_t = _token(x, dt, bias, t, channel, x_row, dt_row, C)
                 s = _advance(s, step, x_t, b, t, col, rates, b_row, N)
@@ -154,11 +159,11 @@ def _scan(
 ):
     """Run the recurrence of a chunk. Grid: blocks of channels, chunks. ENDS: writes ``begins`` [chunks, C, N], the
     state after a chunk that began at zero, and ``steps`` [chunks, C], its sum of step sizes. Else reads ``begins``,
-    the state before the chunk.
+    the state before the chunk. Other arguments as for ``_recurrent``.
     """
     chunk = tl.program_id(1).to(tl.int64)
     channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
-    held = begins + chunk * (C * N) + channel[:, None] * N + col[None, :]
+    state = begins + chunk * (C * N) + channel[:, None] * N + col[None, :]
     mask = (channel < C)[:, None] & (col < N)[None, :]
     rates, d, bias = _of_channels(A, D, dt_bias, channel, col, C, N)
     first = tl.load(chunk_first + chunk).to(tl.int64)
@@ -166,7 +171,7 @@ def _scan(
     if ENDS:
         s = tl.zeros((BC, NP), tl.float32)
     else:
-        s = tl.load(held, mask=mask, other=0.0)
+        s = tl.load(state, mask=mask, other=0.0)
     for index in range(tl.load(chunk_tokens + chunk)):
         t = first + index
         step, x_t = _token(x, dt, bias, t, channel, x_row, dt_row, C)
@@ -176,7 +181,7 @@ def _scan(
         else:
             _read_out(s, x_t, c, out, t, channel, col, d, c_row, C, N)
     if ENDS:
-        tl.store(held, s, mask=mask)
+        tl.store(state, s, mask=mask)
         tl.store(steps + chunk * C + channel, total + rest, mask=channel < C)
 
 
@@ -208,9 +213,9 @@ def _link(
     s = load_slot(state, element, slot, slot_stride, tl.load(fresh + run), channel, C, col < N)
     rates = tl.load(A + element, mask=mask, other=0.0).to(tl.float32)
     for chunk in range(tl.load(chunk_begin + run), tl.load(chunk_begin + run + 1)):
-        held = begins + chunk * (C * N) + element
-        end = tl.load(held, mask=mask, other=0.0)
-        tl.store(held, s, mask=mask)
+        addresses = begins + chunk * (C * N) + element
+        end = tl.load(addresses, mask=mask, other=0.0)
+        tl.store(addresses, s, mask=mask)
         step = tl.load(steps + chunk * C + channel, mask=channel < C, other=0.0)
         s = s * decay_of(step[:, None] * rates) + end
         tap = tl.load(chunk_tap + chunk).to(tl.int64)

@@ -47,7 +47,7 @@ PREPARE = Blocks(32)
 
 
 def states_blocks(n_padded: int) -> Blocks:
-    """Return the blocks of ``states``. The state and a product of 32 x 128 are half of each thread's registers."""
+    """Return the blocks of ``states``. The state and a product of 32 x 128 take half of each thread's registers."""
     return Blocks(32 if n_padded <= 128 else 16, stages=3)
 
 
@@ -146,7 +146,12 @@ def _recurrent(
     BP: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Run the recurrence. Grid: blocks of P, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
+    """Run the recurrence. Grid: blocks of P, heads, runs from ``first_run`` on. Token t of a decode run is t = run.
+
+    ``x`` [T, H, P], ``dt`` [T, H], ``b`` and ``c`` [T, H / GROUP, N] by strides in elements; ``A``, ``D``, ``dt_bias``
+    [H]; ``out`` [T, H, P]; ``state`` [slots, H, P, N] with ``slot_stride``; ``slots``, ``starts`` int64 [R]; ``fresh``
+    and the ``chunk_*`` tables int32, of ``gpu.runs``. ``low``, ``high``: limits of a step.
+    """
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP)
     element = (head * P + line)[:, None] * N + col[None, :]
@@ -271,8 +276,8 @@ def _prepare(
     tile = here[:, None] & (col < N)[None, :]
     bs = tl.load(b + t[:, None] * b_row + group * b_head + col[None, :], mask=tile, other=0.0)
     cs = tl.load(c + t[:, None] * c_row + group * c_head + col[None, :], mask=tile, other=0.0)
-    at = (index * (H // GROUP) + group) * PLACES + place
-    tl.store(scores + at[:, None] * PLACES + place[None, :], product(cs, tl.trans(bs)))
+    score_row = (index * (H // GROUP) + group) * PLACES + place
+    tl.store(scores + score_row[:, None] * PLACES + place[None, :], product(cs, tl.trans(bs)))
     for part in range(0, GROUP, BH):
         in_group = part + tl.arange(0, BH)
         head, of_group = group * GROUP + in_group, in_group < GROUP
@@ -326,7 +331,7 @@ def _states(
     BP: tl.constexpr,
 ):
     """Compute the states of chunks. Grid: blocks of P, heads, prefill runs. ``chunk_states`` [C, H, P, N]: the state
-    before each chunk.
+    before each chunk. ``pushes`` and ``decay`` as ``_prepare`` wrote them; others as for ``_recurrent``.
     """
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP), tl.arange(0, PLACES)
@@ -383,7 +388,9 @@ def _outputs(
     NP: tl.constexpr,
     BP: tl.constexpr,
 ):
-    """Compute outputs. Grid: blocks of P, heads, chunks from ``base`` on. ``out`` [T, H, P]."""
+    """Compute outputs. Grid: blocks of P, heads, chunks from ``base`` on. ``out`` [T, H, P]; ``scores`` to
+    ``rest_sums`` as ``_prepare`` wrote them, ``chunk_states`` as ``_states``; others as for ``_recurrent``.
+    """
     head, index = tl.program_id(1), tl.program_id(2).to(tl.int64)
     line, col, place = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP), tl.arange(0, PLACES)
     here = place < tl.load(chunk_tokens + base + index)
@@ -404,8 +411,8 @@ def _outputs(
     y_tile = product_left(cs, s) * decay_of(whole + rest)[:, None]
     xs = tl.load(x + t[:, None] * x_row + head * x_head + line[None, :], mask=x_tile, other=0.0)
     y_tile += tl.load(D + head).to(tl.float32) * xs.to(tl.float32)
-    at = (index * (H // GROUP) + group) * PLACES + place
-    weights = tl.load(scores + at[:, None] * PLACES + place[None, :]) * pairwise_decay(whole, rest, place)
+    score_row = (index * (H // GROUP) + group) * PLACES + place
+    weights = tl.load(scores + score_row[:, None] * PLACES + place[None, :]) * pairwise_decay(whole, rest, place)
     y_tile += product_right(weights * tl.load(sizes + row)[None, :], xs)
     tl.store(out + (t * H + head)[:, None] * P + line[None, :], y_tile.to(out.dtype.element_ty), mask=x_tile)
 

@@ -50,8 +50,8 @@ SHARED_EXPERT = Blocks(1024)
 ADD = Blocks(128)
 TILE_ROWS_MIN = 16
 SPLIT_TOKENS, SPLIT_PROGRAMS = 64, 128
-"""Tokens, the most whose first product is split, and programs that one token should have. Eighty of them keep enough
-bytes in flight; a share of an expert has some twenty.
+"""Most tokens whose first product is split, and programs that one token should have. Eighty programs keep enough bytes
+in flight; the share of an expert on one of several ranks has some twenty.
 """
 ALIGN = Blocks(1024)
 COUNTED_PAIRS = 4096
@@ -88,8 +88,8 @@ def pairs_of_program(pairs: int) -> int:
 
 def up_splits(tokens: int, rows: int, choices: int, columns: int, depth: int, block: int) -> ColumnSplits:
     """Return the splits of the ``depth`` columns of x, for an expert's first product with ``columns`` results.
-    ``rows``: of a tile. Up to 64 tokens there may be as few programs as one token has; their number then follows only
-    from the model's shape.
+    ``rows``: of a tile. Up to 64 tokens all pairs may be in the tiles of one token's experts, so the number of splits
+    follows only from the model's shape.
     """
     if tokens > SPLIT_TOKENS or rows > TILE_ROWS_MIN:
         return ColumnSplits(1, depth)
@@ -171,7 +171,7 @@ def _align(
             before += tl.where(other < part, own, 0)
     is_expert = (bin_ > 0) & (bin_ <= EXPERTS)
     total = tl.where(is_expert, total, 0)
-    at = tl.cumsum(total, 0) - total
+    next_place = tl.cumsum(total, 0) - total
     tile_counts = (total + (BM - 1)) // BM
     used = tl.sum(tile_counts, 0)
     for begin in range(0, tile_count, programs * BLOCK):
@@ -181,22 +181,22 @@ def _align(
     for expert in range(part, EXPERTS, programs):
         count = tl.sum(tl.where(bin_ == expert + 1, total, 0), 0)
         if count > 0:
-            begin = tl.sum(tl.where(bin_ == expert + 1, at, 0), 0)
+            begin = tl.sum(tl.where(bin_ == expert + 1, next_place, 0), 0)
             tile = tl.sum(tl.where(bin_ <= expert, tile_counts, 0), 0)
             for done in range(0, count, BM * BLOCK):
                 rest = count - done - place * BM
-                one = (tile + done // BM + place) * 3
-                tl.store(tiles + one, tl.full((BLOCK,), 0, tl.int32) + expert, mask=rest > 0)
-                tl.store(tiles + one + 1, begin + done + place * BM, mask=rest > 0)
-                tl.store(tiles + one + 2, tl.minimum(rest, BM), mask=rest > 0)
-    at += before
+                entry = (tile + done // BM + place) * 3
+                tl.store(tiles + entry, tl.full((BLOCK,), 0, tl.int32) + expert, mask=rest > 0)
+                tl.store(tiles + entry + 1, begin + done + place * BM, mask=rest > 0)
+                tl.store(tiles + entry + 2, tl.minimum(rest, BM), mask=rest > 0)
+    next_place += before
     for begin in range(part * PART, tl.minimum(part * PART + PART, pairs), ROWS):
         pair = begin + row
         own_bin = (tl.load(ids + pair, mask=pair < pairs, other=-1) + 1).to(tl.int32)
         same = (own_bin[:, None] == own_bin[None, :]) & (row[None, :] < row[:, None])
-        target = tl.gather(at, own_bin, 0) + tl.sum(same.to(tl.int32), 1)
+        target = tl.gather(next_place, own_bin, 0) + tl.sum(same.to(tl.int32), 1)
         tl.store(order + target, pair, mask=own_bin > 0)
-        at += tl.histogram(own_bin, BINS)
+        next_place += tl.histogram(own_bin, BINS)
 
 
 @triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["order", "tiles"])
@@ -340,14 +340,14 @@ def _add(
     row = tl.arange(0, BM)
     place = (tl.load(tiles + tile * 3 + 1) + row).to(tl.int64)[:, None]
     mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
-    at = place * ((2 if GATED else 1) * COLUMNS) + column[None, :]
-    total = sum_of_splits(partials, split_stride, at, mask, SPLITS)
+    offset = place * ((2 if GATED else 1) * COLUMNS) + column[None, :]
+    total = sum_of_splits(partials, split_stride, offset, mask, SPLITS)
     inside = column < COLUMNS
     if bias is not None:
         bias += tl.load(tiles + tile * 3).to(tl.int64) * ((2 if GATED else 1) * COLUMNS) + column
         total += tl.load(bias, mask=inside, other=0.0)[None, :]
     if GATED:
-        up = sum_of_splits(partials, split_stride, at + COLUMNS, mask, SPLITS)
+        up = sum_of_splits(partials, split_stride, offset + COLUMNS, mask, SPLITS)
         if bias is not None:
             up += tl.load(bias + COLUMNS, mask=inside, other=0.0)[None, :]
         total = _gated(total, up, ACTIVATION, LIMIT)
@@ -415,10 +415,10 @@ def moe(
         (True, down_EDI, of_down, between, pair_out[None], width, ColumnSplits(1, inner)),
     ):
         blocks = product_blocks(rows, down)
-        held, scales, zeros, constants = _parts(weight)
+        codes, scales, zeros, constants = _parts(weight)
         launch(_product, (len(tiles), triton.cdiv(columns, blocks.width), parts.count))(
             source,
-            held,
+            codes,
             scales,
             zeros,
             bias,
@@ -476,7 +476,7 @@ def _align_pairs(ids: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, ex
     if pairs > COUNTED_PAIRS:
         counts = torch.empty((parts, bins), dtype=torch.int32, device=ids.device)
         launch(_count, (parts,))(ids, counts, pairs, PART=part, BINS=bins, BLOCK=ALIGN.width, num_warps=ALIGN.warps)
-    # Few pairs: programs without any write tiles.
+    # With few pairs, programs without pairs write tiles.
     launch(_align, (max(parts, min(experts, 128)) if counts is None else parts,))(
         ids,
         counts,

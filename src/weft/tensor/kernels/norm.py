@@ -18,7 +18,7 @@ from weft.tensor.op import UNFIT, Unfit
 from weft.units import ceil_div
 
 AT_ONCE = 4096
-"""Numbers of a program, unless one group is larger."""
+"""Numbers that a program normalises, unless one group is larger."""
 
 
 def rms_norm(

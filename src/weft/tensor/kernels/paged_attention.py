@@ -60,7 +60,7 @@ BLOCK_BYTES = 16 << 10
 shared memory and 128 registers a thread, so four programs fit an SM of an H100.
 """
 ROWS_MIN = 16
-"""Rows of a tensor-core product, at least: a tenth of the rows that an H100 could multiply while it reads a page."""
+"""Fewest rows of a tensor-core product: a tenth of the rows that an H100 could multiply while it reads a page."""
 DIM_MAX = 512
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -230,7 +230,7 @@ def splits_max(kv_heads: int) -> int:
 
 
 def split_tokens(kv_heads: int, dim: int) -> int:
-    """Return the least tokens of a split. With 8 KV heads of 128 a row of 2,048 tokens is then 128 programs. Each
+    """Return the fewest tokens of a split. With 8 KV heads of 128 a row of 2,048 tokens is then 128 programs. Each
     split fills its pipeline again: heads of 256, 64 rows of 2,048 tokens take 156 us on an H200 in splits of 128, and
     145 us in splits of 256; one row takes 11 and 12 us.
     """
@@ -290,7 +290,7 @@ def absorb(
     total,
     out,
     pages,
-    at,
+    position,
     last,
     k,
     v,
@@ -313,7 +313,9 @@ def absorb(
     row_mask=None,
     EXTENT: tl.constexpr = 0,
 ):
-    """Add some pages, the first token of which has position ``at``, to a running softmax."""
+    """Add some pages to a running softmax (``top``, ``total``, ``out``). ``q`` [M, BLOCK_D]; ``k``, ``v``: the head's
+    rows in page 0; ``pages`` of the tokens from ``position`` on; a query sees tokens up to ``last`` [M].
+    """
     keys = widen(load_rows(k, k_stride, pages, 0, BLOCK_D, D, PAGES * 16), FP8, PRODUCT)
     values = widen(load_rows(v, v_stride, pages, 0, BLOCK_D, D, PAGES * 16), FP8, PRODUCT)
     k_scale, v_scale = None, None
@@ -329,7 +331,7 @@ def absorb(
         top,
         total,
         out,
-        at + tl.arange(0, PAGES * 16),
+        position + tl.arange(0, PAGES * 16),
         last,
         qk_scale,
         MASKED,
@@ -506,9 +508,9 @@ def _decode(
                 BLOCK_D,
             )
         else:
-            at = (row * HEADS + head) * splits + split
-            tl.store(partial + at[:, None] * BLOCK_D + d[None, :], acc, mask=(m < GROUP)[:, None])
-            tl.store(logs + at, top + tl.log2(total), mask=m < GROUP)
+            index = (row * HEADS + head) * splits + split
+            tl.store(partial + index[:, None] * BLOCK_D + d[None, :], acc, mask=(m < GROUP)[:, None])
+            tl.store(logs + index, top + tl.log2(total), mask=m < GROUP)
 
 
 @triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=STEP_TABLES)
@@ -588,8 +590,8 @@ def _prefill(
             BLOCK_D,
         )
         return
-    at = start + first - tl.load(offsets + run)
-    last = at + tl.minimum(place, count - 1)
+    first_position = start + first - tl.load(offsets + run)
+    last = first_position + tl.minimum(place, count - 1)
     q_tile = tl.load(
         q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
         mask=row_mask[:, None] & (d < D)[None, :],
@@ -601,11 +603,11 @@ def _prefill(
         k_scales, v_scales = scales + kv_head * 16, scales + scale_part + kv_head * 16
     pages_of_run = table + run * table_stride
     top, total, acc = softmax_start(TILE_HEADS * TOKENS, BLOCK_D)
-    end = tl.cdiv(at + count, 16)
+    end = tl.cdiv(first_position + count, 16)
     if WINDOW:
-        masked = tl.maximum(at - WINDOW + 1, 0) // 16
+        masked = tl.maximum(first_position - WINDOW + 1, 0) // 16
     else:
-        masked = (at + 1) // (PAGES * 16) * PAGES
+        masked = (first_position + 1) // (PAGES * 16) * PAGES
         for page in range(0, masked, PAGES):
             pages = token_pages(pages_of_run, page, end, PAGES)
             top, total, acc = absorb(

@@ -135,10 +135,10 @@ def _product(
         )
         if ROUNDED:
             column = first + tl.arange(0, BN)
-            at = (column // 16) * (GROUPS * LANES) + (begin // GROUP) * LANES + column % LANES
-            held = begin < COLUMNS
-            of_weight = tl.load(scales + at, mask=column < only_if(held, TILES * 16), other=0.0)
-            of_x = tl.load(x_scales + (begin // 128) * rows + row, mask=row < only_if(held, rows), other=0.0)
+            offset = (column // 16) * (GROUPS * LANES) + (begin // GROUP) * LANES + column % LANES
+            inside = begin < COLUMNS
+            of_weight = tl.load(scales + offset, mask=column < only_if(inside, TILES * 16), other=0.0)
+            of_x = tl.load(x_scales + (begin // 128) * rows + row, mask=row < only_if(inside, rows), other=0.0)
             sums = product(widen(left, FP8, tl.bfloat16), right.to(tl.bfloat16))
             acc += sums * (of_x[:, None] * of_weight.to(tl.float32)[None, :])
         else:
@@ -158,11 +158,11 @@ def _product(
 def _add(partials, bias, out, split_stride, columns_out, SPLITS: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr):
     """Write ``out`` [rows, columns_out]: sums of the splits, plus ``bias``."""
     column, row = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1)
-    within, at = column < columns_out, row * columns_out + column
-    total = sum_of_splits(partials, split_stride, at, within, SPLITS)
+    within, offset = column < columns_out, row * columns_out + column
+    total = sum_of_splits(partials, split_stride, offset, within, SPLITS)
     if BIAS:
         total += tl.load(bias + column, mask=within, other=0.0)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=within)
+    tl.store(out + offset, total.to(out.dtype.element_ty), mask=within)
 
 
 @triton.jit
@@ -226,8 +226,8 @@ def _plain(
         tl.reshape(x, (BN, BK)),
         mask=(row < rows_out)[:, None] & (column < columns_out)[None, :],
     )
-    at = (row // 16) * (GROUPS * LANES) + (begin // GROUP) * LANES + row % LANES
-    scale = tl.load(scales + at, mask=row < rows_out, other=0.0).to(tl.float32)
+    offset = (row // 16) * (GROUPS * LANES) + (begin // GROUP) * LANES + row % LANES
+    scale = tl.load(scales + offset, mask=row < rows_out, other=0.0).to(tl.float32)
     tl.store(out_scales + tl.program_id(1) * rows_out + row, scale, mask=row < rows_out)
 
 

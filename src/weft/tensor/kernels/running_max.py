@@ -1,8 +1,8 @@
-"""running_max by Triton: a program a run, which goes through its tokens with all heads in registers.
+"""running_max by Triton: each program goes through the tokens of one run, with all heads in registers.
 
-A token is one addition and one comparison, whose inputs are there before: even a long prompt's tokens, one
-after the other, take less time than the products around them. PAD slots are neither read nor written, fresh
-slots not read.
+A token takes one addition and one comparison, and their inputs can be loaded ahead. So even the tokens of a long
+prompt, one after the other, take less time than the products around them. PAD slots are neither read nor written,
+fresh slots not read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def _running_max(
     HP: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Run the recurrence. Grid: runs from ``first_run`` on. Token t of a decode run is t = run."""
+    """Run the recurrence. Grid: runs from ``first_run`` on. Token t of a decode run is t = run. ``log_decay``, ``x``,
+    ``out`` [T, H]; ``state`` [slots, 1, H] with ``slot_stride``; ``slots``, ``starts`` int64 [R]; ``fresh`` and the
+    ``chunk_*`` tables int32, of ``gpu.runs``.
+    """
     run, head = first_run + tl.program_id(0), tl.arange(0, HP)
     dtype = state.dtype.element_ty
     slot = tl.load(slots + run)

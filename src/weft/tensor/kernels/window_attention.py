@@ -143,10 +143,10 @@ def attend_blocks(dim: int, itemsize: int, group: int, product: tl.dtype, small:
 
 
 @triton.jit
-def _rows(x, at, row_mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return [N, BLOCK_D]: rows of D that begin at ``x + at``."""
+def _rows(x, offsets, row_mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return [N, BLOCK_D]: rows of D numbers that begin at ``x + offsets``, zeros outside of ``row_mask`` [N]."""
     d = tl.arange(0, BLOCK_D)
-    return tl.load(x + at[:, None] + d[None, :], mask=row_mask[:, None] & (d < D)[None, :], other=0)
+    return tl.load(x + offsets[:, None] + d[None, :], mask=row_mask[:, None] & (d < D)[None, :], other=0)
 
 
 @triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
@@ -226,12 +226,12 @@ def _decode(
     for begin in range(0, WINDOW, PLACES):
         place = begin + tl.arange(0, PLACES)
         own = place == position % WINDOW
-        held = position - (position - place + WINDOW) % WINDOW
-        place_mask = (place < held_places) & (held >= 0) & (place != position % WINDOW)
+        position_of = position - (position - place + WINDOW) % WINDOW
+        place_mask = (place < held_places) & (position_of >= 0) & (place != position % WINDOW)
         key = tl.where(own[:, None], k_own[None, :], _rows(keys, place * D, place_mask, D, BLOCK_D))
         value = tl.where(own[:, None], v_own[None, :], _rows(values, place * D, place_mask, D, BLOCK_D))
         scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
-        known = tl.where(place_mask | own, held, FAR)
+        known = tl.where(place_mask | own, position_of, FAR)
         top, total, acc = softmax_step(
             scores,
             widen(value, FP8, PRODUCT),
@@ -258,11 +258,11 @@ def _decode(
     if slot >= 0:
         if new:
             for begin in range(0, WINDOW, PLACES):
-                at = (begin + tl.arange(0, PLACES)) * D
-                rest = ((at < WINDOW * D) & (at != position % WINDOW * D))[:, None] & (d < D)[None, :]
+                offset = (begin + tl.arange(0, PLACES)) * D
+                rest = ((offset < WINDOW * D) & (offset != position % WINDOW * D))[:, None] & (d < D)[None, :]
                 nothing = tl.zeros((PLACES, BLOCK_D), tl.int8).to(ring.dtype.element_ty)
-                tl.store(keys + at[:, None] + d[None, :], nothing, mask=rest)
-                tl.store(values + at[:, None] + d[None, :], nothing, mask=rest)
+                tl.store(keys + offset[:, None] + d[None, :], nothing, mask=rest)
+                tl.store(values + offset[:, None] + d[None, :], nothing, mask=rest)
         tl.store(keys + position % WINDOW * D + d, k_own, mask=d < D)
         tl.store(values + position % WINDOW * D + d, v_own, mask=d < D)
 
@@ -323,15 +323,15 @@ def _attend(
     place, head = m % TOKENS, kv_head * GROUP + in_group
     token = (first + place).to(tl.int64)
     row_mask = (place < count) & (in_group < GROUP)
-    at = start + first - offset
-    last = at + tl.minimum(place, count - 1)
+    first_position = start + first - offset
+    last = first_position + tl.minimum(place, count - 1)
     q_tile = tl.load(
         q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
         mask=row_mask[:, None] & (d < D)[None, :],
         other=0.0,
     ).to(PRODUCT)
     top, total, acc = softmax_start(TILE_HEADS * TOKENS, BLOCK_D)
-    known = tl.maximum(at - WINDOW + 1, 0)
+    known = tl.maximum(first_position - WINDOW + 1, 0)
     if (slot >= 0) & (tl.load(fresh + run) == 0):
         keys = ring + slot * slot_stride + kv_head * (WINDOW * D)
         values = keys + KV_HEADS * (WINDOW * D)
@@ -341,7 +341,7 @@ def _attend(
             key = widen(_rows(keys, rows, position < start, D, BLOCK_D), FP8, PRODUCT)
             value = widen(_rows(values, rows, position < start, D, BLOCK_D), FP8, PRODUCT)
             scores = tl.dot(q_tile, tl.trans(key), input_precision=PRECISION)
-            held = tl.where(position < start, position, FAR)
+            masked = tl.where(position < start, position, FAR)
             top, total, acc = softmax_step(
                 scores,
                 value,
@@ -350,7 +350,7 @@ def _attend(
                 top,
                 total,
                 acc,
-                held,
+                masked,
                 last,
                 qk_scale,
                 True,
@@ -362,9 +362,9 @@ def _attend(
                 row_mask,
                 EXTENT,
             )
-    for begin in range(tl.maximum(known, start), at + count, PLACES):
+    for begin in range(tl.maximum(known, start), first_position + count, PLACES):
         position = begin + tl.arange(0, PLACES)
-        position_mask = position < at + count
+        position_mask = position < first_position + count
         rows = (offset + position - start).to(tl.int64)
         key = _rows(k, rows * k_token + kv_head * k_head, position_mask, D, BLOCK_D).to(tl.float32)
         value = _rows(v, rows * v_token + kv_head * v_head, position_mask, D, BLOCK_D).to(tl.float32)
@@ -421,7 +421,7 @@ def _update(
     FP8: tl.constexpr,
     PLACES: tl.constexpr,
 ):
-    """Write the newest tokens of a prefill run into its ring and into those of its taps. Grid: prefill runs, K then V
+    """Write the newest tokens of a prefill run into the rings of the run and of its taps. Grid: prefill runs, K then V
     of each KV head, blocks of PLACES places.
 
     ``k`` to ``fresh`` as for ``_decode``; ``offsets`` int32 [R], ``chunk_begin`` int32 [R + 1]; ``chunk_first``,
@@ -433,8 +433,8 @@ def _update(
     start, slot = tl.maximum(tl.load(starts + run).to(tl.int32), 0), tl.load(slots + run).to(tl.int64)
     held_places = tl.where((slot >= 0) & (tl.load(fresh + run) == 0), WINDOW, 0)
     offset = tl.load(offsets + run)
-    at = part * (WINDOW * D) + place * D
-    old = _rows(ring + slot * slot_stride, at, place < held_places, D, BLOCK_D)
+    part_offset = part * (WINDOW * D) + place * D
+    old = _rows(ring + slot * slot_stride, part_offset, place < held_places, D, BLOCK_D)
     mask = inside[:, None] & (d < D)[None, :]
     first_chunk, end_chunk = tl.load(chunk_begin + run), tl.load(chunk_begin + run + 1)
     for chunk in range(first_chunk, end_chunk):
@@ -451,6 +451,6 @@ def _update(
                 x = _rows(v, row * v_token + (part - KV_HEADS) * v_head, new, D, BLOCK_D).to(tl.float32)
             x = tl.where(new[:, None], stored(x, ring, FP8 != 0), old)
             if tap >= 0:
-                tl.store(ring + tap * slot_stride + at[:, None] + d[None, :], x, mask=mask)
+                tl.store(ring + tap * slot_stride + part_offset[:, None] + d[None, :], x, mask=mask)
             if target >= 0:
-                tl.store(ring + target * slot_stride + at[:, None] + d[None, :], x, mask=mask)
+                tl.store(ring + target * slot_stride + part_offset[:, None] + d[None, :], x, mask=mask)

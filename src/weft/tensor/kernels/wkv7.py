@@ -26,8 +26,8 @@ RECURRENT = Blocks(32, warps=1)
 
 
 @triton.jit
-def _of_token(x, t, head, at, row, per_head, size: tl.constexpr):
-    return tl.load(x + t * row + head * per_head + at, mask=at < size, other=0.0).to(tl.float32)
+def _of_token(x, t, head, column, row, per_head, size: tl.constexpr):
+    return tl.load(x + t * row + head * per_head + column, mask=column < size, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -109,7 +109,12 @@ def recurrent(
     BV: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Run the recurrence. Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
+    """Run the recurrence. Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run.
+
+    ``r``, ``g``, ``k``, ``kk``, ``b`` [T, H, K] and ``v`` [T, H, V] by strides in elements; ``out`` [T, H, V];
+    ``state`` [slots, H, K, V] with ``slot_stride``; ``slots``, ``starts`` int64 [R]; ``fresh`` and the ``chunk_*``
+    tables int32, of ``gpu.runs``.
+    """
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV)
     element = (head * K + line)[:, None] * V + col[None, :]

@@ -1,6 +1,6 @@
-"""An attention layer between its two projections: norms, rotary, write, read, output gates.
+"""Attention layer between its two projections: norms, rotary, write, read, output gates.
 
-In C++ (csrc/layers.cpp) its up to seven kernels are one call, with both projections or without.
+In C++ (csrc/layers.cpp) the layer's up to seven kernels are one call, with both projections or without.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def attend(
     cache: LayerCache,
     seen: Seen | Choose | None,
 ) -> torch.Tensor:
-    """Write, then read. With ``core.bank`` queries are followed by states. A layer that is not causal reads the step's
-    own keys and writes none: its prompts are complete.
+    """Write keys and values, then return the attention over them. With ``core.bank`` the states of the biases follow
+    the queries. A layer that is not causal reads the step's own keys and writes none: its prompts are complete.
     """
     shape, scales, asked_THD = core.shape, cache.head_scales, q_THD
     if not shape.causal:
@@ -272,7 +272,7 @@ def _attention_layer(
     out_TC = torch.empty((projected_TW.shape[0], shape.heads * shape.head_dim), dtype=projected_TW.dtype)
     _bound(core).run(
         native.runs_of(inputs.runs),
-        native.asked_runs_of(inputs),
+        native.output_runs_of(inputs),
         native.projected_of(projected_TW),
         *_around(core, inputs, cache, cos_sin),
         out_TC.data_ptr(),

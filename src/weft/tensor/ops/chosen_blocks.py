@@ -31,15 +31,15 @@ from weft.tensor.ops.latent_attention import put_rows, read_rows, rows_of, write
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
 Seen = list[torch.Tensor | None]
-"""Tokens seen, by run: bool [L, context], or [KV heads, L, context], the tokens that each of its tokens sees; None for
-all up to itself.
+"""Tokens seen, by run: bool [L, context] or [KV heads, L, context], one row for each token of the run; None if each
+token sees all tokens up to itself.
 """
 BlockKeys = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function from index rows float32 [N, block, W] of blocks, and their numbers [N], to keys [N, key_dim]."""
 SCORES_AT_ONCE = 1 << 22
 """Scores (of head, block and token) computed at once."""
 _FEW = 8
-"""Tokens of a run, up to which each gathers the tokens that it sees."""
+"""Most tokens of a run whose seen tokens are gathered for each of them."""
 
 
 def write_index(

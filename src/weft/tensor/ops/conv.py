@@ -273,8 +273,8 @@ def _short_conv(
         rows = projected_TJ[runs.log.first : runs.log.first + runs.log.rows]
         room = runs.log.room(_replay(weight_CK, bias_C, window_SCW), 2 * channels, projected_TJ.dtype)
         torch.cat((rows[:, :channels], rows[:, 2 * channels :]), dim=1, out=room)
-    address, stride, one, dtype = native.plain_rows_of(projected_TJ)
-    b, c, x = ((address + i * channels * projected_TJ.itemsize, stride, one, dtype) for i in range(3))
+    address, stride, element_stride, dtype = native.plain_rows_of(projected_TJ)
+    b, c, x = ((address + i * channels * projected_TJ.itemsize, stride, element_stride, dtype) for i in range(3))
     native.extension().conv(
         native.runs_of(runs),
         x,
@@ -293,7 +293,7 @@ def _replay(weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: to
     def replay(logged_TJ: torch.Tensor, again: Runs) -> None:
         channels = weight_CK.shape[0]
         dropped_TC = torch.empty((logged_TJ.shape[0], channels), dtype=logged_TJ.dtype)
-        b, x = (native.plain_rows_of(logged_TJ[:, at : at + channels]) for at in (0, channels))
+        b, x = (native.plain_rows_of(logged_TJ[:, first : first + channels]) for first in (0, channels))
         native.extension().conv(
             native.runs_of(again),
             x,

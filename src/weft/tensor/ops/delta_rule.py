@@ -187,14 +187,14 @@ def _decode(
         kq = kq * decay_RHX[:, :, None]
     out = torch.empty_like(v_RHV)
     for rows in decode_blocks(runs, state_SHKV):
-        at = rows.span
+        span = rows.span
         state = rows.read(state_SHKV, "delta_rule.state")
-        seen = torch.bmm(kq[at].view(-1, 2, k_dim), state.view(-1, k_dim, v_dim)).view(-1, heads, 2, v_dim)
+        seen = torch.bmm(kq[span].view(-1, 2, k_dim), state.view(-1, k_dim, v_dim)).view(-1, heads, 2, v_dim)
         if not by_line:
-            seen.mul_(decay_RHX[at, :, None])
-        delta = (v_RHV[at] - seen[:, :, 0]).mul_(beta_RH[at, :, None])
-        torch.addcmul(seen[:, :, 1], q_k_RH1[at], delta, out=out[at])
-        state.mul_(decay_RHX[at, ..., None]).addcmul_(k_full[at, ..., None], delta[:, :, None, :])
+            seen.mul_(decay_RHX[span, :, None])
+        delta = (v_RHV[span] - seen[:, :, 0]).mul_(beta_RH[span, :, None])
+        torch.addcmul(seen[:, :, 1], q_k_RH1[span], delta, out=out[span])
+        state.mul_(decay_RHX[span, ..., None]).addcmul_(k_full[span, ..., None], delta[:, :, None, :])
         rows.write_back(state_SHKV, state)
     return out
 
@@ -343,21 +343,21 @@ def _scan(
     _, heads, size, v_dim = work.new_values.shape
     k_dim = work.k_left.shape[-1]
     for step in steps:
-        at = slice(step.first - first, step.first - first + step.rows)
+        chunks = slice(step.first - first, step.first - first + step.rows)
         batch = step.rows * heads
         alive = state[: step.rows].view(batch, k_dim, v_dim)
-        read = torch.bmm(work.reads[at].view(batch, 2 * size, k_dim), alive)
+        read = torch.bmm(work.reads[chunks].view(batch, 2 * size, k_dim), alive)
         # In place: U becomes v', which the taps read below.
-        added = work.new_values[at].view(batch, size, v_dim).sub_(read[:, :size])
-        read_out = torch.baddbmm(read[:, size:], work.attention[at].view(batch, size, size), added)
+        added = work.new_values[chunks].view(batch, size, v_dim).sub_(read[:, :size])
+        read_out = torch.baddbmm(read[:, size:], work.attention[chunks].view(batch, size, size), added)
         read_out = read_out.view(step.rows, heads, size, v_dim)
         out[step.first : step.first + step.rows] = read_out.transpose(1, 2)
         for tap in step.taps:
             if not tap.whole:
                 chunk = step.first - first + tap.row
                 state_SHKV[tap.slot] = work.inside(state[tap.row], chunk, tap.places, work.new_values[chunk])
-        alive.mul_(work.decay[at].reshape(batch, -1, 1))
-        alive.baddbmm_(work.k_left[at].view(batch, size, k_dim).transpose(1, 2), added)
+        alive.mul_(work.decay[chunks].reshape(batch, -1, 1))
+        alive.baddbmm_(work.k_left[chunks].view(batch, size, k_dim).transpose(1, 2), added)
         for tap in step.taps:
             if tap.whole:
                 state_SHKV[tap.slot] = state[tap.row]

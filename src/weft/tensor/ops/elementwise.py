@@ -34,7 +34,7 @@ def each(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> t
     if count % _VECTORS == 0 and count <= _SERIAL:
         return function(x.contiguous())
     flat = F.pad(x.reshape(-1), (0, -count % _VECTORS))
-    pieces = [function(flat[at : at + _SERIAL]) for at in range(0, len(flat), _SERIAL)]
+    pieces = [function(flat[first : first + _SERIAL]) for first in range(0, len(flat), _SERIAL)]
     return (pieces[0] if len(pieces) == 1 else torch.cat(pieces))[:count].view(x.shape)
 
 

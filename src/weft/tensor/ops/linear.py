@@ -71,7 +71,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     if weight.byte_inputs:
         return byte_product(x, weight, bias)
     out = x.new_empty(*x.shape[:-1], weight.rows)
-    # A block stays in the cache between the two steps; a full dense matrix would cost more than the product.
+    # A block stays in the cache between dequantising and product; a full dense matrix would cost more than the product.
     step = max(TILE_ROWS, _BLOCK_ELEMENTS // max(weight.columns, 1) // TILE_ROWS * TILE_ROWS)
     for first in range(0, weight.rows, step):
         last = min(first + step, weight.rows)

@@ -136,12 +136,12 @@ def _decode(
 ) -> torch.Tensor:
     y_R1C = torch.empty(pushed_RC.shape[0], 1, pushed_RC.shape[1], device=pushed_RC.device)
     for rows in decode_blocks(runs, state_SCN):
-        at = rows.span
+        span = rows.span
         state = rows.read(state_SCN, "mamba1.state")
         decay = scratch.take("mamba1.decay", state.shape, torch.float32)
-        _advance(state, decay, step_RC[at], a_CN, pushed_RC[at], b_RN[at])
+        _advance(state, decay, step_RC[span], a_CN, pushed_RC[span], b_RN[span])
         # A row times a transposed matrix: the reverse order of the same product is several times slower.
-        torch.bmm(c_RN[at, None, :], state.transpose(1, 2), out=y_R1C[at])
+        torch.bmm(c_RN[span, None, :], state.transpose(1, 2), out=y_R1C[span])
         rows.write_back(state_SCN, state)
     return y_R1C[:, 0]
 
@@ -176,10 +176,10 @@ def _prefill(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Work on the chunks of a block, numbered from the block's first. ``links``: for each step its chunks [begin, end)
-    of rows 0, 1, ..., the rows whose run continues from a complete chunk (None: all), and the taps after one.
-    ``inner``: by place, the taps inside a chunk: (chunk, slot). ``last``: (chunk, row) of chunks that are a run's last
-    and incomplete.
+    """Work on the chunks of a block, numbered from the block's first. ``links``, for each step: the chunks [begin,
+    end) of rows 0, 1, ...; the rows whose run continues from a complete chunk (None: all); the taps after such a
+    chunk. ``inner``: by place, the taps inside a chunk: (chunk, slot). ``last``: (chunk, row) of chunks that are the
+    last of a run and incomplete.
     """
 
     links: tuple[tuple[int, int, list[int] | None, tuple[ChunkTap, ...]], ...]
@@ -232,22 +232,22 @@ def _block(
     # In float64, and summed over the full chunk at once: line 2 gives one state, independent of the cuts of runs.
     _link(plan, begins, _ends(x, a_CN, plan.whole), x["step"].double().sum(1).float(), a_CN, state, state_SCN)
     for group in _groups(range(count), a_CN):
-        at = slice(group[0], group[-1] + 1)
-        running = begins[at]
+        span = slice(group[0], group[-1] + 1)
+        running = begins[span]
         # An empty place has d = 0: it decays by 1 and adds nothing.
         decay = scratch.take("mamba1.decay", running.shape, torch.float32)
         for place in range(size):
-            _advance(running, decay, x["step"][at, place], a_CN, x["pushed"][at, place], x["b"][at, place])
-            out[at, place] = torch.bmm(x["c"][at, place, None, :], running.transpose(1, 2))[:, 0]
+            _advance(running, decay, x["step"][span, place], a_CN, x["pushed"][span, place], x["b"][span, place])
+            out[span, place] = torch.bmm(x["c"][span, place, None, :], running.transpose(1, 2))[:, 0]
             for chunk, slot in plan.inner.get(place + 1, ()):
-                if at.start <= chunk < at.stop:
+                if span.start <= chunk < span.stop:
                     state_SCN[slot] = begins[chunk]
     for chunk, row in plan.last:
         state[row] = begins[chunk]
 
 
 def _ends(x: dict[str, torch.Tensor], a_CN: torch.Tensor, whole: Sequence[int]) -> torch.Tensor:
-    """Return [len(whole), C, N]: the states after the chunks ``whole`` if they begin at zero."""
+    """Return [len(whole), C, N]: the state after each chunk of ``whole`` if the chunk begins at zero."""
     ends = scratch.take("mamba1.ends", (len(whole), *a_CN.shape), torch.float32).zero_()
     for group in _groups(range(len(whole)), a_CN):
         running = ends[group[0] : group[-1] + 1]

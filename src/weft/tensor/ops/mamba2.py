@@ -128,12 +128,14 @@ def _decode(
     pushed_RGE1, B_RG1N = pushed_RHP.reshape(count, groups, -1, 1), B_RGN[:, :, None, :]
     y_RG1E = torch.empty(count, groups, 1, pushed_RGE1.shape[2], device=pushed_RHP.device)
     for rows in decode_blocks(runs, state_SHPN):
-        at = rows.span
+        span = rows.span
         state = rows.read(state_SHPN, "mamba2.state")
-        grouped = state.mul_(decay_RH11[at]).view(-1, groups, pushed_RGE1.shape[2], width)
-        grouped.addcmul_(pushed_RGE1[at], B_RG1N[at])
+        grouped = state.mul_(decay_RH11[span]).view(-1, groups, pushed_RGE1.shape[2], width)
+        grouped.addcmul_(pushed_RGE1[span], B_RG1N[span])
         # A row times a transposed matrix: the reverse order of the same product is 8 times slower.
-        torch.bmm(C_RGN[at].reshape(-1, 1, width), grouped.flatten(0, 1).transpose(1, 2), out=y_RG1E[at].flatten(0, 1))
+        torch.bmm(
+            C_RGN[span].reshape(-1, 1, width), grouped.flatten(0, 1).transpose(1, 2), out=y_RG1E[span].flatten(0, 1)
+        )
         rows.write_back(state_SHPN, state)
     return y_RG1E.view(pushed_RHP.shape)
 
@@ -215,12 +217,12 @@ def _scan(
     _, groups, size, width = b.shape
     head_dim = state.shape[2]
     for step in steps:
-        at = slice(step.first - first, step.first - first + step.rows)
+        chunks = slice(step.first - first, step.first - first + step.rows)
         batch = step.rows * groups
         alive = state[: step.rows].view(batch, -1, width)
-        read = torch.bmm(c[at].view(batch, size, width), alive.transpose(1, 2))
+        read = torch.bmm(c[chunks].view(batch, size, width), alive.transpose(1, 2))
         read = read.view(step.rows, groups, size, -1, head_dim).transpose(1, 2)
-        grown = decay_of(sums[at]).transpose(1, 2).view(step.rows, size, groups, -1, 1)
+        grown = decay_of(sums[chunks]).transpose(1, 2).view(step.rows, size, groups, -1, 1)
         # `out` has the tokens' own part already (`_block`).
         out[step.first : step.first + step.rows].view(*grown.shape[:-1], head_dim).addcmul_(read, grown)
         for tap in step.taps:
@@ -228,8 +230,8 @@ def _scan(
                 chunk = step.first - first + tap.row
                 state_SHPN[tap.slot] = _state_inside(state[tap.row], x_heads[chunk], b[chunk], sums[chunk], tap.places)
         # Before the update, and after the taps: they need the state before this chunk.
-        state[: step.rows].mul_(decay_of(sums[at, :, -1])[:, :, None, None])
-        alive.baddbmm_(x_left[at].view(batch, size, -1).transpose(1, 2), b[at].view(batch, size, width))
+        state[: step.rows].mul_(decay_of(sums[chunks, :, -1])[:, :, None, None])
+        alive.baddbmm_(x_left[chunks].view(batch, size, -1).transpose(1, 2), b[chunks].view(batch, size, width))
         for tap in step.taps:
             if tap.whole:
                 state_SHPN[tap.slot] = state[tap.row]

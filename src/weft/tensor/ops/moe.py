@@ -294,8 +294,8 @@ def _fits(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, down
 
 
 def _codes_of(weights: ExpertWeights) -> QuantizedWeight | None:
-    held = weights.weight if isinstance(weights, OrderedWeight) else weights
-    return held if isinstance(held, QuantizedWeight) else None
+    plain = weights.weight if isinstance(weights, OrderedWeight) else weights
+    return plain if isinstance(plain, QuantizedWeight) else None
 
 
 def _weight_of(weights: ExpertWeights) -> Any:

@@ -32,7 +32,7 @@ from weft.units import PAD, PAGE_TOKENS, pages_for
 DIM_MAX = 512
 """Largest D of the C++ form."""
 _BIASES = 1 << 22
-"""Biases of a prompt's scores, number made at a time."""
+"""Biases of a prompt's scores that are computed at once."""
 GATHER_BYTES = 2 << 20
 """K bytes of one layer per group: the best of 2, 8, 32 and 200 MB, by a factor of 2."""
 
@@ -428,7 +428,7 @@ def softmax_with(sinks_H: torch.Tensor | None, scores_BGS: torch.Tensor) -> torc
         return torch.softmax(scores_BGS, dim=-1)
     heads_BG1 = sinks_H.view(-1, scores_BGS.shape[1], 1)
     heads_BG1 = heads_BG1.repeat(scores_BGS.shape[0] // len(heads_BG1), 1, 1)
-    # e^x / (sum + e^sink) is e^x / sum times the logistic of their difference: no column next to S.
+    # e^x / (sum + e^sink) is e^x / sum times the logistic of log sum - sink, so the scores need no further column.
     rest_BG1 = torch.sigmoid(torch.logsumexp(scores_BGS, dim=-1, keepdim=True) - heads_BG1)
     return torch.softmax(scores_BGS, dim=-1) * rest_BG1
 

@@ -36,10 +36,10 @@ W = TypeVar("W", bound=_Weights)
 
 @dataclass(frozen=True, slots=True)
 class RecurrentCore(Generic[W]):
-    """A layer with a window and a state between its projections, and its computation in C++. ``layer``: its op.
-    ``number``: of ``Core``. ``takes``: whether the kernels serve these weights. ``bind`` makes their C++ object.
-    ``logged``: the columns of the projection that the log of a step copies, and the others, (first, count), which gate
-    the output and reach no state. ``width``: of the output.
+    """C++ form of a layer with a window and a state between its projections. ``layer``: the op of the layer.
+    ``number``: of ``Core``. ``takes``: whether the kernels serve these weights. ``bind`` makes the C++ object of the
+    weights. ``logged``: number of columns of the projection that the log of a step copies, and (first, count) of the
+    other columns, which gate the output and reach no state. ``width``: of the output.
     """
 
     layer: Callable[..., torch.Tensor]

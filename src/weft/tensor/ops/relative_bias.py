@@ -1,4 +1,4 @@
-"""A bias on scores by the distance between query and key, which each query mixes from learned profiles.
+"""Bias on scores by the distance between query and key, which each query mixes from learned profiles.
 
     bank        profile 0   | . . . . . . . |         a number for each distance
                 profile 1   | . . . . . . . |

@@ -1,4 +1,4 @@
-"""The largest of a row of numbers that fade: one number for each head, kept from token to token.
+"""Running maximum with decay: one number for each head, kept from token to token.
 
     m <- max(m + log_decay_t, x_t)
 
@@ -40,9 +40,9 @@ def running_max(
     for row, run in enumerate(chosen):
         begin, m_H = runs.offsets[run], state[row, 0]
         for place in range(runs.lengths[run]):
-            at = begin + place
-            torch.maximum(m_H.add_(log_decay_TH[at]), x_TH[at], out=m_H)
-            out_TH[at] = m_H
+            token = begin + place
+            torch.maximum(m_H.add_(log_decay_TH[token]), x_TH[token], out=m_H)
+            out_TH[token] = m_H
             if (slot := taps.get((run, place + 1))) is not None:
                 state_S1H[slot, 0] = m_H
     rows.write_back(state_S1H, state)

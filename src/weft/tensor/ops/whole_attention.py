@@ -1,6 +1,6 @@
 """Attention that is not causal, over prompts that a step computes completely: keys and values of the step itself.
 
-Nothing is read from pages, so no run may have tokens before it. The plan holds that (``Sizes.whole_prompts``).
+Nothing is read from pages, so no run may have tokens before it. Plans ensure that (``Sizes.whole_prompts``).
 """
 
 from __future__ import annotations

@@ -46,12 +46,12 @@ def wkv7(
     out_THV = torch.empty(v_THV.shape, dtype=r_THK.dtype, device=r_THK.device)
     r, g, k, v, kk, b = (x.float() for x in inputs)
     for rows in decode_blocks(runs, state_SHKV):
-        at = rows.span
+        span = rows.span
         state = rows.read(state_SHKV, "wkv7.state")
-        read_RHV = torch.matmul(kk[at, :, None], state)
-        state.mul_(decay_of(g[at])[..., None]).addcmul_(k[at, ..., None], v[at, :, None])
-        state.addcmul_(b[at, ..., None], read_RHV, value=-1.0)
-        out_THV[at] = torch.matmul(r[at, :, None], state)[:, :, 0].to(out_THV.dtype)
+        read_RHV = torch.matmul(kk[span, :, None], state)
+        state.mul_(decay_of(g[span])[..., None]).addcmul_(k[span, ..., None], v[span, :, None])
+        state.addcmul_(b[span, ..., None], read_RHV, value=-1.0)
+        out_THV[span] = torch.matmul(r[span, :, None], state)[:, :, 0].to(out_THV.dtype)
         rows.write_back(state_SHKV, state)
     return out_THV
 

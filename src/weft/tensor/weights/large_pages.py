@@ -21,7 +21,7 @@ import threading
 import torch
 
 LARGE_PAGES_BYTES_MIN = 1 << 20
-"""Bytes, the least of a tensor in large pages; smaller tensors stay in the heap."""
+"""Bytes of the smallest tensor in large pages; smaller tensors stay in the heap."""
 _SLAB_BYTES = 1 << 26
 _PAGE_BYTES = 1 << 21
 _ALIGNMENT = 4096

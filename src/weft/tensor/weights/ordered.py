@@ -1,8 +1,8 @@
 """Quantised matrices whose columns are ordered by group, for files that have a group's columns anywhere (act-order).
 
-    file      columns 0 1 2 3 4 5      their groups 1 0 0 1 0 1
-    held      columns 1 2 4 0 3 5      their groups 0 0 0 1 1 1       order = [1 2 4 0 3 5]
-    product   x[..., order] by the held matrix
+    file      columns 0 1 2 3 4 5      groups 1 0 0 1 0 1
+    memory    columns 1 2 4 0 3 5      groups 0 0 0 1 1 1       order = [1 2 4 0 3 5]
+    product   x[..., order] by the matrix in memory
 
 Kernels read groups of neighbouring columns, as for other matrices. A product has the same factors as in the file's
 order; only the order of its sum differs.
@@ -62,10 +62,10 @@ class OrderedWeight:
 
 def stacked_in_order(weights: Sequence[QuantizedWeight | OrderedWeight]) -> QuantizedWeight | OrderedWeight:
     """Return ``stacked``, for weights that may have an order."""
-    held = stacked([one.weight if isinstance(one, OrderedWeight) else one for one in weights])
-    if not any(isinstance(one, OrderedWeight) for one in weights):
-        return held
-    places = torch.arange(held.columns, dtype=torch.int32, device=held.device)
+    stack = stacked([weight.weight if isinstance(weight, OrderedWeight) else weight for weight in weights])
+    if not any(isinstance(weight, OrderedWeight) for weight in weights):
+        return stack
+    places = torch.arange(stack.columns, dtype=torch.int32, device=stack.device)
     return OrderedWeight(
-        held, torch.stack([one.order if isinstance(one, OrderedWeight) else places for one in weights])
+        stack, torch.stack([weight.order if isinstance(weight, OrderedWeight) else places for weight in weights])
     )

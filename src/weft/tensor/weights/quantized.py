@@ -48,7 +48,7 @@ E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of floats of four bits, which are integers."""
 _HALF_MAX = 65504.0
 _REACHES = (7.5, 8.0, 8.5, 9.0, 10.0)
-"""Candidates in int4 for the steps from zero to a group's largest weight; beyond 8 it saturates."""
+"""Candidates in int4 for the steps from zero to a group's largest weight, which saturates beyond 8."""
 _ROUNDED_ELEMENTS = 1 << 18
 """Elements rounded at once, so that the temporaries stay in the cache."""
 
@@ -107,7 +107,7 @@ def _below(parts: Sequence[Numbers]) -> Numbers:
 
 def _joined_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     first = parts[0]
-    if first.is_meta:  # joining such tensors imports torch's compiler, which takes seconds
+    if first.is_meta:  # joining meta tensors imports torch's compiler, which takes seconds
         return first.new_empty((*first.shape[:-2], sum(part.shape[-2] for part in parts), first.shape[-1]))
     return torch.cat(list(parts), dim=-2)
 
@@ -344,7 +344,7 @@ def _tiles(codes: torch.Tensor, bits: int) -> torch.Tensor:
     rows, columns = codes.shape[-2:]
     count, quads = _up(rows, TILE_ROWS) // TILE_ROWS, _up(columns, LINE) // 4 * bits // 8
     shape = (*codes.shape[:-2], count, quads, TILE_ROWS)
-    if codes.is_meta:  # shifts of such tensors import torch's compiler too
+    if codes.is_meta:  # shifts of meta tensors import torch's compiler too
         return codes.new_empty((*shape, 4))
     if codes.device.type == "cpu":
         tiles = large_pages.empty(shape, torch.int32)
@@ -403,7 +403,7 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     """
     rows, columns = codes.codes.shape[-2:]
     assert codes.group % LINE == 0 or codes.group == LINE // 2, f"groups of {codes.group} columns"
-    assert not codes.signed or isinstance(codes.scales, torch.Tensor), "kernels read floats there"
+    assert not codes.signed or isinstance(codes.scales, torch.Tensor), "kernels read floats as scales of signed codes"
     group = min(codes.group, _up(columns, LINE))
     tiles = _tiles(codes.codes, codes.bits)
     scales, block_scales = _scales_by_tile(codes.scales, _up(columns, LINE) // group, codes.fp8)
@@ -544,11 +544,11 @@ def rounded(weight: torch.Tensor, bits: int) -> Codes:
     padded = torch.nn.functional.pad(weight, (0, _up(columns, group) - columns)).view(-1, group)
     step = _ROUNDED_ELEMENTS // group
     for first in range(0, padded.shape[0], step):
-        at = slice(first, first + step)
-        part = padded[at].float()
+        rows = slice(first, first + step)
+        part = padded[rows].float()
         scale = _scales(part, bits)
-        groups[at] = _steps(part, scale, bits).add_(ZERO_POINT[bits]).to(torch.uint8)
-        scales[at] = scale.squeeze(1)
+        groups[rows] = _steps(part, scale, bits).add_(ZERO_POINT[bits]).to(torch.uint8)
+        scales[rows] = scale.squeeze(1)
     return Codes(bits, codes[..., :columns], scales.view(*weight.shape[:-1], -1), None, group)
 
 

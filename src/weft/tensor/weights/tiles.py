@@ -94,8 +94,8 @@ def table_rows(
     weight: NativeWeight, dtype: torch.dtype, rows_T: torch.Tensor, out_TD: torch.Tensor | None
 ) -> torch.Tensor:
     """Return rows ``rows_T`` (int64 [T]) of ``weight``, [T, columns] of ``dtype``, in ``out_TD`` if it is given.
-    Raises IndexError for a row beyond the table. In one call: torch takes four operators for tiles, and already the
-    first of them costs a small step more time than the rows do.
+    Raises IndexError for a row beyond the table. This is one call into C++: torch needs four operators for tiles, and
+    in a small step even the first of these takes more time than the rows.
     """
     rows_T = rows_T.contiguous()
     assert rows_T.dtype == torch.int64
@@ -125,7 +125,7 @@ def tiled(weight: torch.Tensor) -> TiledWeight | None:
 
 
 def small_tiles(weight: torch.Tensor) -> TiledWeight | None:
-    """Return ``tiled`` in separate memory: for weights that are freed while the model serves."""
+    """Return ``tiled`` in separate memory, for weights that are freed while the model serves."""
     rows, columns = weight.shape
     if not can_be_tiled(weight.device, weight.dtype, columns):
         return None
@@ -139,8 +139,8 @@ def _by_tile(weight: torch.Tensor, pack: int) -> torch.Tensor:
 
 
 def can_be_tiled(device: torch.device, dtype: torch.dtype, columns: int) -> bool:
-    """Return whether a matrix of that dtype and width goes into tiles, however small it is: torch's products have bits
-    that depend on the other rows.
+    """Return whether a matrix of that dtype and width goes into tiles. Even small matrices do, because the bits of
+    torch's products depend on the other rows.
     """
     return device.type == "cpu" and serves(dtype) and not columns % (4 // dtype.itemsize)
 
@@ -198,7 +198,7 @@ UNIT_COLUMNS = 8
 TWELVE_BIT_SIZE_MIN = 1 << 19
 """Elements of the smallest weight that is read from memory and not from a cache."""
 ODD_MOST = 1 / 256
-"""Share of odd weights in a matrix, at most: each costs a separate write."""
+"""Largest share of odd weights in a matrix: each costs a separate write."""
 _FORM = 7
 """Number of the form in csrc/kernels.hpp."""
 
@@ -285,7 +285,7 @@ _CODED_FORMS = {8: 9, 4: 10}
 """Bits of codes -> number of the form."""
 _SCALE_FORMS = {torch.float32: 0, torch.float8_e8m0fnu: 4}
 _ONE_A_TILE = 6
-"""Number of scales that are one for the rows of a tile."""
+"""Number, in csrc/kernels.hpp, of scales that all rows of a tile share."""
 FP8_SCALE_MAX = 100.0
 """Largest scale of codes in fp8: the kernel multiplies it by 2^120."""
 
@@ -378,28 +378,28 @@ class CodedTiles:
 
     def _codes(self) -> torch.Tensor:
         """Return uint8 [rows of all tiles, columns], the codes before ``_coded_units``."""
-        pairs, at = self.units.shape[:2]
+        pairs, columns = self.units.shape[:2]
         if self.table is not None:  # tile, four rows, two rows, row, unit, column
-            codes = torch.stack((self.units & 15, self.units >> 4)).view(2, pairs, at, 2, 4, 8, 2)
+            codes = torch.stack((self.units & 15, self.units >> 4)).view(2, pairs, columns, 2, 4, 8, 2)
             rows = codes.permute(1, 3, 4, 6, 0, 2, 5)
         elif self.in_words:
-            rows = self.units.view(pairs, at, 2, 2, 4, 8, 2).permute(0, 2, 4, 3, 6, 1, 5)
+            rows = self.units.view(pairs, columns, 2, 2, 4, 8, 2).permute(0, 2, 4, 3, 6, 1, 5)
         else:  # tile, four rows, row, unit, half, pair, column
-            rows = self.units.view(pairs, at, 2, 2, 4, 2, 4, 2).permute(0, 2, 4, 6, 1, 3, 5, 7)
+            rows = self.units.view(pairs, columns, 2, 2, 4, 2, 4, 2).permute(0, 2, 4, 6, 1, 3, 5, 7)
         return rows.reshape(pairs * 2 * TILE_ROWS, self.columns)
 
 
 def _coded_units(codes: torch.Tensor, bits: int, *, in_words: bool) -> torch.Tensor:
     """Return the units of uint8 [rows of full pairs of tiles, columns], as in csrc/coded_numbers.hpp."""
-    pairs, at = codes.shape[0] // (2 * TILE_ROWS), codes.shape[1] // UNIT_COLUMNS
+    pairs, columns = codes.shape[0] // (2 * TILE_ROWS), codes.shape[1] // UNIT_COLUMNS
     if bits == 4:
-        both = codes.view(pairs, 2, 4, 2, 2, at, 8).permute(4, 0, 5, 1, 2, 6, 3)
+        both = codes.view(pairs, 2, 4, 2, 2, columns, 8).permute(4, 0, 5, 1, 2, 6, 3)
         units = both[0] | both[1] << 4
     elif in_words:
-        units = codes.view(pairs, 2, 4, 2, 2, at, 8).permute(0, 5, 1, 3, 2, 6, 4)
+        units = codes.view(pairs, 2, 4, 2, 2, columns, 8).permute(0, 5, 1, 3, 2, 6, 4)
     else:
-        units = codes.view(pairs, 2, 4, 4, at, 2, 2, 2).permute(0, 4, 1, 5, 2, 6, 3, 7)
-    return units.reshape(pairs, at, 2, 16 * bits)
+        units = codes.view(pairs, 2, 4, 4, columns, 2, 2, 2).permute(0, 4, 1, 5, 2, 6, 3, 7)
+    return units.reshape(pairs, columns, 2, 16 * bits)
 
 
 def _small_units(codes: torch.Tensor) -> torch.Tensor:
@@ -424,7 +424,7 @@ def coded_tiles(codes: Codes) -> CodedTiles | None:
     assert isinstance(scales, torch.Tensor)
     if columns % UNIT_COLUMNS or group % UNIT_COLUMNS:
         return None
-    # No kernel has NaN: neither the scale, which no comparison finds, nor the code 127, which would be 480.
+    # No kernel serves NaN. A scale of NaN passes no comparison, and the code 127 (NaN) would be read as 480.
     if (
         codes.fp8
         and not scales.is_meta
@@ -535,13 +535,13 @@ class ExpertTiles:
 
     @classmethod
     def of(cls, experts: Sequence[InTiles]) -> ExpertTiles:
-        assert len({(one.rows, one.columns, one.dtype) for one in experts}) == 1
-        shared = {one.scales.shape[2] for one in experts if isinstance(one, CodedTiles)}
+        assert len({(expert.rows, expert.columns, expert.dtype) for expert in experts}) == 1
+        shared = {expert.scales.shape[2] for expert in experts if isinstance(expert, CodedTiles)}
         if len(shared) > 1:  # the kernel takes them in one form
-            experts = [one.with_scales_of_rows() if isinstance(one, CodedTiles) else one for one in experts]
+            experts = [expert.with_scales_of_rows() if isinstance(expert, CodedTiles) else expert for expert in experts]
         table = []
-        for one in experts:
-            address, form, _, _, highs, _, _, _, odd, _ = one.native()
+        for expert in experts:
+            address, form, _, _, highs, _, _, _, odd, _ = expert.native()
             table.append((address, highs, odd, form))
         return cls(tuple(experts), torch.tensor(table, dtype=torch.int64))
 
@@ -555,7 +555,7 @@ class ExpertTiles:
 
     @property
     def has_twelve_bits(self) -> bool:
-        return not all(isinstance(one, TiledWeight) for one in self.experts)
+        return not all(isinstance(expert, TiledWeight) for expert in self.experts)
 
     def native(self) -> NativeWeight:
         """Return the sizes of an expert as arguments of the extension; the address is that of the first expert."""
@@ -563,4 +563,4 @@ class ExpertTiles:
 
     def dense(self) -> torch.Tensor:
         """Return [experts, rows, columns], a copy."""
-        return torch.stack([one.dense() for one in self.experts])
+        return torch.stack([expert.dense() for expert in self.experts])
