@@ -76,7 +76,8 @@ def latency(
 
 
 def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1, warmups: int = 0) -> dict[str, Any]:
-    """Return results by the standard keys; token counts include prompts and answers unless the key names only one of them."""
+    """Return results by the standard keys; token counts include prompts and answers unless the key names only one of
+    them."""
     check_lengths(engine, requests)
     sampling = [exactly(request.output_tokens, n) for request in requests]
     prompts = [request.prompt for request in requests]
