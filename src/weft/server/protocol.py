@@ -546,20 +546,21 @@ def _kind(value: Any) -> str:
 def grammar_of(body: SamplingFields, token_of: TokenOf) -> Grammar | None:
     """Return the grammar of the body's fields. ``token_of`` maps a marker to its token. Raise RequestError that names
     the field. The engine checks the content of the grammar."""
-    found: list[tuple[str, Grammar]] = []
+    grammars: list[tuple[str, Grammar]] = []
     if body.response_format is not None and body.response_format.get("type") != "text":
-        found.append(("response_format", from_response_format(body.response_format, token_of)))
+        grammars.append(("response_format", from_response_format(body.response_format, token_of)))
     if body.structured_outputs:
-        found.append(("structured_outputs", from_structured_outputs(body.structured_outputs, token_of)))
+        grammars.append(("structured_outputs", from_structured_outputs(body.structured_outputs, token_of)))
     for kind in KINDS:
         name, value = f"guided_{kind}", getattr(body, f"guided_{kind}")
         if value is not None:
-            found.append((name, grammar_from(kind, value, name)))
-    if len(found) > 1:
+            grammars.append((name, grammar_from(kind, value, name)))
+    if len(grammars) > 1:
         raise RequestError(
-            f"{found[0][0]} and {found[1][0]} both define the form of the answer; send only one", param=found[1][0]
+            f"{grammars[0][0]} and {grammars[1][0]} both define the form of the answer; send only one",
+            param=grammars[1][0],
         )
-    return found[0][1] if found else None
+    return grammars[0][1] if grammars else None
 
 
 HEADER = "x-weft-ignored"
