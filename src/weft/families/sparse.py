@@ -148,7 +148,7 @@ def _mimo_keys(keys: ConfigKeys) -> ConfigKeys:
             keys.only(**{key: keys.get(whole)})
     keys.only(add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False, topk_method="noaux_tc",
               scoring_func="sigmoid")  # fmt: skip
-    return keys.over(told)
+    return keys.over(renamed)
 
 
 def _mimo_kinds(keys: ConfigKeys, count: int) -> list[str]:
