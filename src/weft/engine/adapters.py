@@ -1,4 +1,4 @@
-"""Adapters in memory: which are resident, which is evicted next, and which must stay.
+"""The adapters in memory: which ones are resident, in which order they are evicted, and which must stay.
 
     registered (names of a server)      any number: a name, a directory and a digest each
     resident (here)                     as many as ``limits.lora_memory`` holds, least recently used first out
@@ -62,8 +62,9 @@ class AdapterStats(msgspec.Struct, frozen=True):
 
 
 class AdapterPool:
-    """``host``: None for an engine without adapters, which refuses every request for one by ``refusal``. ``rank_max``:
-    of ``limits.max_lora_rank``. ``running``: digests that live sequences have."""
+    """The adapters of one engine. ``host``: None for an engine that serves none; ``refusal`` is its error.
+    ``rank_max``: of ``limits.max_lora_rank``. ``running``: digests that live sequences have.
+    """
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class AdapterPool:
             )
 
     def check(self, adapter: Adapter) -> None:
-        """Read ``adapter``, and keep it where there is room, without an eviction. Raise CheckpointError,
+        """Read ``adapter``, and keep it if it fits without an eviction. Raise CheckpointError,
         RequestError."""
         loaded = self.read(adapter)
         if self.held_bytes + loaded.held_bytes <= self._budget_bytes:
