@@ -154,9 +154,7 @@ def _random_arrivals(random: Random, count: int, max_model_len: int) -> tuple[Ar
 
 def _long_arrivals(random: Random, arena: ArenaPlan, max_model_len: int) -> tuple[Arrival, ...]:
     """Return short prompts with growing answers, then prompts of nearly one length that just fit in addition. The
-    prefill of such a prompt takes many steps, in which the others outgrow their headroom, so it is preempted before
-    its end.
-    """
+    prefill of such a prompt takes many steps, in which the others outgrow their headroom and preempt it."""
     growers = random.randrange(2, 6)
     prompts = [random.randrange(1, 60) for _ in range(growers)]
     pages_used = sum(pages_for(prompt + 10) for prompt in prompts) + growers + random.randrange(2)
