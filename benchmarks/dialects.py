@@ -3,9 +3,9 @@
     python -m benchmarks.dialects [--requests 20] [--tokens 256] [--rounds 30] [--json FILE]
 
 The whole application runs in this process: routes, bodies, template, tokenizer, answers and the store of
-responses. The engine is replaced by one that has each token ready, a turn of the event loop after it was
-asked. All dialects get prompts of about the same length, in turns, and the table has the least of all rounds:
-other work on the machine only adds.
+responses. The engine is replaced by one that has a token ready at each turn of the event loop. All dialects get
+prompts of about the same length, in turns, and the table has the least of all rounds: other work on the machine
+only adds.
 
     wall      microseconds of a request with an answer of one token
     request   of these, the time of this process on a CPU, all threads; the template has a process of its own
@@ -28,10 +28,12 @@ from typing import Any
 
 from benchmarks.serve.checkpoints import save_tokenizer
 from weft.config import Sizes
+from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
 from weft.request import Request, TokenEvent
 from weft.server.app import build_app
 from weft.server.config import ServerConfig
+from weft.server.connection import WRITE_PART
 from weft.server.models import Models, PinnedModel
 from weft.server.served_model import load_served_model
 from weft.server.service import Service
@@ -44,35 +46,6 @@ TEMPLATE = (
 TEXT = "What turns the mill by the river, and which key is red? " * 8
 TOKEN = 300
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/responses stored")
-
-
-class ReadyStream:
-    """One event for each token of one request, each when it is asked for."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._left = request.sampling.max_tokens or 1
-
-    def bound(self, unread: object, cut: Callable[[], None]) -> None:
-        """Nothing waits to be read."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    async def rest(self, answers: int) -> list[tuple[float, TokenEvent]]:
-        await asyncio.sleep(0)
-        return [(time.perf_counter(), event) for _ in range(self._left) for event in await self.events()]
-
-    async def events(self) -> list[TokenEvent]:
-        self._left -= 1
-        return [
-            TokenEvent(
-                request_id=self._request.request_id,
-                index=0,
-                tokens=[TOKEN],
-                finish_reason=None if self._left else "length",
-            )
-        ]
 
 
 class ReadyEngine:
@@ -89,14 +62,28 @@ class ReadyEngine:
     def check_alive(self) -> None:
         """It always is."""
 
-    async def submit(self, requests: list[Request]) -> ReadyStream:
+    async def submit(self, requests: list[Request]) -> RequestStream:
+        """Return a stream that gets a token at each turn of the event loop."""
         await asyncio.sleep(0)
-        return ReadyStream(requests[0])
+        [request], loop = requests, asyncio.get_running_loop()
+        stream = RequestStream([request.request_id])
+
+        def step(left: int) -> None:
+            event = TokenEvent(
+                request_id=request.request_id, index=0, tokens=[TOKEN], finish_reason=None if left else "length"
+            )
+            stream.put(event)
+            stream.deliver()
+            if left:
+                loop.call_soon(step, left - 1)
+
+        loop.call_soon(step, (request.sampling.max_tokens or 1) - 1)
+        return stream
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """Everything has finished."""
 
-    def close(self, stream: ReadyStream) -> None:
+    def close(self, stream: RequestStream) -> None:
         """Nothing is held."""
 
     async def cache_shapes(self) -> list[Any]:
@@ -115,6 +102,13 @@ def body_of(path: str, tokens: int, *, stream: bool) -> dict[str, Any]:
 
 
 async def ask(app: Any, path: str, raw: bytes) -> None:
+    sent: list[bytes] = []
+    status = 0
+
+    def write(part: bytes) -> bool:
+        sent.append(part)
+        return True
+
     scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",
@@ -131,10 +125,9 @@ async def ask(app: Any, path: str, raw: bytes) -> None:
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
         "root_path": "",
-        "state": {},
+        "state": {WRITE_PART: write},
     }
     parts = [{"type": "http.request", "body": raw, "more_body": False}]
-    sent, status = b"", 0
 
     async def receive() -> dict[str, Any]:
         if not parts:
@@ -142,12 +135,12 @@ async def ask(app: Any, path: str, raw: bytes) -> None:
         return parts.pop()
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        nonlocal sent, status
+        nonlocal status
         status = message.get("status", status)
-        sent += message.get("body", b"")
+        sent.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    assert status == 200, (path, sent)
+    assert status == 200, (path, b"".join(sent))
 
 
 async def timed(app: Any, path: str, count: int, tokens: int, *, stream: bool) -> tuple[float, float]:

@@ -69,9 +69,11 @@ async def load(port: int, streams: int, tokens: int) -> tuple[int, float]:
     return chunks, time.perf_counter() - began_s
 
 
-def measure(directory: Path, factory: str, workers: int, streams: int, tokens: int) -> None:
+def measure(directory: Path, factory: str, workers: int, streams: int, tokens: int, interval: int) -> None:
     with running_server(
-        factory, engine={"model": str(directory)}, server={"http_workers": workers, "log_level": "warning"}
+        factory,
+        engine={"model": str(directory)},
+        server={"http_workers": workers, "log_level": "warning", "stream_interval": interval},
     ) as server:
         port = int(server.url.rpartition(":")[2])
         asyncio.run(load(port, streams, 20))
@@ -90,17 +92,18 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument(
         "--engine",
-        choices=("build", "build_paced", "build_slow"),
+        choices=("build", "build_paced", "build_slow", "build_wide"),
         default="build_slow",
-        help="Steps of no time, 1 ms or 5 ms.",
+        help="Steps of no time, 1 ms, 5 ms or 30 ms.",
     )
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--stream-interval", type=int, default=1)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         directory = write_model_directory(Path(folder))
         for workers in asked.workers:
-            measure(directory, asked.engine, workers, asked.streams, asked.tokens)
+            measure(directory, asked.engine, workers, asked.streams, asked.tokens, asked.stream_interval)
 
 
 if __name__ == "__main__":

@@ -125,3 +125,49 @@ async def test_events_that_wait_keep_their_order() -> None:
         stream.put(event(0, [token]))
     read = [one.tokens[0] for _ in range(3) for one in await stream.events()]
     assert read == list(range(150))
+
+
+@pytest.mark.parametrize("interval", [1, 2, 5])
+async def test_a_listener_is_called_for_the_first_event_for_each_interval_and_for_the_end(interval: int) -> None:
+    stream, calls = RequestStream(["a"]), []
+    stream.listen(lambda: calls.append([token for one in stream.next_events() for token in one.tokens]), interval)
+    for token in range(8):
+        stream.put(event(0, [token], "stop" if token == 7 else None))
+        stream.deliver()
+    wanted = {
+        1: [[0], [1], [2], [3], [4], [5], [6], [7]],
+        2: [[0], [1, 2], [3, 4], [5, 6], [7]],
+        5: [[0], [1, 2, 3, 4, 5], [6, 7]],
+    }
+    assert calls == wanted[interval]
+
+
+async def test_the_events_of_a_report_are_one_call() -> None:
+    stream, calls = RequestStream(["a"]), []
+    stream.listen(lambda: calls.append(len(stream.next_events())), 1)
+    for index in range(3):
+        stream.put(event(index, [1]))
+    assert calls == []
+    stream.deliver()
+    assert calls == [3]
+
+
+async def test_events_before_the_listener_and_errors_call_it() -> None:
+    stream, errors = RequestStream(["a"]), []
+    stream.put(event(0, [1]))
+
+    def listen() -> None:
+        try:
+            errors.append([one.tokens for one in stream.next_events()])
+        except EngineUnavailableError as error:
+            errors.append(error.message)
+
+    stream.listen(listen, 100)
+    await asyncio.sleep(0)
+    stream.fail("a", EngineUnavailableError("gone"))
+    await asyncio.sleep(0)
+    assert errors == [[[1]], "gone"]
+    stream.close()
+    stream.fail("a", EngineUnavailableError("again"))
+    await asyncio.sleep(0)
+    assert len(errors) == 2, "a closed stream calls no listener"

@@ -260,6 +260,11 @@ def build_slow(config: EngineConfig, *, on_progress: Callable[[str], None]) -> A
     return build(config, on_progress=on_progress, step_s=0.005)
 
 
+def build_wide(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    """Steps take as long as those of a GPU with hundreds of rows."""
+    return build(config, on_progress=on_progress, step_s=0.03)
+
+
 def build_long_steps(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
     return build(config, on_progress=on_progress, step_s=1.5)
 

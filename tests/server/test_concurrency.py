@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
 from starlette.responses import Response
@@ -148,6 +149,26 @@ def test_a_slow_reader_does_not_slow_the_others(server: RunningServer) -> None:
         assert answer.json()["choices"][0]["text"] == "quick", answer.text
         assert eventually(lambda: server.running() == 1)
         assert server.metric("generation_tokens_total") - before < 1500, "the slow reader's answer came first"
+
+
+@pytest.mark.parametrize("interval", [1, 5])
+def test_a_request_chooses_the_tokens_of_an_event(server: RunningServer, interval: int) -> None:
+    body = {"prompt": "sing", "max_tokens": 23, "stream": True, "stream_interval": interval, "return_token_ids": True}
+    text = server.post("/v1/completions", body).text
+    sizes = [len(msgspec.json.decode(one)["choices"][0]["token_ids"]) for one in events_of(text)[:-1]]
+    assert sum(sizes) == 23
+    if interval == 1:
+        assert min(sizes[1:-1]) < 5, "steps of 5 ms come one by one, but for those of a busy machine"
+    else:
+        assert sizes[0] < 5, "the first token does not wait"
+        assert min(sizes[1:-1]) >= 5
+
+
+@pytest.mark.parametrize("value", [0, -1, 1025, "2", 1.5])
+def test_an_interval_of_a_stream_is_a_number_of_tokens(server: RunningServer, value: Any) -> None:
+    answer = server.post("/v1/completions", {"prompt": "sing", "stream": True, "stream_interval": value})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "stream_interval"
 
 
 def test_silence_is_broken_by_comment_lines_when_asked_for(server: RunningServer) -> None:

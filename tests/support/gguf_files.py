@@ -37,7 +37,11 @@ ARCHITECTURES = {
     "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2", "glm4": "glm4", "olmo2": "olmo2", "olmoe": "olmoe",
     "exaone4": "exaone4", "cohere": "command-r", "cohere2": "cohere2", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "nemotron": "nemotron", "seed_oss": "seed_oss", "arcee": "arcee", "ernie4_5": "ernie4_5",
-    "hunyuan_v1_dense": "hunyuan-dense", "mixtral": "llama",
+    "hunyuan_v1_dense": "hunyuan-dense", "mixtral": "llama", "smollm3": "smollm3", "exaone": "exaone",
+    "glm": "chatglm", "olmo": "olmo", "jais2": "jais2", "ministral3": "mistral3", "phi": "phi2",
+    "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
+    "afmoe": "afmoe", "granitemoe": "granitemoe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+    "minicpm3": "minicpm3",
 }  # fmt: skip
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -125,6 +129,10 @@ _RWKV7 = {
 }
 
 
+_INTERLEAVED = ("llama", "mixtral", "granitemoehybrid", "granitemoe", "smollm3", "olmo", "ministral3")
+"""Models whose rows of queries and keys the converter puts into another order."""
+
+
 class _Change:
     """The converter's changes of the values of one checkpoint."""
 
@@ -149,7 +157,7 @@ class _Change:
             x = x + 1
         if self.type.startswith(("qwen3_5", "qwen4")) or self.type == "qwen3_next":
             x = self._qwen(name, x)
-        if self.type in ("llama", "mixtral", "granitemoehybrid") and "interleaved" not in self.forget:
+        if self.type in _INTERLEAVED and "interleaved" not in self.forget:
             for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
                 if f".{part}." in name:
                     x = x.reshape(self.config[heads], 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
@@ -232,6 +240,8 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         tensors = _indexed(tensors, config)
     if config["model_type"] in _LATENT:
         tensors = _latent(tensors, config, forget)
+    if config["model_type"] in ("deepseek_v2", "deepseek_v3"):
+        tensors = _halves_of_latents(tensors, config)
     if config["model_type"] == "gigachat3_5":
         tensors = _both_ungrouped(tensors, config, forget)
     change, stacks, found = _Change(config, forget), {}, {}
@@ -398,6 +408,18 @@ def _latent(
             else:
                 keys = keys.transpose(1, 2)
             out |= {name.replace("kv_b", "k_b"): keys.contiguous(), name.replace("kv_b", "v_b"): values}
+        else:
+            out[name] = x
+    return out
+
+
+def _halves_of_latents(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The two parts of ``kv_b_proj``, by themselves."""
+    out, own, value = {}, config["qk_nope_head_dim"], config["v_head_dim"]
+    for name, x in tensors.items():
+        if name.endswith("kv_b_proj.weight"):
+            keys, values = x.view(-1, own + value, x.shape[-1]).split([own, value], dim=1)
+            out |= {name.replace("kv_b", "k_b"): keys.transpose(1, 2).contiguous(), name.replace("kv_b", "v_b"): values}
         else:
             out[name] = x
     return out
@@ -590,6 +612,8 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
             writer.add_uint32(f"{writer.arch}.{name}", value)
         writer.add_string(f"{writer.arch}.rope.scaling.type", "yarn")
         numbers["rope.scaling.factor"] = rope["factor"]
+    if config["model_type"] in ROUTED:
+        numbers |= _routed_keys(config, writer)
     if config["model_type"] in DENSE:
         numbers |= _dense_keys(config, writer)
     for name, number in numbers.items():
@@ -808,8 +832,51 @@ def _ssm(config: Mapping[str, Any]) -> dict[str, Any]:
 
 DENSE = (
     "qwen2", "qwen2_moe", "phi3", "gemma", "gemma2", "glm4", "olmo2", "olmoe", "exaone4", "cohere", "cohere2",
-    "starcoder2", "stablelm", "nemotron", "seed_oss", "arcee", "ernie4_5", "hunyuan_v1_dense", "mixtral",
+    "starcoder2", "stablelm", "nemotron", "seed_oss", "arcee", "ernie4_5", "hunyuan_v1_dense", "mixtral", "smollm3",
+    "exaone", "glm", "olmo", "jais2", "ministral3", "phi", "afmoe",
 )  # fmt: skip
+ROUTED = ("glm4_moe", "dots1", "ernie4_5_moe", "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "minicpm3")
+
+
+def _routed_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    """Numbers of ``ROUTED``: experts, and latent attention."""
+    read, rope = config.get, config.get("rope_parameters") or {}
+    shared = read("n_shared_experts", read("moe_num_shared_experts", read("num_shared_experts")))
+    integers: dict[str, Any] = {
+        "expert_count": read(
+            "n_routed_experts", read("moe_num_experts", read("num_experts", read("num_local_experts")))
+        ),
+        "expert_used_count": read("moe_k", read("num_experts_per_tok")),
+        "expert_feed_forward_length": read("moe_intermediate_size", read("intermediate_size")),
+        "leading_dense_block_count": read(
+            "first_k_dense_replace", read("moe_layer_start_index", read("num_dense_layers"))
+        ),
+        "expert_shared_count": shared,
+        "interleave_moe_layer_step": read("moe_layer_interval"),
+        "expert_gating_func": {"ernie4_5_moe": None, "deepseek_v2": 1, "minicpm3": None}.get(config["model_type"], 2),
+    }
+    if "kv_lora_rank" in config:
+        turned, latent, own = config["qk_rope_head_dim"], config["kv_lora_rank"], config["qk_nope_head_dim"]
+        mla = {"attention.key_length": latent + turned, "attention.value_length": latent,
+               "attention.key_length_mla": own + turned, "attention.value_length_mla": config["v_head_dim"],
+               "attention.head_count_kv": 1}  # fmt: skip
+        integers |= {"attention.key_length": own + turned} if config["model_type"] == "minicpm3" else mla
+        integers |= {"rope.dimension_count": turned, "attention.kv_lora_rank": latent,
+                     "attention.q_lora_rank": read("q_lora_rank")}  # fmt: skip
+    for name, value in integers.items():
+        _replaced(writer, name, value)
+    if config["model_type"] in ("glm4_moe", "dots1", "deepseek_v3"):
+        writer.add_bool(f"{writer.arch}.expert_weights_norm", read("norm_topk_prob"))
+    return {
+        "expert_weights_scale": read("routed_scaling_factor", read("route_scale")),
+        **(_yarn_keys(rope, writer) if rope.get("rope_type") == "yarn" else {}),
+    }
+
+
+def _yarn_keys(rope: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    writer.add_string(f"{writer.arch}.rope.scaling.type", "yarn")
+    _replaced(writer, "rope.scaling.original_context_length", rope["original_max_position_embeddings"])
+    return {"rope.scaling.factor": rope["factor"], "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"]}
 
 
 def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, float | None]:
@@ -817,7 +884,7 @@ def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str,
     read, rope = config.get, config.get("rope_parameters") or {}
     if read("sliding_window"):
         writer.add_uint32(f"{writer.arch}.attention.sliding_window", read("sliding_window"))
-    eps = read("layer_norm_eps", read("norm_epsilon", read("norm_eps")))
+    eps = read("layer_norm_eps", read("norm_epsilon", read("norm_eps", 1e-5 if read("model_type") == "olmo" else None)))
     dim = read("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     base = rope.get("rope_theta", 1e4) * (rope.get("alpha") or 1.0) ** (dim / (dim - 2))
     return {
@@ -826,7 +893,17 @@ def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str,
         "logit_scale": read("logit_scale"),
         "rope.freq_base": base,
         "attn_logit_softcapping": read("attn_logit_softcapping"),
+        "attention.clamp_kqv": read("clip_qkv"),
+        **(_grown_keys(rope, writer) if read("model_type") == "ministral3" else {}),
         "final_logit_softcapping": read("final_logit_softcapping"),
+    }
+
+
+def _grown_keys(rope: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    numbers = _yarn_keys(rope, writer)
+    return numbers | {
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
     }
 
 

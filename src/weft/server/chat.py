@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: messages in, an assistant message out.
 
-The answer is one JSON object, or a stream: a first chunk per choice with the role, then text, the last chunk
-of a choice with its ``finish_reason``, usage if asked, [DONE].
+The answer is one JSON object, or a stream: a first chunk per choice with the role, then text, a last chunk per choice
+with its ``finish_reason``, usage if the request asks for it, [DONE].
 
     ChatBody --chat_turn--> ChatTurn --prepare_turn--> PreparedTurn --ChatJob--> chunks
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from secrets import token_hex
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import RequestError
+from weft.errors import RequestError, WeftError
 from weft.request import LOGPROBS_MAX
 from weft.server.generation import ChatTurn, PreparedTurn, Usage, prepare_turn
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
@@ -31,7 +31,7 @@ from weft.server.protocol import (
     stream_usage,
 )
 from weft.server.service import Service
-from weft.server.sse import DONE, Way, sse_line
+from weft.server.sse import DONE, Way, failure_lines, sse_line
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, text_of
@@ -47,7 +47,7 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 class CustomInput(msgspec.Struct, kw_only=True):
-    """Input of a custom tool. Streams send all of it at once, too."""
+    """Input of a custom tool. Streams, too, send all of it at once."""
 
     name: str
     input: str
@@ -133,7 +133,7 @@ class ChatJob:
         generation, body = self.generation, self._body
         choices: list[ChatChoice] = []
         for piece in await generation.whole():
-            if choices:  # encoding many logprobs takes long: others are served between two choices
+            if choices:  # encoding many logprobs takes long: let other requests run between two choices
                 await asyncio.sleep(0)
             message = self._message(piece)
             choices.append(
@@ -157,18 +157,21 @@ class ChatJob:
             )
         return _encoder.encode(response)
 
-    async def lines(self) -> AsyncGenerator[bytes, None]:
+    def begin(self) -> bytes:
         roles = [
             DeltaChoice(index=choice.index, delta=ChatAnswer(role="assistant", content=""))
             for choice in self.generation.choices
         ]
-        yield b"".join(self._line([role], first=role.index == 0) for role in roles)
-        async for pieces in self.generation.pieces():
-            if choices := [choice for piece in pieces for choice in self._choices(piece)]:
-                yield b"".join(self._line([choice]) for choice in choices)
-        if self._last_usage:
-            yield self._line([])
-        yield DONE
+        return b"".join(self._line([role], first=role.index == 0) for role in roles)
+
+    def part(self, pieces: list[Piece]) -> bytes:
+        return b"".join(self._line([choice]) for piece in pieces for choice in self._choices(piece))
+
+    async def end(self) -> bytes:
+        return self._line([]) + DONE if self._last_usage else DONE
+
+    def failed(self, error: WeftError) -> bytes:
+        return failure_lines(error)
 
     def _line(self, choices: list[DeltaChoice], *, first: bool = False) -> bytes:
         chunk = ChatChunk(id=self._id, created=self._created_s, model=self._turn.name, choices=choices)
@@ -190,7 +193,7 @@ class ChatJob:
         return answer
 
     def _choices(self, piece: Piece) -> list[DeltaChoice]:
-        """Return the choices of a piece: none where its text is held back, as it may become a marker."""
+        """Return the choices of a piece: none while its text is held back because it may be the start of a marker."""
         deltas = stream_deltas(self._turn.read(piece))
         choices = [DeltaChoice(index=piece.index, delta=delta) for delta in deltas or [ChatAnswer()]]
         choices[0].logprobs = self._logprobs(piece)
@@ -286,8 +289,8 @@ def chat_turn(body: ChatBody) -> ChatTurn:
 
 
 def chat_conversation(body: ChatBody) -> ConversationFields:
-    """Return the fields of ``body`` that shape the prompt, and the reasoning. A field of its own wins over the same one
-    in ``reasoning``."""
+    """Return the fields of ``body`` that shape the prompt, and the reasoning. A top-level field overrides the same
+    field in ``reasoning``."""
     reasoning = body.reasoning or ChatReasoning()
     variables, effort, budget = body.chat_template_kwargs, body.reasoning_effort, body.thinking_token_budget
     if reasoning.enabled is not None:

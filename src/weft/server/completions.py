@@ -1,21 +1,20 @@
 """POST /v1/completions: text or token ids in, text out.
 
-Parse -> prompts to tokens -> Generation -> one JSON object, or one SSE chunk per step and choice.
-``echo`` puts the prompt in front of the text and, with ``logprobs``, the prompt's logprobs in front of
-the answer's; a stream sends both in its first chunk.
+body -> parsed -> prompts as tokens -> Generation -> one JSON object, or one SSE chunk per step and choice ``echo`` puts
+the prompt before the text and, with ``logprobs``, the prompt's logprobs before the answer's; a stream sends both in its
+first chunk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
 from secrets import token_hex
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import RequestError
+from weft.errors import RequestError, WeftError
 from weft.objects.conversations import continued_prompts
 from weft.request import SamplingParams
 from weft.server.generation import Generation, Usage, check_count
@@ -24,6 +23,7 @@ from weft.server.protocol import (
     COMPLETION_TOKENS_DEFAULT,
     UNSERVED_IN_COMPLETIONS,
     CompletionBody,
+    Streaming,
     grammar_of,
     prompts_of,
     refuse_stream_fields,
@@ -33,7 +33,7 @@ from weft.server.protocol import (
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.continuing import session_of
-from weft.server.sse import DONE, Way, sse_line
+from weft.server.sse import DONE, Way, failure_lines, sse_line
 from weft.server.truncation import check_context, tokens_after_cut, truncated
 from weft.text.choices import Choice, Piece
 from weft.text.prompt import Prompt
@@ -87,35 +87,42 @@ class CompletionJob:
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             id_slot=body.id_slot,
-            streamed=bool(body.stream),
+            stream=Streaming(bool(body.stream), body.stream_interval),
         )
         self._shown_chars = [0] * len(self.generation.choices)
+        self._started = [False] * len(self.generation.choices)
+        self._last_usage, self._every_usage = stream_usage(body)
+        self._no_usage = None if self._last_usage else UNSET
 
     async def answer(self) -> bytes:
         generation = self.generation
         pieces = await generation.whole()
         choices: list[CompletionChoice] = []
         for piece in pieces:
-            if choices:  # encoding many logprobs takes long: others are served between two choices
+            if choices:  # encoding many logprobs takes long: let other requests run between two choices
                 await asyncio.sleep(0)
             choices.append(self._choice(piece, first=True))
         return _encoder.encode(self._response(choices, generation.usage()))
 
-    async def lines(self) -> AsyncGenerator[bytes, None]:
-        generation = self.generation
-        with_usage, always = stream_usage(self._body)
-        started = [False] * len(generation.choices)
-        async for pieces in generation.pieces():
-            out = []
-            for piece in pieces:
-                choice = self._choice(piece, first=not started[piece.index])
-                started[piece.index] = True
-                usage = generation.usage() if always else None if with_usage else UNSET
-                out.append(sse_line(_encoder.encode(self._response([choice], usage))))
-            yield b"".join(out)
-        if with_usage:
-            yield sse_line(_encoder.encode(self._response([], generation.usage())))
-        yield DONE
+    def begin(self) -> bytes:
+        return b""
+
+    def part(self, pieces: list[Piece]) -> bytes:
+        lines = []
+        for piece in pieces:
+            choice = self._choice(piece, first=not self._started[piece.index])
+            self._started[piece.index] = True
+            usage = self.generation.usage() if self._every_usage else self._no_usage
+            lines.append(sse_line(_encoder.encode(self._response([choice], usage))))
+        return b"".join(lines)
+
+    async def end(self) -> bytes:
+        if not self._last_usage:
+            return DONE
+        return sse_line(_encoder.encode(self._response([], self.generation.usage()))) + DONE
+
+    def failed(self, error: WeftError) -> bytes:
+        return failure_lines(error)
 
     def _sampling(self, prompt: Prompt) -> SamplingParams:
         body, info = self._body, self._model.info
@@ -213,21 +220,21 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
     marks = body.cache_boundaries or []
     listed = prompts_of(body.prompt)
     check_count(len(listed), model.info.sizes.queue_max)  # before the work of tokenizing them
-    for given in listed:
-        if isinstance(given, str):
+    for text_or_ids in listed:
+        if isinstance(text_or_ids, str):
             add_special_tokens = body.add_special_tokens is not False and body.session is None
             if cut_to is None:
-                await model.check_text(given, param="prompt")
-                text, places = given, marks
+                await model.check_text(text_or_ids, param="prompt")
+                text, places = text_or_ids, marks
             else:
                 at_start = body.truncation_side == "right"
-                text = await model.part_for_cut(given, cut_to, at_start=at_start)
-                places = marks if text is given or at_start else []
+                text = await model.part_for_cut(text_or_ids, cut_to, at_start=at_start)
+                places = marks if text is text_or_ids or at_start else []
             tokens = await model.encode(text, add_special_tokens=add_special_tokens)
-            prompts.append(Prompt(tokens, given, marks=places))
+            prompts.append(Prompt(tokens, text_or_ids, marks=places))
         else:
-            model.check_ids(given, param="prompt")
-            prompts.append(Prompt(given, marks=marks))
+            model.check_ids(text_or_ids, param="prompt")
+            prompts.append(Prompt(text_or_ids, marks=marks))
     if body.session is not None:
         prompts = continued_prompts(await session_of(service, body, body.session, model), prompts)
     answer_tokens = default_tokens(model) if body.max_tokens is None else body.max_tokens

@@ -1,4 +1,4 @@
-"""One HTTP request as work for the engine: prompts x n sequences, from submit to the last piece.
+"""The generation of one HTTP request: prompts x n sequences in the engine, from submit to the last piece.
 
     ChatBody       \\                                        / ChatJob
     ResponsesBody   >--> ChatTurn --prepare_turn--> PreparedTurn --> ResponsesJob
@@ -6,20 +6,21 @@
                                       Generation
 
     Generation.start()      submit all prompts; the engine accepts all or rejects one (then none run)
-    Generation.pieces()     [Piece, ...] as steps bring them, until every choice has finished
+    Generation.listen()     calls back when pieces may have come; Generation.next_pieces() returns them
+    Generation.pieces()     [Piece, ...] after each step, until every choice has finished
     Generation.whole()      one Piece for each choice, once all have finished
-    Generation.close()      always, however it ended: what still runs is cancelled
+    Generation.close()      always, however it ended: sequences that still run are cancelled
 
-A dialect is a mapping at the edge: its body becomes a ``ChatTurn``, and a job writes the pieces of the answer
-in the dialect's own words. A field that every dialect takes is added to ``SamplingFields``, one that shapes
-the prompt to ``ConversationFields``. Latencies are measured here, as the events of one sequence pass in
-order. A slow client gets fewer, larger pieces, not a longer queue.
+A dialect only translates: its body becomes a ``ChatTurn``, and a job writes the pieces of the answer in the dialect's
+format. Add a field that every dialect takes to ``SamplingFields``, and a field that shapes the prompt to
+``ConversationFields``. Latencies are measured here, as the events of one sequence pass in order. A slow client gets
+fewer, larger pieces, not a longer queue.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from secrets import token_hex
 
 import msgspec
@@ -32,7 +33,15 @@ from weft.objects.conversations import continued_chat, known_prefix
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
 from weft.server.models import KeepAlive, ModelUse
-from weft.server.protocol import SamplingFields, grammar_of, key_of_request, note_ignored, sampling_params
+from weft.server.protocol import (
+    NOT_STREAMED,
+    SamplingFields,
+    Streaming,
+    grammar_of,
+    key_of_request,
+    note_ignored,
+    sampling_params,
+)
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.continuing import session_of
@@ -47,8 +56,8 @@ from weft.text.tokenizer import banned_sequences
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of prompt tokens. ``cached_tokens`` is OpenAI's; the others are weft's: tokens that were computed again
-    after preemptions, and tokens that the prefix cache had in part and could not give, by reason."""
+    """Counts of prompt tokens. ``cached_tokens`` is OpenAI's; the other fields are weft's: tokens that were computed
+    again after preemptions, and lost tokens by reason (docs/words.md)."""
 
     cached_tokens: int = 0
     recomputed_tokens: int = 0
@@ -56,8 +65,8 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of generated tokens. The prediction tokens count drafts of all sources of speculation, verified and right
-    or wrong."""
+    """Counts of generated tokens. The prediction tokens count verified drafts of all sources of speculation, right or
+    wrong."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int = 0
@@ -71,16 +80,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
-    """Version of the weights that computed the last token, where an update gave them a name."""
+    """Version of the weights that computed the last token, if an update named it."""
 
 
 class Generation:
     """The prompts of one request, from submit to the last piece. ``samplings``: one for each prompt (they differ where
     max_tokens depends on the prompt's length). ``decoder``: makes text of the answers' tokens, if it is not the model's
-    tokenizer. ``prompt_field``: the field of the request that the prompts came in, for errors; ``answer_field``: that
-    of max_tokens, and ``logprobs_field`` that of alternatives. ``id_slot``: the slot that has the tokens afterwards
-    (``sessions.slots``). Raises RequestError and ContextLengthError here, so that no engine has to read a prompt that
-    is far too long.
+    tokenizer. ``prompt_field``, ``answer_field``, ``logprobs_field``: the request's names of the prompts, of max_tokens
+    and of the alternatives, for errors. ``id_slot``: the slot that gets the tokens afterwards (``sessions.slots``). The
+    constructor raises RequestError and ContextLengthError, so that no engine has to read a prompt that is far too long.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
@@ -98,14 +106,15 @@ class Generation:
         prompt_field: str = "prompt",
         answer_field: str = "max_tokens",
         id_slot: int | None = None,
-        streamed: bool = False,
+        stream: Streaming = NOT_STREAMED,
         logprobs_field: str = "logprobs",
     ) -> None:
         self._service = service
+        self._interval_tokens = stream.interval_tokens or service.config.stream_interval
         self._model = model
         self.keep_alive_s: KeepAlive = UNSET
         self.load_s = 0.0
-        """Seconds of waiting until its model was loaded."""
+        """Seconds that the request waited until the model was loaded."""
         self._use: ModelUse | None = None
         self._metrics = service.metrics.of(model.base)  # the model's own name, not an adapter's
         self._arrived_s = time.perf_counter()
@@ -113,7 +122,7 @@ class Generation:
         self._closed = False
         self._slot = None if id_slot is None or id_slot < 0 else (key_of_request(), id_slot, cache_salt)
         self._slot_tokens: list[int] = []
-        """Tokens of the first answer, where a slot is to have them."""
+        """Tokens of the first answer; kept only if a slot is to get them."""
         self._model_name = model.name
         self._error_type: str | None = None
         engine_id = token_hex(16)
@@ -143,7 +152,7 @@ class Generation:
         check_logprob_count(
             self._requests,
             context_tokens=context_tokens,
-            streamed=streamed,
+            streamed=stream.wanted,
             limit=service.config.max_answer_logprobs,
             field=logprobs_field,
         )
@@ -160,6 +169,8 @@ class Generation:
                 self.choices.append(choice)
                 self._times.append(SequenceTimes(self._arrived_s, len(request.prompt_tokens)))
             self._by_prompt.append(self.choices[-request.sampling.n :])
+        self.unfinished = len(self.choices)
+        """Choices that have not ended for a reader of pieces."""
 
     async def start(self) -> None:
         """Submit the prompts. Raise the engine's refusal, or EngineUnavailableError."""
@@ -176,37 +187,59 @@ class Generation:
             raise
         self._metrics.request_came(self.samplings[0])
 
-    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """Yield lists of pieces, never empty. Raise EngineUnavailableError when the engine dies."""
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` each time that ``next_pieces`` may return pieces (``RequestStream.listen``)."""
+        self._bounded_stream().listen(listener, self._interval_tokens)
+
+    def next_pieces(self) -> list[Piece] | None:
+        """Return the pieces of at most EVENTS_MAX events that wait, one for each choice: none where their text is held
+        back. None where no event waits. Raise EngineUnavailableError when the engine died."""
         assert self._stream is not None
-        unfinished = sum(not choice.finished for choice in self.choices)
-        self._stream.bound(self._service.unread, self._cancel_all)
         try:
-            while unfinished:
-                pieces: list[Piece] = []
-                for event in await self._stream.events():
-                    choice = self._by_event[event.request_id, event.index]
-                    if choice.finished:
-                        continue
-                    piece = choice.take(event)
-                    self._note_tokens(choice, event)
-                    self._metrics.event_came(self._times[choice.index], event, time.perf_counter())
-                    if piece is not None:
-                        pieces.append(piece)
-                    if choice.finished:
-                        self._note_end(choice, event)
-                        unfinished -= 1
-                        if event.finish_reason is None:
-                            self._requests_in_flight.cancel(event.request_id, event.index)
-                if pieces:
-                    yield merged(pieces)
+            events = self._stream.next_events()
+            return self._pieces_of(events) if events else None
         except WeftError as error:
             self._error_type = type(error).__name__
             raise
 
+    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+        """Yield lists of pieces, never empty. Raise EngineUnavailableError when the engine dies."""
+        stream = self._bounded_stream()
+        try:
+            while self.unfinished:
+                if pieces := self._pieces_of(await stream.events()):
+                    yield pieces
+        except WeftError as error:
+            self._error_type = type(error).__name__
+            raise
+
+    def _bounded_stream(self) -> RequestStream:
+        assert self._stream is not None
+        self._stream.bound(self._service.unread, self._cancel_all)
+        return self._stream
+
+    def _pieces_of(self, events: list[TokenEvent]) -> list[Piece]:
+        pieces: list[Piece] = []
+        now = time.perf_counter()
+        for event in joined_by_sequence(events):
+            choice = self._by_event[event.request_id, event.index]
+            if choice.finished:
+                continue
+            piece = choice.take(event)
+            self._note_tokens(choice, event)
+            self._metrics.event_came(self._times[choice.index], event, now)
+            if piece is not None:
+                pieces.append(piece)
+            if choice.finished:
+                self._note_end(choice, event)
+                self.unfinished -= 1
+                if event.finish_reason is None:
+                    self._requests_in_flight.cancel(event.request_id, event.index)
+        return pieces
+
     async def whole(self) -> list[Piece]:
-        """Return one piece for each choice, in their order. Answers without stop strings are read at their end: to read
-        each token when it comes would be most of the cost of an answer."""
+        """Return one piece for each choice, in their order. Answers without stop strings are decoded at their end:
+        decoding token by token would be most of the cost of an answer."""
         if any(sampling.stop for sampling in self.samplings):
             all_pieces = [piece async for pieces in self.pieces() for piece in pieces]
         else:
@@ -217,14 +250,13 @@ class Generation:
     async def _pieces_at_end(self) -> list[Piece]:
         assert self._stream is not None
         try:
-            by_choice: dict[int, list[TokenEvent]] = {}
-            for arrived_s, event in await self._stream.rest(len(self.choices)):
+            arrived = await self._stream.rest(len(self.choices))
+            for arrived_s, event in arrived:
                 choice = self._by_event[event.request_id, event.index]
-                by_choice.setdefault(choice.index, []).append(event)
                 self._metrics.event_came(self._times[choice.index], event, arrived_s)
             pieces = []
-            for index, events in by_choice.items():
-                choice, event = self.choices[index], joined(events)
+            for event in joined_by_sequence([event for _, event in arrived]):
+                choice = self._by_event[event.request_id, event.index]
                 piece = choice.take(event)
                 self._note_tokens(choice, event)
                 if choice.finished:
@@ -254,7 +286,7 @@ class Generation:
             self._slot_tokens += event.tokens
 
     def _fill_slot(self) -> None:
-        """Give the slot of the request its tokens, but for the last one, which no step has read."""
+        """Give the slot of the request the tokens, except the last one, which no step has read."""
         if self._slot is not None and self.choices[0].generated_tokens:
             owner, number, salt = self._slot
             content = SlotContent(self._model_name, salt, self.prompts[0].tokens, self._slot_tokens[:-1])
@@ -282,12 +314,13 @@ class Generation:
         return sum(max(choice.cached_tokens for choice in choices) for choices in self._by_prompt)
 
     def lost_tokens(self) -> LostTokens:
-        """Return the lost tokens of the first sequence of each prompt: the others of its n wait for that one."""
+        """Return the lost tokens of the first sequence of each prompt: the other n - 1 wait for that sequence and reuse
+        its prefix."""
         counts = [msgspec.structs.asdict(choices[0].lost_tokens) for choices in self._by_prompt]
         return LostTokens(**{reason: sum(count[reason] for count in counts) for reason in counts[0]})
 
     def usage(self, reasoning_tokens: int = 0) -> Usage:
-        """Return the usage. With server.hide_cached_tokens it lacks the counts of the cache, and those of drafts: both
+        """Return the usage. With server.hide_cached_tokens the usage lacks the counts of the cache and of drafts: both
         tell about earlier requests."""
         prompt_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
         generated = sum(choice.generated_tokens for choice in self.choices)
@@ -314,7 +347,7 @@ class Generation:
         )
 
     def outcome(self, *, stream: bool) -> GenerationOutcome:
-        """Return the figures for a trace, after ``close``. Its times are of all sequences together: from the first that
+        """Return the figures for a trace, after ``close``. Times cover all sequences together: from the first that
         began to the last that ended."""
         began = [
             min(times.arrived_s + times.queued_s, times.first_s) for times in self._times if times.first_s is not None
@@ -364,23 +397,33 @@ def check_generates(info: ModelInfo, request: Request) -> None:
 
 def within_context(request: Request, limit: int, field: str) -> Request:
     """Return ``request`` with ``max_tokens`` cut to the room that a context of ``limit`` tokens leaves; ``field`` is
-    then named as ignored. Agents send one number with each request. A prompt that leaves no room is returned as it is,
-    for ``check_length``."""
-    room, asked = limit - len(request.prompt_tokens), request.sampling.max_tokens
-    if asked is None or asked <= room or room < max(request.sampling.min_tokens, 1):
+    then reported as ignored, because agents send one number with each request. A prompt that leaves no room is returned
+    as it is, for ``check_length``."""
+    room, max_tokens = limit - len(request.prompt_tokens), request.sampling.max_tokens
+    if max_tokens is None or max_tokens <= room or room < max(request.sampling.min_tokens, 1):
         return request
     note_ignored(field)
     return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, max_tokens=room))
 
 
 def check_count(sequences: int, queue_max: int) -> None:
-    """Raise RequestError for more sequences than an empty queue could take, as trying again later would not help."""
+    """Raise RequestError for more sequences than an empty queue could take: trying again later would not help."""
     if sequences > queue_max:
         raise RequestError(
             f"prompts x n is {sequences} sequences; at most {queue_max} can wait "
             "(limits.max_queued_requests). Send them in several requests",
             param="prompt",
         )
+
+
+def joined_by_sequence(events: list[TokenEvent]) -> list[TokenEvent]:
+    """Return one event for each sequence, in order of first appearance."""
+    if len(events) < 2:
+        return events
+    by_sequence: dict[tuple[str, int], list[TokenEvent]] = {}
+    for event in events:
+        by_sequence.setdefault((event.request_id, event.index), []).append(event)
+    return list(map(joined, by_sequence.values()))
 
 
 def joined(events: list[TokenEvent]) -> TokenEvent:
@@ -417,7 +460,7 @@ def merged(pieces: list[Piece]) -> list[Piece]:
 
 def logprob_count(request: Request, context_tokens: int, *, streamed: bool) -> int:
     """Return the most logprobs of one piece of the answers to one prompt (law L11). A complete answer becomes JSON at
-    its end, on the event loop; a stream writes them step by step, so only its prompt's count."""
+    its end, on the event loop. A stream writes the logprobs step by step, so only the prompt's logprobs count."""
     sampling, prompt_tokens = request.sampling, len(request.prompt_tokens)
     count = 0
     if sampling.logprobs is not None and not streamed:
@@ -460,9 +503,9 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A chat request of any dialect. ``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field``,
     ``logprobs_field`` and ``answer_field`` (of ``max_tokens``) are the dialect's names, for errors. ``show_reasoning``:
     if false the reasoning is left out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``.
-    ``prediction``: the client's guess of the answer, a source of drafts. ``context_max``: as ``asked`` in
-    ``check_context``. ``before``: tokens of earlier turns, in front of the conversation's, with the name's first
-    messages. ``own_sampling``: the API's defaults, where they differ from those of SamplingParams."""
+    ``prediction``: the client's guess of the answer, a source of drafts. ``context_max``: ``num_ctx`` of
+    ``check_context``. ``before``: tokens of earlier turns, before the conversation's tokens and with the first messages
+    of the created name. ``own_sampling``: defaults of the API that differ from those of SamplingParams."""
 
     conversation: ConversationFields
     fields: SamplingFields
@@ -509,7 +552,7 @@ class PreparedTurn:
             prompt_field=turn.prompt_field,
             answer_field=turn.answer_field,
             id_slot=fields.id_slot,
-            streamed=bool(fields.stream),
+            stream=Streaming(bool(fields.stream), fields.stream_interval),
             logprobs_field=turn.logprobs_field,
         )
         self._readers = [
@@ -526,8 +569,8 @@ class PreparedTurn:
         return self._readers[piece.index].blocks
 
     def finish_reason(self, piece: Piece) -> str | None:
-        """Return ``tool_calls`` for an answer that ends with calls, else the piece's reason; after the piece was
-        read."""
+        """Return ``tool_calls`` for an answer that ends with calls, else the piece's reason. Call it after the piece
+        was read."""
         return self._readers[piece.index].finish_reason(piece.finish_reason)
 
     def reasoning_tokens(self) -> int:
@@ -583,12 +626,13 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
 
 
 def _behind(before: list[int], model: ServedModel, prompt: Prompt) -> Prompt:
-    """Return ``prompt``, without pictures, after earlier tokens, with one beginning-of-sequence token for both. Raise
-    RequestError for ids that are not tokens."""
+    """Return ``prompt``, which has no pictures, after earlier tokens, with one beginning-of-sequence token for both.
+    Raise RequestError for ids that are not tokens."""
     model.check_ids(before, param="context")
     begin = model.tokenizer.added_id(model.tokenizer.special_tokens.get("bos_token", ""))
     cut = int(begin is not None and prompt.tokens[:1] == [begin])
     boundaries, marks = (
-        [len(before) + at - cut for at in places if at >= cut] for places in (prompt.boundaries, prompt.marks)
+        [len(before) + position - cut for position in places if position >= cut]
+        for places in (prompt.boundaries, prompt.marks)
     )
     return Prompt(before + prompt.tokens[cut:], prompt.text, boundaries, marks)

@@ -4,10 +4,10 @@
                  |                            |
             tenant.admit                 tenant.spend
 
-A client that disconnects must stop costing. uvicorn reports the disconnect only to a task that waits in ``receive``.
-Both kinds of answer have such a task, which cancels them when the client leaves. The engine accepts a job before the
-status is sent, so a refusal has a status of its own, for streams too. After the headers are out an error can only be a
-line of the stream.
+A client that disconnects must not cost any more work. uvicorn reports the disconnect only to a task that waits in
+``receive``. Both kinds of answer have such a task, which cancels them when the client leaves. The engine accepts a job
+before the status is sent, so a refusal has a status of its own, for streams too. Once the headers are sent, an error
+can only be a line of the stream.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import asyncio
 import contextlib
 import functools
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -26,12 +27,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from weft.errors import RequestError, WeftError
+from weft.server.connection import WRITE_PART
 from weft.server.errors import WrongMediaTypeError, bug, error_body
 from weft.server.generation import Generation
 from weft.server.protocol import LARGE_BODY_BYTES, Unserved
 from weft.server.service import BodyChecker, Service
 from weft.server.tenants import Tenant
 from weft.server.tracing import RequestTrace
+from weft.text.choices import Piece
 
 DONE = b"data: [DONE]\n\n"
 EVENTS, JSON_LINES = "text/event-stream", "application/x-ndjson"
@@ -77,9 +80,74 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         watching.cancel()
 
 
-class EventStream(Response):
-    """A response of lines. ``lines`` yields complete SSE lines, or complete lines of JSON with that ``media_type``.
-    However the response ends, and if it never begins, ``lines`` is closed and ``on_end`` called."""
+class LineStream(Response, ABC):
+    """A response whose lines come one after another. However the response ends, and if it never begins, ``on_end`` is
+    called."""
+
+    def __init__(self, *, on_end: Callable[[], None], keep_alive_s: float, media_type: str) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
+        del self.headers["content-length"]
+        self._on_end = on_end
+        self._keep_alive_s = keep_alive_s
+        self._sent_s = 0.0
+        """Time of the last part (of the event loop)."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await unless_gone(self._send_all(send), receive)
+        except (ClientGoneError, OSError):
+            _log.debug("a client left in the middle of a stream")
+        finally:
+            self._on_end()
+            await self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        keeping_alive = asyncio.ensure_future(self._keep_alive(send)) if self._keep_alive_s > 0 else None
+        try:
+            await self._pump(send)
+        except ClientGoneError:
+            raise
+        except Exception as error:
+            failure = error if isinstance(error, WeftError) else bug(error)
+            if failure is not error:
+                _log.exception("a stream failed")
+            await self._send_part(send, self._failed(failure))
+        finally:
+            if keeping_alive is not None:
+                await _cancel(keeping_alive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _send_part(self, send: Send, body: bytes) -> Coroutine[Any, Any, None]:
+        self._sent_s = asyncio.get_running_loop().time()
+        return cast("Coroutine[Any, Any, None]", send({"type": "http.response.body", "body": body, "more_body": True}))
+
+    async def _keep_alive(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._sent_s = loop.time()
+        while True:
+            idle_s = loop.time() - self._sent_s
+            if idle_s >= self._keep_alive_s:
+                await self._send_part(send, _KEEP_ALIVE)
+            else:
+                await asyncio.sleep(self._keep_alive_s - idle_s)
+
+    @abstractmethod
+    async def _pump(self, send: Send) -> None:
+        """Send all parts. An error is sent as ``_failed`` writes it."""
+
+    def _failed(self, error: WeftError) -> bytes:
+        """Return the lines that tell the client of an error after the headers."""
+        return failure_lines(error)
+
+    async def _close(self) -> None:
+        """Release the resources of the lines."""
+
+
+class EventStream(LineStream):
+    """A stream of the lines of ``lines``: complete SSE lines, or complete lines of JSON with that ``media_type``.
+    ``lines`` is closed at the end."""
 
     def __init__(
         self,
@@ -89,64 +157,106 @@ class EventStream(Response):
         keep_alive_s: float = 0.0,
         media_type: str = EVENTS,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
-        del self.headers["content-length"]
+        super().__init__(on_end=on_end, keep_alive_s=keep_alive_s, media_type=media_type)
         self._lines = lines
-        self._on_end = on_end
-        self._keep_alive_s = keep_alive_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await unless_gone(self._pump(send), receive)
-        except (ClientGoneError, OSError):
-            _log.debug("a client left in the middle of a stream")
-        finally:
-            self._on_end()
-            await self._lines.aclose()
 
     async def _pump(self, send: Send) -> None:
-        try:
-            if self._keep_alive_s > 0:
-                await self._send_with_keep_alive(send)
-            else:
-                async for line in self._lines:
-                    await _send_part(send, line)
-        except ClientGoneError:
-            raise
-        except WeftError as error:
-            await _send_part(send, sse_line(error_body(error)) + DONE)
-        except Exception as error:
-            _log.exception("a stream failed")
-            await _send_part(send, sse_line(error_body(bug(error))) + DONE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async for line in self._lines:
+            await self._send_part(send, line)
 
-    async def _send_with_keep_alive(self, send: Send) -> None:
-        async def next_line() -> bytes | None:
-            return await anext(self._lines, None)
+    async def _close(self) -> None:
+        await self._lines.aclose()
 
-        coming = asyncio.ensure_future(next_line())
+
+class AnswerStream(LineStream):
+    """A stream of the answer of ``job``. No task wakes for a token: the generation calls ``_step``, which writes the
+    part of the new pieces to the connection. A client that reads slowly costs a task, which waits until the connection
+    takes more; the pieces of that time are then one part."""
+
+    def __init__(
+        self, job: StreamedJob, *, on_end: Callable[[], None], keep_alive_s: float, media_type: str = EVENTS
+    ) -> None:
+        super().__init__(on_end=on_end, keep_alive_s=keep_alive_s, media_type=media_type)
+        self._job = job
+        self._sending: asyncio.Task[None] | None = None
+
+    async def _pump(self, send: Send) -> None:
+        job = self._job
+        if begin := job.begin():
+            await self._send_part(send, begin)
+        self._send = send
+        self._write: Callable[[bytes], bool] | None = self._scope["state"].get(WRITE_PART)
+        self._all_sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        job.generation.listen(self._step)
         try:
-            while True:
-                await asyncio.wait((coming,), timeout=self._keep_alive_s)
-                if not coming.done():
-                    await _send_part(send, _KEEP_ALIVE)
-                    continue
-                line = coming.result()
-                if line is None:
-                    return
-                await _send_part(send, line)
-                coming = asyncio.ensure_future(next_line())
+            await self._all_sent
         finally:
-            await _cancel(coming)
+            if self._sending is not None:
+                await _cancel(self._sending)
+        if end := await job.end():
+            await self._send_part(send, end)
+
+    def _failed(self, error: WeftError) -> bytes:
+        return self._job.failed(error)
+
+    def _step(self) -> None:
+        """Send the pieces that wait, unless an earlier part is still being sent."""
+        generation = self._job.generation
+        try:
+            while self._sending is None and not self._all_sent.done():
+                if not generation.unfinished:
+                    self._all_sent.set_result(None)
+                    break
+                pieces = generation.next_pieces()
+                if pieces is None:
+                    break
+                if pieces and (part := self._job.part(pieces)):
+                    self._send_now(part)
+        except Exception as error:
+            self._all_sent.set_exception(error)
+
+    def _send_now(self, part: bytes) -> None:
+        if self._write is not None and self._write(part):
+            if self._keep_alive_s:
+                self._sent_s = asyncio.get_running_loop().time()
+            return
+        self._sending = asyncio.ensure_future(self._send_part(self._send, part))
+        self._sending.add_done_callback(self._sent)
+
+    def _sent(self, sending: asyncio.Future[None]) -> None:
+        self._sending = None
+        if sending.cancelled() or self._all_sent.done():
+            return
+        if error := sending.exception():
+            self._all_sent.set_exception(error)
+        else:
+            self._step()
 
 
-def _send_part(send: Send, body: bytes) -> Awaitable[None]:
-    return send({"type": "http.response.body", "body": body, "more_body": True})
+def failure_lines(error: WeftError) -> bytes:
+    """Return the end of a stream of OpenAI's that fails."""
+    return sse_line(error_body(error)) + DONE
+
+
+async def lines_of(job: StreamedJob) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of the answer of ``job`` where no client reads them as they come. Close its generation."""
+    try:
+        yield job.begin()
+        async for pieces in job.generation.pieces():
+            if part := job.part(pieces):
+                yield part
+        yield await job.end()
+    except Exception as error:
+        failure = error if isinstance(error, WeftError) else bug(error)
+        yield job.failed(failure)
+        if failure is not error:
+            raise
+    finally:
+        job.generation.close()
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, and wait until it is over. Drops its result or error."""
+    """Cancel a task, and wait until it has ended. Drop its result or error."""
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -161,12 +271,26 @@ class Job(Protocol):
 
     async def answer(self) -> bytes: ...
 
-    def lines(self) -> AsyncGenerator[bytes, None]: ...
+
+class StreamedJob(Job, Protocol):
+    """A job whose answer may be streamed."""
+
+    def begin(self) -> bytes:
+        """Return the lines in front of the first piece."""
+
+    def part(self, pieces: list[Piece]) -> bytes:
+        """Return the lines of the next pieces, if any."""
+
+    async def end(self) -> bytes:
+        """Return the lines after the last piece."""
+
+    def failed(self, error: WeftError) -> bytes:
+        """Return the lines of an error that ends the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The way from the bodies of an endpoint that generates to jobs."""
+    """The functions that make jobs from the bodies of an endpoint that generates."""
 
     body: type[Any]
     unserved: Unserved
@@ -174,15 +298,15 @@ class Way:
 
 
 async def prepared(job: Job) -> Job:
-    """Return ``job``, which was prepared before."""
+    """Return ``job``, for callers of ``answer_job`` that have prepared it."""
     return job
 
 
 async def answer_job(
     request: Request, making: Awaitable[Job], *, stream: bool, keep_alive_s: float, media_type: str = EVENTS
 ) -> Response:
-    """Answer a request. ``making`` waits in lines for templates and pictures, and leaves them with its client. Raise
-    its refusals, by itself or by the engine."""
+    """Answer a request. ``making`` may wait in the queues of templates and pictures; it is cancelled if the client
+    leaves. Raise the refusals of ``making`` and of the engine."""
     tenant = tenant_of(request)
     trace: RequestTrace = request.scope["state"]["trace"]
 
@@ -207,13 +331,16 @@ async def answer_job(
     if not stream:
         return Response(await unless_gone(whole(), request.receive), media_type="application/json")
     job = await unless_gone(started(), request.receive)
+    # Bodies of endpoints without streams refuse the field.
+    streamed = cast(StreamedJob, job)
     on_end = functools.partial(end, job)
-    return EventStream(job.lines(), on_end=on_end, keep_alive_s=keep_alive_s, media_type=media_type)
+    return AnswerStream(streamed, on_end=on_end, keep_alive_s=keep_alive_s, media_type=media_type)
 
 
 async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
     """Return the body. Raise WrongMediaTypeError; ClientGoneError if the client left; the refusals of ``BodyChecker``.
-    ``connection`` bounds the size. ``undeclared``: JSON may come under another name, as ``curl -d`` sends it."""
+    ``connection`` bounds the size. ``undeclared``: whether another content type is accepted, as ``curl -d`` sends
+    one."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = undeclared or media_type == "application/json" or media_type.endswith("+json")
     if not is_json and _has_body(request):
@@ -256,13 +383,13 @@ def tenant_of(request: Request) -> Tenant | None:
 
 
 def salt_of(request: Request, salt: str | None) -> str | None:
-    """Return the cache salt of a request that brings ``salt``."""
+    """Return the cache salt of a request whose body has ``salt``."""
     tenant = tenant_of(request)
     return salt if tenant is None else tenant.salt(salt)
 
 
 def owner_of(request: Request) -> str:
-    """Return the owner of the objects that the request stores; all requests to a server without keys have one owner."""
+    """Return the owner of the objects that the request stores; without API keys all requests have the same owner."""
     tenant = tenant_of(request)
     return "" if tenant is None else tenant.owner
 
@@ -270,16 +397,16 @@ def owner_of(request: Request) -> str:
 def page_of(listed: Sequence[Any], request: Request, id_of: Callable[[Any], str]) -> dict[str, Any]:
     """Return the part of ``listed`` that ``after`` and ``limit`` in the query ask for. Raise RequestError."""
     query = request.query_params
-    given = query.get("limit", str(PAGE_DEFAULT))
-    limit = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0
+    limit_text = query.get("limit", str(PAGE_DEFAULT))
+    limit = int(limit_text) if limit_text.isascii() and limit_text.isdigit() and len(limit_text) < 10 else 0
     if not 1 <= limit <= PAGE_MAX:
-        raise RequestError(f"limit is {given[:20]!r}; it must be at least 1 and at most {PAGE_MAX}", param="limit")
-    ids = [id_of(one) for one in listed]
+        raise RequestError(f"limit is {limit_text[:20]!r}; it must be at least 1 and at most {PAGE_MAX}", param="limit")
+    ids = [id_of(item) for item in listed]
     after = query.get("after")
     begin = 0
     if after is not None:
         if after not in ids:
-            raise RequestError(f"after is {after[:100]!r}, which is none of the listed ids", param="after")
+            raise RequestError(f"after is {after[:100]!r}, which is not one of the listed ids", param="after")
         begin = ids.index(after) + 1
     end = min(begin + limit, len(ids))
     return {

@@ -5,10 +5,10 @@
     GET, cancel, DELETE ----------------------------------|--> the store: completed, incomplete, failed,
                                                                           cancelled
 
-A run lives in the process that started it (with ``--http-workers``, the one that owns the engines). The store
-names its runner, a file that the process locks. If that is gone, the response has failed, and the next reader
-stores that. Events of a run that was created with ``stream: true`` stay in memory for a while after its end.
-Runs and events are bounded (law L11).
+A run lives in the process that started it (with ``--http-workers``, the one that owns the engines). The store names its
+runner, a file that the process locks. If the runner is gone, the response has failed, and the next reader stores the
+failure. Events of a run that was created with ``stream: true`` stay in memory for a while after its end. Runs and
+events are bounded (law L11).
 """
 
 from __future__ import annotations
@@ -47,17 +47,23 @@ class BackgroundAnswer(Protocol):
     @property
     def status(self) -> str: ...
 
-    def lines(self) -> AsyncGenerator[bytes, None]: ...
-
     def body_so_far(self) -> bytes: ...
 
     def cancelled(self) -> None: ...
 
 
 class ResponseRun:
-    """A response that is computed in the background. ``unfinished``: as the store has it."""
+    """A response that is computed in the background. ``lines`` yields its events; ``unfinished``: the stored record."""
 
-    def __init__(self, answer: BackgroundAnswer, owner: str, unfinished: StoredResponse, *, has_events: bool) -> None:
+    def __init__(
+        self,
+        answer: BackgroundAnswer,
+        lines: AsyncGenerator[bytes, None],
+        owner: str,
+        unfinished: StoredResponse,
+        *,
+        has_events: bool,
+    ) -> None:
         self.owner = owner
         self.has_events = has_events
         self.unfinished = unfinished
@@ -65,15 +71,15 @@ class ResponseRun:
         self.has_ended = False
         self.event_bytes = 0
         self.answer = answer
+        self._lines = lines
         self._events: list[bytes] = []
-        """events; the one with the sequence number n is entry n."""
+        """Events; the event with sequence number n is entry n."""
         self._news = asyncio.Event()
 
     async def read(self) -> None:
         """Read the answer to its end, or to its cancellation."""
-        lines = self.answer.lines()
         try:
-            async for chunk in lines:
+            async for chunk in self._lines:
                 if self.has_events:
                     self._events += [event + b"\n\n" for event in chunk.split(b"\n\n") if event]
                     self.event_bytes += len(chunk)
@@ -81,7 +87,7 @@ class ResponseRun:
         except asyncio.CancelledError:
             self.answer.cancelled()
         finally:
-            await lines.aclose()
+            await self._lines.aclose()
 
     def end(self) -> None:
         self.has_ended = True
@@ -89,11 +95,11 @@ class ResponseRun:
 
     async def follow(self, starting_after: int) -> AsyncGenerator[bytes, None]:
         """Yield events with larger sequence numbers, up to the end."""
-        at = starting_after + 1
+        position = starting_after + 1
         while True:
             news = self._news
-            if at < len(self._events):
-                chunk, at = b"".join(self._events[at:]), len(self._events)
+            if position < len(self._events):
+                chunk, position = b"".join(self._events[position:]), len(self._events)
                 yield chunk
             elif self.has_ended:
                 return
@@ -114,7 +120,7 @@ class ResponseRuns:
         self._ended: dict[str, ResponseRun] = {}
 
     def check_room(self) -> None:
-        """Raise QueueFullError where no further run may begin."""
+        """Raise QueueFullError if no further run may begin."""
         if len(self._runs) >= RUNS_MAX:
             raise QueueFullError(
                 f"{len(self._runs)} responses are computed in the background, which is the limit. Try again later",
@@ -125,6 +131,7 @@ class ResponseRuns:
     async def begin(
         self,
         answer: BackgroundAnswer,
+        lines: AsyncGenerator[bytes, None],
         owner: str,
         parent: str | None,
         items: bytes,
@@ -132,18 +139,18 @@ class ResponseRuns:
         has_events: bool,
         on_end: Callable[[], None],
     ) -> ResponseRun:
-        """Begin a run: ``answer`` was accepted by an engine. Raise ResponseStoreError, and RequestError where the store
-        has no place."""
+        """Begin a run: ``answer`` was accepted by an engine. Raise ResponseStoreError, and RequestError if the store is
+        full."""
         unfinished = StoredResponse(
             response_id=answer.response_id, parent=parent, body=answer.body_so_far(), items=items
         )
         if not await self._store.begin(unfinished, owner):
             raise RequestError(
-                "background needs a place in the store of responses, and this one finds none "
+                "background needs room in the store of responses, which has none "
                 "(limits.response_store_size, limits.max_stored_responses)",
                 param="background",
             )
-        run = self._runs[answer.response_id] = ResponseRun(answer, owner, unfinished, has_events=has_events)
+        run = self._runs[answer.response_id] = ResponseRun(answer, lines, owner, unfinished, has_events=has_events)
         run.task = asyncio.create_task(self._run(run, on_end))
         return run
 
@@ -152,7 +159,7 @@ class ResponseRuns:
         return run if run is not None and run.owner == owner else None
 
     async def cancel(self, run: ResponseRun) -> None:
-        """Cancel a run, and return when the store has it. A run that has ended stays as it is."""
+        """Cancel a run, and return once the store has the end. A run that has ended is left as it is."""
         if run.task is not None and not run.has_ended:
             run.task.cancel()
             await asyncio.wait((run.task,))
@@ -162,7 +169,7 @@ class ResponseRuns:
         self._ended.pop(response_id, None)
 
     async def checked(self, stored: StoredResponse, owner: str) -> StoredResponse:
-        """Return ``stored``; failed, if it is unfinished and the process that computed it is gone."""
+        """Return ``stored``, marked as failed if it is unfinished and the process that computed it is gone."""
         if status_of(stored) not in UNFINISHED or not await self._store.runner_is_gone(stored.response_id, owner):
             return stored
         body = msgspec.json.decode(stored.body)
@@ -175,7 +182,7 @@ class ResponseRuns:
         return await self._store.get(stored.response_id, owner)
 
     async def close(self) -> None:
-        """End the runs; the store has their end."""
+        """End the runs, and store their ends."""
         tasks = [run.task for run in self._runs.values() if run.task is not None]
         for task in tasks:
             task.cancel()
@@ -198,7 +205,7 @@ class ResponseRuns:
             del self._runs[response_id]
             self._ended[response_id] = run
             while len(self._ended) > ENDED_MAX or (
-                sum(one.event_bytes for one in self._ended.values()) > ENDED_BYTES_MAX
+                sum(ended.event_bytes for ended in self._ended.values()) > ENDED_BYTES_MAX
             ):
                 del self._ended[next(iter(self._ended))]
 
