@@ -82,7 +82,7 @@ def read_glm4_moe(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_sarvam_moe(family: str, keys: ConfigKeys) -> Architecture:
-    """Read the smaller Sarvam: GLM 4.5 in which all of a head turns."""
+    """Read the smaller Sarvam: GLM 4.5 with rotary positions over the complete head."""
     if keys.get("use_qkv_bias") is not None:
         keys = keys.over({"attention_bias": keys.boolean("use_qkv_bias", False)})
     decoder = Decoder(
@@ -103,7 +103,7 @@ def read_sarvam_mla(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_minicpm3(family: str, keys: ConfigKeys) -> Architecture:
-    """Read MiniCPM 3: multipliers of MiniCPM, and heads whose halves turn."""
+    """Read MiniCPM 3: multipliers of MiniCPM, and rotary positions by halves of a head."""
     keys = keys.with_defaults(
         **sizes(73_448, 2560, 6400, 62, 40, 40, 32_768), **query_rank(keys, 768), kv_lora_rank=256, qk_nope_head_dim=64,
         qk_rope_head_dim=32, rms_norm_eps=1e-5, rope_interleave=False)  # fmt: skip
