@@ -94,15 +94,15 @@ def within_share(config: EngineConfig, room: ArenaRoom, weights_bytes: int) -> A
     if share is None:
         return room
     share //= config.tp  # ranks divide it
-    taken = weights_bytes + room.process_bytes
-    if taken >= share:
+    used_bytes = weights_bytes + room.process_bytes
+    if used_bytes >= share:
         process = f", its process and a step {format_bytes(room.process_bytes)}" if room.process_bytes else ""
         raise ConfigError(
             f"its share of --memory is {format_bytes(share)}, and its weights take "
             f"{format_bytes(weights_bytes)}{process}: raise --memory, or serve fewer models",
             param="--memory",
         )
-    most = min(room.most_bytes, share - taken)
+    most = min(room.most_bytes, share - used_bytes)
     return ArenaRoom(most, most, room.why)
 
 

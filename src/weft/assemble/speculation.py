@@ -50,7 +50,6 @@ def make_drafter(
     loaded: LoadedModel,
     tell: Callable[[str], None],
     step_costs: StepCost | None,
-    *,
     overlap: bool,
 ) -> Speculator | None:
     """Return the drafter, or None if ``speculate`` is off. ``executor`` computes nothing else meanwhile. ``overlap``:
@@ -140,7 +139,7 @@ def overlapped_step_s(
 
 
 def _answer(core: EngineCore, tokens: int, complete: Callable[[], bool]) -> None:
-    """Have ``core`` answer a prompt of one token with ``tokens``, or until the answer is ``complete``."""
+    """Run ``core`` until it has answered a prompt of one token with ``tokens``, or the answer is ``complete``."""
     sampling = SamplingParams(temperature=0.0, max_tokens=min(tokens, core.sizes.max_model_len - 1), ignore_eos=True)
     core.submit(Request(request_id=_NAME, prompt_tokens=[0], sampling=sampling))
     while core.has_work:

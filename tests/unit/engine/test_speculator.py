@@ -109,7 +109,7 @@ def test_the_drafter_prices_a_plain_step_as_the_engine_computes_it(
     )
     config = EngineConfig(speculate="auto")
     made = speculation.make_drafter(
-        config, Memory(rig.core.memory.plan), rig, rig.sizes, loaded, lambda line: None, None, overlap=overlap
+        config, Memory(rig.core.memory.plan), rig, rig.sizes, loaded, lambda line: None, None, overlap
     )
     assert made is not None
     assert made.costs.seconds(1) == (2.0 if overlap else 2.5)
