@@ -19,7 +19,7 @@ constexpr int64_t kStepBytes = kTwelveBitTiles * kUnitBytes;  // from a unit to 
 constexpr int64_t kFetchedAhead = 2048;  // mostly in the page of 4 KiB that is read: lines of others slow Zen 4's reads
 constexpr int64_t kUnpackedPartBytes = 1 << 19;
 
-// name(body): body(0), body(1), ... of constants. Sums that a loop counts through would pass through memory.
+// name(body) calls body(0), body(1), ... with constants. Sums with the index of a loop would be kept in memory.
 #define WEFT_EACH(name, part)                                                      \
   template <class Body, int... I>                                                  \
   part inline void name##_of(const Body& body, std::integer_sequence<int, I...>) { \

@@ -6,6 +6,7 @@
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
     mixtral ...       routed           attention                      experts
+    hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
@@ -86,6 +87,7 @@ from weft.families import (
     nemotron_h,
     routed,
     rwkv,
+    sparse,
     zamba2,
 )
 from weft.families.architecture import Architecture
@@ -212,8 +214,10 @@ def named_dtype(config: Mapping[str, Any]) -> DTypeName | None:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language part of a multimodal configuration; the configuration itself for any other."""
-    inner = config.get("text_config")
+    """Return the language part of a multimodal configuration, also of one whose thinker is multimodal (Qwen's Omni);
+    the configuration itself for any other."""
+    thinker = config.get("thinker_config")
+    inner = (thinker if isinstance(thinker, Mapping) else config).get("text_config")
     return inner if isinstance(inner, Mapping) else config
 
 
@@ -264,6 +268,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         nemotron_h,
         routed,
         rwkv,
+        sparse,
         zamba2,
     )
     for family in module.FAMILIES
