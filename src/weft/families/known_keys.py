@@ -69,10 +69,10 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "deepseek_v2": ("head_dim", "qk_head_dim"),
     "deepseek_v3": ("head_dim", "qk_head_dim"),
     "glm4_moe_lite": ("qk_head_dim",),
-    "youtu": ("head_dim", "qk_head_dim"),
+    "youtu": ("qk_head_dim",),
     "minicpm3": ("head_dim", "qk_head_dim"),
     "sarvam_mla": ("head_dim", "qk_head_dim"),
-    "axk1": ("head_dim", "qk_head_dim"),
+    "axk1": ("qk_head_dim",),
     # layer_types has the same content.
     "afmoe": ("global_attn_every_n_layers",),
     "cohere2_moe": ("sliding_window_pattern",),
