@@ -45,7 +45,7 @@ constexpr int kTileRows = 6;
 constexpr int kTileRows = 2;
 #endif
 
-constexpr int64_t kLeastBlocks = 8;     // of a part: prefetches stay below the bandwidth of memory
+constexpr int64_t kLeastBlocks = 8;  // of a part: prefetches stay below the bandwidth of memory
 
 // Asks for LINES lines of 64 bytes, those of a block's column ``step`` (bfloat16: pair of columns).
 template <int LINES>

@@ -58,7 +58,8 @@ struct Fetched {
 template <bool OWN>
 WEFT_INLINE void fetch_lines(const uint8_t* unit, Fetched& fetched) {
   if constexpr (OWN)
-    for (int line = 0; line < kStepBytes / 64; ++line) __builtin_prefetch(unit + tuning.fetched_ahead + line * 64, 0, 2);
+    for (int line = 0; line < kStepBytes / 64; ++line)
+      __builtin_prefetch(unit + tuning.fetched_ahead + line * 64, 0, 2);
   else
     for (int64_t line = 0; line < fetched.lines; ++line, fetched.from += 64) __builtin_prefetch(fetched.from, 0, 2);
 }
