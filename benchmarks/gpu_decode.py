@@ -192,12 +192,21 @@ def random_model(name: str, layers: int | None, device: torch.device) -> Any:
     return noise_model(geometry.config | ({"num_hidden_layers": layers} if layers else {}), device)
 
 
-def noise_model(config: Mapping[str, Any], device: torch.device, stored: dict[str, torch.Tensor] | None = None) -> Any:
-    """A model whose matrices are noise of a size that keeps activations finite, its tower too. ``stored``
-    receives its tensors by name, in the model's dtype on the host."""
+def noise_model(
+    config: Mapping[str, Any],
+    device: torch.device,
+    stored: dict[str, torch.Tensor] | None = None,
+    *,
+    head: bool = False,
+) -> Any:
+    """A model whose matrices are noise of a size that keeps activations finite, its tower too, and with ``head`` its
+    head for further tokens. ``stored`` receives its tensors by name, in the model's dtype on the host."""
+    from dataclasses import replace
+
     from weft.families import read_architecture
     from weft.models.checkpoint_files import CheckpointFiles
     from weft.models.families import build
+    from weft.models.mtp import build_mtp
     from weft.models.runtime_form import RuntimeForm
     from weft.models.weights import TensorSource
 
@@ -207,7 +216,8 @@ def noise_model(config: Mapping[str, Any], device: torch.device, stored: dict[st
             return device
 
         def _known(self, name: str) -> bool:
-            return "shard_" not in name or "shard_0." in name  # a table of n-grams is in one piece
+            # A table of n-grams is in one piece, and a head has the names of Qwen's.
+            return ("shard_" not in name or "shard_0." in name) and "eh_proj" not in name and "fc_hidden" not in name
 
         def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
             noise = torch.ones(shape, device=device)
@@ -227,7 +237,9 @@ def noise_model(config: Mapping[str, Any], device: torch.device, stored: dict[st
         model = build(architecture, source)
         if architecture.vision is not None:
             plain = RuntimeForm(twelve_bit=False)
-            model.vision = tower_of(architecture, Noise(checkpoint, dtype, plain))
+            model.vision = tower_of(architecture, Noise(replace(checkpoint, prefix=""), dtype, plain))
+        if head:
+            build_mtp(architecture, Noise(replace(checkpoint, prefix="mtp."), dtype, RuntimeForm(packs=False)), model)
     return model
 
 

@@ -3,10 +3,14 @@
     PYTHONPATH=src python -m benchmarks.gpu_first_run [--output benchmarks/results/gpu.json] [--budget-s 540]
 
     machine     GPU, torch, Triton, and which of weft's other dependencies are not installed
+    served      one small model with every organ through weft serve: drafts, store, sleep, adapters (``gpu_served``)
     tests       make test-gpu, where pytest is installed: each test that failed, by name
     profile     the time on the device of each kernel of a step, decodes and prompts
     decode      a model of random weights (Qwen3.5-4B by default, bfloat16): the time of a decode step
     server      weft serve with such a model, and loads over HTTP (``gpu_server``)
+    experts     ``profile`` with the geometry of Qwen3.5-35B-A3B
+    27b         ``decode`` with that of Qwen3.5-27B
+    long        ``decode`` after 128k tokens
     tune        other launch parameters of each kernel (``gpu_tune``)
     check       every kernel beside torch's operators on the same numbers
     kernels     time, bytes, FLOPs, share of the measured ceiling
@@ -41,22 +45,34 @@ from typing import Any
 
 SHARES_S = {
     "machine": 30,
+    "served": 150,
     "tests": 130,
     "profile": 80,
     "decode": 100,
     "server": 150,
+    "experts": 70,
+    "27b": 80,
+    "long": 60,
     "tune": 100,
     "check": 140,
     "kernels": 150,
     "families": 120,
     "compile": 300,
 }
-"""The most that a part may take; what the parts before it left is less. What was verified once comes last."""
+"""The most that a part may take; what the parts before it left is less. In the order of their worth: what never ran
+comes first, what was verified once comes last.
+"""
 SILENT_S = 90
 """A part that says nothing for so long hangs. Compiling a kernel takes seconds, loading a model some tens."""
-KERNEL_PARTS = ("check", "kernels", "families")
+KERNEL_PARTS = ("served", "check", "kernels", "families")
 """Of cases, each of which may end its process."""
 RESTARTS_MAX = 8
+OTHER_SIZES = {
+    "experts": ("profile", "--geometry", "Qwen3.5-35B-A3B", "--batch", "1", "16", "64", "256"),
+    "27b": ("decode", "--geometry", "Qwen3.5-27B", "--batch", "1", "16", "64", "--prefill", "8192"),
+    "long": ("decode", "--batch", "1", "4", "--context", "131072", "--prefill", "32768"),
+}
+"""Arguments of ``gpu_parts`` for geometries and contexts that the other parts do not have."""
 WHOLE = ("tune",)
 """Of which all lines are kept: they are its results."""
 FAILED = re.compile(r"\b(FAILED|ERROR)\b.*::|::.* (FAILED|ERROR)\b")
@@ -96,6 +112,11 @@ def command_of(part: str, more: Sequence[str], after: int) -> list[str]:
         return [sys.executable, "-m", "benchmarks.gpu_tune"]
     if part == "server":
         return [sys.executable, "-m", "benchmarks.gpu_server", *more]
+    if part == "served":
+        return [sys.executable, "-m", "benchmarks.gpu_served", "--after", str(after), *more]
+    if part in OTHER_SIZES:
+        name, *sizes = OTHER_SIZES[part]
+        return [sys.executable, "-m", "benchmarks.gpu_parts", name, *more, *sizes]
     if part == "compile":
         return [sys.executable, "-m", "tests.support.compile_gate", "--all"]
     return [sys.executable, "-m", "benchmarks.gpu_parts", part, "--after", str(after), *more]

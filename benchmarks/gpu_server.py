@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--geometry", default="Qwen3.5-4B", help="of `weft plan`'s table")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--serve", default="", help="flags of weft serve, in one word: --serve='--http-workers 4'")
     args, _ = parser.parse_known_args(argv)  # the rest is for other parts of the first run
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "model"
@@ -62,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         subprocess.run(
             [sys.executable, "-m", "benchmarks.gpu_checkpoint", args.geometry, str(model), *layers], check=True
         )
-        for result in served(model, SMALL if args.layers else LOADS, ["--device", args.device]):
+        flags = ["--device", args.device, *args.serve.split()]
+        for result in served(model, SMALL if args.layers else LOADS, flags):
             print("@" + json.dumps(result), flush=True)
     return 0
 

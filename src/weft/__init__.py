@@ -5,8 +5,8 @@
     with Engine("path/to/checkpoint") as engine:
         print(engine.generate("Once upon a time", max_tokens=64)[0].text)
 
-The names below are imported when they are first used, so that ``import weft`` costs nothing; torch comes in
-when a program constructs an Engine.
+The names below are imported when they are first used, so that ``import weft`` costs nothing; torch is imported when a
+program constructs an Engine.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """Adapters as values: a name, a directory in peft's form, and the sha256 of its files.
 
-    directory/adapter_config.json            rank, alpha, which modules
+    directory/adapter_config.json            rank, alpha, target modules
     directory/adapter_model.safetensors      the factors A and B of each module
 
     name=path --read_adapter--> Adapter(name, directory, digest, rank)
                                     |
-    a request carries it            '-- salt(cache_salt): what parts its prefixes from all others
+    a request carries it            '-- salt(cache_salt): separates its prefixes from all others
 
-The digest is the identity, never the name or the path. States after a prompt depend on the weights that
-computed them, so the digest is a part of the salt: the prefix tree, the store, the router, recordings and the
-index of suffixes part adapters as they part tenants (law L10). Files that change under one name and path are
-another adapter, and find nothing of the old one.
+The digest is the identity, never the name or the path. States after a prompt depend on the weights that computed them,
+so the digest is a part of the salt: the prefix tree, the store, the router, recordings and the index of suffixes
+separate adapters as they separate tenants (law L10). Files that change under the same name and path are another
+adapter, which finds nothing of the old one.
 
-A client chooses its ``cache_salt`` freely. So the two are joined in a way that no other pair gives:
+A client chooses its ``cache_salt`` freely. So the two are joined in a way that is unique for each pair:
 
     with an adapter      NUL digest NUL cache_salt
     without              cache_salt; one that begins with NUL gets two more in front
@@ -43,7 +43,8 @@ _NAME = re.compile(r"[^\x00-\x20\x7f=]{1,256}")
 Number = TypeVar("Number", int, float)
 
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Values of ``init_lora_weights`` that change the base's weights too: the factors are then not the complete model."""
+"""Values of ``init_lora_weights`` that also change the weights of the base, so that the factors are not the complete
+change."""
 _VARIANTS = (
     "use_qalora",
     "alora_invocation_tokens",
@@ -62,8 +63,8 @@ _VARIANTS = (
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter by name. ``directory`` has the files, whose ``digest`` is a sha256 in hex. ``rank``: the largest of
-    any module."""
+    """An adapter by name. ``directory`` has the files, whose ``digest`` is a sha256 in hex. ``rank``: the largest rank
+    of a module."""
 
     name: str
     directory: str
@@ -82,7 +83,7 @@ def salted(adapter: Adapter | None, cache_salt: str) -> str:
 
 
 def salt_parts(salt: str) -> tuple[str | None, str]:
-    """Return the digest of the adapter and the ``cache_salt`` that ``salted`` joined; None: the base model."""
+    """Return the digest of the adapter (None for the base model) and the ``cache_salt`` that ``salted`` joined."""
     if not salt.startswith("\0"):
         return None, salt
     _, digest, cache_salt = salt.split("\0", 2)
@@ -90,7 +91,7 @@ def salt_parts(salt: str) -> tuple[str | None, str]:
 
 
 class AdapterSettings(msgspec.Struct, frozen=True):
-    """The contents of adapter_config.json. ``targets``: peft's ``target_parameters``, of fused experts."""
+    """The contents of adapter_config.json. ``targets``: peft's ``target_parameters``, for fused experts."""
 
     rank: int
     alpha: float
@@ -116,8 +117,9 @@ class AdapterSettings(msgspec.Struct, frozen=True):
 
 
 def read_adapter(name: str, directory: Path, *, rank_max: int | None = None) -> Adapter:
-    """Read both files once, for their digest. Raise CheckpointError where ``read_settings`` does, and for a pickle, a
-    missing file, a link out of the directory or a rank above ``rank_max``."""
+    """Return the adapter in ``directory``; both files are read for the digest. Raise CheckpointError as
+    ``read_settings`` does, and for a pickle, a missing file, a link out of the directory or a rank above
+    ``rank_max``."""
     settings = read_settings(directory)
     if rank_max is not None and settings.rank_max > rank_max:
         raise CheckpointError(
@@ -125,13 +127,13 @@ def read_adapter(name: str, directory: Path, *, rank_max: int | None = None) -> 
             param="limits.max_lora_rank",
         )
     if not (directory / WEIGHTS_FILE).exists():
-        raise weights_missing(directory, [one.name for one in directory.iterdir()])
+        raise weights_missing(directory, [file.name for file in directory.iterdir()])
     return Adapter(name=name, directory=str(directory), digest=files_digest(directory), rank=settings.rank_max)
 
 
 def weights_missing(where: Path | str, files: Collection[str]) -> CheckpointError:
     """Return the error of missing weights. ``files``: the files found in the directory."""
-    pickle = next((one for one in _PICKLES if one in files), None)
+    pickle = next((pickle_name for pickle_name in _PICKLES if pickle_name in files), None)
     return CheckpointError(
         f"{where}: has its weights as a pickle, {pickle}, which can run any code when it is read; weft reads "
         f"{WEIGHTS_FILE}, which peft's save_pretrained writes"
@@ -220,7 +222,7 @@ def named_paths(entries: Iterable[str], *, flag: str = "--lora") -> dict[str, st
 
 
 def check_name(name: str, *, flag: str = "--lora") -> None:
-    """Raise ConfigError for an empty name, one with spaces or control characters, and a very long one."""
+    """Raise ConfigError for an empty or very long name, and for spaces or control characters."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{flag}: {name[:80]!r} is not a valid adapter name: 1 to 256 characters without spaces and =", param=flag
@@ -259,6 +261,6 @@ def _pattern(file: Path, config: Mapping[str, Any], setting: str, *, whole: bool
 
 def _texts(file: Path, config: Mapping[str, Any], setting: str) -> tuple[str, ...]:
     listed = config.get(setting) or []
-    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
         raise CheckpointError(f"{file}: {setting} is not a list of names", param="lora")
     return tuple(listed)

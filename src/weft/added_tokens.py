@@ -42,25 +42,25 @@ _MISTRAL_VOCAB, _MISTRAL_VERSION = 100_000, 5
 """Smallest size of a vocabulary, and last version of transformers that saved it, whose expression transformers
 corrects."""
 Entry = dict[str, Any]
-"""One of tokenizer.json's ``added_tokens``, without its id."""
+"""An entry of tokenizer.json's ``added_tokens``, without its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextTo:
-    """Tokens stated by the files next to tokenizer.json. ``named``: eos_token, image_token, ... and their texts.
-    ``stated``: tokens with the ids that ``source`` states. ``special``: tokens that must be special, in the order in
-    which they are added."""
+    """Tokens stated by the files next to tokenizer.json. ``named``: texts of eos_token, image_token, ... ``stated``:
+    tokens with the ids in ``source``. ``special``: tokens that must be special, in the order in which they are
+    added."""
 
     named: dict[str, str] = field(default_factory=dict)
     stated: dict[int, Entry] = field(default_factory=dict)
     special: tuple[Entry, ...] = ()
     source: str = ""
     is_mistral: bool = False
-    """Whether ``TEKKEN`` replaces the expression of tokenizer.json."""
+    """Whether ``TEKKEN`` replaces the regular expression of tokenizer.json."""
 
 
 def read_next_to(directory: Path) -> NextTo:
-    """Read the three files of ``directory``. Raises CheckpointError for one that is not JSON."""
+    """Read the three files of ``directory``. Raise CheckpointError for a file that is not JSON."""
     config = _optional(directory / "tokenizer_config.json")
     if config.get("split_special_tokens"):
         raise CheckpointError(
@@ -117,10 +117,8 @@ def _id_in(path: Path, text: str, index: Any) -> int:
 
 
 def completed(content: Any, beside: NextTo, path: Path) -> dict[str, Any] | None:
-    """Return the content of tokenizer.json with the tokens of ``beside``; None where it has them all, or is not a
-    tokenizer, which its reader refuses.
-
-    Raises CheckpointError for a token whose stated id is not the one that it gets."""
+    """Return the content of tokenizer.json with the tokens of ``beside`` added; None if no token is missing, and for
+    content that is not a tokenizer. Raise CheckpointError if a token would get another id than the stated one."""
     try:
         vocab, added = content["model"]["vocab"], content.get("added_tokens") or []
         own = {piece[0]: index for index, piece in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
@@ -185,7 +183,8 @@ def _entries(values: list[Any]) -> Iterator[Entry]:
 
 
 def _entry(value: Any, *, special: bool = False) -> Entry | None:
-    """Return a token as files spell it: its text, or an object with ``content`` and flags. None for others."""
+    """Return the entry of a token that a file writes as text, or as an object with ``content`` and flags; None for any
+    other value."""
     if isinstance(value, str) and value:
         return _with_flags(value, special=special)
     if isinstance(value, Mapping) and isinstance(value.get("content"), str) and value["content"]:

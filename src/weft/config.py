@@ -1,10 +1,10 @@
 """The settings that a user gives. Flag = config field = Python keyword.
 
-    EngineConfig (asked)  --resolve against model and machine, once-->  Sizes (resolved, never changed)
+    EngineConfig (wishes)  --resolve against model and machine, once-->  Sizes (resolved, never changed)
 
-Every field carries its help text. The CLI makes its flags from this one class, the Python API takes the same
-names as keywords, and an error can name the flag. ``weft.memory.frames.plan.fit_sizes`` computes
-``Sizes``: sizes that do not fit are shrunk, and ``Sizes.notes`` says so in words.
+Every field carries its help text. The CLI makes its flags from this one class, the Python API takes the same names as
+keywords, and an error can name the flag. ``weft.memory.frames.plan.fit_sizes`` computes ``Sizes``: sizes that do not
+fit are reduced, and ``Sizes.notes`` has a sentence about each.
 
 ``EngineConfig.check`` reads each field's type hint, so a choice or range is declared once (see
 ``config_check``).
@@ -32,7 +32,7 @@ _DTYPE_FIELDS = ("dtype", "kv_dtype", "state_dtype")
 
 THREADS_MAX, RANKS_MAX = 1024, 64
 STEP_TOKENS_MAX = 1 << 20
-"""Most tokens of a step, and so of sequences that run at once: each has at least one token in it."""
+"""Most tokens of a step, and therefore of sequences that run at once: each has at least one token in the step."""
 STREAM_INTERVAL_MAX = 1024
 """Most tokens of a streamed event after the first."""
 HOUR_MS = 3_600_000
@@ -46,7 +46,7 @@ serves."""
 
 
 def session_key() -> Any:
-    """Return the field of the key of sessions and records, which engines and servers have."""
+    """Return the config field for the key of sessions and records, which engines and servers share."""
     return flag(
         None,
         "File with a secret of at least 32 bytes: sessions and the records of a store are encrypted with it (needs "
@@ -153,7 +153,7 @@ class EngineConfig:
     )
     session_memory: float = limit(
         0.25,
-        "Share of --memory in which the states of sessions are evicted last; what memory needs gives way all the same.",
+        "Share of --memory in which the states of sessions are evicted last, but still evicted when memory needs it.",
         least=0,
         most=0.9,
     )
@@ -284,7 +284,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        # A config crosses to the engine's process, where a tuple arrives as a list.
+        # In the engine's process, tuples of a config arrive as lists.
         object.__setattr__(self, "lora", tuple(self.lora))
 
     @classmethod
@@ -342,7 +342,7 @@ class EngineConfig:
                 f"--device is {self.device!r}; it may be auto, cpu, cuda or cuda:N, N from 0 to 999", param="--device"
             )
         if self.lora:
-            from weft.adapters import named_paths  # commands without adapters start without it
+            from weft.adapters import named_paths  # imported only for adapters
 
             named_paths(self.lora)
         if self.default_sampling is not None:
@@ -362,10 +362,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """EngineConfig resolved against a model and a machine. ``notes`` are the sentences to show the user about sizes
-    that were shrunk to fit, empty when none was. ``grid_tokens``: states are kept at multiples of it, the tokens that
-    the recurrent kernels compute at once. ``whole_prompts``: a step computes either all of a prompt or none of it, as
-    the model is not causal. ``priority_across_keys``: a priority orders the sequences of all API keys."""
+    """EngineConfig resolved against a model and a machine. ``notes``: sentences for the user about sizes that were
+    reduced to fit. ``grid_tokens``: states are kept at multiples of this number, the tokens that the recurrent kernels
+    compute at once. ``whole_prompts``: whether a step computes all of a prompt or nothing of it, because the model is
+    not causal. ``priority_across_keys``: whether a priority orders the sequences of all API keys."""
 
     max_model_len: int
     rows_max: int

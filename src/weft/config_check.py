@@ -1,5 +1,4 @@
-"""A config dataclass checked by its own declaration: type hints say the kind and the choices, metadata the
-range.
+"""Checks of a config dataclass by its declaration: type hints give types and choices, metadata gives ranges.
 
     overlap: Literal["auto", "on", "off"]              one of those
     threads: int | None, least=1, most=1024            a whole number in that range, or None
@@ -7,8 +6,8 @@ range.
     memory: str | None                                 text, or None
 
 The command line converts text, so it can only get choices and ranges wrong. Python keywords can be anything, and values
-of a settings file too. All of them get the same sentence, which names the flag. An unknown field name gets the hint
-that the command line gives for the flag: its name here, or the nearest one.
+of a settings file too. All sources get the same message, which names the flag. An unknown field name gets the hint that
+the command line gives for the flag: its name here, or the nearest one.
 """
 
 from __future__ import annotations
@@ -53,7 +52,8 @@ def flag_name(field_name: str) -> str:
 
 
 def setting_name(declared: Field[Any]) -> str:
-    """Return how errors and help name a field: ``--max-model-len``, or ``limits.max_body_mb`` as TOML spells it."""
+    """Return the name of a field in errors and help: ``--max-model-len``, or ``limits.max_body_mb`` as TOML spells
+    it."""
     table = declared.metadata.get("table")
     return flag_name(declared.name) if table is None else f"{table}.{declared.name}"
 
@@ -66,7 +66,7 @@ def without_none(hint: Any) -> Any:
 
 
 def check_fields(config: Any) -> None:
-    """Raise ConfigError for the first field of the dataclass ``config`` whose value its declaration excludes."""
+    """Raise ConfigError for the first field of the dataclass ``config`` with a value that the declaration excludes."""
     hints = typing.get_type_hints(type(config))
     for declared in fields(config):
         value, hint = getattr(config, declared.name), hints[declared.name]
@@ -82,17 +82,17 @@ def check_fields(config: Any) -> None:
             parse_byte_rate(value, flag=setting_name(declared))
 
 
-def known_fields(config_type: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``given`` if all its keys are names of fields. Raise ConfigError with the name that was probably meant."""
+def known_fields(config_type: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``settings`` if all its keys are names of fields. Raise ConfigError that suggests a similar name."""
     names = [declared.name for declared in fields(config_type)]
-    for name in given:
+    for name in settings:
         if name not in names:
             raise ConfigError(unknown_name(name, names), param=name)
-    return given
+    return settings
 
 
 def unknown_name(name: str, names: Iterable[str]) -> str:
-    """Return the sentence for an unknown keyword."""
+    """Return the message for an unknown keyword."""
     foreign = foreign_flag(flag_name(name))
     if foreign is not None:
         return foreign_sentence(flag_name(name), foreign)

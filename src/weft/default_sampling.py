@@ -2,9 +2,9 @@
 
     request  >  created name  >  checkpoint  >  --default-sampling  >  the API's own
 
-Each value is looked up by itself in that order. OpenAI's and Anthropic's APIs and the Python API have the defaults of
-``SamplingParams``: temperature 1 over all tokens, which few small models survive. Ollama's API, the page, `weft chat`
-and `weft generate` have Ollama's.
+Each value is looked up separately in this order. OpenAI's and Anthropic's APIs and the Python API have the defaults of
+``SamplingParams``: temperature 1 over all tokens, which is too random for most small models. Ollama's API, the page,
+`weft chat` and `weft generate` have Ollama's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.request import RANGES, SamplingParams
 
 FLAG = "--default-sampling"
 OLLAMA_SAMPLING: Mapping[str, float | int] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Defaults that Ollama documents, without those that change nothing (min_p 0, repeat_penalty 1)."""
+"""Defaults that Ollama documents, without values that have no effect (min_p 0, repeat_penalty 1)."""
 SAMPLING_SETS: Mapping[str, Mapping[str, float | int]] = {
     "ollama": OLLAMA_SAMPLING,
     "openai": {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
@@ -61,7 +61,7 @@ def sampling_sentence(checkpoint: Mapping[str, float | int], known: Mapping[str,
         if values
     ]
     left = [name for name in OLLAMA_SAMPLING if name not in known]
-    if left and known.get("temperature") != 0:  # greedy, whatever the others are
+    if left and known.get("temperature") != 0:  # greedy, whatever the other values are
         chat, plain = ({name: values[name] for name in left} for values in SAMPLING_SETS.values())
         parts.append(f"{sampling_in_words(chat)} in Ollama's API, the page and `weft chat`")
         parts.append(f"{sampling_in_words(plain)} in the other APIs")

@@ -1,14 +1,13 @@
 """The error tree.
 
-There are three kinds of failure in weft and only one of them is an exception a user may meet:
+There are three kinds of failure in weft; only the first is an exception that a user may see:
 
 * a *user error* (this file) names the value, the limit and the flag or field that changes it;
 * *pressure* (memory is short) is a return value: "wait" or "skip", never an exception (law L3);
 * a *bug* is an ``assert``.
 
-Every user error knows how it looks over HTTP, so that the server, the CLI and the Python API say the
-same sentence: ``status`` is the HTTP status, ``kind`` the OpenAI error type, ``param`` the field of the
-request (or the flag) that is to blame.
+Every user error has its HTTP form, so that the server, the CLI and the Python API print the same message: ``status`` is
+the HTTP status, ``kind`` the OpenAI error type, ``param`` the field of the request, or the flag, with the error.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class RequestError(UserError):
 
 class ContextLengthError(RequestError):
     """The prompt, with the requested answer, is longer than the served context; the message has both numbers.
-    ``tokens``: of the prompt, at least; ``limit``: of the context. An API whose clients look for other words writes its
-    own."""
+    ``tokens``: of the prompt, a lower bound; ``limit``: of the context. An API whose clients look for other words
+    writes its own message."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class ContextLengthError(RequestError):
 
 
 def maximum_context(limit: int) -> str:
-    """Return the words by which clients of OpenAI's API find out that they must send less."""
+    """Return the words by which clients of OpenAI's API recognise this error."""
     return f"this model's maximum context length is {limit} tokens (--max-model-len)"
 
 
@@ -139,11 +138,11 @@ class SlowClientError(WeftError):
 
 
 class AsleepError(EngineUnavailableError):
-    """The engine is asleep, or about to be; the message says how it is woken."""
+    """The engine sleeps, or is about to; the message says how to wake it."""
 
 
 class BusyError(UserError):
-    """Live requests prevent the operation; the message gives their number and the ways out."""
+    """Live requests prevent the operation; the message gives their number and the options."""
 
     status = 409
     kind = "conflict_error"
@@ -161,8 +160,8 @@ def is_panic(error: BaseException) -> bool:
 
 
 def presentable(message: str, *, otherwise: str) -> str:
-    """Return a library's message on a client's input as the client may read it: cut, without a dump of state.
-    ``otherwise`` replaces a message with a panic, a backtrace or the path of a source file."""
+    """Return a library's message about a client's input in a form that the client may see: cut, and without a dump of
+    state. ``otherwise`` replaces messages with a panic, a backtrace or the path of a source file."""
     said = message.split("\n<state>")[0].strip()
     if not said or _INTERNALS.search(said):
         return otherwise

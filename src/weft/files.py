@@ -1,6 +1,6 @@
-"""Files of a checkpoint that a stranger may have written: inside its directory, bounded, one clear line.
+"""Reading of untrusted files of a checkpoint: only inside the directory, bounded, with clear errors.
 
-    directory/config.json ---- a plain file there                      read, up to its bound of bytes
+    directory/config.json ---- a plain file there                      read, up to its bound
                           ---- a link to a file of the directory       read
                           ---- a link out of it                        refused
                           ---- a link into the hub cache's own blobs   read: snapshots/X/f -> blobs/H
@@ -30,7 +30,7 @@ TEMPLATE_BYTES_MAX = 4 << 20
 def inside(path: Path) -> Path:
     """Return ``path`` if it is a file inside its directory.
 
-    Raises CheckpointError where it is missing or a link out of the directory.
+    Raise CheckpointError if it is missing or a link out of the directory.
     """
     try:
         real, home = path.resolve(strict=True), path.parent.resolve()
@@ -39,7 +39,7 @@ def inside(path: Path) -> Path:
     homes = [home]
     if home.parent.name == "snapshots":  # the hub cache: models--owner--name/{snapshots/REVISION,blobs}
         homes.append(home.parent.parent / "blobs")
-    if not any(real.is_relative_to(one) for one in homes):
+    if not any(real.is_relative_to(root) for root in homes):
         raise CheckpointError(
             f"{path}: is a link out of the checkpoint's directory; put the file itself there", param="model"
         )
@@ -49,8 +49,8 @@ def inside(path: Path) -> Path:
 
 
 def read_text(path: Path, *, bytes_max: int) -> str:
-    """Return the text of a file. Raise CheckpointError naming the file when it is missing, linked elsewhere, too long
-    or not UTF-8."""
+    """Return the text of a file. Raise CheckpointError that names a file that is missing, linked elsewhere, too long or
+    not UTF-8."""
     inside(path)
     try:
         with path.open("rb") as file:
@@ -68,7 +68,7 @@ def read_text(path: Path, *, bytes_max: int) -> str:
 
 
 def read_json(path: Path, *, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
-    """Return the object in a file. Raise CheckpointError naming the file when it is not a JSON object within its
+    """Return the object in a file. Raise CheckpointError that names a file that is not a JSON object within the
     bounds."""
     value = parse_json(read_text(path, bytes_max=bytes_max), str(path))
     if not isinstance(value, dict):
@@ -77,7 +77,7 @@ def read_json(path: Path, *, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any
 
 
 def parse_json(text: str | bytes, origin: str) -> Any:
-    """Parse ``text``. Raise CheckpointError naming ``origin`` when it is not JSON or is too deep."""
+    """Parse ``text``. Raise CheckpointError that names ``origin`` if it is not JSON or nested too deeply."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -88,8 +88,8 @@ def parse_json(text: str | bytes, origin: str) -> Any:
     for _ in range(JSON_DEPTH_MAX):
         level = [
             inner
-            for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
+            for container in level
+            for inner in (container.values() if isinstance(container, dict) else container)
             if isinstance(inner, (dict, list))
         ]
         if not level:
@@ -98,7 +98,7 @@ def parse_json(text: str | bytes, origin: str) -> Any:
 
 
 def sync(directory: Path) -> None:
-    """Return when the names in ``directory`` are on the disk."""
+    """Flush the names in ``directory`` to the disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -107,8 +107,7 @@ def sync(directory: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replace the file ``path``: a reader sees the old file or the new one, and the new one is on the disk on
-    return."""
+    """Replace the file ``path`` atomically; on return the new content is on the disk."""
     unfinished = path.with_name(f"{path.name}.writing")
     with open(os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, mode), "wb") as file:
         file.write(content)
@@ -117,7 +116,7 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def finish(file: BinaryIO) -> None:
-    """Flush ``file``; return when its content is on the disk."""
+    """Flush ``file`` to the disk."""
     file.flush()
     os.fsync(file.fileno())
 

@@ -1,14 +1,14 @@
-"""Flags and verbs of other engines that people will try here, and their counterparts.
+"""Flags and verbs of other engines that users may try, and their counterparts here.
 
-Every row answers two questions: why it is not here, and which setting to use instead. One table holds all rows, so that
-every message can be read and corrected in one place.
+Every row says why a flag does not exist here, and which setting to use instead. One table holds all rows, so that every
+message can be read and corrected in one place.
 
     because           instead                 sentence
     a reason          --memory                X is not supported here, because ...; nearest: --memory
     a reason          leave it out            X is not supported here, because ...; leave it out
     _OTHER_NAME       --tp                    X has another name here: --tp
 
-``instead`` begins with one of weft's own flags or settings (a test compares them), or is an advice.
+``instead`` begins with one of weft's own flags or settings (a test compares them), or is advice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BY_WIDTH = "layers are divided over ranks by their width, and never by their nu
 _ONE_POOL = "KV pages and recurrent states share one memory that is given in bytes"
 _FRAMES = "pages have 16 tokens and states have slots of their own, so there is no block size to tune"
 _OTHER_NAME = ""
-"""Reason of a flag that exists here under another name: there is none to give."""
+"""Reason of a flag that exists here under another name: none is needed."""
 _OWN_CODE = "model code ships with weft and checkpoints cannot bring their own"
 _EAGER = "decode steps are recorded as CUDA graphs where the model allows it, and nothing is compiled"
 _OWN_SOURCES = "drafts come from the text itself, with no second model"
@@ -140,7 +140,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
         "generation_config.json of the checkpoint gives the sampling defaults", "--default-sampling"
     ),
     "--trust-remote-code": Foreign(_OWN_CODE, _LEAVE_OUT),
-    "--load-format": Foreign("safetensors and GGUF files are told apart by their content", "--model"),
+    "--load-format": Foreign("safetensors and GGUF files are recognised by their content", "--model"),
     "--quantization": Foreign(_OTHER_NAME, "--quantize"),
     "-q": Foreign(_OTHER_NAME, "--quantize"),
     "--download-dir": Foreign("the hub cache is used", "set the variable HF_HOME"),
@@ -164,7 +164,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--draft-model": Foreign(_OWN_SOURCES, "--speculate"),
     "--enable-auto-tool-choice": Foreign("tool calls are always read", "--tool-parser"),
     "--tool-call-parser": Foreign(_OTHER_NAME, "--tool-parser"),
-    "--enable-reasoning": Foreign("reasoning is always told apart", "--reasoning-parser"),
+    "--enable-reasoning": Foreign("reasoning is always separated", "--reasoning-parser"),
     "--structured-outputs-config": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
     "--guided-decoding-backend": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
     "--grammar": Foreign("it belongs to a request", "send `guided_grammar` in the request"),

@@ -1,5 +1,5 @@
-"""Cores and RAM that this process may use, within the limits of its container; memory given back to the system; and
-the user's directory.
+"""Cores and RAM that this process may use, within the limits of its container; return of memory to the system; and the
+user's directory.
 
 ``weft.assemble`` (threads, the default of ``--memory``) and ``weft doctor`` both use this module, so their numbers
 agree. Limits of cgroup v2 and v1 are read from their files; without limits, the system's own numbers hold.
@@ -39,10 +39,10 @@ _log = logging.getLogger("weft")
 def use_part_of_host(
     cores: Sequence[int], ram_share: int, memory_turn: int | None = None, memory_bytes: int | None = None
 ) -> None:
-    """Make this process one of ``ram_share`` that divide the free RAM, and bind it to ``cores`` (empty: all), with its
-    memory on their NUMA nodes in turn.
-    ``memory_turn``: the descriptor of a file that they share; the one that measures free RAM locks it until
-    ``end_memory_turn``. ``memory_bytes``: for its weights and its arena together. To be called before threads are
+    """Make this process one of ``ram_share`` processes that divide the free RAM, and bind it to ``cores`` (empty: all),
+    with its memory on their NUMA nodes in turn.
+    ``memory_turn``: descriptor of a file that these processes share; the process that measures free RAM locks the file
+    until ``end_memory_turn``. ``memory_bytes``: for weights and arena together. Call this before threads are
     started."""
     global _ram_share, _memory_turn, _memory_bytes
     _ram_share, _memory_turn, _memory_bytes = ram_share, memory_turn, memory_bytes
@@ -66,14 +66,14 @@ def state_directory() -> Path:
 
 
 def usable_cores() -> int:
-    """Return the number of cores this process may run on: its affinity, or the container's quota if that is lower."""
+    """Return the number of cores for this process: its affinity, or the container's quota if that is lower."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     quota = _cpu_quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def cpu_name_and_flags(path: Path = CPUINFO) -> tuple[str, frozenset[str]]:
-    """Return the CPU's name, and its features as Linux calls them; none where the system does not say."""
+    """Return the CPU's name, and its features by Linux's names; empty if the system does not report them."""
     facts: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -101,7 +101,7 @@ def keeps_codes(flags: frozenset[str] | None = None) -> bool:
 
 def free_ram_bytes() -> int:
     """Return the RAM that this process can take now: its part (``use_part_of_host``) of the system's free memory, or of
-    the rest of a container's limit. Waits while another process of these parts takes its memory."""
+    the rest of a container's limit. Wait while another process with a part takes its memory."""
     if _memory_turn is not None:
         fcntl.lockf(_memory_turn, fcntl.LOCK_EX)  # the end of this process unlocks it too
     import psutil
@@ -124,7 +124,7 @@ def memory_share_bytes() -> int | None:
 
 def in_background(work: Callable[[], Result]) -> Result:
     """Return the result of ``work``, done by a thread of lower priority than other processes. A process could not raise
-    its priority again; on Linux a thread has one of its own, and the threads that it starts inherit it."""
+    its priority again. On Linux each thread has a priority, which new threads inherit."""
 
     def run() -> Result:
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICE)
@@ -137,7 +137,8 @@ def in_background(work: Callable[[], Result]) -> Result:
 
 
 def end_memory_turn() -> None:
-    """Release the lock on measuring, as this process has its memory: the next one may measure the rest."""
+    """Release the lock on measuring, once this process has its memory, so that the next process can measure the
+    rest."""
     if _memory_turn is not None:
         fcntl.lockf(_memory_turn, fcntl.LOCK_UN)
 
@@ -156,8 +157,8 @@ _trimmed_s = -TRIM_EVERY_S
 def end_start() -> None:
     """Freeze the objects of the start, and raise the threshold of young collections to thousands of objects.
 
-    No later collection walks frozen objects. A request leaves few cycles, and walks after hundreds of objects
-    took a tenth of an HTTP process.
+    Later collections skip frozen objects. A request leaves few cycles, and collections after every few hundred objects
+    took a tenth of the time of an HTTP process.
     """
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
@@ -165,9 +166,9 @@ def end_start() -> None:
 
 
 def trim_heap(every_s: float = 0.0) -> None:
-    """Return freed memory to the system. glibc is the only C library that holds it back, and has a call for this.
-    Prompts of all lengths leave holes in the heap of an engine. The call takes about 10 ms: nothing within ``every_s``
-    seconds of the last one."""
+    """Return freed memory to the system. Only glibc keeps it back, and has a call to release it. Prompts of different
+    lengths leave holes in the heap of an engine. The call takes about 10 ms, so nothing is done within ``every_s``
+    seconds of the last call."""
     global _trimmed_s
     if time.monotonic() - _trimmed_s < every_s:
         return

@@ -1,6 +1,6 @@
-"""Facts of a started engine as one value: read by the banner, the API and the server.
+"""Facts of a started engine as one value, for the banner, the API and the server.
 
-It crosses processes (the engine runs in its own), so it is plain data: names, numbers, sentences.
+The value is sent between processes, so it is plain data: names, numbers, sentences.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a served model. ``name``: of the model in the API, ``directory``: of its files. ``layers``: count by
     kind, in words. ``memory``: the memory table, top to bottom. ``notes``: sentences the user should see (sizes shrunk
     to fit, parts of the checkpoint that are ignored). ``generation_defaults``: values recommended by the checkpoint's
-    makers, as fields of SamplingParams; ``default_sampling``: the same, and the values of ``--default-sampling`` for
-    fields on which they are silent. ``identity``: settings that determine its tokens (``weft.assemble.identity``).
-    ``picture_tokens``: of a model that sees pictures, by ``PICTURE_KINDS``: with two it reads videos. ``adapters``: of
-    ``--lora``, served next to the base model; ``refused_adapters``: why others of them are not served, by name, where
-    the model is one of several. ``generates``: it was not saved only to embed or to score; ``score_labels``: rows of
-    its score head. ``trust_control_tokens``: texts of requests may spell control tokens. ``peer``: address where other
-    engines send records to it, empty where they cannot."""
+    makers, as fields of SamplingParams; ``default_sampling``: the same, completed by ``--default-sampling``.
+    ``identity``: settings that determine the generated tokens (``weft.assemble.identity``). ``picture_tokens``: by
+    ``PICTURE_KINDS``, for a model that reads pictures; two for one that reads videos too. ``adapters``: served adapters
+    of ``--lora``; ``refused_adapters``: reasons why others are not served, by name (only with several models).
+    ``generates``: whether it generates text; false for a model saved only to embed or to score. ``score_labels``: rows
+    of the score head. ``trust_control_tokens``: whether texts of requests may spell control tokens. ``peer``: address
+    where other engines send records to this one; empty if they cannot."""
 
     name: str
     directory: str

@@ -5,9 +5,9 @@
              BlockRemoved   of one group
              AllBlocksCleared
 
-A *hash* names a prefix: the digest of its whole pages (``weft.prefix_digests``), and of a state after a
-part of a page the digest of that page filled up with PAD. A block and the state at its end have one hash, as in
-vLLM; the group tells them apart. Readers of attention skip groups that are not ``full_attention``.
+A *hash* names a prefix: the digest of its whole pages (``weft.prefix_digests``). For a state inside a page, the page is
+filled up with PAD. A block and the state at its end have the same hash, as in vLLM; the group tells them apart. Readers
+of attention skip groups that are not ``full_attention``.
 
 Field names and order are vLLM's, so that its readers decode events as they are. Token ids are unsigned: the
 negative keys of pictures (``weft.pictures``) become numbers from 2**31 on.
@@ -26,9 +26,9 @@ FLAG = "--kv-events-config"
 ATTENTION_GROUP, STATE_GROUP = 0, 1
 ATTENTION_KIND, STATE_KIND = "full_attention", "mamba"
 MEDIUM = "GPU"
-"""Name of the engine's own memory, on a CPU too: readers take it for the first tier."""
+"""Name of the engine's memory, on CPUs too: readers take it for the first tier."""
 STEPS_MAX = 1_000_000
-"""Most batches that are kept for replay."""
+"""Most batches kept for replay."""
 MESSAGES_MAX = 10_000_000
 """Most messages that wait for a slow subscriber."""
 TOPIC_MAX = 256
@@ -38,8 +38,9 @@ _OWN_QUEUE = "events are sent by the step that makes them, so there is no queue:
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
-    """``token_ids``: those of all blocks, or of the page that a state ends, which may be partly filled.
-    ``extra_keys``: by block, name and digest of its adapter, and at the first block the ``cache_salt``."""
+    """Blocks or a state that the cache got. ``token_ids``: of all blocks; for a state, of its last page, which may be
+    partly filled. ``extra_keys``: for each block, name and digest of the adapter, and for the first block the
+    ``cache_salt``."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -60,14 +61,14 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
-    """The publisher begins again: events that follow in its batch and in the next ones are everything it has."""
+    """The publisher begins again: the following events describe its complete cache."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """``ts``: seconds since 1970."""
+    """A batch of events. ``ts``: seconds since 1970."""
 
     ts: float
     events: list[KvEvent]
@@ -84,8 +85,8 @@ class KvEventStats(msgspec.Struct, frozen=True):
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The JSON of ``--kv-events-config``, with vLLM's names and defaults. ``endpoint`` is bound where it has ``*`` or
-    ``::``, or is ``ipc://``, and connected otherwise. ``hwm``: messages that wait for a slow subscriber."""
+    """The JSON of ``--kv-events-config``, with vLLM's names and defaults. ``endpoint`` is bound if it contains ``*`` or
+    ``::`` or is ``ipc://``, else connected. ``hwm``: messages that wait for a slow subscriber."""
 
     enable_kv_cache_events: bool = False
     publisher: str | None = None
@@ -96,13 +97,14 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topic: str = ""
 
     def of_rank(self, rank: int) -> KvEventsConfig:
-        """Return the config of engine ``rank``: ports grow by the rank. Raises ConfigError for a port out of range."""
+        """Return the config of engine ``rank``, whose ports are larger by ``rank``. Raise ConfigError for a port out of
+        range."""
         replay = None if self.replay_endpoint is None else _of_rank(self.replay_endpoint, rank)
         return msgspec.structs.replace(self, endpoint=_of_rank(self.endpoint, rank), replay_endpoint=replay)
 
 
 def read_config(text: str) -> KvEventsConfig | None:
-    """Return the config that ``text`` spells, None where it turns events off. Raises ConfigError."""
+    """Return the config in ``text`` (JSON); None if it turns events off. Raise ConfigError."""
     try:
         fields: Any = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError) as error:
@@ -142,7 +144,7 @@ def _checked(config: KvEventsConfig) -> KvEventsConfig | None:
 
 
 def binds(endpoint: str) -> bool:
-    """Return whether a publisher listens at ``endpoint``; at others it connects, as vLLM's does."""
+    """Return whether a publisher listens at ``endpoint``; to others it connects, as vLLM does."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 

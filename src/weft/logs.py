@@ -2,9 +2,8 @@
 
     weft serve -- set_up_logging --> WEFT_LOG_FORMAT, WEFT_LOG_FILE --> engines, ranks, HTTP workers: the same log
 
-Each record is one write of one line, so lines of several processes do not mix and keep the order in which they were
-written. A file is reopened when the system's tools have moved it (``logrotate``). Records that belong to a request have
-its id: the context of the task has it.
+Each record is written with one call, so lines of several processes do not mix. A file is reopened when the system's
+tools have moved it (``logrotate``). Records that belong to a request have its id, from the context of the task.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from weft.errors import ConfigError
 
 FORMAT_VARIABLE, FILE_VARIABLE, LEVEL_VARIABLE = "WEFT_LOG_FORMAT", "WEFT_LOG_FILE", "WEFT_LOG_LEVEL"
 FIELDS = "weft_fields"
-"""Attribute of a record: further keys of its JSON object."""
+"""Attribute of a record with further keys of its JSON object."""
 _process = "server"
 request_id_of_task: ContextVar[str] = ContextVar("request_id", default="")
-"""Id of the request that this task answers: its records have it."""
+"""Id of the request that this task answers, for its records."""
 
 
 def set_up_logging(level: str, *, form: str = "text", file: str | None = None) -> None:
-    """Set up the log of a process that serves, and of the processes that it starts from now on. ``level``: of weft's
-    own records; those of libraries begin at WARNING. Raise ConfigError where ``file`` cannot be written."""
+    """Set up the log of a serving process, and of processes that it starts later. ``level``: of weft's records;
+    libraries log from WARNING on. Raise ConfigError if ``file`` cannot be written."""
     os.environ |= {FORMAT_VARIABLE: form, LEVEL_VARIABLE: level}
     os.environ.pop(FILE_VARIABLE, None)
     if file is not None:
@@ -89,8 +88,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A formatter of JSON objects with ``time`` (UTC), ``level``, ``process``, ``pid``, ``message``, ``request_id``
-    where the record belongs to a request, ``exception`` with the traceback, and the record's own fields."""
+    """A formatter of JSON objects with ``time`` (UTC), ``level``, ``process``, ``pid``, ``message``, ``request_id`` if
+    the record belongs to a request, ``exception`` with the traceback, and the record's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)

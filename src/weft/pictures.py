@@ -1,4 +1,4 @@
-"""Pictures in a prompt: the positions that are rows of a vision encoder, and the keys that stand for them.
+"""Pictures in a prompt: positions with rows of a vision encoder, and the keys that represent these rows.
 
     prompt   ... look  at  <img>  <im> <im> <im>  ...  <im>  </img>  and       <im>: the model's image token
     rows                            0    1    2         255                    of the encoder, by index
@@ -7,15 +7,15 @@
 A row of a picture is not a token: its embedding comes from the pixels. So the prompt has the image token at its
 position, and everything that compares prompts (prefix tree, store, router, suffix index, recordings) compares *keys*
 instead. A key is a negative number, and no token is negative. The keys of a picture are a stream of SHAKE-256 over its
-digest, 31 bits for each row. A few tokens before its first row get keys too: so every cached prefix that ends in a
-picture, also right after its first row, has compared 248 bits of its digest (law L10: equality is never by a short hash
-only). In a prompt that begins with a picture it is less, by 31 bits for each token that is missing before it.
+digest, 31 bits for each row. A few tokens before the first row get keys too, so that every cached prefix that ends in a
+picture, even directly after the first row, has compared 248 bits of the digest (law L10: a short hash never
+proves equality). In a prompt that begins with a picture it is 31 bits less for each missing token before it.
 
-Text after a picture has its own ids. It can only match where everything before it does.
+Text after a picture has its own ids. It can match only if everything before it matches.
 
-Some models *turn* by other positions than those of the prompt (M-RoPE). All rows of a picture have the same time; each
-has its own row and column. Text goes on after the longer side of the grid. ``Turns`` computes the positions from the
-places of a prompt's pictures: never from cached or computed data.
+Some models use other positions for rotary embeddings than the prompt's (M-RoPE). All rows of a picture have the same
+time, and each has a row and a column. Text continues after the longer side of the grid. ``Turns`` computes the
+positions from the places of a prompt's pictures: never from cached or computed data.
 
     prompt   0  1  2   3   4   5   6   7   8   9
              a  b <im><im><im><im><im><im>  c  d        a grid of 2 rows, 3 columns
@@ -40,13 +40,13 @@ Int64s = npt.NDArray[np.int64]
 
 DIGEST_BYTES = 32
 LEAD_TOKENS = 7
-"""Tokens before the first row of a picture that get keys: eight times 31 bits with the row."""
+"""Tokens before the first row of a picture that get keys: eight times 31 bits together with the row."""
 _SIGN = np.int32(-(1 << 31))
 
 
 def check_pictures(pictures: Sequence[PlacedPicture], tokens: Int32s, picture_tokens: Sequence[int]) -> None:
-    """Check pictures against the prompt. ``picture_tokens``: ids allowed at their rows in the prompt; none where the
-    model has no encoder. Raise RequestError."""
+    """Check pictures against the prompt. ``picture_tokens``: ids allowed at the rows of pictures; empty if the model
+    has no encoder. Raise RequestError."""
     if not pictures:
         return
     if not picture_tokens:
@@ -106,29 +106,29 @@ def request_keys(request: Request) -> list[int]:
 
 
 def _stream(seed: bytes, count: int) -> Int32s:
-    """Return ``count`` negative numbers, a stream that ``seed`` determines."""
+    """Return ``count`` negative numbers derived from ``seed``."""
     return np.frombuffer(hashlib.shake_256(seed).digest(4 * count), dtype="<i4").astype(np.int32) | _SIGN
 
 
 class Turns:
-    """Positions by which a model turns. ``spans``: (first position, rows, columns) of each place of a prompt's
-    pictures, ascending. ``delta``: the offset of text after the last picture.
+    """Positions for rotary embeddings with pictures. ``spans``: (first position, rows, columns) of each picture's
+    places, ascending. ``delta``: the offset of text after the last picture.
 
     Source: ``get_rope_index`` of transformers' ``qwen3_5``."""
 
     __slots__ = ("_known_3P", "delta")
 
     def __init__(self, spans: Sequence[tuple[int, int, int]]) -> None:
-        at = position = 0
+        index = position = 0
         parts = [np.empty((3, 0), np.int64)]
         for first, rows, columns in spans:
-            text = np.arange(position, position + first - at)
+            text = np.arange(position, position + first - index)
             position += len(text)
             row, column = np.divmod(np.arange(rows * columns), columns)
             parts += [np.stack((text, text, text)), position + np.stack((np.zeros_like(row), row, column))]
-            at, position = first + rows * columns, position + max(rows, columns)
+            index, position = first + rows * columns, position + max(rows, columns)
         self._known_3P: Int64s = np.concatenate(parts, 1, dtype=np.int64)
-        self.delta = position - at
+        self.delta = position - index
 
     def plain(self, start: int) -> bool:
         """Return whether time, row and column are the same from ``start`` on."""
@@ -144,4 +144,4 @@ class Turns:
 
 def token_count(keys: Sequence[int]) -> int:
     """Return how many of ``keys`` come before the first row of a picture."""
-    return next((at for at, key in enumerate(keys) if key < 0), len(keys))
+    return next((index for index, key in enumerate(keys) if key < 0), len(keys))

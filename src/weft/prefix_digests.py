@@ -3,11 +3,10 @@
     tokens    [ page 0 | page 1 | page 2 | tail ]      page: 16 tokens; tail: fewer
     digest    salt --> d0 ------> d1 ------> d2        64 bits, d(k) = d(k - 1) + mixed(page k) x C^k
 
-A digest of a prefix begins with its salt, so prefixes of two salts never have the same one (law L10). It is a
-sum, so an engine continues from the digest of any ancestor, and numpy computes all digests of a prompt at
-once. A list of Python integers is packed first, which takes half the time of numpy's own conversion. Equal
-digests do not prove equal tokens. A router that believes them misplaces a request at worst: the engine
-compares the tokens themselves.
+A digest of a prefix begins with its salt, so prefixes of two salts never have the same one (law L10). It is a sum, so
+an engine continues from the digest of any ancestor, and numpy computes all digests of a prompt at once. A list of
+Python integers is packed first, which takes half the time of numpy's conversion. Equal digests do not prove equal
+tokens. At worst a router misplaces a request: the engine compares the tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _POWERS_STEP = 4096
 
 
 def _odd_words(count: int) -> Digests:
-    words = [int.from_bytes(blake2b(bytes([at]), digest_size=8).digest(), "little") | 1 for at in range(count)]
+    words = [int.from_bytes(blake2b(bytes([index]), digest_size=8).digest(), "little") | 1 for index in range(count)]
     return np.asarray(words, dtype=np.uint64)
 
 
@@ -58,8 +57,7 @@ def prefix_digests(tokens: Sequence[int] | Int32s, salt: str) -> Digests:
 
 
 def extended_digests(digest: int, tokens: Int32s, first_page: int) -> Digests:
-    """Return the digests that continue ``digest``, which is that of ``first_page`` pages, for the complete pages of
-    ``tokens``."""
+    """Return the digests for the complete pages of ``tokens``, which follow ``first_page`` pages with ``digest``."""
     page_count = tokens.size // PAGE_TOKENS
     pages = tokens[: page_count * PAGE_TOKENS].reshape(page_count, PAGE_TOKENS).astype(np.uint64)
     mixed = pages @ _LANES
@@ -73,8 +71,8 @@ def extended_digests(digest: int, tokens: Int32s, first_page: int) -> Digests:
 
 
 def partial_digest(digest: int, tail: Int32s, first_page: int) -> int:
-    """Return the digest of a prefix that ends within a page: ``digest`` is that of its ``first_page`` whole pages.
-    The page is filled up with PAD."""
+    """Return the digest of a prefix that ends within a page, which is filled up with PAD. ``digest``: of the
+    ``first_page`` whole pages."""
     page = np.full(PAGE_TOKENS, PAD, np.int32)
     page[: tail.size] = tail
     return int(extended_digests(digest, page, first_page)[0])

@@ -1,8 +1,8 @@
 """A request and its results: the values that cross from a client into the engine and back.
 
-They are msgspec Structs because the engine and the HTTP server are two processes: the same value is a
-Python argument, a row on the wire (msgpack) and a record of the simulator. Everything is checked once,
-in ``SamplingParams.check``, with an error that names the field, the value and the limit.
+They are msgspec Structs because the engine and the HTTP server are two processes: the same value is a Python argument,
+a message (msgpack) and a record of the simulator. Everything is checked once, in ``SamplingParams.check``, with an
+error that names the field, the value and the limit.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _GREEDY_BELOW = 1e-5
 
 
 class Range(NamedTuple):
-    """Limits of a number in a request. Limits that are whole numbers require a whole number."""
+    """Limits of a number in a request. Integer limits require an integer."""
 
     low: float
     high: float
     open_low: bool = False
-    """``low`` itself is outside."""
+    """Whether ``low`` itself is excluded."""
 
     def schema(self) -> dict[str, float]:
         """Return the range as keywords of JSON Schema."""
@@ -63,12 +63,12 @@ _NULLABLE = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
 
 
 GRAMMAR_STEP_S = 0.01
-"""Seconds of a step that the grammars of all its answers may take, by default."""
+"""Default seconds of a step that the grammars of all its answers may take."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """A grammar that the text of an answer must match, in llguidance's form, as ``weft.text.grammars`` writes
-    it. ``field`` is the field of the request that asked for it: errors name it."""
+    """A grammar that the text of an answer must match, in llguidance's form, as ``weft.text.grammars`` writes it.
+    ``field``: the request's field, for errors."""
 
     grammar: str
     field: str = "grammar"
@@ -77,13 +77,12 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Choice of tokens and end of an answer. Field names are the common ones of other engines.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 or -1 and ``top_p`` 1 mean "all". ``seed`` makes the text a
-    function of (seed, request) whatever the batch; without one the engine draws a seed per request.
-    ``max_tokens`` None means "to the end of the context". ``logprobs`` n reports the chosen token and
-    the n most likely ones (0: the chosen one only; None: nothing). ``prompt_logprobs`` the same for the
-    prompt's own tokens. ``grammar`` is a grammar for the answer: it ends when the grammar does.
-    ``allowed_token_ids``: if any, the answer has no other tokens, so it ends early only if an end token is
-    among them. ``banned_sequences``: token sequences that the answer must not contain.
+    ``temperature`` 0 is greedy. ``top_k`` 0 or -1 and ``top_p`` 1 mean "all". With ``seed`` the text depends only on
+    seed and request, not on the batch; without it the engine draws a seed per request. ``max_tokens`` None means "to
+    the end of the context". ``logprobs`` n reports the chosen token and the n most likely ones (0: the chosen one only;
+    None: nothing). ``prompt_logprobs`` the same for the prompt's own tokens. ``grammar``: a grammar for the answer,
+    which ends when the grammar does. ``allowed_token_ids``: the only tokens of the answer, if set; it then ends early
+    only if an end token is among them. ``banned_sequences``: token sequences that the answer must not contain.
     """
 
     n: int = 1
@@ -185,7 +184,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def _check_ids(name: str, ids: tuple[object, ...], vocab_size: int) -> None:
     """Raise RequestError for an id that is not a token, and for more ids than there are tokens. Millions of ids must
-    not hold up the event loop: Python looks at each one only to say which is wrong."""
+    not block the event loop: Python iterates over them only to find a wrong one for the message."""
     if len(ids) > vocab_size:
         raise RequestError(f"{name} names {len(ids)} tokens; this model has {vocab_size}", param=name)
     whole = [token for token in ids if type(token) is int]
@@ -198,13 +197,13 @@ def _check_ids(name: str, ids: tuple[object, ...], vocab_size: int) -> None:
 
 _WHOLE = int, numbers.Integral
 _REAL = float, int, numbers.Real
-"""Types of numbers. Python's own come first: a look at the abstract ones takes longer than the rest of a check."""
+"""Types of numbers. Python's own types come first, because a check against abstract types is slow."""
 
 
 def _within(
     name: str, value: float, low: float, high: float, param: str | None = None, *, open_low: bool = False
 ) -> None:
-    """Raise RequestError for a number out of its limits. Limits that are whole numbers require a whole number."""
+    """Raise RequestError for a number out of its limits. Integer limits require an integer."""
     whole = isinstance(low, int)
     if isinstance(value, bool) or not isinstance(value, _WHOLE if whole else _REAL):
         raise RequestError(f"{name} is {value!r}; it must be a {'whole ' if whole else ''}number", param=param or name)
@@ -215,8 +214,8 @@ def _within(
 
 
 class Resumption(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers that another engine began. ``answers``: index -> the tokens so far of each answer that has not
-    ended. An index that is not in it gets no sequence."""
+    """Answers that another engine began. ``answers``: index -> the tokens so far of each answer that has not ended. A
+    missing index gets no sequence."""
 
     answers: dict[int, list[int]]
 
@@ -240,10 +239,9 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a prompt that replaces an answer: a value of its hidden rows after the final norm. ``kind``: the
-    first row, the last one, or the mean of all rows from position ``skip`` on. ``score``: the last row goes through the
-    checkpoint's score head. ``tokens``: the last row's log-probabilities
-    of these tokens, over the whole vocabulary."""
+    """A result of the prompt instead of an answer, from the hidden rows after the final norm. ``kind``: the first row,
+    the last row, or the mean of all rows from position ``skip`` on. ``score``: apply the checkpoint's score head to the
+    last row. ``tokens``: the last row's log-probabilities of these tokens, over the whole vocabulary."""
 
     kind: Literal["first", "last", "mean"] = "last"
     skip: int = 0
@@ -251,7 +249,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
 
     def check(self, sampling: SamplingParams, prompt_tokens: int, vocab_size: int) -> None:
-        """Raise RequestError where this result and ``sampling`` or the prompt exclude each other."""
+        """Raise RequestError if this result is incompatible with ``sampling`` or the prompt."""
         if sampling.max_tokens != 0 or sampling.n != 1 or sampling.prompt_logprobs is not None:
             raise RequestError(
                 "a request that pools its prompt has no answer and no logprobs: max_tokens 0, n 1", param="pooling"
@@ -285,16 +283,16 @@ class PlacedPicture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One request in tokens. ``priority``: lower runs earlier (as elsewhere in the field), then first come first
-    served. ``arrival_s`` is a reading of the engine's clock, set where it is accepted. ``key``: the API key whose share
-    of the engine it counts in; ``priority`` orders the requests of one key. ``cache_salt`` keeps cached prefixes of
-    different tenants apart (law L10). ``boundaries``: positions in the prompt up to which another one is likely to be
-    the same (the end of the system prompt, of each message); hints, so those out of range mean nothing. ``marks``: the
-    same, asked for by the client: they go before all others and are checked, see ``check_marks``. ``resumption``: the
-    request goes on after its engine ended. ``prediction``: the client's guess of the answer, in tokens. It changes no
-    token of the answer. ``pictures``: in the order of their rows in the prompt, which has the token of their kind
-    there. ``adapter``: computes the answer, None for the base model. ``pooling``: the result is a value of the prompt,
-    without an answer. ``handoff``: the computed records of the prompt go to another engine."""
+    """One request in tokens. ``priority``: lower runs earlier (as in other engines), then first come first served.
+    ``arrival_s``: a reading of the engine's clock, set when the request is accepted. ``key``: the API key whose share
+    of the engine the request uses; ``priority`` orders the requests of one key. ``cache_salt`` keeps cached prefixes of
+    different tenants apart (law L10). ``boundaries``: positions in the prompt up to which another prompt is likely to
+    be equal (the ends of the system prompt and of messages); they are hints, and ignored if out of range. ``marks``:
+    positions that the client set; they have priority and are checked (``check_marks``). ``resumption``: set if the
+    request continues after its engine ended. ``prediction``: the client's guess of the answer, in tokens. It changes no
+    token of the answer. ``pictures``: in order; the prompt has the token of the picture's kind at each of its rows.
+    ``adapter``: None for the base model. ``pooling``: set for a result of the prompt without an answer. ``handoff``:
+    the computed records of the prompt go to another engine."""
 
     request_id: str
     prompt_tokens: list[int]
@@ -313,12 +311,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def salt(self) -> str:
-        """The salt that separates its cached prefixes from those of other tenants and adapters."""
+        """Salt that separates cached prefixes from those of other tenants and adapters."""
         plain = self.adapter is None and not self.cache_salt.startswith("\0")
         return self.cache_salt if plain else salted(self.adapter, self.cache_salt)
 
     def check(self, limit: int, vocab_size: int, *, prompt_field: str = "prompt") -> None:
-        """Check all that needs no engine. ``limit``: the served context in tokens; ``prompt_field`` as in
+        """Check everything that needs no engine. ``limit``: the served context in tokens; ``prompt_field``: see
         ``check_length``. Raise RequestError, ContextLengthError."""
         self.sampling.check(vocab_size)
         self.check_length(limit, prompt_field=prompt_field)
@@ -328,27 +326,27 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         self.check_prediction(limit, vocab_size)
 
     def check_length(self, limit: int, *, prompt_field: str = "prompt") -> None:
-        """Check the prompt's length. ``limit``: the served context in tokens; ``prompt_field``: the field that the
-        prompt came in. Raise RequestError for an empty one, ContextLengthError where no room is left for the answer."""
+        """Check the prompt's length. ``limit``: the served context in tokens; ``prompt_field``: the request's field of
+        the prompt. Raise RequestError for an empty prompt, ContextLengthError if no room is left for the answer."""
         count, sampling = len(self.prompt_tokens), self.sampling
         if not count:
             raise RequestError("the prompt is empty: it needs at least one token", param=prompt_field)
         least = max(sampling.min_tokens, 1) if sampling.max_tokens is None else sampling.max_tokens
         if count + least > limit:
-            asked = "max_tokens" if sampling.max_tokens is not None else "min_tokens"
+            limiting_field = "max_tokens" if sampling.max_tokens is not None else "min_tokens"
             named = sampling.max_tokens is not None or sampling.min_tokens > 0
-            answer = f"{least} ({asked})" if named else f"at least {least}"
+            answer = f"{least} ({limiting_field})" if named else f"at least {least}"
             raise ContextLengthError(
                 f"{maximum_context(limit)}; the prompt has {count} tokens and the answer {answer}: "
                 f"{count + least} in all",
-                param=prompt_field if count + 1 > limit else asked,
+                param=prompt_field if count + 1 > limit else limiting_field,
                 tokens=count,
                 limit=limit,
             )
 
     def check_prediction(self, limit: int, vocab_size: int) -> None:
-        """Check the prediction. ``limit``: the served context in tokens. Raise RequestError for a prediction that is
-        longer, or that has a token outside the vocabulary."""
+        """Check the prediction. ``limit``: the served context in tokens. Raise RequestError for a longer prediction, or
+        a token outside the vocabulary."""
         for token in (min(self.prediction, default=0), max(self.prediction, default=0)):
             if not 0 <= token < vocab_size:
                 raise RequestError(
@@ -360,7 +358,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_marks(self) -> None:
-        """Raise RequestError for too many marks, or one outside of the prompt."""
+        """Raise RequestError for too many marks, or a mark outside of the prompt."""
         if len(self.marks) > MARKS_MAX:
             raise RequestError(
                 f"cache_boundaries (and cache_control) mark {len(self.marks)} positions; the "
@@ -382,11 +380,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class LostTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt tokens that were cached in part and had to be computed, by reason (law L8). ``no_checkpoint``: their KV is
-    there, and no state was kept so far on; ``evicted_state``, ``evicted_kv``: a state or KV was kept and then evicted;
-    ``not_ready``: another request was computing them at that moment. With a store: ``stored``: reading them takes
-    longer than computing; ``damaged``: their stored bytes were wrong; ``store_busy``: the store was too slow. Other
-    salts are not counted."""
+    """Prompt tokens that were cached in part and had to be computed, by reason (law L8). ``no_checkpoint``: the KV was
+    cached, but no snapshot was kept there; ``evicted_state``, ``evicted_kv``: a state or KV was evicted; ``not_ready``:
+    another request was still computing them. With a store: ``stored``: reading would take longer than computing;
+    ``damaged``: the stored bytes were wrong; ``store_busy``: the store was too slow. Other salts are not counted."""
 
     no_checkpoint: int = 0
     evicted_state: int = 0
@@ -398,12 +395,10 @@ class LostTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The result of one step for one sequence of a request (``index`` counts the n sequences). The first six
-    fields are those of every event: an engine that makes a thousand of them in a step names no field.
-
-    ``tokens`` are the new ids, the stop token included; ``finish_reason`` is set on the last event.
-    ``stop_reason`` is the stop token id that ended it, when it was one of ``stop_token_ids``.
-    Stop *strings* are matched on the side that detokenizes, which then cancels the sequence.
+    """The result of one step for one sequence of a request (``index`` counts the n sequences). The first six fields are
+    set in every event, so that an engine can pass them by position, which is faster. ``tokens``: the new ids, stop
+    token included; ``finish_reason``: set on the last event. ``stop_reason``: the stop token id, if it was one of
+    ``stop_token_ids``. Stop *strings* are matched on the side that detokenizes, which then cancels the sequence.
     """
 
     request_id: str
@@ -419,17 +414,17 @@ class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stop_reason: int | None = None
     error: str | None = None
     own_fault: bool = False
-    """The error is the sequence's own (its grammar outgrew its limits) and would come again; the engine is
-    well."""
+    """Whether the sequence caused the error (its grammar exceeded the limits), which would come again, and the engine
+    is fine."""
     queued_s: float | None = None
     """Seconds from acceptance to the first run; set on the first event of a sequence."""
     lost: LostTokens | None = None
-    """Tokens that the cache could not give; set on the first event of a sequence that lost some."""
+    """Lost tokens; set on the first event of a sequence that has some."""
     accepted_drafts: int = 0
-    """Drafted tokens that were right, so far; the last event of a sequence has the whole count."""
+    """Right drafts so far; the last event of a sequence has the final count."""
     rejected_drafts: int = 0
     weight_version: str = ""
-    """The name of the weights that computed the tokens, where an update gave them one."""
+    """Version of the weights that computed the tokens, if an update named it."""
     pooled: bytes | None = None
     """Result of ``Request.pooling``, float32, little-endian; on the last event."""
 
@@ -441,13 +436,12 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 def split_seed(seed: int, branch: int) -> int:
     """Return the 64-bit seed number ``branch`` (from 0) of ``seed``; any integers.
 
-        sequence seed = split_seed(request seed, index)     the same whatever n is and whatever else runs
+        sequence seed = split_seed(request seed, index)     independent of n and of other requests
         request seed  = the request's, or split_seed(engine seed, number of the request since the start)
 
-    It is a hash, so nothing is drawn. Index 0 of n = 3 has the text of n = 1. A run of the engine on the same
-    requests in the same order is the same run. The mix is the finaliser of SplitMix64 (Steele, Lea, Flood:
-    Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) of the seed plus a multiple of its golden
-    gamma.
+    It is a hash, so nothing is drawn at random. Index 0 of n = 3 has the same text as n = 1. The engine gives the same
+    texts for the same requests in the same order. The mix is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast
+    Splittable Pseudorandom Number Generators, OOPSLA 2014) of the seed plus a multiple of its golden gamma.
     """
     mixed = (seed + (branch + 1) * _GOLDEN_GAMMA) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

@@ -1,10 +1,10 @@
-"""Shares of API keys in a resource: the key that has used fewest seconds of it is next.
+"""Fair shares of API keys in a resource: the next turn goes to the key that has used the fewest seconds.
 
     engine       steps         ``weft.schedule.fair_queue``
     workers      jobs          ``weft.text.workers``: templates, pictures, videos, large bodies
 
-Deficit round robin by measured seconds: a key that asks for much of a resource waits for longer. A key that comes back
-begins where the others are: time without requests gives no credit, so none can be saved for an attack.
+Deficit round robin by measured seconds: a key that uses much of a resource waits longer. A key that returns starts
+level with the others: idle time gives no credit, so credit cannot be saved for an attack.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 _TURN_S = 0.05
-"""Assumed seconds of a sequence before any has ended."""
+"""Assumed seconds of a sequence, before the first one has ended."""
 _KEYS_MAX = 4096
-"""Most keys whose seconds are remembered while they have no sequences (law L11)."""
+"""Most remembered keys without sequences (law L11)."""
 
 
 class KeyShares:
-    """Seconds that each key has used, and those of an average sequence."""
+    """Seconds used by each key, and seconds of an average sequence."""
 
     def __init__(self) -> None:
         self.used_s: dict[str, float] = {}
@@ -30,7 +30,7 @@ class KeyShares:
         return self._total_s / self._ended if self._ended else _TURN_S
 
     def arrive(self, key: str, active: Iterable[str]) -> None:
-        """Note that ``key``, which had no sequences, has one; the keys of ``active`` have some."""
+        """Note the first sequence of ``key``. ``active``: the keys that have sequences."""
         others = [self.used_s.get(other, 0.0) for other in active if other != key]
         if others:
             self.used_s[key] = max(self.used_s.get(key, 0.0), min(others))
@@ -43,6 +43,6 @@ class KeyShares:
             self._total_s += used_s
 
     def ended(self, *, parted: bool) -> None:
-        """Note the end of a sequence. ``parted``: it ran together with those of other keys; seconds are measured only
-        then."""
+        """Note the end of a sequence. ``parted``: whether it ran together with sequences of other keys; only then are
+        seconds measured."""
         self._ended += parted

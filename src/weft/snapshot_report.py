@@ -19,7 +19,7 @@ Place = Literal["memory", "compressed"]
 
 class ReportedSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot at which a request can resume. ``digest``: of the complete pages before ``position``. ``tail``: the
-    tokens between them and ``position``. ``restore_s``: seconds until a request can resume here."""
+    tokens after these pages up to ``position``. ``restore_s``: seconds until a request can resume here."""
 
     digest: int
     position: int
@@ -34,8 +34,8 @@ class RemovedSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A numbered report. ``number``: one more than that of the report before. ``is_full``: ``added`` has every
-    snapshot."""
+    """A numbered report. ``number``: one more than that of the previous report. ``is_full``: whether ``added`` has
+    every snapshot."""
 
     number: int
     added: list[ReportedSnapshot] = []

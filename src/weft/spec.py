@@ -85,9 +85,9 @@ class StatePart:
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """The geometry of one layer. ``has_values``: False for a layer whose pages have no V block, because values are made
-    of the same numbers as keys (latent attention). ``reads``: the layer whose pages it reads, where it has none.
-    ``logged``: numbers that a drafted token logs on the C++ kernels, in the model's dtype and in float32. Layers with a
-    kernel of their own log their projection without the gate of its output; others the inputs of each op with a
+    of the same numbers as keys (latent attention). ``reads``: for a layer without pages, the layer whose pages are
+    read. ``logged``: numbers that a drafted token logs on the C++ kernels, in the model's dtype and in float32. Layers
+    with a fused kernel log the projection without the output gate; other layers log the inputs of each op with a
     state."""
 
     kind: str
@@ -110,9 +110,9 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Geometry of one model on one rank. ``layers`` is in depth order; indices into it name a layer everywhere (views,
-    weights, error messages). ``causal`` False: tokens see later ones, so a prompt is computed in one step, and no
-    prefix of it is worth keeping."""
+    """Geometry of one model on one rank. ``layers`` is in depth order; an index into ``layers`` names a layer
+    everywhere (views, weights, error messages). ``causal``: False if tokens see later ones, so that a prompt must be
+    computed in one step and its prefixes are not cached."""
 
     family: str
     vocab_size: int
@@ -132,7 +132,7 @@ class ModelSpec:
 
     @property
     def state_dtype(self) -> CacheDTypeName:
-        """The dtype of the accumulators; the model's dtype where there are none."""
+        """Dtype of the accumulators; the model's dtype if there are none."""
         accumulators = [
             part.dtype
             for layer in self.layers
@@ -212,8 +212,8 @@ def gated_delta(k_heads: int, v_heads: int, k_dim: int, v_dim: int, conv_kernel:
 
 
 def dynamic_delta(heads: int, k_dim: int, v_dim: int, conv_kernel: int) -> LayerSpec:
-    """Return a layer whose window has the last inputs of v one by one: a kernel of each token weighs them, so no window
-    is summed as it is read."""
+    """Return a layer whose window has the last inputs of v separately: each token has its own kernel of weights, so the
+    window cannot be summed in advance."""
     recurrent = LayerSpec(
         "",
         state=(StatePart("recurrent", (heads, k_dim, v_dim), "float32"),),
@@ -281,8 +281,7 @@ def wkv7(heads: int, head_dim: int) -> LayerSpec:
 
 
 def rg_lru(channels: int, conv_kernel: int) -> LayerSpec:
-    """Return a layer with one number for each channel, in rows of 16, which share a scale where a state is
-    compressed."""
+    """Return a layer with one number for each channel, in rows of 16, which share a scale in a compressed state."""
     rows = (channels // 16, 16) if channels % 16 == 0 else (1, channels)
     return LayerSpec(
         "rg_lru",
@@ -298,7 +297,8 @@ def index_rows(width: int) -> LayerSpec:
 
 HISTORY_CHANNELS = 16
 HISTORY_BASE = 128
-"""Base of the digits of a token's number: three digits of whole numbers that any dtype of a window holds exactly."""
+"""Base of the digits of a token's number: three digits, each an integer that every dtype of a window represents
+exactly."""
 
 
 def ngrams(size: int, width: int, reach: int) -> LayerSpec:
@@ -343,5 +343,5 @@ def together(kind: str, attention: LayerSpec, recurrent: LayerSpec) -> LayerSpec
 
 
 def stateless() -> LayerSpec:
-    """Return a layer that keeps nothing: only a feed-forward."""
+    """Return a layer without pages and state, such as a feed-forward."""
     return LayerSpec("feed_forward")

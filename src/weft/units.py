@@ -1,4 +1,4 @@
-"""Words and numbers that every layer shares: ids, the one "nothing here" index, and byte units.
+"""Types and constants that all layers share: ids, the index for "nothing here", and byte units.
 
 ``int`` ids are NewTypes so that a page cannot be passed where a slot is meant; they cost nothing at
 run time. *Index*, *count* and *bytes* are different words in every name.
@@ -22,17 +22,18 @@ BufferId = NewType("BufferId", int)
 """A transfer buffer: host memory between the arena and a store."""
 
 PAD = -1
-"""The one "nothing here" index (law L4): no read and no write, in every kernel, on every backend."""
+"""The only index for "nothing here" (law L4): kernels of every backend neither read nor write there."""
 
 PAGE_TOKENS = 16
 """Number of tokens in a KV page."""
 
 CHUNK_TOKENS = 64
-"""The absolute grid of the chunked recurrent kernels: chunks start at multiples of it. A prompt computed in
-any pieces that end on the grid goes through the same chunks as in one piece."""
+"""The absolute grid of the chunked recurrent kernels: chunks start at multiples of it. A prompt that is computed in
+pieces which end on the grid is divided into the same chunks as in one piece."""
 
 TOKENS_MAX = 2**24
-"""Most tokens of a sequence, 16.8 million: rotary positions are computed in float32, which counts no further."""
+"""Most tokens of a sequence, 16.8 million: rotary positions are computed in float32, which represents no larger
+integers exactly."""
 
 VERIFY_TOKENS_MAX = 64
 """Most tokens in the verify runs of a step. It bounds the replay log of the step (law L11)."""
@@ -61,7 +62,7 @@ BYTES_MAX = 2**60
 """Most bytes that a flag may name: 1 EiB, more than any machine addresses or any disk holds."""
 
 _BARE_BYTES_LEAST = 1_000_000
-"""Bound, bytes: a smaller number without a unit is more likely gigabytes that lost their unit than bytes."""
+"""Bound, bytes: a smaller number without a unit is more likely meant as gigabytes."""
 
 
 def ceil_div(value: int, by: int) -> int:
@@ -80,9 +81,8 @@ def pages_for(tokens: int) -> int:
 def parse_bytes(text: str, *, flag: str, a_second: bool = False, least: int = 0) -> int:
     """Parse ``"80GiB"``, ``"512 MB"``, ``"1e9"`` or ``"1048576"`` as bytes; ``a_second``: ``"3GB/s"`` too.
 
-    Raises ConfigError naming ``flag`` and the forms that are understood, also for a small number without a
-    unit: ``--memory 24`` means gigabytes far more often than bytes; and for fewer bytes than ``least`` or more than
-    ``BYTES_MAX``.
+    Raise ConfigError that names ``flag`` and the valid forms; also for a small number without a unit (``--memory 24``
+    more likely means gigabytes), and for fewer bytes than ``least`` or more than ``BYTES_MAX``.
     """
     match = re.fullmatch(
         r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*", text.removesuffix("/s") if a_second else text

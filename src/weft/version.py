@@ -4,8 +4,8 @@
     a wheel or sdist   0.1.0+g66aeaaa5    the same, from metadata that setuptools-scm wrote when it was built
     neither has git    0.1.0              metadata alone, such as from a tarball
 
-An editable install keeps its metadata while the commits of its checkout go on, so .git is read: a few small files, and
-no process of git, which takes longer than all of ``weft --version``. Edits that are not committed do not show.
+The metadata of an editable install stays the same while its checkout gets new commits, so .git is read: a few small
+files, without running git, which takes longer than the whole ``weft --version``. Uncommitted edits are not shown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def weft_version() -> str:
 
 
 def version_of(installed: str | None, commit: str | None) -> str:
-    """Return one form for both sources. ``installed``: version in the metadata; ``commit``: of a checkout."""
+    """Return the version in the same form for both sources. ``installed``: version in the metadata; ``commit``: of a
+    checkout."""
     if installed is None:
         return UNKNOWN if commit is None else f"0+g{commit[:_COMMIT_CHARS]}"
     release, node = _RELEASE.match(installed), _NODE.search(installed)

@@ -1,7 +1,7 @@
 """Tools around the engine: replays of traffic, measurements, scores of models, quantized copies.
 
     commands    verbs of ``weft``, found by entry point: simulate, bench, eval, quantize
-    sim         what a cache would find on recorded traffic, in virtual time
+    sim         replays of recorded traffic in virtual time: hits of the cache
     bench       the speed of kernels, the engine and a server
     eval        tasks whose answers are known
     quantize    a checkpoint in fewer bits, as safetensors or GGUF

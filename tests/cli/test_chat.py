@@ -322,7 +322,7 @@ def test_a_saved_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
     _, written = _chat("one", "/set top_k 3", f"/save {file}", f"/save {file}", system="Be brief.")
     assert written.endswith(f"1 turn in {file}\n" * 2)
     model, written = _chat("zero", f"/load '{file}'", "two")
-    assert f"1 turn of {file}; first goes on with top_k 3; answers" in written
+    assert f"1 turn of {file}; first continues with top_k 3; answers" in written
     assert [m["content"] for m in model.asked[1]] == ["Be brief.", "one", "you said 1 things", "two"]
     assert model.fields[1]["top_k"] == 3
 
@@ -335,7 +335,7 @@ def test_a_file_that_is_no_saved_conversation_is_neither_read_nor_overwritten(tm
     file.write_text(text)
     model, written = _chat("one", f"/load {file}", f"/save {file}", "two")
     assert f"error: {file} is " in written
-    assert f"error: {file} is there and is not a saved conversation" in written
+    assert f"error: {file} exists and is not a saved conversation" in written
     assert file.read_text() == text
     assert len(model.asked[1]) == 3
 

@@ -4,13 +4,16 @@
                                   '-- gloo, when the stream comes to it --.
     stream of rank 1   work | work | all-gather | work  <-----------------'
 
-As with NCCL, ``wait`` lets the stream wait and not the host, and a collective is recorded like a kernel. Both
-ends have to ask in the same order, or they hang until the group's timeout. Not emulated: a stream of the
+As with NCCL, ``wait`` lets the stream wait and not the host, and a collective is recorded like a kernel. The group
+connects with its first collective, on the host, and waits there for ranks that never come. Both ends have to ask in
+the same order, or they hang until the group's timeout. Not emulated: a stream of the
 group's own, and the memory and bandwidth that NCCL takes.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,6 +24,7 @@ from torch import distributed
 from tests.emulated_gpu.tensors import DeviceTensor, card
 
 LOOPBACK = "lo"
+NO_DEADLINE = timedelta(days=1)
 
 
 class _Asked:
@@ -35,17 +39,23 @@ class ProcessGroupNCCL:
         _timeout = timedelta(seconds=600)
 
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+        self._store, self._rank, self._size, self._options = store, rank, size, options
+        self._connecting = threading.Lock()
+
+    @functools.cached_property
+    def _gloo(self) -> Any:
         gloo: Any = distributed
         own = gloo.ProcessGroupGloo._Options()
         own._devices = [gloo.ProcessGroupGloo.create_device(interface=LOOPBACK)]
-        own._timeout = options._timeout
-        self._gloo = gloo.ProcessGroupGloo(store, rank, size, own)
+        own._timeout = self._options._timeout
+        self._store.set_timeout(NO_DEADLINE)
+        return gloo.ProcessGroupGloo(self._store, self._rank, self._size, own)
 
     def rank(self) -> int:
-        return int(self._gloo.rank())
+        return self._rank
 
     def size(self) -> int:
-        return int(self._gloo.size())
+        return self._size
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> _Asked:
         [parts], [own] = outputs, inputs
@@ -79,6 +89,8 @@ class ProcessGroupNCCL:
                 raise RuntimeError("NCCL: Tensors must be contiguous")
         one = card()
         one.refuse_other_card(f"NCCL's {name}")
+        with self._connecting, torch._C._DisableTorchDispatch():
+            assert self._gloo is not None, "it connects here"
 
         def run() -> None:
             collective().wait()

@@ -26,16 +26,16 @@ def serve(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
     follow = rank_process.follow
 
     def watched(executor: Any, *more: Any) -> None:
-        execute = executor.execute
+        launch = executor.launch
 
         def reported(plan: StepPlan) -> Any:
             if not card.serving:
                 card.begin_serving()
-            result = execute(plan)
+            launched = launch(plan)
             assert not card.reports, "; ".join(str(report) for report in card.reports)
-            return result
+            return launched
 
-        executor.execute = reported
+        executor.launch = reported
         try:
             follow(executor, *more)
         finally:

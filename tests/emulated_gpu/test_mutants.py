@@ -281,7 +281,7 @@ MUTANTS: dict[str, Mutant] = {
         prefill_backend._Planner, "plan", "wait_for(self._copied[turn])", "pass", plans,
         "^reused: the host wrote"),
     "old 7: the reserve measures only decodes": Mutant(
-        reserve._Measurement, "run", "for shape in self._shapes}", "for shape in self._shapes[-1:]}",
+        reserve.Measurement, "run", "for shape in self._shapes}", "for shape in self._shapes[-1:]}",
         long_prompt, "^reserve: .* more than the start counted"),
     "old 8: kernels of the arena's work compile when they are first needed": Mutant(
         TorchExecutor, "__init__", "warm(self.arena)", "pass", arena_apart,

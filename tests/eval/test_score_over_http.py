@@ -66,14 +66,14 @@ async def test_a_server_that_is_always_right_scores_one() -> None:
     report = await score(Server(), seen)
     assert report.accuracy == 1.0
     assert [row.length for row in report.rows] == list(LENGTHS)
-    assert all(row.asked >= QUESTIONS for row in report.rows)
-    assert seen[-1] == (report.asked, report.asked)
+    assert all(row.questions >= QUESTIONS for row in report.rows)
+    assert seen[-1] == (report.questions, report.questions)
 
 
 async def test_every_wrong_answer_is_counted() -> None:
     server = Server(wrong_every=4)
     report = await score(server)
-    assert report.asked - report.right == server.asked // 4
+    assert report.questions - report.right == server.asked // 4
     assert report.to_json()["right"] == report.right
     assert f"{report.accuracy:.2%}" in report.as_table()
 

@@ -59,9 +59,9 @@ async def test_a_server_that_is_always_right_scores_one_and_nothing_in_the_contr
     server = Server(skill)
     report = await score(skill, server, controls=True, on_progress=lambda *counts: seen.append(counts))
     assert report.accuracy == 1.0
-    assert sum(row.asked for row in report.rows) >= QUESTIONS
+    assert sum(row.questions for row in report.rows) >= QUESTIONS
     assert [row.case for row in report.controls] == [CONTROLS[skill]]
-    assert report.controls[0].asked > 10
+    assert report.controls[0].questions > 10
     assert report.controls[0].right == 0
     assert seen[-1][0] == seen[-1][1] == len(server.bodies)
     assert CONTROLS[skill] in report.as_table()

@@ -130,7 +130,7 @@ def test_an_interrupted_run_leaves_whole_lines_and_goes_on(tmp_path: Path, model
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (line("a", prompt="x"), "custom_id 'a' is that of line 1"),
+        (line("a", prompt="x"), "custom_id 'a' is also that of line 1"),
         ({"custom_id": "b", "url": URLS[0], "body": {}}, "method"),
         ({**line("b"), "method": "GET"}, "must be POST"),
         (line("b", "/v1/audio"), "/v1/audio"),

@@ -46,16 +46,22 @@ def flags(pem: Path, **given: str) -> ServerConfig:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"certfile": "own.crt"}, "--ssl-certfile .*own.crt: it has no private key .*--ssl-keyfile"),
+        ({"certfile": "own.crt"}, "--ssl-certfile .*own.crt: the file has no private key .*--ssl-keyfile"),
         ({"keyfile": "own.key"}, "--ssl-keyfile needs --ssl-certfile"),
         ({"ca_certs": "own.crt"}, "server.ssl_ca_certs needs --ssl-certfile"),
         ({"certfile": "none.crt", "keyfile": "own.key"}, "--ssl-certfile .*none.crt: no such file or directory"),
         ({"certfile": "own.crt", "keyfile": "none.key"}, "--ssl-keyfile .*none.key: no such file or directory"),
-        ({"certfile": "own.key", "keyfile": "own.key"}, "--ssl-certfile .*own.key: it has no certificate in PEM form"),
-        ({"certfile": "own.crt", "keyfile": "own.crt"}, "--ssl-keyfile .*own.crt: it has no private key"),
-        ({"certfile": "own.crt", "keyfile": "other.key"}, "other.key: it is not the key of the certificate .*own.crt"),
+        (
+            {"certfile": "own.key", "keyfile": "own.key"},
+            "--ssl-certfile .*own.key: the file has no certificate in PEM form",
+        ),
+        ({"certfile": "own.crt", "keyfile": "own.crt"}, "--ssl-keyfile .*own.crt: the file has no private key"),
+        (
+            {"certfile": "own.crt", "keyfile": "other.key"},
+            "other.key: this is not the key of the certificate .*own.crt",
+        ),
         ({"certfile": "secret.crt", "keyfile": "secret.key"}, "the key is encrypted; .*WEFT_SSL_KEYFILE_PASSWORD"),
-        ({"certfile": "both.pem", "ca_certs": "own.key"}, "server.ssl_ca_certs .*own.key: it has no certificate"),
+        ({"certfile": "both.pem", "ca_certs": "own.key"}, "server.ssl_ca_certs .*own.key: the file has no certificate"),
     ],
 )
 def test_a_certificate_that_cannot_work_is_one_line_that_names_the_flag(
@@ -70,15 +76,15 @@ def test_a_certificate_that_cannot_work_is_one_line_that_names_the_flag(
 def test_the_password_of_a_key_opens_it_and_a_wrong_one_is_said(pem: Path) -> None:
     files: dict[str, Any] = {"ssl_certfile": str(pem / "secret.crt"), "ssl_keyfile": str(pem / "secret.key")}
     assert tls_context(ServerConfig(**files, ssl_keyfile_password="sesame")) is not None
-    with pytest.raises(ConfigError, match="ssl_keyfile_password does not open it"):
+    with pytest.raises(ConfigError, match="ssl_keyfile_password does not decrypt it"):
         tls_context(ServerConfig(**files, ssl_keyfile_password="millet"))
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"uds": "s", "port": 8000}, "--uds s and --port 8000 are two places to listen"),
-        ({"uds": "s", "host": "0.0.0.0"}, "--uds s and --host 0.0.0.0 are two places"),
+        ({"uds": "s", "port": 8000}, "--uds s and --port 8000 both name where to listen"),
+        ({"uds": "s", "host": "0.0.0.0"}, "--uds s and --host 0.0.0.0 both name where"),
         ({"uds": " "}, "--uds is empty"),
         ({"uds": "s", "ssl_certfile": "c"}, "--ssl-certfile is for a port"),
         ({"uds": "s", "uds_mode": "rw"}, "server.uds_mode is 'rw'"),

@@ -222,12 +222,7 @@ def test_models_are_listed_shown_and_loaded(server: RunningServer) -> None:
         ),
         ("/api/generate", {"model": "scripted", "prompt": "a", "images": ["AA=="]}, 400, "reads text only"),
         ("/api/generate", {"model": "scripted", "prompt": "a", "context": [1, 9_999]}, 400, "token 9999; this"),
-        (
-            "/api/generate",
-            {"model": "scripted", "prompt": "a", "context": [1], "raw": True},
-            400,
-            "context goes on with",
-        ),
+        ("/api/generate", {"model": "scripted", "prompt": "a", "context": [1], "raw": True}, 400, "context continues"),
         (
             "/api/generate",
             {"model": "scripted", "prompt": "a", "context": [1], "images": ["AA=="]},

@@ -1,12 +1,12 @@
-"""The requests of a program while an engine answers them: their pieces, and the steps of the engine.
+"""The calls of a program that an engine is answering, and the steps of the engine.
 
     Call --submit--> EngineCore --TokenEvent--> Choice --Piece--> call.pieces
                         ^
                         '-- step(), by the caller that waits for an answer
 
-Each step serves every call, so a stream that is half read gains pieces while another prompt is generated. A
-call that is dropped is cancelled. Python may close a stream from inside a step, so a drop only notes the
-call, and the step cancels it at its end.
+Each step serves every call, so a half-read stream gains pieces while another prompt is generated. A call that is
+dropped is cancelled. Python may close a stream from inside a step, so a drop only notes the call, and the step cancels
+it at its end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """One request while it is answered. ``decoder`` makes text of its tokens. ``choices`` is empty until the
-    engine has accepted the request."""
+    """One request that is being answered. ``decoder`` makes text of the tokens. ``choices``: empty until the engine has
+    accepted the request."""
 
     def __init__(self, request: Request, decoder: TextDecoder) -> None:
         self.request = request
@@ -45,7 +45,7 @@ class Call:
 
 
 class CallTable:
-    """The calls in progress on ``core``. ``turn`` is held by the thread that uses the engine."""
+    """The calls in progress on ``core``. The thread that uses the engine holds ``turn``."""
 
     def __init__(self, core: EngineCore) -> None:
         self.turn = Turn()
@@ -54,7 +54,7 @@ class CallTable:
         self._dropped: deque[Call] = deque()
 
     def complete(self, calls: Sequence[Call], *, progress: bool) -> list[Completion]:
-        """Return all answers, in the order of ``calls``. Raises the error of the first call that fails."""
+        """Return all answers, in the order of ``calls``. Raise the error of the first call that fails."""
         groups = [
             [
                 Completion(prompt_index=number, index=index, prompt_tokens=call.request.prompt_tokens)
@@ -109,7 +109,7 @@ class CallTable:
             self._cancel_dropped()
 
     def forget(self) -> None:
-        """Drop all calls when the engine is closed. The caller has the turn."""
+        """Drop all calls, as the engine is being closed. The caller must hold the turn."""
         self._calls.clear()
 
     def _has_room(self, sequences: int) -> bool:
@@ -129,7 +129,7 @@ class CallTable:
 
     def _take(self, event: TokenEvent) -> None:
         call = self._calls.get(event.request_id)
-        if call is None:  # dropped: only the events of its cancel still come
+        if call is None:  # dropped: only events of the cancellation still come
             return
         choice = call.choices[event.index]
         ended_before = choice.finished
@@ -150,7 +150,7 @@ class CallTable:
         """Cancel ``calls``. After the last one, the engine frees its memory."""
         self._dropped.extend(calls)
         if self.turn.mine or (self.turn.busy and not self._dropped):
-            return  # the step that runs cancels them at its end
+            return  # the running step cancels them at its end
         with self.turn.take(wait=True):
             self._cancel_dropped()
             while not self._calls and self._core.has_work:
@@ -213,9 +213,9 @@ def _rich_progress() -> Progress:
 
 
 class Turn:
-    """A lock on the engine: one thread at a time, and never twice by the same thread. ``take`` surrounds everything
-    that changes the engine. The garbage collector may close a half read stream inside a step: ``mine`` is then true,
-    and the cancel waits until the step is over."""
+    """A lock on the engine, for one thread at a time, not re-entrant. ``take`` surrounds everything that changes the
+    engine. The garbage collector may close a half-read stream inside a step: ``mine`` is then true, and the
+    cancellation waits for the end of the step."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -223,7 +223,7 @@ class Turn:
 
     @property
     def mine(self) -> bool:
-        """Whether this thread holds the turn, further up the stack."""
+        """Whether this thread already holds the turn."""
         return self._owner == threading.get_ident()
 
     @property
@@ -233,7 +233,7 @@ class Turn:
 
     @contextlib.contextmanager
     def take(self, *, wait: bool = False) -> Iterator[None]:
-        """Take the turn for the block. Raise BusyError where another thread has it, unless ``wait``."""
+        """Take the turn for the block. Raise BusyError if another thread has it, unless ``wait``."""
         assert not self.mine, "a step inside a step"
         if not self._lock.acquire(blocking=wait):
             raise BusyError(

@@ -1,10 +1,10 @@
-"""Conversations of a program: prepared and read as on the server.
+"""Conversations of a program, prepared and read like those of the server.
 
     messages, tools --ChatWriter--> PreparedChat: token ids, cache positions, sampling with its grammar
     Completion --PreparedChat.reply--> ChatReply: text, reasoning, calls of tools
 
-The preparation itself is ``weft.text``'s, which the server uses too. A program passes its own pictures as
-``{"type": "image", "image": ...}``: an image of Pillow, the name of a file, or its bytes. HTTP accepts none of these.
+``weft.text`` prepares them, for the server too. A program passes its own pictures as ``{"type": "image", "image":
+...}``: an image of Pillow, the name of a file, or its bytes. HTTP accepts none of these.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from weft.text.tokenizer import Tokenizer
 from weft.text.tools.json_calls import CallDelta
 
 _LIMITS = ImageLimits(image_bytes=1 << 40, video_bytes=1 << 40)
-"""Limits for a program's own files: the number of pixels bounds them, not the bytes."""
+"""Limits for a program's own files: only the number of pixels is bounded, not the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class PreparedChat:
         return ChatReply(**fields, reasoning=text_of(reader.blocks, "reasoning"), tool_calls=calls)
 
     def pieces(self, pieces: Iterable[Piece]) -> Iterator[ChatPiece]:
-        """Yield a stream's pieces as ``reply`` would split them. A piece whose text may become a marker has no text
-        yet."""
+        """Yield a stream's pieces, split as ``reply`` would split them. While text may become a marker, it is held
+        back."""
         readers = [self.plan.reader(eager=True) for _ in range(self.sampling.n)]
         for piece in pieces:
             events = readers[piece.index].read(piece.text, piece.tokens, piece.finish_reason)
@@ -129,7 +129,7 @@ class ChatWriter:
         **fields: Any,
     ) -> PreparedChat:
         """Render and tokenize ``messages``. ``template``: extra variables of the template; ``session``: the
-        conversation that they continue; ``fields``: those of ``ConversationFields``. Raise RequestError."""
+        conversation that ``messages`` continue; ``fields``: of ``ConversationFields``. Raise RequestError."""
         conversation, known = self._conversation(messages, template, **fields), None
         if session is not None:
             conversation, known = continued_chat(session, conversation), known_prefix(session)
@@ -151,7 +151,7 @@ class ChatWriter:
     def tokens(
         self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any
     ) -> list[int]:
-        """Return the token ids of a conversation, up to where the answer begins. Raise RequestError."""
+        """Return the token ids of a conversation, up to the beginning of the answer. Raise RequestError."""
         _, prompt = self._write(self._conversation(messages, template, **fields))
         return encode_prompt(self._tokenizer, prompt).tokens
 
@@ -162,8 +162,9 @@ class ChatWriter:
         tools: Sequence[Mapping[str, Any]] | None,
         known: KnownPrefix | None,
     ) -> Content:
-        """Return a conversation as a session has it. ``known``: tokens of its beginning. Raise RequestError."""
-        as_json = [_with_addresses(at, one) for at, one in enumerate(messages)]
+        """Return the content of a session. ``known``: tokens of the beginning of the conversation. Raise
+        RequestError."""
+        as_json = [_with_addresses(index, message) for index, message in enumerate(messages)]
         conversation = self._conversation(as_json, template, tools=tools, add_generation_prompt=False)
         _, prompt = self._write(conversation)
         encoded = encode_prompt(self._tokenizer, prompt, known=known)
@@ -177,7 +178,9 @@ class ChatWriter:
         self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any
     ) -> ConversationFields:
         try:
-            turns = msgspec.convert([_with_files(at, one) for at, one in enumerate(messages)], list[ChatMessage])
+            turns = msgspec.convert(
+                [_with_files(index, message) for index, message in enumerate(messages)], list[ChatMessage]
+            )
         except msgspec.ValidationError as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         return ConversationFields(messages=turns, variables=template, **fields)
@@ -200,8 +203,8 @@ class ChatWriter:
         for part in parts:
             try:
                 if part.kind == "video":
-                    asked = Sampling(part.fps, part.min_frames, part.max_frames)
-                    pictures.append(read_video(part.source, asked, self._start))
+                    sampling = Sampling(part.fps, part.min_frames, part.max_frames)
+                    pictures.append(read_video(part.source, sampling, self._start))
                 else:
                     assert isinstance(part.source, str | bytes)
                     pictures.append(read_picture(part.source, self._start.settings, _LIMITS))
@@ -210,48 +213,49 @@ class ChatWriter:
         return show_pictures(prompt, pictures, self._tokens)
 
 
-def _with_files(at: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``message`` with the bytes of its own pictures and videos. Raise RequestError."""
+def _with_files(position: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``message`` with pictures and videos of the program read into bytes. Raise RequestError."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return message
     parts = list(content)
     for index, part in enumerate(parts):
-        where = f"messages[{at}].content[{index}]"
+        where = f"messages[{position}].content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "image" and "image" in part:
             parts[index] = PicturePart(_bytes_of(part["image"], f"{where}.image"), where)
         elif kind == "video" and "video" in part:
-            given = part["video"]
+            video = part["video"]
             source = (
-                [_bytes_of(frame, f"{where}.video[{number}]") for number, frame in enumerate(given)]
-                if isinstance(given, list | tuple)
-                else _bytes_of(given, f"{where}.video")
+                [_bytes_of(frame, f"{where}.video[{number}]") for number, frame in enumerate(video)]
+                if isinstance(video, list | tuple)
+                else _bytes_of(video, f"{where}.video")
             )
-            asked = {key: part.get(key) for key in ("fps", "min_frames", "max_frames")}
-            parts[index] = PicturePart(source, where, kind="video", **checked_sampling(asked, where))
+            sampling = {key: part.get(key) for key in ("fps", "min_frames", "max_frames")}
+            parts[index] = PicturePart(source, where, kind="video", **checked_sampling(sampling, where))
     return {**message, "content": parts}
 
 
-def _with_addresses(at: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``message`` with its own pictures and videos as ``data:`` URLs: JSON has no bytes. Raise RequestError."""
+def _with_addresses(position: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``message`` with pictures and videos of the program as ``data:`` URLs, since JSON has no bytes. Raise
+    RequestError."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)
     parts = list(content)
     for index, part in enumerate(parts):
-        where = f"messages[{at}].content[{index}]"
+        where = f"messages[{position}].content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "image" and "image" in part:
             url = _address_of(part["image"], f"{where}.image", "image/png")
             parts[index] = {"type": "image_url", "image_url": {"url": url}}
         elif kind == "video" and "video" in part:
-            given = part["video"]
-            if isinstance(given, list | tuple):
-                frames = enumerate(given)
-                video: Any = [_address_of(one, f"{where}.video[{number}]", "image/png") for number, one in frames]
+            source = part["video"]
+            if isinstance(source, list | tuple):
+                frames = enumerate(source)
+                video: Any = [_address_of(frame, f"{where}.video[{number}]", "image/png") for number, frame in frames]
             else:
-                video = _address_of(given, f"{where}.video", "video/mp4")
+                video = _address_of(source, f"{where}.video", "video/mp4")
             parts[index] = {**part, "video": video}
     return {**message, "content": parts}
 

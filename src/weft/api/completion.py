@@ -1,4 +1,4 @@
-"""Results for a program: completions, answers of a chat, and their pieces."""
+"""Results for a program: completions, chat answers, and pieces of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from weft.text.tools.json_calls import CallDelta
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """One answer. ``prompt_index`` is the prompt's place in the call, ``index`` counts its ``n`` answers.
-
-    ``tokens`` has the token that ended the answer, ``text`` does not show it. ``stop_reason``: the stop
-    string or stop token id that ended it, None for the model's own end. ``logprobs``: one per token, when
-    asked for; ``prompt_logprobs``: one per prompt token, None for the first. ``cached_tokens`` of the prompt
-    came from the prefix cache. ``lost_tokens`` were cached and could not be used. ``recomputed_tokens`` were
+    """One answer. ``prompt_index``: position of the prompt in the call; ``index``: number of the answer, of ``n``.
+    ``tokens`` include the token that ended the answer, ``text`` does not. ``stop_reason``: the stop string or stop
+    token id that ended the answer, None if the model ended it. ``logprobs``: one per token, if requested;
+    ``prompt_logprobs``: one per prompt token, None for the first. ``cached_tokens``: prompt tokens from the prefix
+    cache. ``lost_tokens``: prompt tokens that were cached in part and could not be used. ``recomputed_tokens``:
     computed again after preemptions.
     """
 
@@ -63,7 +62,7 @@ class FunctionCall(msgspec.Struct, kw_only=True):
 
 
 class ChatReply(Completion, kw_only=True):
-    """An answer of a chat. ``text`` is its content; reasoning and calls of tools are fields of their own. With calls,
+    """An answer of a chat. ``text``: the content; reasoning and tool calls have separate fields. With calls,
     ``finish_reason`` is "tool_calls"."""
 
     reasoning: str = ""
@@ -98,18 +97,18 @@ Prompt = str | Sequence[int]
 def sampling_from(
     sampling: SamplingParams | None, fields: Mapping[str, Any], defaults: Mapping[str, Any], tokenizer: Tokenizer
 ) -> SamplingParams:
-    """Return ``sampling``, or ``defaults`` without it, with single fields changed to ``fields``. ``tokenizer`` spells
+    """Return ``sampling`` (default: ``defaults``) with single values replaced by ``fields``. ``tokenizer``: for
     ``bad_words``. Raise RequestError."""
     fields = dict(fields)
     bad_words = fields.pop("bad_words", None)
     if bad_words is not None:
         words = [bad_words] if isinstance(bad_words, str) else list(bad_words)
         fields["banned_sequences"] = banned_sequences(words, tokenizer)
-    asked = {f"guided_{kind}": (kind, fields.pop(f"guided_{kind}", None)) for kind in KINDS}
-    grammars = [grammar_from(kind, value, name) for name, (kind, value) in asked.items() if value is not None]
+    guided = {f"guided_{kind}": (kind, fields.pop(f"guided_{kind}", None)) for kind in KINDS}
+    grammars = [grammar_from(kind, value, name) for name, (kind, value) in guided.items() if value is not None]
     if len(grammars) > 1:
         raise RequestError(
-            f"{grammars[0].field} and {grammars[1].field} both give the form of the answer; one can",
+            f"{grammars[0].field} and {grammars[1].field} both define the form of the answer; give only one",
             param=grammars[1].field,
         )
     if grammars:
@@ -128,7 +127,7 @@ def sampling_from(
 
 
 def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or many, as a list. Raises RequestError."""
+    """Return one prompt or many as a list. Raise RequestError."""
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):

@@ -4,12 +4,12 @@
       .generate(prompts)            many at once, batched, with a progress bar on long work
       .stream(prompt)               pieces of text as the engine computes them
       .chat(messages, tools=...)    the answer to a conversation; .stream_chat(...): in pieces
-      .sessions                     conversations by name, which session= of these continues
+      .sessions                     conversations by name, which session= of these methods continues
       .embed(texts)                 embeddings; .score(pairs), .rerank(query, documents): relevance
 
-The same EngineCore that the server runs; the caller that waits for an answer steps it (``weft.api.calls``).
-One thread at a time: a second one gets a BusyError. Without ``sampling``, a request samples as the checkpoint
-recommends; keywords such as ``max_tokens=64`` change single fields, and ``guided_json``, ``guided_regex``,
+It uses the same EngineCore as the server; the caller that waits for an answer runs the steps (``weft.api.calls``). Only
+one thread may use an engine at a time: another gets a BusyError. Without ``sampling``, a request samples as the
+checkpoint recommends; keywords such as ``max_tokens=64`` change single fields, and ``guided_json``, ``guided_regex``,
 ``guided_choice`` and ``guided_grammar`` make the answer match. A call that raises leaves nothing running.
 """
 
@@ -57,8 +57,8 @@ class Engine:
     ``config`` are the fields of ``weft.config.EngineConfig``, which are the flags of ``weft serve``:
     ``memory="4GiB"``, ``max_model_len=8192``, ``dtype="float32"``, ...
 
-    ``sessions``: the file of ``Engine.sessions``, by default that of the user's servers. A named one is opened at once,
-    and the states of its sessions are evicted last from then on.
+    ``sessions``: the file of ``Engine.sessions``; default: the file of the user's servers. A given file is opened at
+    once, and from then on the states of its sessions are evicted last.
 
     Raises ConfigError, CheckpointError or UnknownArchitectureError, each naming the setting or file to change.
     """
@@ -114,20 +114,19 @@ class Engine:
     ) -> list[Completion]:
         """Complete ``prompts`` (one text, one list of token ids, or a list of either).
 
-        Returns completions in the order of the prompts, ``n`` for each. ``sampling`` holds the parameters,
-        of all or one for each prompt; ``fields`` change single ones. ``cache_boundaries``: positions in each
-        of the prompts, in tokens, at which the prefix cache should keep a state. ``prediction``: a guess of
-        the answers, as text or token ids; with ``speculate`` a right one makes them faster. ``lora``: the
-        name of the adapter that answers, of all prompts or one for each. ``session``: the prompts follow the
-        tokens of this one of ``sessions``. Raises RequestError or ContextLengthError naming the field, and
-        EngineUnavailableError when a step fails."""
+        Returns completions in the order of the prompts, ``n`` for each. ``sampling``: parameters of all prompts, or one
+        for each; ``fields`` change single values. ``cache_boundaries``: positions in each of the prompts, in tokens, at
+        which the prefix cache should keep a state. ``prediction``: a guess of the answers, as text or token ids, which
+        makes answers faster with ``speculate`` if it is right. ``lora``: name of the adapter for all prompts, or one
+        for each. ``session``: name of the session whose tokens come before the prompts. Raises RequestError or
+        ContextLengthError that names the field, and EngineUnavailableError if a step fails."""
         listed = prompt_list(prompts)
         if isinstance(sampling, Sequence):
             if len(sampling) != len(listed):
                 raise RequestError(
                     f"sampling has {len(sampling)} sets of parameters for {len(listed)} prompts", param="sampling"
                 )
-            params = [self._sampling(one, fields) for one in sampling]
+            params = [self._sampling(chosen, fields) for chosen in sampling]
         else:
             params = [self._sampling(sampling, fields)] * len(listed)
         names = [lora] * len(listed) if lora is None or isinstance(lora, str) else list(lora)
@@ -135,8 +134,8 @@ class Engine:
             raise RequestError(f"lora has {len(names)} names for {len(listed)} prompts", param="lora")
         return self._calls.complete(
             [
-                self._call(prompt, one, marks=cache_boundaries, prediction=prediction, lora=name, session=session)
-                for prompt, one, name in zip(listed, params, names, strict=True)
+                self._call(prompt, chosen, marks=cache_boundaries, prediction=prediction, lora=name, session=session)
+                for prompt, chosen, name in zip(listed, params, names, strict=True)
             ],
             progress=progress,
         )
@@ -153,8 +152,8 @@ class Engine:
         **fields: Any,
     ) -> Iterator[Piece]:
         """Yield pieces of the answer to ``prompt`` as the engine computes them. The last piece of each of the ``n``
-        answers has a ``finish_reason``. The request starts when the first piece is asked for, and its errors
-        raise there, as in ``generate``. Leaving the loop early cancels it."""
+        answers has a ``finish_reason``. The request starts when the first piece is requested, and raises its errors
+        then, as ``generate`` does. Leaving the loop early cancels it."""
         params = self._sampling(sampling, fields)
         yield from self._calls.stream(
             self._call(prompt, params, marks=cache_boundaries, prediction=prediction, lora=lora, session=session)
@@ -177,10 +176,9 @@ class Engine:
     ) -> ChatReply:
         """Return the answer to a conversation. ``messages``, ``tools`` and ``tool_choice`` are as in the OpenAI API;
         the checkpoint's chat template renders them, with ``template`` as its extra variables.
-        ``thinking_token_budget``: most tokens of its reasoning. ``prediction`` and ``lora`` as in ``generate``;
-        ``session``: the messages follow those of this one of ``sessions``. Raises
-        RequestError as well where the template refuses, where the checkpoint has none, where it takes no tools, where
-        its reasoning cannot be bounded, or for ``n`` above 1."""
+        ``thinking_token_budget``: most tokens of the reasoning. ``prediction`` and ``lora``: see ``generate``;
+        ``session``: name of the session whose messages come before. Raises RequestError also if the template refuses or
+        is missing, takes no tools, if the reasoning cannot be bounded, and for ``n`` above 1."""
         params = self._sampling(sampling, fields)
         if params.n != 1:
             raise RequestError(
@@ -253,10 +251,10 @@ class Engine:
         lora: str | None = None,
         progress: bool = True,
     ) -> npt.NDArray[np.float32]:
-        """Return the embeddings of ``inputs`` (texts or token ids), float32 [inputs, width], pooled and normalised
-        as the checkpoint says. ``prompt``: a text that goes before each, or ``prompt_name`` for one of the
-        checkpoint's. ``dimensions``: the first of them. ``truncate_to``: a longer input loses its end; by
-        default one that is too long raises ContextLengthError. Raises RequestError naming the field."""
+        """Return the embeddings of ``inputs`` (texts or token ids), float32 [inputs, width], pooled and normalised as
+        the checkpoint says. ``prompt``: a text before each input; ``prompt_name``: the name of such a text in the
+        checkpoint. ``dimensions``: keep only the first dimensions. ``truncate_to``: cut longer inputs at their end; by
+        default an input that is too long raises ContextLengthError. Raises RequestError that names the field."""
         return self._pooling.embed(
             inputs,
             self._pooled_request(lora),
@@ -276,8 +274,8 @@ class Engine:
         lora: str | None = None,
         progress: bool = True,
     ) -> list[float]:
-        """Return how well the second text of each pair answers the first, by a model with a score head or a generative
-        reranker. ``instruction``: for a generative reranker. Raises as ``embed``."""
+        """Return a score for each pair: the relevance of the second text to the first. The model needs a score head, or
+        must be a generative reranker. ``instruction``: for a generative reranker. Raises as ``embed``."""
         return self._pooling.scores(
             pairs, self._pooled_request(lora), instruction=instruction, truncate_to=truncate_to, progress=progress
         )
@@ -306,8 +304,8 @@ class Engine:
         )
 
     def _pooled_request(self, lora: str | None) -> MakeRequest:
-        return lambda one: msgspec.structs.replace(
-            self._request(one.tokens, NOTHING, one.boundaries, (), (), lora, pools=True), pooling=one.pooling
+        return lambda pooled: msgspec.structs.replace(
+            self._request(pooled.tokens, NOTHING, pooled.boundaries, (), (), lora, pools=True), pooling=pooled.pooling
         )
 
     def _sampling(self, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
@@ -344,7 +342,7 @@ class Engine:
         if session is None:
             return None, lora
         continued = self.sessions.find(session, lora)
-        return continued, lora or continued.asked
+        return continued, lora or continued.requested
 
     def _adapter(self, name: str | None) -> Adapter | None:
         """Return the adapter called ``name``, or None without a name. Raise RequestError for an unknown name."""
@@ -356,8 +354,8 @@ class Engine:
         return self._adapters[name]
 
     def load_lora(self, name: str, path: str | Path) -> None:
-        """Serve one more adapter, or other files under an existing name: answers in progress keep the files that they
-        began with. Raises CheckpointError, one line, for files that cannot be served."""
+        """Serve one more adapter, or other files under an existing name: answers in progress keep the adapter with
+        which they began. Raises CheckpointError for files that cannot be served."""
         check_name(name)
         adapter = read_adapter(name, resolve_adapter(str(path)))
         with self._calls.turn.take():
@@ -409,7 +407,7 @@ class Engine:
 
     @property
     def sessions(self) -> EngineSessions:
-        """The conversations that have names. Raises ConfigError where their file cannot be opened."""
+        """Sessions: conversations by name. Raises ConfigError if the file cannot be opened."""
         if self._sessions is None:
             self._sessions = self._open_sessions()
         return self._sessions
@@ -437,17 +435,17 @@ class Engine:
         return self._core.stats()
 
     def flush_cache(self, *, store: bool = True) -> None:
-        """Drop every prefix that no running answer reads; with ``store`` those on disk too."""
+        """Drop every cached prefix that no running answer reads; with ``store`` also those on disk."""
         with self._calls.turn.take():
             self._core.flush_cache(store=store)
 
     def sleep(self, level: int = 1, *, mode: SleepMode | None = None) -> Flushed:
-        """Give the memory back until ``wake_up``; returns the size of the dropped prefix cache. Level 1 keeps the
-        weights in host memory (on a CPU they stay), level 2 drops them too and reads the checkpoint again on waking.
-        Requests to a sleeping engine raise AsleepError.
+        """Free the memory until ``wake_up``, and return the size of the dropped prefix cache. Level 1 keeps the weights
+        in host memory (on a CPU they stay), level 2 drops them too and reads the checkpoint again on waking. Requests
+        to a sleeping engine raise AsleepError.
 
-        With answers in progress (streams that are half read) it raises BusyError. ``mode`` "wait" computes
-        them to their end first, "abort" ends them. Raises RequestError for another level or mode.
+        Raises BusyError while answers are in progress (half-read streams), unless ``mode`` is "wait", which finishes
+        the answers first, or "abort", which ends them. Raises RequestError for another level or mode.
         """
         if mode not in (None, "wait", "abort"):
             raise RequestError(f"mode is {mode!r}; it may be 'wait' or 'abort'", param="mode")
@@ -460,9 +458,9 @@ class Engine:
         return flushed
 
     def wake_up(self, tags: Sequence[Part] | None = None) -> bool:
-        """Bring back "weights", "kv_cache", or all; returns whether the engine is awake now. Raises
-        RequestError for another tag, CheckpointError where the checkpoint cannot be read again, and
-        EngineUnavailableError where there is too little memory; the call can be repeated then."""
+        """Wake "weights", "kv_cache", or all; return whether the engine is awake now. Raises RequestError for another
+        tag, CheckpointError if the checkpoint cannot be read again, and EngineUnavailableError for too little memory;
+        the call can then be repeated."""
         with self._calls.turn.take():
             return not self._sleeper.wake_up(tags).level
 
@@ -474,12 +472,12 @@ class Engine:
         mode: Literal["keep", "wait", "abort"] = "keep",
     ) -> None:
         """Replace the weights by those of a checkpoint directory with the same shapes, or by ``weights``: pairs of a
-        name and a torch tensor; tensors without a pair stay. Results of the old weights are not used again. ``version``
-        names the new ones in ``stats().weights``.
+        name and a torch tensor; tensors without a pair stay. Cached results of the old weights are not used any more.
+        ``version`` names the new weights in ``stats().weights``.
 
-        Answers in progress go on with the new weights, their tokens computed again (``mode`` "keep"); they are
-        computed to their end first ("wait"), or end ("abort"). Raises CheckpointError for weights that cannot
-        be served; the old ones then answer on. Raises AsleepError for an engine that sleeps."""
+        With ``mode`` "keep", answers in progress continue with the new weights, and their tokens are computed again;
+        "wait" finishes them first, "abort" ends them. Raises CheckpointError for weights that cannot be served; the
+        engine then keeps the old weights. Raises AsleepError if the engine sleeps."""
         if mode not in ("keep", "wait", "abort"):
             raise RequestError(f"mode is {mode!r}; it may be 'keep', 'wait' or 'abort'", param="mode")
         while mode == "wait" and self._core.live_count:

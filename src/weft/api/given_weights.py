@@ -1,4 +1,4 @@
-"""Weights that a program gives to its engine as a directory, or as tensors by name."""
+"""Weights that a program passes to its engine, as a directory or as tensors by name."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PREFIX = "weft-weights-"
 
 @contextmanager
 def written_weights(core: EngineCore, weights: str | Path | Iterable[tuple[str, Any]]) -> Iterator[Path]:
-    """Yield the directory to read ``weights`` from. A directory written for tensors exists as long as the engine reads
-    from it. Raise CheckpointError."""
+    """Yield the directory to read ``weights`` from. A directory that is written for tensors is removed after the block.
+    Raise CheckpointError."""
     if isinstance(weights, str | Path):
         yield resolve_model(weights)
         return

@@ -1,4 +1,4 @@
-"""Embeddings and scores of a program: inputs to calls, pooled rows to values.
+"""Embeddings and scores for a program: calls made from inputs, and values from pooled rows.
 
 ``Engine.embed``, ``Engine.score`` and ``Engine.rerank`` are these functions over the engine's own calls; the server's
 endpoints use the same ``Pooler``.
@@ -26,15 +26,15 @@ MakeRequest = Callable[[PooledPrompt], Request]
 
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
-    """A document and its score. ``index``: position of the document in the request; ``score``: the higher, the better
-    it answers."""
+    """A document and its score. ``index``: position of the document in the request; ``score``: higher is more
+    relevant."""
 
     index: int
     score: float
 
 
 class PoolingCalls:
-    """``request``: a request of the engine for a pooled prompt."""
+    """The calls of one engine. ``request``: makes a request of the engine for a pooled prompt."""
 
     def __init__(self, pooler: Pooler, calls: CallTable, tokenizer: Tokenizer, *, limit: int) -> None:
         self._pooler, self._calls, self._tokenizer, self._limit = pooler, calls, tokenizer, limit
@@ -52,14 +52,14 @@ class PoolingCalls:
     ) -> npt.NDArray[np.float32]:
         prompts = [
             self._pooler.embedding(
-                one,
+                text_or_ids,
                 limit=self._limit,
                 prompt=prompt,
                 prompt_name=prompt_name,
                 truncate_to=truncate_to,
-                param=f"inputs[{at}]",
+                param=f"inputs[{index}]",
             )
-            for at, one in enumerate(prompt_list(inputs))
+            for index, text_or_ids in enumerate(prompt_list(inputs))
         ]
         rows = self._pooled(prompts, request, progress)
         return np.array([self._pooler.vector(row, dimensions) for row in rows], dtype=np.float32)
@@ -82,9 +82,9 @@ class PoolingCalls:
                 limit=self._limit,
                 instruction=instruction,
                 truncate_to=truncate_to,
-                param=f"documents[{at}]",
+                param=f"documents[{index}]",
             )
-            for at, (query, document) in enumerate(pairs)
+            for index, (query, document) in enumerate(pairs)
         ]
         return [self._pooler.score(row) for row in self._pooled(prompts, request, progress)]
 
@@ -99,5 +99,5 @@ def ranked(scores: Sequence[float], top_n: int | None = None) -> list[RankedDocu
     RequestError."""
     if top_n is not None and top_n < 1:
         raise RequestError(f"top_n is {top_n}; it must be at least 1", param="top_n")
-    order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
-    return [RankedDocument(at, scores[at]) for at in order[:top_n]]
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    return [RankedDocument(index, scores[index]) for index in order[:top_n]]

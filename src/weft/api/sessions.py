@@ -1,11 +1,11 @@
-"""Sessions of a program: conversations by name, which ``session=`` of ``Engine.chat`` and the others continues.
+"""Sessions of a program: conversations by name, which ``session=`` of ``Engine.chat`` and other methods continues.
 
     save, restore    the engine computes tokens that no cache has, then pins the prefix (``weft.engine.pinning``)
     fork             a second name for the same tokens: nothing is computed, no page is taken
     delete, expiry   the name goes; pages and records are evicted like any other from then on
 
-Names, tokens and messages are in an SQLite file (``weft.objects.sessions``), that of a server if it is named: its
-sessions without an API key are the ones of a program. The file is opened when it is first needed.
+Names, tokens and messages are in an SQLite file (``weft.objects.sessions``), which may be the file of a server: a
+program then has the server's sessions without API key. The file is opened at its first use.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from weft.text.tokenizer import Tokenizer
 
 FLAG = "sessions"
 _OWNER = ""
-"""The owner of a server's sessions where it has no API keys."""
+"""Owner of the sessions of a server without API keys."""
 _LOOK_S = 0.002
 
 MakeRequest = Callable[[list[int], list[PlacedPicture], str | None], Request]
-"""Returns the request without an answer for tokens, their pictures, and the name of an adapter."""
+"""Function that makes a request without an answer from tokens, pictures, and the name of an adapter."""
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A saved conversation. ``model``: that of its tokens, or the adapter. ``created_at``, ``expires_at``: seconds
-    since 1970. ``tokens`` of the session, ``bytes`` of its KV and state. ``computed_tokens``: of them, those that
-    this call had to compute; ``in_memory``: tokens up to the deepest state in memory; ``stored``: the state is durable
-    in the store. The last three are None where the engine was not asked. ``messages`` and ``token_ids``: only from
+    """A saved conversation. ``model``: the model or adapter of the tokens. ``created_at``, ``expires_at``: seconds
+    since 1970. ``tokens``: length of the session; ``bytes``: of KV and state. ``computed_tokens``: tokens that this
+    call had to compute; ``in_memory``: tokens up to the deepest state in memory; ``stored``: whether the state is in
+    the store. The last three are None if the engine was not asked. ``messages`` and ``token_ids``: only from
     ``get``."""
 
     name: str
@@ -77,7 +77,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineSessions:
-    """The sessions of one engine. ``file``: None for that of the user's servers."""
+    """The sessions of one engine. ``file``: None for the file of the user's servers."""
 
     def __init__(
         self,
@@ -120,8 +120,8 @@ class EngineSessions:
         lora: str | None = None,
         expires_after: float | None = None,
     ) -> Session:
-        """Save a conversation, or the tokens of ``prompt``, under ``name``, which replaces an earlier session of that
-        name. ``tools`` and ``template`` as of ``Engine.chat``; ``lora``: the adapter that computes it;
+        """Save a conversation, or the tokens of ``prompt``, under ``name``, replacing an earlier session of that name.
+        ``tools`` and ``template``: see ``Engine.chat``; ``lora``: the adapter that computes the state;
         ``expires_after``: seconds. Raises RequestError that names the field, and SessionLimitError."""
         self._sweep()
         content = self._content(name, messages, prompt, tools, template, lora)
@@ -131,7 +131,7 @@ class EngineSessions:
             name=name,
             owner=_OWNER,
             model=self._info.name,
-            asked=lora,
+            requested=lora,
             engine_salt=salted(adapter, ""),
             identity=self._identity(adapter),
             now_s=self._table.clock(),
@@ -179,7 +179,7 @@ class EngineSessions:
         """Return the session that a request of the adapter ``lora`` continues, by default the session's. Raises
         UnknownSessionError, SessionConflictError."""
         session = self._table.get(self._database, name, _OWNER)
-        check_identity(session, self._info.name, self._identity(self._adapter(lora or session.asked)))
+        check_identity(session, self._info.name, self._identity(self._adapter(lora or session.requested)))
         return session
 
     def _identity(self, adapter: Adapter | None) -> dict[str, str]:
@@ -218,7 +218,7 @@ class EngineSessions:
 
     def _bring(self, session: StoredSession) -> tuple[int, PinState]:
         """Bring the state of ``session`` into memory, and pin it. Return the tokens that were computed for it. A prompt
-        never resumes at its own end: a state that the store has is restored with a prompt of one token more."""
+        never resumes at its own end, so a state in the store is restored by a prompt with one more token."""
         state, count = self._pin(session), session.token_count
         if state.tokens == count:
             return 0, state
@@ -238,7 +238,7 @@ class EngineSessions:
 
     def _compute(self, session: StoredSession, tokens: list[int], pictures: list[PlacedPicture]) -> int:
         """Return how many of ``tokens`` the engine computed."""
-        request = self._request(tokens, pictures, session.asked)
+        request = self._request(tokens, pictures, session.requested)
         [completion] = self._calls.complete([Call(request, self._tokenizer)], progress=False)
         return len(tokens) - completion.cached_tokens
 
@@ -247,7 +247,7 @@ class EngineSessions:
         with self._calls.turn.take():
             self._pinning.pin(named)
         if waits:
-            for _ in range(STEPS_TO_CLOSE):  # requests that ended are in the prefix tree then
+            for _ in range(STEPS_TO_CLOSE):  # by then requests that ended are in the prefix tree
                 self._calls.step()
             self._pinning.offer_again(named)
             end_s = time.monotonic() + PIN_WRITE_S
@@ -258,7 +258,7 @@ class EngineSessions:
         return self._pinning.states(named)[0]
 
     def _pin_as(self, failed: StoredSession, before: StoredSession | None) -> None:
-        """Leave the name of ``failed``, which is not saved, to ``before``."""
+        """Undo the pin of ``failed``, which could not be saved: pin ``before`` again, if there was one."""
         if before is None:
             self._unpin([failed.session_id])
         else:
@@ -267,7 +267,7 @@ class EngineSessions:
     def _pin_all(self) -> None:
         listed = self._table.listed(self._database, _OWNER)
         with self._calls.turn.take():
-            self._pinning.pin([named_prefix(one) for one in listed if one.model == self._info.name])
+            self._pinning.pin([named_prefix(session) for session in listed if session.model == self._info.name])
 
     def _unpin(self, keys: Sequence[str]) -> None:
         with self._calls.turn.take():
@@ -281,7 +281,7 @@ class EngineSessions:
     def list(self) -> list[Session]:
         """Return all sessions, the oldest first."""
         self._sweep()
-        return [shown(one) for one in self._table.listed(self._database, _OWNER)]
+        return [shown(session) for session in self._table.listed(self._database, _OWNER)]
 
 
 def named_prefix(session: StoredSession) -> NamedPrefix:
@@ -291,7 +291,7 @@ def named_prefix(session: StoredSession) -> NamedPrefix:
 def shown(session: StoredSession, state: PinState | None = None, computed: int | None = None) -> Session:
     return Session(
         name=session.name,
-        model=session.asked or session.model,
+        model=session.requested or session.model,
         parent=session.parent,
         created_at=session.created_s,
         expires_at=session.expires_s,

@@ -4,7 +4,8 @@
 
     launch -> meet the other ranks -> load the rank's share of the weights -> room, identity
     layout -> arena, executor -> ready; on a GPU, graphs of decode steps, which all ranks record at once
-    plans  -> one step each, in order, between them transfer buffers that come and go
+    plans  -> one step each, in order, between them transfer buffers that come and go; the next step is launched
+              while the device computes one
 
 The process decides nothing. It replies to a step only if the step stores; for any other step the collectives are the
 reply. The process ends when its socket closes, and when a collective fails, because rank 0 is gone then or has given
@@ -22,6 +23,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
@@ -49,9 +51,12 @@ from weft.schedule.plan import StepPlan
 from weft.units import format_bytes
 
 if TYPE_CHECKING:
+    from weft.runner.launched import LaunchedStep
     from weft.runner.torch_executor import TorchExecutor
 
 _NEW_EACH_STEP = ("tokens", "starts")
+_IDLE_S = 0.1
+"""Seconds without a message after which the steps under way are waited for: an error of the last one is said then."""
 _GRACE_S = 0.5
 """Seconds for an end in good order, once rank 0 is gone."""
 
@@ -122,18 +127,41 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
         buffers.close()
 
 
+class _LaunchedSteps:
+    """Steps of a rank, at most two of them launched and not known to be computed, as on rank 0."""
+
+    def __init__(self, executor: TorchExecutor) -> None:
+        self._executor = executor
+        self._launched: deque[LaunchedStep] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._launched.append(self._executor.launch(plan))
+        self.await_all_but(1)
+
+    def await_all_but(self, count: int) -> None:
+        """Wait until at most ``count`` steps are under way. Raises the errors of the others."""
+        while len(self._launched) > count:
+            self._launched.popleft().result()
+
+
 def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: ReceivedBuffers) -> None:
     """Compute the steps that rank 0 sends, until a close."""
     before: StepPlan | None = None
+    steps = _LaunchedSteps(executor)
     while True:
+        if not connection.poll(_IDLE_S):
+            steps.await_all_but(0)
         message = connection.recv()
         if isinstance(message, StepPlan):
             before = with_known_arrays(message, before)
-            executor.execute(before)
+            steps.launch(before)
             if before.arena_work.stores:
+                steps.await_all_but(0)
                 executor.arena.await_transfers()
                 connection.send(messages.RankStored())
-        elif isinstance(message, messages.RankBuffer):
+            continue
+        steps.await_all_but(0)
+        if isinstance(message, messages.RankBuffer):
             buffers.receive(message, connection)
         elif isinstance(message, messages.RankBufferFreed):
             executor.arena.follow_loads(message.buffer)  # before the next step, and so before its end

@@ -184,6 +184,12 @@ def _reserve(config: EngineConfig, measure: Callable[..., Reserve], capture: Cap
                 f"debug.gpu_kernels is {config.gpu_kernels}: {error}", param="debug.gpu_kernels"
             ) from error
         _log.warning("Triton kernels are off, and torch's operators run in their place, many times slower: %s", error)
+    except gpu.KernelsDifferError as error:
+        raise ConfigError(
+            f"kernels give other numbers than torch's operators on this GPU: {error}. It is a fault of this Triton, "
+            "driver or GPU: install another version, or debug.gpu_kernels torch, many times slower",
+            param="debug.gpu_kernels",
+        ) from error
     gpu.choose("torch")
     try:
         return measure(capture=None)  # torch's operators cannot be recorded

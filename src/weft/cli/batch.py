@@ -82,7 +82,7 @@ def command(source: Path, output: Path, **values: Any) -> int:
             counts = error.counts
             click.echo(
                 f"interrupted: {counts.earlier + counts.done} of {counts.total} answers are in "
-                f"{output}; the same command goes on",
+                f"{output}; the same command continues",
                 err=True,
             )
             return EXIT_INTERRUPTED

@@ -1,8 +1,8 @@
 """``weft chat`` and ``weft run``: a conversation in the terminal, streamed.
 
 ``--url`` names a running server, otherwise one is started for as long as the chat lasts (``own_server``). ``weft run
-NAME`` pulls a model that this machine does not have, then chats: users of Ollama type it. Turns and commands are
-``cli.conversation``.
+NAME`` pulls a model that this machine does not have, then chats: as users of Ollama expect. ``cli.conversation`` has
+turns and commands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SYSTEM = click.Option(["--system"], help="System message.")
 _SESSION = click.Option(
     ["--session"],
-    help="Name of a session of the server: the conversation goes on from it, and is saved after each answer.",
+    help="Name of a session of the server: the conversation continues it, and is saved after each answer.",
 )
 
 
@@ -48,13 +48,13 @@ def command(
 ) -> int:
     """Talk to a model in the terminal.
 
-    MODEL is a checkpoint directory or a hub name; without one, the embedded model. With --url it is the
-    name to ask that server for, of an adapter too. With --lora its first adapter answers.
+    MODEL is a checkpoint directory or a hub name; without it, the embedded model. With --url it is the name of a model
+    or adapter of that server. With --lora the first adapter answers.
     """
-    given = given_flags(ctx, EngineConfig)
-    fields = _fields(given, values)
+    engine_flags = given_flags(ctx, EngineConfig)
+    fields = _fields(engine_flags, values)
     if url is not None:
-        idle = [flag_name(name) for name in given if name not in ("model", "seed")]
+        idle = [flag_name(name) for name in engine_flags if name not in ("model", "seed")]
         if "--lora" in idle:
             raise ConfigError(
                 f"--lora cannot change the server at --url {url}; an adapter that it serves is "
@@ -87,10 +87,11 @@ def run(ctx: click.Context, /, system: str | None, session: str | None, **values
     return _with_own_server(values, Conversation(system), fields, session)
 
 
-def _fields(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling fields of each request. ``given``: flags of the engine that were set by hand."""
+def _fields(engine_flags: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the sampling fields of each request. ``engine_flags``: the flags of the engine that the command line
+    sets."""
     fields = given_sampling(values)
-    return {**fields, "seed": given["seed"]} if "seed" in given else fields
+    return {**fields, "seed": engine_flags["seed"]} if "seed" in engine_flags else fields
 
 
 def _with_own_server(
@@ -120,7 +121,7 @@ def _converse(
     fields: dict[str, Any],
     session: str | None = None,
 ) -> int:
-    """Return the exit code: 1 where an answer failed and no terminal showed the user so."""
+    """Run a chat, and return the exit code: 1 if an answer failed and no terminal showed that."""
     from weft.cli.remote import RemoteModel
 
     with closing(RemoteModel(url, model=name, api_key=api_key)) as model:
@@ -143,8 +144,8 @@ def converse(
     session: str | None = None,
 ) -> int:
     """Run a chat with the sampling and the context that the server lists for the model, which are printed first. Return
-    the number of answers that failed."""
-    card = model.card()  # before the first message: a wrong address, key or name is said at once
+    the number of failed answers."""
+    card = model.card()  # before the first message, so that a wrong address, key or name is reported at once
     conversation.context_tokens = card.get("max_model_len") or 0
     chat = TerminalChat(model, conversation, fields, read=read, write=write, defaults=card.get("chat_sampling"))
     if session is not None:
@@ -163,7 +164,7 @@ def _terminal_line(prompt: str) -> str:
     try:
         return input(prompt)
     except EOFError:
-        click.echo()  # the next output in the terminal begins on a line of its own
+        click.echo()  # the next output begins on a new line
         raise
 
 

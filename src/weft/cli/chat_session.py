@@ -1,9 +1,9 @@
-"""``weft chat --session NAME``: the conversation is a session of the server, and saved after each answer.
+"""``weft chat --session NAME``: the conversation is a session of the server, which is saved after each answer.
 
-    load    GET /v1/sessions/NAME    --> turns of the conversation; a new name begins with none
+    load    GET /v1/sessions/NAME    --> turns of the conversation; none for a new name
     save    POST /v1/sessions        <-- all messages so far
 
-A turn whose save fails stays in the conversation; the line that says so names the reason.
+A turn whose save fails stays in the conversation; a line names the reason.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class ChatSession:
-    """``name`` as the server has it."""
+    """The session of a conversation in the terminal. ``name``: on the server."""
 
     def __init__(self, model: RemoteModel, name: str) -> None:
         self._model, self._name = model, name
 
     def load(self, conversation: Conversation) -> str:
-        """Give ``conversation`` the turns of the session; return a line for the user. Raise ConfigError for one that
-        has other messages than questions and answers, and the errors of the server."""
+        """Load the turns of the session into ``conversation``; return a line for the user. Raise ConfigError for a
+        session with other messages than questions and answers, and the errors of the server."""
         try:
             session: dict[str, Any] = self._model.get(f"/v1/sessions/{self._name}").json()
         except WeftError as error:
@@ -38,7 +38,7 @@ class ChatSession:
         roles = [message["role"] for message in messages]
         if not messages or roles != ["user", "assistant"] * (len(messages) // 2):
             raise ConfigError(
-                f"--session {self._name}: it has no questions and answers to go on from; /v1/completions continues it",
+                f"--session {self._name}: it has no questions and answers; /v1/completions continues it",
                 param="--session",
             )
         conversation.turns = [
@@ -49,7 +49,7 @@ class ChatSession:
         return f"the session {self._name} goes on after {count} turn{'s' if count > 1 else ''}\n"
 
     def save(self, conversation: Conversation) -> str:
-        """Save the turns; return a line for the user where that failed."""
+        """Save the turns; return a line for the user if that failed."""
         opening = [{"role": "system", "content": conversation.system}] if conversation.system else []
         messages = [*opening, *(message for turn in conversation.turns for message in turn.messages)]
         try:

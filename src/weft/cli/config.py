@@ -49,7 +49,7 @@ def command(ctx: click.Context, /, show: bool, example: bool, **values: Any) -> 
         click.echo("\n".join(_example()))
         return
     for config in _CONFIGS:
-        config(**{f.name: values[f.name] for f in fields(config)}).check()  # a wrong value is an error here, too
+        config(**{f.name: values[f.name] for f in fields(config)}).check()  # a wrong value is an error here too
     lines = list(_shown(ctx, values))
     click.echo("\n".join(lines) if lines else "# nothing is set: all settings have their defaults")
 
@@ -70,8 +70,8 @@ def completion(shell: str) -> None:
 
 def _by_table() -> Iterator[tuple[str | None, list[Field[Any]]]]:
     """Yield the fields of both configs, by table of the config file; None: above every table, in groups of --help."""
-    every = list({f.name: f for config in _CONFIGS for f in fields(config)}.values())  # some are of both
-    order = {name: at for at, name in enumerate(name for names in GROUPS.values() for name in names)}
+    every = list({f.name: f for config in _CONFIGS for f in fields(config)}.values())  # some fields are in both
+    order = {name: index for index, name in enumerate(name for names in GROUPS.values() for name in names)}
     yield None, sorted((f for f in every if "table" not in f.metadata), key=lambda f: order[f.name])
     for table in TABLES:
         yield table, [f for f in every if f.metadata.get("table") == table]
@@ -114,10 +114,10 @@ def _example() -> Iterator[str]:
 
 
 def _default(declared: Field[Any]) -> str:
-    """Return the default as TOML; where it is decided at the start, an example of the type."""
+    """Return the default as TOML; for a default that is decided at the start, an example of the type."""
     if declared.default is not None:
         return _toml(declared.default)
-    config = next(one for one in _CONFIGS if declared.name in {f.name for f in fields(one)})
+    config = next(candidate for candidate in _CONFIGS if declared.name in {f.name for f in fields(candidate)})
     inner = without_none(typing.get_type_hints(config)[declared.name])
     if get_origin(inner) is typing.Literal:
         return f'"{get_args(inner)[0]}"'

@@ -1,15 +1,16 @@
-"""A conversation in the terminal: turns, the commands that change them, and the rule by which old ones are dropped.
+"""A conversation in the terminal: turns, commands that change the turns, and the rule by which old turns are dropped.
 
     you> text        -> TerminalChat.ask -> Conversation.prompt + text -> stream -> Conversation.add
     you> /command    -> COMMANDS          -> a method of TerminalChat
 
-Laws: a turn that failed leaves the conversation as it was, also where ``/retry`` or ``/edit`` had taken the last turn
-away. A turn is dropped only with a line that says so. Nothing here reads a terminal: ``read`` and ``write`` are given,
-so tests drive a chat as a user would.
+Laws: a failed turn leaves the conversation unchanged, even if ``/retry`` or ``/edit`` had removed the last turn. The
+user is told when a turn is dropped. Nothing here reads a terminal: ``read`` and ``write`` are parameters, so tests
+drive a chat as a user would.
 
-The context slides by halves. Once a conversation leaves less than a quarter of the context for the next message and
-its answer, the oldest turns go until at most half of the context is taken. Dropping one turn at a time would move the
-beginning of every later prompt, and none would be found in the prefix cache; this way the turns between two drops are.
+The context slides by halves. Once a conversation leaves less than a quarter of the context for the next message and its
+answer, the oldest turns are dropped until at most half of the context is used. Dropping one turn at a time would change
+the beginning of every later prompt, so none would be found in the prefix cache; in this way the turns between two drops
+are.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ if TYPE_CHECKING:
 
 QUOTES = '"""'
 _RATE_SECONDS_MIN = 0.1
-"""Seconds, shortest stream whose speed is shown."""
+"""Shortest stream whose speed is shown, seconds."""
 ANSWER_TOKENS = 4096
-"""Default limit of an answer, tokens. A small model may never end one; half of the context stays for later turns."""
+"""Default limit of an answer, tokens: a small model may never end its answer. Half of the context stays for later
+turns."""
 _TEMPLATE_TOKENS = 64
-"""Tokens, bound of a message's share of the chat template."""
+"""Bound of the tokens that the chat template adds to a message."""
 _BYTES_PER_TOKEN = 3
-"""Bytes of text in a token, on the low side: decides only when turns are dropped before the server refuses."""
+"""Low estimate of the bytes of a token; it only decides when turns are dropped before the server refuses."""
 FILE_VERSION = 1
 """Value of the key ``weft_chat`` in saved conversations."""
 
@@ -50,7 +52,7 @@ Write = Callable[[str], None]
 
 
 class ChatModel(Protocol):
-    """The part of RemoteModel that a chat uses."""
+    """Interface to the part of RemoteModel that a chat uses."""
 
     @property
     def model(self) -> str: ...
@@ -86,7 +88,7 @@ class AnsweredTurn:
 @dataclass(slots=True)
 class Conversation:
     """Turns so far. ``pictures``: parts of the next message, videos too, with ``data:`` URLs. ``context_tokens``: the
-    longest context that the server takes, 0 where it does not say."""
+    longest context of the server, 0 if it does not report one."""
 
     system: str | None = None
     turns: list[AnsweredTurn] = field(default_factory=list)
@@ -97,7 +99,7 @@ class Conversation:
         self.turns, self.pictures = [], []
 
     def content(self, text: str) -> Any:
-        """Return the next message's content: ``text``, after the pictures that wait for it."""
+        """Return the next message's content: the waiting pictures, then ``text``."""
         return [*self.pictures, {"type": "text", "text": text}] if self.pictures else text
 
     def prompt(self, content: Any) -> list[dict[str, Any]]:
@@ -110,7 +112,7 @@ class Conversation:
         ]
 
     def add(self, content: Any, answer: str, usage: dict[str, Any]) -> None:
-        """Add a turn; a stopped answer has no usage, and each of its bytes counts as a token."""
+        """Add a turn. A stopped answer has no usage, so each of its bytes counts as a token."""
         tokens = usage.get("prompt_tokens", self._tokens_max(content))
         tokens += usage.get("completion_tokens", len(answer.encode()))
         self.turns.append(AnsweredTurn(content, answer, tokens))
@@ -132,13 +134,13 @@ class Conversation:
         return {"max_tokens": self.answer_tokens, **fields}
 
     def is_full(self, content: Any) -> bool:
-        """Return whether less than a quarter of the context would be left for the answer to ``content``."""
+        """Return whether less than a quarter of the context is left for the answer to ``content``."""
         new = len(_text(content).encode()) // _BYTES_PER_TOKEN
         return bool(self.context_tokens) and self.used_tokens + new > self.context_tokens * 3 // 4
 
     def slide(self, content: Any) -> int:
-        """Drop the oldest turns until the rest and ``content`` take at most half of the context, or only one if they
-        already do. Return how many were dropped."""
+        """Drop the oldest turns until the rest and ``content`` take at most half of the context, but at least one turn.
+        Return the number of dropped turns."""
         room = self.context_tokens // 2 - len(_text(content).encode()) // _BYTES_PER_TOKEN
         dropped, freed = 0, 0
         while self.turns and (dropped == 0 or self.used_tokens - freed > room):
@@ -148,7 +150,7 @@ class Conversation:
         return dropped
 
     def _tokens_max(self, content: Any) -> int:
-        """Return a bound of the tokens of the next prompt."""
+        """Return an upper bound of the tokens of the next prompt."""
         return self.used_tokens + len(_text(content).encode()) + _TEMPLATE_TOKENS
 
     def show(self, name: str, kind: str) -> str:
@@ -164,9 +166,8 @@ class Conversation:
 
 
 class TerminalChat:
-    """Turns and commands until the reader ends (EOFError) or leaves; ``failures`` counts the turns that failed.
-
-    ``fields`` are sampling fields of the requests, ``defaults`` those that the server lists for the model.
+    """A chat: turns and commands until the input ends (EOFError) or the user leaves. ``failures``: number of failed
+    turns. ``fields``: sampling fields of the requests; ``defaults``: sampling that the server lists for the model.
     """
 
     def __init__(
@@ -209,7 +210,7 @@ class TerminalChat:
             self._write(f"error: {error.message}\n")
 
     def choices(self) -> str:
-        """Return the sampling and the limit of the answers, in words."""
+        """Return a sentence part about the sampling and the limit of answers."""
         fields = {**self.defaults, **self.fields}
         limit = fields.get("max_tokens", self.conversation.answer_tokens)
         words = [sampling_in_words(fields), f"answers of at most {limit:,} tokens (--max-tokens)"]
@@ -240,7 +241,7 @@ class TerminalChat:
         return "\n".join(lines).rstrip().removesuffix(QUOTES)
 
     def ask(self, content: Any) -> bool:
-        """Ask for one answer and write it as it comes. Return False where it failed."""
+        """Request an answer, and write it as it comes. Return False if it failed."""
         conversation = self.conversation
         before = list(conversation.turns)
         if conversation.turns and conversation.is_full(content):
@@ -268,7 +269,7 @@ class TerminalChat:
         )
 
     def _answer(self, content: Any) -> bool:
-        """Return True once the answer ended or was stopped; raise WeftError where it failed."""
+        """Return True once the answer has ended or was stopped; raise WeftError if it failed."""
         begin = time.monotonic()
         first: float | None = None
         parts: list[str] = []
@@ -363,7 +364,7 @@ class TerminalChat:
     def edit(self, argument: str) -> None:
         last = self._last("/edit")
         if not argument:
-            self._write(f"the last message: {last.text}\n/edit TEXT asks TEXT in its place\n")
+            self._write(f"the last message: {last.text}\n/edit TEXT replaces it\n")
             return
         shown = last.content[:-1] if isinstance(last.content, list) else []
         self._again([*shown, {"type": "text", "text": argument}] if shown else argument)
@@ -374,7 +375,7 @@ class TerminalChat:
         return self.conversation.turns[-1]
 
     def _again(self, content: Any) -> None:
-        """Ask ``content`` instead of the last turn, which stays where the answer fails."""
+        """Send ``content`` instead of the last turn, which stays if the answer fails."""
         conversation = self.conversation
         before, pictures = list(conversation.turns), conversation.pictures
         conversation.turns, conversation.pictures = before[:-1], []
@@ -386,7 +387,7 @@ class TerminalChat:
     def save(self, argument: str) -> None:
         path = _path_of("/save", argument)
         if path.exists() and not _is_saved(path):
-            raise UserError(f"{path} is there and is not a saved conversation: /save takes another name")
+            raise UserError(f"{path} exists and is not a saved conversation: give /save another name")
         document = {
             "weft_chat": FILE_VERSION,
             "model": self.model.model,
@@ -406,7 +407,7 @@ class TerminalChat:
         system, fields, turns = _read_saved(path)
         self.conversation.reset()
         self.conversation.system, self.conversation.turns, self.fields = system, turns, fields
-        self._write(f"{_turns(len(turns))} of {path}; {self.model.model} goes on with {self.choices()}\n")
+        self._write(f"{_turns(len(turns))} of {path}; {self.model.model} continues with {self.choices()}\n")
 
     def image(self, argument: str) -> None:
         self._show("image", argument)
@@ -421,7 +422,7 @@ class TerminalChat:
 
 
 class ChatCommand(NamedTuple):
-    """A command of the conversation: its argument in capitals, one line of help, and the method that obeys it."""
+    """A command of the conversation: its argument in capitals, a line of help, and the method that runs it."""
 
     argument: str
     help: str
@@ -438,10 +439,10 @@ COMMANDS: dict[str, ChatCommand] = {
     "/set": ChatCommand(
         "NAME VALUE", "set temperature, top_p, max_tokens, ...; without VALUE: the default", TerminalChat.set
     ),
-    "/retry": ChatCommand("", "ask for the last answer again", TerminalChat.retry),
-    "/edit": ChatCommand("TEXT", "ask TEXT instead of the last message", TerminalChat.edit),
+    "/retry": ChatCommand("", "generate the last answer again", TerminalChat.retry),
+    "/edit": ChatCommand("TEXT", "send TEXT instead of the last message", TerminalChat.edit),
     "/save": ChatCommand("FILE", "save the conversation", TerminalChat.save),
-    "/load": ChatCommand("FILE", "go on with a saved one", TerminalChat.load),
+    "/load": ChatCommand("FILE", "continue a saved conversation", TerminalChat.load),
     "/image": ChatCommand("FILE", "a picture for the next message", TerminalChat.image),
     "/video": ChatCommand("FILE", "a video", TerminalChat.video),
     "/reset": ChatCommand("", "forget the conversation", TerminalChat.reset),
@@ -507,7 +508,7 @@ def _text(content: Any) -> str:
 
 
 def _cut_note(usage: dict[str, Any], limit: int | None) -> str:
-    """Return the limit that ended an answer before the model did: ``max_tokens``, or the context."""
+    """Return a note about the limit that cut an answer: ``max_tokens``, or the context."""
     if limit is not None and usage.get("completion_tokens", limit) >= limit:
         return f"; cut at the limit of {limit:,} tokens (/set max_tokens, --max-tokens)"
     return "; cut at the end of the context"

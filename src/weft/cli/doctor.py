@@ -1,8 +1,8 @@
-"""``weft doctor``: the machine's facts, and the effect of each on speed or on getting started.
+"""``weft doctor``: facts of the machine, and the effect of each on speed or on a first start.
 
-A judgement is a pure function of the facts, so every sentence can be tested with facts of machines that are
-not here. torch is asked in a child process: a broken one must not break the command. Exit code 1 when
-something must be mended before weft can run, else 0.
+A judgement is a pure function of the facts, so every sentence can be tested with facts of other machines. torch is
+imported in a child process: a broken torch must not break the command. Exit code 1 if something must be repaired before
+weft can run, else 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Finding:
 
 
 def findings(facts: Mapping[str, Any]) -> list[Finding]:
-    """Judge ``machine_facts()``; one row per thing a user can look at or change."""
+    """Judge ``machine_facts()``, with a row for each thing that a user can check or change."""
     return [
         _python(facts),
         *_cpu(facts["cpu"]),
@@ -96,7 +96,7 @@ def _cpu(cpu: Mapping[str, Any]) -> list[Finding]:
         rows.append(
             Finding(
                 "CPU features",
-                ", ".join(present) or "none of those looked for",
+                ", ".join(present) or "none of the known ones",
                 "note",
                 "no wide vector instructions: expect low speed",
             )
@@ -153,7 +153,9 @@ def _torch(torch: Mapping[str, Any], features: Mapping[str, bool]) -> list[Findi
         rows.append(Finding("kernels", f"C++ (weft._native), {torch['matrix_unit']}", "good"))
     elif torch["kernels_stale"]:
         rows.append(
-            Finding("kernels", "only torch: the C++ kernels are of other sources", "note", torch["kernels_missing"])
+            Finding(
+                "kernels", "only torch: the C++ kernels were built from other sources", "note", torch["kernels_missing"]
+            )
         )
     else:
         rows.append(
@@ -187,7 +189,7 @@ def _no_gpu(torch: Mapping[str, Any]) -> Finding:
 
 
 def _quantised(torch: Mapping[str, Any], features: Mapping[str, bool]) -> Finding:
-    """Return which weights in fewer bits are computed as they are stored; the rest is widened."""
+    """Return the finding about weights in fewer bits: which are computed as they are stored, and which are widened."""
     if torch["gpus"] and torch["triton"] is not None:
         return Finding(
             "quantised weights",
@@ -374,7 +376,7 @@ print(json.dumps({
 
 
 def machine_facts(*, ask_hub: bool = True) -> dict[str, Any]:
-    """Return every fact; ``ask_hub`` False does not use the network. Bytes are plain integers."""
+    """Return every fact. ``ask_hub``: False to avoid the network. Bytes are plain integers."""
     return {
         "system": {"os": platform.platform(), "python": platform.python_version(), "executable": sys.executable},
         "cpu": cpu_facts(),
@@ -412,7 +414,7 @@ def memory_facts() -> dict[str, Any]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """Return facts of torch, read in a child process; ``error`` instead when it cannot be imported."""
+    """Return facts of torch, read in a child process; only ``error`` if torch cannot be imported."""
     if util.find_spec("torch") is None:
         return {"error": "torch is not installed"}
     try:
@@ -436,10 +438,10 @@ def model_facts() -> dict[str, Any]:
     existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
     return {
         "directory": str(directory),
-        "whole": sum(one.state == "whole" for one in models),
-        "bytes": sum(one.held_bytes for one in models),
-        "partial": [one.name for one in models if one.state == "partial"],
-        "damaged": [f"{one.name} ({one.problem})" for one in models if one.state == "damaged"],
+        "whole": sum(model.state == "whole" for model in models),
+        "bytes": sum(model.held_bytes for model in models),
+        "partial": [model.name for model in models if model.state == "partial"],
+        "damaged": [f"{model.name} ({model.problem})" for model in models if model.state == "damaged"],
         "writable": os.access(existing, os.W_OK),
         "disk_free_bytes": shutil.disk_usage(existing).free,
     }

@@ -1,9 +1,9 @@
-"""``weft drain``: takes a replica of a running server out of service, without an error at a client.
+"""``weft drain``: take a replica of a running server out of service, without errors for clients.
 
-    weft drain 1               no further requests for replica 1; what runs may finish, then its process ends
+    weft drain 1               no further requests for replica 1; running ones may finish, then its process ends
     weft drain 1 --restart     and a new process starts: the same verb for other weights or a device reset
     weft drain all --restart   a rolling restart of all replicas
-    weft drain 1 --start       a drained replica serves again, and one that died for good
+    weft drain 1 --start       a replica that was drained, or died for good, serves again
 
 The server does all of it (``Fleet.drain``); the command waits for the answer and shows the replicas.
 """
@@ -55,7 +55,7 @@ def command(
 ) -> int:
     """Take REPLICA (a number from 0, or all) of a running server out of service.
 
-    Requests finish, or resume on another replica with the tokens they have. No client sees an error.
+    Requests finish, or resume on another replica with their tokens so far. No client sees an error.
     """
     if restart and start:
         raise ConfigError("--restart and --start exclude each other", param="--start")

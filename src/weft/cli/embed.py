@@ -1,4 +1,4 @@
-"""``weft embed``: the embeddings of texts, one JSON list a line; no server in between."""
+"""``weft embed``: the embeddings of texts, one JSON list per line, without a server."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from weft.errors import RequestError
     positional=False,
     params=[
         click.Argument(["texts"], nargs=-1),
-        click.Option(["--prompt-name"], help="One of the checkpoint's prompts goes before each text."),
-        click.Option(["--dimensions"], type=Count(1, 1 << 20), help="The first of each embedding, normalised again."),
-        click.Option(["--query"], help="Rank TEXTS by how well they answer this, with a reranker."),
+        click.Option(["--prompt-name"], help="Name of a prompt of the checkpoint that comes before each text."),
+        click.Option(
+            ["--dimensions"],
+            type=Count(1, 1 << 20),
+            help="Keep only the first dimensions of each embedding, normalised again.",
+        ),
+        click.Option(["--query"], help="Rank TEXTS by their relevance to this query, with a reranker."),
     ],
 )
 def command(
@@ -31,8 +35,8 @@ def command(
 ) -> None:
     """Print the embedding of each of TEXTS as a line of JSON.
 
-    Without TEXTS each line of stdin is one. With --query, a line is [score, text], the best first. With
-    --lora its first adapter computes them.
+    Without TEXTS each line of stdin is a text. With --query, a line is [score, text], the best first. With --lora the
+    first adapter computes them.
     """
     listed = list(texts) or ([] if sys.stdin.isatty() else sys.stdin.read().splitlines())
     if not listed:
@@ -40,8 +44,8 @@ def command(
     engine, lora = local_engine(values)
     with engine:
         if query is not None:
-            for one in engine.rerank(query, listed, lora=lora):
-                click.echo(json.dumps([one.score, listed[one.index]], ensure_ascii=False))
+            for ranked in engine.rerank(query, listed, lora=lora):
+                click.echo(json.dumps([ranked.score, listed[ranked.index]], ensure_ascii=False))
             return
         for vector in engine.embed(listed, prompt_name=prompt_name, dimensions=dimensions, lora=lora):
             click.echo(json.dumps(vector.tolist()))

@@ -4,13 +4,13 @@
     ServerConfig.max_body_mb    ->                    WEFT_MAX_BODY_MB     [limits] max_body_mb = 128
                                        1st                 2nd                3rd             then the default
 
-click asks the command line, then the environment, then its default map, which is where ``--config FILE`` is
-loaded. A value is converted by the same type whichever way it came, and an error says which way that was. A
-field with a ``table`` has a variable and a key of that table, and no flag.
+click asks the command line, then the environment, then its default map, which is where ``--config FILE`` is loaded. A
+value is converted by the same type from every source, and an error names the source. A field with a ``table`` has a
+variable and a key of that table, and no flag.
 
-A typo in a config file is an error. A typo in a variable is a warning: a cluster that runs a service called
-``weft`` sets WEFT_SERVICE_HOST in every container, and the command must start there. An unknown flag is
-looked up among the fields of tables, in ``foreign`` (flags of other engines), then among near names.
+A typo in a config file is an error. A typo in a variable is a warning: Kubernetes sets WEFT_SERVICE_HOST in every
+container next to a service called ``weft``, and the command must start there. An unknown flag is looked up among the
+fields of tables, in ``foreign`` (flags of other engines), then among similar names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from weft.units import parse_byte_rate, parse_bytes
 ConfigT = TypeVar("ConfigT")
 ENV_PREFIX = "WEFT_"
 COMMAND_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_URL", "WEFT_MODEL_DIR"})
-"""Variables that options read and no config field has."""
+"""Variables of options that are not config fields."""
 TEST_VARIABLES = frozenset(
     {
         "WEFT_TEST_DEVICE",
@@ -100,11 +100,11 @@ AS_FLAG = "_as_flag"
 """Suffix of the hidden twin of a positional field: ``--model X`` for ``MODEL``."""
 _SHOW_ALL = "weft.help_all"
 VOCABULARY_MAX = 2**31
-"""Most tokens of a vocabulary. No flag names a token."""
+"""Stand-in for the size of a vocabulary in checks: no flag names a token."""
 COUNT_MAX = 1_000_000
 """Most requests or repetitions of a measurement."""
 PORTS_MAX = 65_535
-"""Ports of a machine, the bound of its connections to a server."""
+"""Ports of a machine, which bound its connections to a server."""
 DAY_S = 86_400.0
 SAMPLING_FLAGS: dict[str, tuple[click.ParamType[Any], str]] = {
     "max_tokens": (click.INT, "Most tokens of the answer."),
@@ -118,18 +118,18 @@ SAMPLING_FLAGS: dict[str, tuple[click.ParamType[Any], str]] = {
     "min_tokens": (click.INT, "Fewest tokens before the model may end."),
     "stop": (click.STRING, "End before this text; may be given several times."),
 }
-"""Field of SamplingParams -> type and help. A flag that is not given stays out of the request, so that the
-model's own generation defaults hold."""
+"""Field of SamplingParams -> type and help. A flag that is not set stays out of the request, so that the model's
+generation defaults apply."""
 
 
 class _ListItem(click.types.StringParamType):
-    """The type of a text whose environment variable holds several, separated by commas."""
+    """The type of a text that may be given several times; its environment variable separates values by commas."""
 
     envvar_list_splitter = ","
 
 
 class _Whole(click.types.IntParamType):
-    """The type of a whole number. A file's 1.5 and true are refused; click's own type makes 1 of both."""
+    """The type of a whole number, which refuses 1.5 and true from a file; click's own type would make 1 of both."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, bool | float):
@@ -138,16 +138,16 @@ class _Whole(click.types.IntParamType):
 
 
 class Count(click.IntRange):
-    """The type of a whole number from ``least`` to ``most``. Every number of a command has a bound on both sides, which
-    the error for a value outside names."""
+    """The type of a whole number from ``least`` to ``most``. Every number of a command has a bound on both sides; the
+    error names both."""
 
     def __init__(self, least: int, most: int) -> None:
         super().__init__(least, most)
 
 
 class Number(click.FloatRange):
-    """The type of a number from ``least`` to ``most``; ``above``, ``below``: without the bound itself. NaN, which
-    compares with nothing, is outside of every range, and so is infinity unless it is ``most``."""
+    """The type of a number from ``least`` to ``most``; ``above``, ``below``: exclusive bounds. NaN is outside of every
+    range, and so is infinity unless it is ``most``."""
 
     def __init__(self, least: float, most: float, *, above: bool = False, below: bool = False) -> None:
         super().__init__(least, most, min_open=above, max_open=below)
@@ -160,8 +160,8 @@ class Number(click.FloatRange):
 
 
 class Size(click.types.StringParamType):
-    """The type of text that is at least ``least`` bytes, or with ``a_second`` bytes a second; ``several``: with
-    commas."""
+    """The type of a text that is a size of at least ``least`` bytes. ``a_second``: bytes per second; ``several``: sizes
+    separated by commas."""
 
     name = "size"
 
@@ -173,8 +173,8 @@ class Size(click.types.StringParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(super().convert(value, param, ctx))
         flag = param.opts[0] if param is not None else "a size"
-        for one in filter(str.strip, text.split(",")) if self._several else (text,):
-            self._parse(one, flag=flag)
+        for size in filter(str.strip, text.split(",")) if self._several else (text,):
+            self._parse(size, flag=flag)
         return text
 
 
@@ -215,16 +215,18 @@ class TableSetting(click.Option):
 class FlagCommand(click.Command):
     """A command whose flags come from ``configs`` in addition to its own ``params``.
 
-    The callback gets each field by name, positional and ``--model`` twins already merged. ``positional``
-    False leaves positional fields their flag only, for commands whose arguments mean something else.
+    The callback gets each field by name, positional and ``--model`` twins already merged. With ``positional`` False
+    positional fields have only their flag, for commands with other arguments.
     """
 
     def __init__(self, *args: Any, configs: Sequence[type] = (), positional: bool = True, **more: Any) -> None:
         super().__init__(*args, **more)
         self.config_types = tuple(configs)
         for config_type in self.config_types:
-            known = {param.name for param in self.params}  # a setting of two configs is one parameter
-            self.params += [one for one in parameters_of(config_type, positional=positional) if one.name not in known]
+            known = {param.name for param in self.params}  # a field of both configs is one parameter
+            self.params += [
+                param for param in parameters_of(config_type, positional=positional) if param.name not in known
+            ]
         if self.config_types:
             self.params += [_config_file_option(), help_all_option()]
             self.epilog = (
@@ -263,12 +265,12 @@ class FlagCommand(click.Command):
             super().format_options(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        typed = list(args)
         self._warn_of_variables()
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise click.UsageError(self.unknown_flag(error.option_name, given), ctx) from None
+            raise click.UsageError(self.unknown_flag(error.option_name, typed), ctx) from None
         except click.BadParameter as error:
             where = _where_from(ctx, error.param)
             if not where:
@@ -290,10 +292,8 @@ class FlagCommand(click.Command):
             click.echo(f"warning: {warning}", err=True)
 
     def unknown_flag(self, name: str, args: Sequence[str]) -> str:
-        """Return the sentence for a flag this command does not have.
-
-        ``name`` is the text at which click stopped. For a cluster of letters such as ``-hf`` that is ``-f``, so the
-        argument as typed is looked up first.
+        """Return the message for an unknown flag. ``name``: the text at which click stopped. For combined letters such
+        as ``-hf`` that is ``-f``, so the typed argument is looked up first.
         """
         heads = (arg.split("=", 1)[0] for arg in args)
         typed = next((head for head in heads if foreign_flag(head) and _could_be(name, head)), name)
@@ -328,7 +328,7 @@ def build(config_type: Callable[..., ConfigT], values: Mapping[str, Any]) -> Con
 
 
 def given_flags(ctx: click.Context, config_type: type) -> dict[str, Any]:
-    """Return the fields of ``config_type`` that were set by hand, on the command line, by variable or by file."""
+    """Return the fields of ``config_type`` that the command line, a variable or the file sets."""
     return {
         f.name: ctx.params[f.name]
         for f in fields(config_type)
@@ -465,7 +465,7 @@ def _settings_of(document: Mapping[str, Any]) -> Iterator[tuple[str | None, str,
     """Yield (table or None, field, value) of every key of a config file."""
     for key, value in document.items():
         if key in TABLES and isinstance(value, dict):
-            yield from ((key, name.replace("-", "_"), one) for name, one in value.items())
+            yield from ((key, name.replace("-", "_"), setting) for name, setting in value.items())
         else:
             yield None, key.replace("-", "_"), value
 
@@ -480,7 +480,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def unknown_variables(environment: Iterable[str], own: Collection[str] = ()) -> str | None:
-    """Return the warning about names in ``environment`` that weft never reads, or None. ``own``: this command's."""
+    """Return the warning about names in ``environment`` that weft never reads, or None. ``own``: variables of this
+    command."""
     doubtful = sorted(
         name
         for name in environment
@@ -503,7 +504,7 @@ def known_variables() -> set[str]:
 
 
 def _sentence(name: str, known: Collection[str]) -> str:
-    tails = sorted(one.removeprefix(ENV_PREFIX) for one in known)
+    tails = sorted(variable.removeprefix(ENV_PREFIX) for variable in known)
     tail = name.removeprefix(ENV_PREFIX)
     other = foreign_flag(flag_name(tail.lower()))
     renamed = other.instead.lstrip("-").replace("-", "_").upper() if other is not None else ""
@@ -537,8 +538,8 @@ def write_groups(
     config_fields: Collection[str],
     tables: Mapping[str, str],
 ) -> None:
-    """Write the options under their headings; those that are not a field of a config under Options. ``tables``: of the
-    fields that are keys of only the config file."""
+    """Write the options under their headings; options that are not config fields come under Options. ``tables``: fields
+    that are only keys of the config file."""
     show_all = ctx.meta.get(_SHOW_ALL, False)
     headings = {name: heading for heading, names in GROUPS.items() for name in names if name in config_fields}
     headings |= {name: f"Config file, [{table}]" for table in TABLES for name in tables if tables[name] == table}
@@ -570,21 +571,21 @@ def sampling_parameters() -> list[click.Parameter]:
 
 
 def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling fields that were given, ready for a request or for SamplingParams. Raises ConfigError that
-    names the flag of one out of its range: before a model is loaded, not after."""
-    from weft.request import SamplingParams  # `weft --help` needs none of it
+    """Return the sampling fields that are set, for a request or for SamplingParams. Raise ConfigError that names the
+    flag of a value out of range, before a model is loaded."""
+    from weft.request import SamplingParams  # not needed by `weft --help`
 
-    given = {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}
+    sampling = {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}
     try:
-        SamplingParams(**given).check(vocab_size=VOCABULARY_MAX)
+        SamplingParams(**sampling).check(vocab_size=VOCABULARY_MAX)
     except RequestError as error:
         raise ConfigError(f"{flag_name(error.param or '')}: {error.message}", param=error.param) from None
-    return given
+    return sampling
 
 
 def check_sampling(name: str, text: str) -> dict[str, Any]:
-    """Return ``{name: value}`` of a sampling field that is typed as text. Raise RequestError for a value out of its
-    range, and for text of another type."""
+    """Return ``{name: value}`` for a sampling field typed as text. Raise RequestError for a value out of its range, and
+    for text of another type."""
     from weft.request import SamplingParams
 
     kind, _ = SAMPLING_FLAGS[name]

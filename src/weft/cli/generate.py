@@ -1,4 +1,4 @@
-"""``weft generate``: one prompt in, its text out as it is made; no server in between.
+"""``weft generate``: stream the completion of one prompt, without a server.
 
 Only the answer goes to stdout, so that it can be piped on; progress goes to stderr.
 """
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def command(prompt: str | None, chat: bool, **values: Any) -> None:
     """Complete PROMPT and stream the text.
 
-    Without PROMPT, or with "-", the prompt is read from stdin: `cat story.txt | weft generate`. The line end of its
-    last line does not belong to it. With --lora its first adapter answers.
+    Without PROMPT, or with "-", the prompt is read from stdin: `cat story.txt | weft generate`. The last line end does
+    not belong to the prompt. With --lora the first adapter answers.
     """
     fields = given_sampling(values)
     text = read_prompt(prompt)
@@ -55,7 +55,7 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
 
 
 def local_engine(values: dict[str, Any]) -> tuple[Engine, str | None]:
-    """Return an engine in this process, of the flags ``values``; and the adapter that answers."""
+    """Return an engine in this process, built from the flags ``values``, and the adapter that answers."""
     from weft.api import Engine
     from weft.cli.chat import first_adapter
     from weft.cli.remote import waiting
@@ -67,7 +67,7 @@ def local_engine(values: dict[str, Any]) -> tuple[Engine, str | None]:
 
 def read_prompt(argument: str | None) -> str:
     """Return the prompt from the argument, or from a pipe without its last line end, which `echo` and editors add.
-    Raises RequestError where there is neither."""
+    Raise RequestError if there is neither."""
     if argument is not None and argument != "-":
         return argument
     if argument is None and sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""``weft join``: this machine's cores or GPUs serve for a server elsewhere.
+"""``weft join``: this machine's cores or GPUs serve for a server on another machine.
 
     server     weft serve MODEL --listen-engines 0.0.0.0:8100 --token FILE
     machine    weft join server:8100 --token FILE
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
             type=click.Choice(["both", "prefill", "decode"]),
             default="both",
             show_default=True,
-            help="Role of its replicas: prompts that go on elsewhere, answers, or both.",
+            help="Role of the replicas: only prompts (other replicas answer), only answers, or both.",
         ),
         click.Option(
             ["--peer-address"],
@@ -72,17 +72,17 @@ if TYPE_CHECKING:
 def command(server: str, token: str, replicas: int, role: Role, peer_address: str | None, **own: Any) -> int:
     """Join the server at HOST:PORT (its --listen-engines) with engine processes of this machine.
 
-    Ctrl-C drains them: requests finish or resume elsewhere. A lost connection is opened again, and requests
-    go on at other replicas meanwhile.
+    Ctrl-C drains them: requests finish or resume elsewhere. After a lost connection the machine connects again;
+    requests resume on other replicas meanwhile.
     """
     from weft.fleet.join import join
     from weft.fleet.start_progress import ServiceConsole, StartProgress
     from weft.rpc.link import LinkKeys, read_token, tcp_address
 
     address, secret = tcp_address(server, flag="HOST:PORT"), read_token(token)
-    given = {name: value for name, value in own.items() if value is not None}
+    settings = {name: value for name, value in own.items() if value is not None}
     if role != "both":
-        given["handoffs"] = True
+        settings["handoffs"] = True
     peers = _peer_keys(server, peer_address, secret)
     if peers.port and replicas > 1:
         raise ConfigError(
@@ -92,7 +92,7 @@ def command(server: str, token: str, replicas: int, role: Role, peer_address: st
     return join(
         address,
         LinkKeys.of(secret),
-        given,
+        settings,
         replicas,
         StartProgress(ServiceConsole(soft_wrap=True)),
         role=role,
@@ -101,7 +101,7 @@ def command(server: str, token: str, replicas: int, role: Role, peer_address: st
 
 
 def _peer_keys(server: str, peer_address: str | None, token: str) -> PeerKeys:
-    """Return where the engines of this machine listen for records. Raises ConfigError."""
+    """Return the address where the engines of this machine listen for records, and the token. Raise ConfigError."""
     from weft.rpc.link import own_address
     from weft.rpc.messages import PeerKeys
 

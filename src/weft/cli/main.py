@@ -1,4 +1,4 @@
-"""The ``weft`` command: which verbs there are, and how every failure looks.
+"""The ``weft`` command: the table of verbs, and the form of failures.
 
 `weft --help` must feel instant, so this file imports click and nothing else, and a verb's module is imported
 when that verb runs. Failures end here, in one line on stderr and never in a traceback:
@@ -6,7 +6,7 @@ when that verb runs. Failures end here, in one line on stderr and never in a tra
     UserError, a bad flag     exit code 2     the user can change it
     other WeftError           exit code 1     the engine or the machine failed
     Ctrl-C                    exit code 130
-    anything else             a bug: the traceback is wanted, so it is left alone
+    anything else             a bug: the traceback is printed
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ VERBS: dict[str, tuple[str, str]] = {
 COMMANDS_GROUP = "weft.commands"
 """Entry points of packages that add verbs: each names a table such as VERBS. ``weft_tools`` is one of them."""
 _WIDE = 10_000
-"""Columns off a terminal. Tables take only those that their cells need."""
+"""Columns off a terminal. Tables use only the columns that their cells need."""
 _SCREEN_COLUMNS = 80
-"""Least columns of a screen off a terminal, where COLUMNS says how wide another window is."""
+"""Least columns of a screen off a terminal: COLUMNS may be the width of another window."""
 EXIT_FAILED = 1
 EXIT_USER = 2
 EXIT_INTERRUPTED = 130
 
 
 class CommandGroup(click.Group):
-    """A group of commands. ``table``: name -> (module, sentence) of commands that are imported when they are asked for.
+    """A group of commands. ``table``: name -> (module, sentence) of commands that are imported at their first use.
     ``added``: the entry point group of further tables, read only for other names and for help: the scan of installed
     packages takes longer than ``weft --version``. Help has the complete first sentence of each command, which click's
     own help cuts off."""
@@ -102,7 +102,7 @@ class CommandGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, sentence) for name, (_, sentence) in self._table.items()]
-        rows += [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
+        rows += [(name, command.get_short_help_str(limit=1000)) for name, command in self.commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -153,13 +153,13 @@ def cli(ctx: click.Context, version: bool) -> None:
 
 
 def say_error(message: str) -> None:
-    """Print one line on stderr, whatever the message was wrapped in; the server's start fails in the same words."""
+    """Print a message as one line on stderr; a failed start of the server prints the same line."""
     click.secho("error: ", nl=False, err=True, fg="red", bold=True)
     click.echo(" ".join(message.split()), err=True)
 
 
 def table_of(left: Iterable[str], right: Iterable[str] = (), **settings: Any) -> Table:
-    """Return a table without lines: columns of words, then columns of figures. ``settings``: of rich's."""
+    """Return a table without lines: columns of words, then columns of figures. ``settings``: of rich's ``Table``."""
     from rich.table import Table
 
     table = Table(**{"box": None, "padding": (0, 2, 0, 0), "title_justify": "left", "title_style": "bold", **settings})
@@ -171,7 +171,7 @@ def table_of(left: Iterable[str], right: Iterable[str] = (), **settings: Any) ->
 
 
 def print_table(table: Table) -> None:
-    """Print ``table`` as wide as the terminal; in a pipe or a file as wide as its cells, which are never cut there."""
+    """Print ``table`` as wide as the terminal; in a pipe or a file, as wide as its cells, which are then never cut."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -192,7 +192,7 @@ def screen_console(**settings: Any) -> Console:
 
 @contextmanager
 def progress_bar(what: str, *, as_bytes: bool = False) -> Iterator[Callable[..., None]]:
-    """Show a bar on stderr, only on a terminal. Call the result with the amount done, the total, and words for now."""
+    """Show a bar on stderr, only on a terminal. Call the result with the amount done, the total, and a text."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -234,8 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         say_error(error.message)
         return EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
     except BrokenPipeError:
-        # `weft generate | head`: the reader has enough. Point stdout elsewhere so that the interpreter's own flush at
-        # exit does not complain.
+        # `weft generate | head`: the reader has left. Redirect stdout, so that the interpreter's flush at exit does not
+        # fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0

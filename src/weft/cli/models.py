@@ -1,10 +1,11 @@
 """``weft list``, ``weft pull``, ``weft rm``: the models on this machine's disk.
 
-    pull NAME     hub -> the directory of models, with checksums; goes on where an earlier one ended
-    list          what is there, whole, damaged or half pulled; what the hub's cache has
-    rm NAME       gives the space back; not of a model that a running process has loaded
+    pull NAME     hub -> the directory of models, with checksums; continues an interrupted pull
+    list          models on disk: complete, damaged or half pulled; models in the hub's cache
+    rm NAME       frees the space, unless a running process has loaded the model
 
-Both know the names that users created on this machine's servers (``server.presets``), in the default store.
+``list`` and ``rm`` also know the names that users created on this machine's servers (``server.presets``), in the
+default file.
 
 ``weft doctor`` names the directory, and ``models.local`` reads its contents. The hub's cache is shared with other
 programs, so it is shown and never changed.
@@ -40,14 +41,13 @@ _SAID_EVERY_S = 10.0
     params=[
         click.Argument(["names"], nargs=-1, required=True, metavar="NAME..."),
         click.Option(["--revision"], help="Branch, tag or commit; default: main."),
-        click.Option(["--verify"], is_flag=True, help="Check every file that is here, and fetch wrong ones again."),
+        click.Option(["--verify"], is_flag=True, help="Check every file on disk, and fetch damaged files again."),
     ],
 )
 def pull(names: tuple[str, ...], revision: str | None, verify: bool) -> None:
     """Fetch models from the hub: owner/name, or owner/name:Q4_K_M for one GGUF file of it.
 
-    Files of an earlier pull are kept. A model that changed on the hub is fetched again, its unchanged files
-    are not.
+    Files of an earlier pull are kept. If a model changed on the hub, only the changed files are fetched again.
     """
     from weft.models.local import find
     from weft.models.pulling import mended
@@ -59,7 +59,7 @@ def pull(names: tuple[str, ...], revision: str | None, verify: bool) -> None:
             mended(here)
         with _Shown(name) as shown:
             model, is_new = pull_model(name, revision, on_progress=shown.progress)
-        words = "pulled" if is_new else "is here already, with the hub's commit"
+        words = "pulled" if is_new else "is on disk already, at the hub's commit"
         click.echo(f"{model.name} {words}: {format_bytes(model.held_bytes)} in {model.path}")
 
 
@@ -73,13 +73,13 @@ def pull_missing(name: str, revision: str | None) -> None:
     if Path(name).expanduser().exists() or (here is not None and here.state == "whole"):
         return
     if here is None and any(cached == name for cached, _, _ in cached_by_hub()):
-        return  # the engine's start fetches the files that the cache lacks
+        return  # the engine fetches files that the cache lacks
     with _Shown(name) as shown:
         pull_model(name, revision, on_progress=shown.progress)
 
 
 class _Shown:
-    """The progress of one pull: a bar on a terminal, else a line now and then."""
+    """The progress of one pull: a bar on a terminal, else occasional lines."""
 
     def __init__(self, name: str) -> None:
         self._name, self._said_s = name, time.monotonic()
@@ -129,8 +129,14 @@ def list_models(verify: bool, as_json: bool) -> int:
     ]
     store = _presets()
     rows += [
-        {"name": one.name, "state": "created", "bytes": 0, "path": str(store.path), "note": f"a name for {one.model}"}
-        for one in store.names().values()
+        {
+            "name": preset.name,
+            "state": "created",
+            "bytes": 0,
+            "path": str(store.path),
+            "note": f"a name for {preset.model}",
+        }
+        for preset in store.names().values()
     ]
     if as_json:
         click.echo(json.dumps({"directory": str(model_directory()), "models": rows}, indent=2))
@@ -192,7 +198,7 @@ def _show(rows: list[dict[str, Any]], directory: Path) -> None:
     cls=FlagCommand,
     params=[
         click.Argument(["names"], nargs=-1, required=True, metavar="NAME..."),
-        click.Option(["--force"], is_flag=True, help="Also a model that a running process has loaded."),
+        click.Option(["--force"], is_flag=True, help="Remove even a model that a running process has loaded."),
     ],
 )
 def rm(names: tuple[str, ...], force: bool) -> int:
@@ -227,4 +233,4 @@ def _elsewhere(name: str) -> str:
     return ""
 
 
-globals()["list"] = list_models  # the command's name; in this file ``list`` is Python's
+globals()["list"] = list_models  # the name of the command; in this module ``list`` is Python's

@@ -1,7 +1,7 @@
-"""``weft plan MODEL``: a model's use of a device's memory and the requests that then fit, before anything is bought.
+"""``weft plan MODEL``: a model's use of a device's memory, and the requests that then fit, without the device.
 
-The configuration comes from a directory, the table of public geometries, or the hub, of which only
-config.json is fetched. Exit code 1 when the model does not fit, so that a script can ask.
+The configuration comes from a directory, the table of public geometries, or the hub, of which only config.json is
+fetched. Exit code 1 if the model does not fit, for scripts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = SpelledChoice(get_args(DTypeChoice))
 KV_DTYPE_CHOICE = SpelledChoice(get_args(KvDTypeChoice))
 STATE_DTYPE_CHOICE = SpelledChoice(get_args(StateDTypeChoice))
 QUANTIZE = click.Choice(["none", *FORMS])
-"""Types of the flags that ``weft serve`` has too; fp8 is the form of published checkpoints."""
+"""Values of ``--quantize``, as for ``weft serve``, and fp8, the form of published checkpoints."""
 
 _EMBEDDED = Path(weft.__file__).parent / "embedded"
 
@@ -57,7 +57,7 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
             show_default=True,
             help="Devices that share the model (tensor parallelism).",
         ),
-        click.Option(["--ep"], is_flag=True, help="They divide experts by their number, not by their width."),
+        click.Option(["--ep"], is_flag=True, help="The devices divide experts by number, not by width."),
         click.Option(
             ["--dtype"],
             type=DTYPES,
@@ -97,9 +97,7 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
             help="Tokens of a sequence; may be given several times. Default: 4k, 32k, 128k and the model's longest.",
         ),
         click.Option(
-            ["--lora"],
-            multiple=True,
-            help="Adapter as name=path or path; its factors are counted and leave that much less.",
+            ["--lora"], multiple=True, help="Adapter as name=path or path; the memory of its factors is counted."
         ),
         click.Option(
             ["--store"],
@@ -117,7 +115,7 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
             type=Number(0, 1_000_000_000, above=True),
             help="Tokens of a prompt that are computed in a second, as measured; instead of --device.",
         ),
-        click.Option(["--compare"], is_flag=True, help="The same bytes as other engines would cut them."),
+        click.Option(["--compare"], is_flag=True, help="Compare with the layouts of other engines in the same bytes."),
         click.Option(
             ["--drafts"],
             type=Count(0, VERIFY_TOKENS_MAX),
@@ -179,12 +177,12 @@ def command(
 
     sizes, from_here = _sizes(memory, arena)
     adapters = adapter_bytes(lora)
-    for size in sizes:  # of an arena too: the memory of both is one
+    for size in sizes:  # also for an arena: host and device memory are the same
         sizes[size] = max(sizes[size] - sum(adapters.values()), 1)
     name, config = find_config(model, revision)
     mtp = "mtp" in parse_sources(speculate) and (from_here or speculate != "auto")
     packed = from_here and packs_bfloat16() if twelve_bit is None else twelve_bit
-    asked = PlanOptions(
+    options = PlanOptions(
         **sizes,
         lengths=lengths,
         mtp=mtp,
@@ -192,7 +190,7 @@ def command(
         coded_tiles=packed and (not from_here or keeps_codes()),
         **stored_as(more),
     )
-    plan = make_plan(name, config, asked)
+    plan = make_plan(name, config, options)
     from weft.cli.plan_view import serve_command
 
     is_path = Path(model).expanduser().exists()
@@ -202,7 +200,7 @@ def command(
     if store is not None:
         from weft.cli.plan_store import restore_times
 
-        times = restore_times(plan, make_plan(name, config, replace(asked, tp=1)), store, device, prefill_rate)
+        times = restore_times(plan, make_plan(name, config, replace(options, tp=1)), store, device, prefill_rate)
     if as_json:
         stored = {} if times is None else {"store": times.to_json()}
         data = {**plan_data(plan, compare=compare), **stored, "serve": serve and serve.line}
@@ -229,7 +227,7 @@ def _plan_several(
 
     served = ("dtype", "kv_dtype", "state_dtype", "quantize")
     sizes, from_here = _sizes(memory, None)
-    asked = PlanOptions(
+    options = PlanOptions(
         arena_bytes=AMPLE_BYTES,
         lengths=lengths[-1:],
         twelve_bit=from_here and packs_bfloat16(),
@@ -242,16 +240,15 @@ def _plan_several(
         is_path = Path(text).expanduser().exists()
         named, config = find_config(text if is_path or not sign else model)
         if is_path or ("/" in text and not sign):
-            name = name_of(text)  # as `weft serve` calls it
+            name = name_of(text)  # the name that `weft serve` would use
         elif not sign:
             name = named
         configs.append((name, config))
-    return plan_together(configs, asked, sizes["memory_bytes"], as_json=as_json)
+    return plan_together(configs, options, sizes["memory_bytes"], as_json=as_json)
 
 
 def adapter_bytes(entries: tuple[str, ...]) -> dict[str, int]:
-    """Return the bytes of each adapter's factors, by its name. Raise CheckpointError for a directory without an
-    adapter."""
+    """Return the bytes of each adapter's factors, by name. Raise CheckpointError for a directory without an adapter."""
     if not entries:
         return {}
     from weft.adapters import WEIGHTS_FILE, named_paths, read_adapter
@@ -263,7 +260,7 @@ def adapter_bytes(entries: tuple[str, ...]) -> dict[str, int]:
     for name, path in paths.items():
         directory = resolve_adapter(path)
         read_adapter(name, directory)
-        sizes[name] = sum(one.stored_bytes for one in read_header(directory / WEIGHTS_FILE).values())
+        sizes[name] = sum(tensor.stored_bytes for tensor in read_header(directory / WEIGHTS_FILE).values())
     return sizes
 
 
@@ -287,7 +284,7 @@ def stored_as(flags: Mapping[str, Any]) -> dict[str, Any]:
 def find_config(model: str, revision: str | None = None) -> tuple[str, Mapping[str, Any]]:
     """Return (name to show, parsed config.json) of a directory, a name of the table, or a hub name.
 
-    Raises CheckpointError that says where it looked, and which names of the table are near.
+    Raise CheckpointError that says where it searched and names similar models of the table.
     """
     from weft.planning.geometries import find_geometry, near_names
 
@@ -344,7 +341,7 @@ def _without_missing_tower(directory: Path, config: Mapping[str, Any]) -> Mappin
 
 
 def _with_codes(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``config`` with the codes of the files, if a tool quantised them and they are in the directory."""
+    """Return ``config`` with the codes of quantised files, if they are in the directory."""
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping) or settings.get("quant_method") == "gguf":
         return config
@@ -353,12 +350,12 @@ def _with_codes(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]
     from weft.planning.weights import CODED, coded
 
     whole = read_architecture({key: value for key, value in config.items() if key != "quantization_config"})
-    codes = coded(((one.name, one.dtype, one.shape) for one in all_stored(directory)), whole.layer_count)
+    codes = coded(((tensor.name, tensor.dtype, tensor.shape) for tensor in all_stored(directory)), whole.layer_count)
     return {**config, "quantization_config": {**settings, CODED: codes}}
 
 
 def _embedded(name: str) -> Path | None:
-    """Return where the model of this name is, if it ships with weft."""
+    """Return the directory of the model ``name`` if it ships with weft."""
     folder = _EMBEDDED / name
     return folder if folder.parent == _EMBEDDED and folder.is_dir() else None
 
@@ -366,7 +363,7 @@ def _embedded(name: str) -> Path | None:
 def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]:
     """Return (the requested bytes, as fields of PlanOptions; whether they are this machine's)."""
     if memory is not None and arena is not None:
-        raise ConfigError("--memory and --arena are two ways to say it: give one of them", param="--arena")
+        raise ConfigError("--memory and --arena exclude each other: give one of them", param="--arena")
     if arena is not None:
         return {"arena_bytes": parse_bytes(arena, flag="--arena")}, False
     if memory is not None:

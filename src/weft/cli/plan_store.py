@@ -1,11 +1,11 @@
-"""The part of ``weft plan`` about a store: a prefix restored, against the same prefix computed.
+"""The part of ``weft plan`` about a store: times to restore a prefix and to compute it.
 
     --store 3GB/s           a disk's rate, its latency             restore = latency + bytes / rate
     --device H100 --tp 8    the roofline of ``weft simulate``      compute
     --prefill-rate 450      or tokens a second, as measured        compute = tokens / rate
 
-A prefix is its KV and one state, of all ranks together: the store of a node holds whole records. The price is
-the engine's, which restores where that is faster.
+A prefix is its KV and one state, of all ranks together: the store of a node has whole records. The engine uses the same
+estimate, and restores if that is faster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PrefixTimes:
 
 @dataclass(frozen=True, slots=True)
 class RestoreTimes:
-    """Times of restored and computed prefixes. ``computes``: where the seconds to compute come from, in words."""
+    """Times of restored and computed prefixes. ``computes``: a description of the source of the compute times."""
 
     bytes_s: float
     latency_s: float
@@ -47,7 +47,7 @@ class RestoreTimes:
             "bytes_per_second": self.bytes_s,
             "latency_s": self.latency_s,
             "computes": self.computes,
-            "prefixes": [asdict(one) for one in self.prefixes],
+            "prefixes": [asdict(prefix) for prefix in self.prefixes],
         }
 
 
@@ -87,13 +87,13 @@ def _compute(
 def shown(times: RestoreTimes) -> list[Table | Text]:
     table = table_of((), ["prefix", "in a store", "restored in", "computed in"], padding=(0, 3, 0, 0))
     table.add_column()
-    for one in times.prefixes:
-        faster = "restored" if one.restore_s < one.compute_s else "computed"
+    for prefix in times.prefixes:
+        faster = "restored" if prefix.restore_s < prefix.compute_s else "computed"
         table.add_row(
-            f"{one.tokens:,}",
-            format_bytes(one.bytes),
-            _seconds(one.restore_s),
-            _seconds(one.compute_s),
+            f"{prefix.tokens:,}",
+            format_bytes(prefix.bytes),
+            _seconds(prefix.restore_s),
+            _seconds(prefix.compute_s),
             Text(faster, style="dim"),
         )
     words = (

@@ -1,4 +1,5 @@
-"""``weft plan A B C --memory 24GiB``: the shares of several models of one server, and which model gives way to which.
+"""``weft plan A B C --memory 24GiB``: the shares of several models of one server, and which models are unloaded for
+which.
 
 The shares are those of ``weft serve A B C --memory`` (``planning.together``). ``planning.residency`` says
 which model is unloaded: the models are used one after the other, as listed, each when the one before is idle.
@@ -21,13 +22,13 @@ from weft.units import format_bytes
 
 
 def plan_together(
-    models: Sequence[tuple[str, Mapping[str, Any]]], asked: PlanOptions, budget: int, *, as_json: bool
+    models: Sequence[tuple[str, Mapping[str, Any]]], options: PlanOptions, budget: int, *, as_json: bool
 ) -> int:
     """Print the plan of several models. ``models``: name and config.json. Exit code 0: all fit together; 1: some give
     way to others. Raise ConfigError for a model that does not fit by itself."""
-    needs = [need_of(name, config, asked) for name, config in models]
+    needs = [need_of(name, config, options) for name, config in models]
     if len({need.name for need in needs}) < len(needs):
-        raise ConfigError("two of the models have one name; give one another: NAME=MODEL", param="model")
+        raise ConfigError("two of the models have the same name; give one another name: NAME=MODEL", param="model")
     shares = share_out(needs, budget)
     unloads = first_round(shares, budget)
     if as_json:
@@ -53,21 +54,21 @@ def plan_together(
 
 
 def first_round(shares: Mapping[str, int], budget: int) -> dict[str, list[str]]:
-    """Return by the name of each model the models that are unloaded when it is asked for, after all models before it.
-    The round is gone twice, so the first one meets the last."""
+    """Return for each model the models that are unloaded when a request names it, if requests name the models in order.
+    The round is done twice, so that the first model follows the last."""
     machine = Residency.of(shares, budget, waiting_max=1, keep_alive_s=None)
     unloaded: dict[str, list[str]] = {}
-    for at, name in enumerate([*shares, *shares]):
+    for turn, name in enumerate([*shares, *shares]):
         unloaded[name] = []
-        if machine.enter(name, 1000.0 * at) == "waits":
-            for action in machine.actions(1000.0 * at):
+        if machine.enter(name, 1000.0 * turn) == "waits":
+            for action in machine.actions(1000.0 * turn):
                 if action.verb == "unload":
                     unloaded[name].append(action.name)
                     machine.unloaded(action.name)
             if machine.models[name].state == "absent":
-                machine.actions(1000.0 * at)
-            machine.loaded(name, 1000.0 * at)
-        machine.leave(machine.use(name), 1000.0 * at + 1)
+                machine.actions(1000.0 * turn)
+            machine.loaded(name, 1000.0 * turn)
+        machine.leave(machine.use(name), 1000.0 * turn + 1)
     return unloaded
 
 

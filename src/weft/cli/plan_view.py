@@ -1,8 +1,8 @@
 """The screen of ``weft plan``: a bar of the device's memory, the costs, the sequences that fit, and the comparison.
 
-Every number and bar comes from ``planning``. It must read well at 80 columns without colours: bars differ by their
-fill. The command is planned again on the same bytes, with the arena rounded down to the size that ``--memory`` names.
-If the weights leave too little, int8 and then int4 are tried.
+Every number and bar comes from ``planning``. The screen must be readable at 80 columns without colours, so bars differ
+by their fill. The printed command is planned again with the same bytes, with the arena rounded down to the size in
+``--memory``. If the weights leave too little, int8 and then int4 are tried.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BAR_CELLS_MAX = 60
 PICTURES_MAX = 3
-"""Most lengths that are drawn: the table above has them all."""
+"""Most lengths that are drawn; the table has all of them."""
 FULL, PART = "█", "░"
 _COST_COLUMNS = ("bold", "", "dim")
 
@@ -242,7 +242,8 @@ def _verdict(plan: ModelPlan) -> Text:
 
 
 def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
-    """Return the split, then the command, broken where a shell goes on reading; or why there is none."""
+    """Return the split and the command, with line breaks that a shell accepts; or the reason why there is no
+    command."""
     if serve is None:
         return Text("no `weft serve` line fits in this memory; try --tp", style="dim")
     flags_with_values = re.sub(r"(--\S+) (?!-)", "\\1\N{NO-BREAK SPACE}", serve.line)
@@ -254,8 +255,8 @@ def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
 
 
 def _comparison(plan: ModelPlan) -> Table:
-    """Return a row for each layout and load: the sequences that fit at each length, or, where none does, the memory of
-    one."""
+    """Return a table with a row for each layout and load: the sequences that fit at each length, or the memory of one
+    sequence if none fits."""
     what = "sequences at once" if plan.enough else "memory of one request"
     table = Table(
         box=None,
@@ -276,7 +277,8 @@ def _comparison(plan: ModelPlan) -> Table:
         for row, load in enumerate(loads(plan)):
             each = [replace(load, tokens=fit.tokens) for fit in fits]
             cells = [
-                f"{layout.sequences(one):,}" if plan.enough else format_bytes(layout.request_bytes(one)) for one in each
+                f"{layout.sequences(load_at):,}" if plan.enough else format_bytes(layout.request_bytes(load_at))
+                for load_at in each
             ]
             cost = layout.request_bytes(replace(load, tokens=SHORT_TOKENS))
             first = (layout.name, f"{layout.block_tokens:,}" if layout.block_tokens else "-")
@@ -353,7 +355,7 @@ _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3
 
 
 def _typed(count: int, *, up: bool) -> str:
-    """Return ``count`` written as a flag takes it, in the fewest digits, rounded to where it still holds."""
+    """Return ``count`` as a value of a flag with the fewest digits, rounded up or down."""
     for suffix, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= 10 * scale:
             return f"{ceil_div(count, scale) if up else count // scale}{suffix}"
@@ -367,14 +369,14 @@ _MIB, _KIB = 1 << 20, 1 << 10
 def serve_command(
     model: str | None, revision: str | None, config: Mapping[str, Any], plan: ModelPlan, speculate: str = "auto"
 ) -> ServeCommand | None:
-    """Return the command that serves ``plan``; None where nothing fits. ``model`` is as ``weft serve`` takes it: None
-    is the embedded one."""
-    asked = plan.options
-    forms = [asked.quantize] if asked.quantize is None or asked.quantize in _SERVED_FORMS else []
+    """Return the command that serves ``plan``; None if nothing fits. ``model``: as for ``weft serve``, None for the
+    embedded model."""
+    options = plan.options
+    forms = [options.quantize] if options.quantize is None or options.quantize in _SERVED_FORMS else []
     if not config.get("quantization_config"):
         forms += [form for form in ("int8", "int4") if form not in forms]
     for form in forms:
-        served = _rounded(config, replace(asked, quantize=form))
+        served = _rounded(config, replace(options, quantize=form))
         if served is not None:
             words = [
                 "weft serve",
@@ -383,7 +385,7 @@ def serve_command(
                 *_flags(served),
                 *(["--speculate", shlex.quote(speculate)] if speculate != "auto" else []),
             ]
-            return ServeCommand(" ".join(words), _split(served, asked.memory_bytes))
+            return ServeCommand(" ".join(words), _split(served, options.memory_bytes))
     return None
 
 
@@ -399,34 +401,34 @@ def _split(served: ModelPlan, memory: int | None) -> str:
     )
 
 
-def _rounded(config: Mapping[str, Any], asked: PlanOptions) -> ModelPlan | None:
+def _rounded(config: Mapping[str, Any], options: PlanOptions) -> ModelPlan | None:
     """Return the plan of the arena that ``--memory`` will name, or None where it does not fit."""
-    plan = make_plan("", config, asked)
+    plan = make_plan("", config, options)
     if not plan.enough:
         return None
     size = plan.options.arena_bytes or plan.arena.arena_bytes
     unit = _MIB if size >= 16 * _MIB else _KIB
-    rounded = make_plan("", config, replace(asked, memory_bytes=None, arena_bytes=size // unit * unit))
+    rounded = make_plan("", config, replace(options, memory_bytes=None, arena_bytes=size // unit * unit))
     return rounded if rounded.enough else None
 
 
 def _flags(plan: ModelPlan) -> list[str]:
-    asked = plan.options
-    assert asked.arena_bytes is not None
-    whole_mib = asked.arena_bytes % _MIB == 0
-    memory = f"{asked.arena_bytes // _MIB}MiB" if whole_mib else f"{asked.arena_bytes // _KIB}KiB"
-    kv = next((name for name, dtype in KV_DTYPES.items() if dtype == asked.kv_dtype), None)
+    options = plan.options
+    assert options.arena_bytes is not None
+    whole_mib = options.arena_bytes % _MIB == 0
+    memory = f"{options.arena_bytes // _MIB}MiB" if whole_mib else f"{options.arena_bytes // _KIB}KiB"
+    kv = next((name for name, dtype in KV_DTYPES.items() if dtype == options.kv_dtype), None)
     longest = plan.longest_tokens
-    if asked.lengths:
+    if options.lengths:
         longest = max(fit.tokens for fit in plan.fits if fit.sequences)
-    ranks = [f"--tp {asked.tp}"] if asked.tp > 1 else []
-    ranks += ["--ep"] if asked.ep else []
+    ranks = [f"--tp {options.tp}"] if options.tp > 1 else []
+    ranks += ["--ep"] if options.ep else []
     ranks += ["--device cpu"] if plan.architecture.why_no_gpu else []
     flags = {
-        "--dtype": asked.dtype,
-        "--quantize": asked.quantize,
+        "--dtype": options.dtype,
+        "--quantize": options.quantize,
         "--kv-dtype": kv,
-        "--state-dtype": asked.state_dtype,
+        "--state-dtype": options.state_dtype,
         "--memory": memory,
         "--max-model-len": longest if longest < plan.spec.max_positions else None,
     }

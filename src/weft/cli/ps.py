@@ -2,7 +2,7 @@
 
     state directory --running_servers--> addresses --GET /health, /api/ps--> rows
 
-A server with keys says nothing of its models without one: ``--api-key``.
+A server with keys lists its models only for a key (``--api-key``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def command(url: str | None, api_key: str | None, as_json: bool) -> int:
 
 
 def _rows(process: RunningProcess, api_key: str | None) -> list[dict[str, Any]]:
-    """Return one row for each model in memory; one with the reason where the server names none."""
+    """Return a row for each model in memory, or one row with the reason why there is none."""
     from weft.cli.remote import RemoteModel
 
     head = {"url": process.url, "pid": process.pid or None, "model": process.model or ""}
@@ -74,15 +74,15 @@ def _rows(process: RunningProcess, api_key: str | None) -> list[dict[str, Any]]:
     return [
         {
             **head,
-            "model": one["model"],
-            "size": one["size"],
-            "size_vram": one.get("size_vram", 0),
-            "context_length": one.get("context_length"),
-            "expires_at": one.get("expires_at"),
-            "dtype": one.get("details", {}).get("quantization_level", ""),
-            "of": one.get("details", {}).get("parent_model", ""),
+            "model": model["model"],
+            "size": model["size"],
+            "size_vram": model.get("size_vram", 0),
+            "context_length": model.get("context_length"),
+            "expires_at": model.get("expires_at"),
+            "dtype": model.get("details", {}).get("quantization_level", ""),
+            "of": model.get("details", {}).get("parent_model", ""),
         }
-        for one in models
+        for model in models
     ]
 
 
@@ -98,7 +98,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         if "error" in row:
             table.add_row(*head, "", "", "", "", escape(row["error"]))
             continue
-        weights = f"of {row['of']}" if row["of"] else format_bytes(row["size"])  # a created name has none
+        weights = f"of {row['of']}" if row["of"] else format_bytes(row["size"])  # missing for a created name
         table.add_row(
             *head,
             escape(weights),

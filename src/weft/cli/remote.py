@@ -1,10 +1,10 @@
-"""A client of any OpenAI-compatible server, as small as the terminal needs; and a server of one's own.
+"""A small client of any OpenAI-compatible server, for the terminal, and a temporary server.
 
     with own_server(config, on_wait=...) as url:   # http://127.0.0.1:PORT
 
 The server is ``weft serve`` itself, so chat and eval exercise the code that a user would deploy. It is in a session of
-its own: Ctrl-C in the terminal stops an answer, not the server. Its log is shown only when it fails to start. Stopping
-an answer is always the same act: closing the stream.
+its own: Ctrl-C in the terminal stops an answer, not the server. Its log is shown only if it fails to start. An answer
+is always stopped by closing the stream.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class AnswerDelta:
 
 class RemoteModel:
     """One model on one server. ``url`` may end in /v1 or not, ``host:port`` is http, and ``unix:PATH`` a Unix socket.
-    ``certificate``: the file of the only one that the server may show, under whatever name. Raises ConfigError where
-    nothing answers, or ``url`` is not a URL."""
+    ``certificate``: the file of the only certificate that the server may show, for any host name. Raises ConfigError if
+    nothing answers, and if ``url`` is not a URL."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RemoteModel:
         self.url = _with_scheme(url.strip()).rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         socket_file = socket_path(self.url)
-        # An answer may take as long as it takes; only connecting has a limit.
+        # Only connecting has a time limit; an answer may take any time.
         self._http = httpx.Client(
             base_url=self.url if socket_file is None else "http://localhost",
             headers=headers,
@@ -84,15 +84,14 @@ class RemoteModel:
 
     @property
     def model(self) -> str:
-        """The name to ask for: the one given, or the first that the server lists."""
+        """Name of the model in requests: as given, or the first that the server lists."""
         if self._model is None:
             self._model = self.card()["id"]
         return self._model
 
     def card(self) -> dict[str, Any]:
-        """Return the server's entry of the model, empty where another server lists none under the name.
-
-        Raises ConfigError where nothing answers or no model is listed, UserError for a name that weft does not serve.
+        """Return the server's entry of the model; empty if a server other than weft does not list the name. Raise
+        ConfigError if nothing answers or no model is listed, UserError for a name that a weft server does not have.
         """
         cards: list[dict[str, Any]] = self.get("/v1/models").json()["data"]
         if self._model is None:
@@ -103,7 +102,7 @@ class RemoteModel:
         if listed is not None:
             return listed
         if not any(card.get("owned_by") == "weft" for card in cards):
-            return {}  # some servers take any name, and some of their names are in no list
+            return {}  # other servers may take any name, or names that they do not list
         own: dict[str, Any] = self.get(f"/v1/models/{quote(self._model)}").json()
         return own
 
@@ -112,7 +111,7 @@ class RemoteModel:
         return [card["id"] for card in self.get("/v1/models").json()["data"]]
 
     def choose(self, name: str) -> dict[str, Any]:
-        """Ask for ``name`` from here on, and return its card. Raises as ``card``, and then nothing has changed."""
+        """Use the model ``name`` from now on, and return its card. Raise as ``card``, without any change."""
         before, self._model = self._model, name
         try:
             return self.card()
@@ -121,8 +120,8 @@ class RemoteModel:
             raise
 
     def get(self, path: str, *, timeout_s: float | None = None) -> httpx.Response:
-        """Send a GET request. Raise ConfigError where nothing answers, UserError or WeftError with the server's own
-        sentence."""
+        """Send a GET request. Raise ConfigError where nothing answers, UserError or WeftError with the server's
+        message."""
         return self._request("GET", path, timeout=timeout_s or httpx.USE_CLIENT_DEFAULT)
 
     def post(self, path: str, params: dict[str, str] | None = None) -> httpx.Response:
@@ -144,8 +143,7 @@ class RemoteModel:
     def stream_chat(self, messages: list[dict[str, str]], fields: dict[str, Any]) -> Iterator[AnswerDelta]:
         """Yield pieces of the answer to ``messages`` as they arrive. Closing the iterator cancels the request.
 
-        Raises UserError with the server's own sentence where it refuses, EngineUnavailableError where the
-        stream breaks off.
+        Raise UserError with the server's message if it refuses, EngineUnavailableError if the stream breaks off.
         """
         body = {
             "model": self.model,
@@ -174,13 +172,13 @@ class RemoteModel:
 
 
 def _trust_only(certificate: str) -> ssl.SSLContext:
-    """Return a context that accepts a server with only this certificate. Without the file it accepts those that the
-    system does."""
+    """Return a context that accepts a server with only this certificate. Without the file, the context accepts
+    certificates that the system trusts."""
     context = ssl.create_default_context()
     with suppress(OSError):
         context = ssl.create_default_context(cafile=certificate)
         context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not have signed itself
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate need not be self-signed
     return context
 
 
@@ -200,7 +198,7 @@ def _with_scheme(url: str) -> str:
 
 
 def _in_words(error: Exception) -> str:
-    """Return the error's text without the number of the operating system's error."""
+    """Return the error's text without the error number of the operating system."""
     if isinstance(error, httpx.ConnectTimeout):
         return f"no connection within {CONNECT_TIMEOUT_S:g} s"
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -255,12 +253,12 @@ HOST = "127.0.0.1"
 STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.05
 _ERROR_MARK = "error: "
-"""First words of a command's one line on stderr (``weft.cli.main.say_error``)."""
+"""Beginning of a command's error line on stderr (``weft.cli.main.say_error``)."""
 
 
 @contextmanager
 def own_server(config: EngineConfig, *, on_wait: Callable[[float], None] = lambda seconds: None) -> Iterator[str]:
-    """Serve ``config`` on a free local port; the value is its URL. ``on_wait`` gets the seconds so far.
+    """Serve ``config`` on a free local port, and yield the URL. ``on_wait`` gets the seconds so far.
 
     Raises the error that the server printed (UserError, WeftError) when it does not start.
     """
@@ -275,7 +273,7 @@ def own_server(config: EngineConfig, *, on_wait: Callable[[float], None] = lambd
         "--log-level=warning",
         *arguments_of(config),
     ]
-    # The config is resolved already: variables must not be applied to it a second time.
+    # The config includes the variables already; they must not be applied a second time.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)} | variables_of(config)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         child = subprocess.Popen(
@@ -316,12 +314,12 @@ def _failure(code: int, log: IO[str]) -> WeftError:
 
 
 def stop_process(child: subprocess.Popen[bytes], timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """End ``child`` and its own children: they share a process group with no other process."""
+    """End ``child`` and its children, which have their own process group."""
     if child.poll() is None:
         child.terminate()
     with suppress(subprocess.TimeoutExpired):
         child.wait(timeout_s)
-    with suppress(ProcessLookupError):  # where all of them are gone
+    with suppress(ProcessLookupError):  # all of them are gone
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
@@ -335,8 +333,7 @@ def free_port() -> int:
 
 @contextmanager
 def _ending_by_exception() -> Iterator[None]:
-    """Raise an exception on a closed terminal or a SIGTERM, which unwinds the stack, so that the child is stopped
-    too."""
+    """Raise an exception when the terminal closes or SIGTERM comes, so that unwinding the stack stops the child too."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -350,8 +347,8 @@ def _ending_by_exception() -> Iterator[None]:
 
 
 class Waiting:
-    """A line about a wait. Call it with the seconds so far, or with the present action; ``done`` ends it and may come
-    twice."""
+    """A progress line about a wait. Call it with the seconds so far, or with the present action; ``done`` ends it and
+    may be called twice."""
 
     def __init__(self, what: str, status: Status) -> None:
         self._what = what

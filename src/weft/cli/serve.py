@@ -24,9 +24,9 @@ from weft.server.config import ServerConfig
 def command(models: tuple[str, ...], **values: Any) -> int:
     """Serve one or several models over an OpenAI-compatible HTTP API.
 
-    MODEL is a checkpoint directory, a GGUF file or a hub name, or NAME=MODEL; without one, the embedded model. Sizes
-    are chosen from free memory; a size that does not fit is shrunk, with a note. Several models are loaded when
-    requests name them, and --memory is of all of them together.
+    MODEL is a checkpoint directory, a GGUF file or a hub name, or NAME=MODEL; without it, the embedded model. Sizes are
+    chosen from free memory; a size that does not fit is shrunk, with a note. Several models are loaded when requests
+    name them, and --memory is of all of them together.
     """
     from weft.server.launch import serve
 

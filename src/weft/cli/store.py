@@ -1,12 +1,12 @@
 """``weft store``: the contents of a store, their checksums, and its free space.
 
-    info     by model: snapshots, tokens, bytes      works beside a server
-    verify   every checksum; exit code 1 on damage     works beside a server
+    info     by model: snapshots, tokens, bytes      works while a server runs
+    verify   every checksum; exit code 1 on damage     works while a server runs
     prune    evict down to a size, remove volumes      needs the store for itself
     rm       one model, or all of it                   needs the store for itself
 
-Exit codes: 0, 1 where ``verify`` finds damage, 2 for a user error. ``--json`` prints the values of
-``weft.store`` as they are.
+Exit codes: 0, 1 where ``verify`` finds damage, 2 for a user error. ``--json`` prints the values of ``weft.store``
+unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result
 
 @click.group("store", cls=CommandGroup)
 def command() -> None:
-    """Look into a store of prefixes (`weft serve --store`), check it, and give space back."""
+    """Show and check a store of prefixes (`weft serve --store`), and free its space."""
 
 
 @command.command("info", cls=FlagCommand, params=[_PATH, _KEY_FILE, _JSON])
@@ -127,7 +127,7 @@ def verify(path: Path | Bucket, retire: bool, as_json: bool) -> int:
     ],
 )
 def prune(path: Path | Bucket, size: str | None, as_json: bool) -> int:
-    """Give free space back to the disk, after evicting down to --size."""
+    """Return free space to the disk, after evicting down to --size."""
     from weft.store.pruning import prune as prune_store
 
     size_bytes = None if size is None else parse_bytes(size, flag="--size")
@@ -169,7 +169,7 @@ def remove(path: Path | Bucket, models: tuple[str, ...], everything: bool, as_js
         return _bucket_remove(path, models, as_json)
     facts = survey(path)
     if everything:
-        result = prune_store(path, size_bytes=None, without=[bytes.fromhex(one.namespace) for one in facts.models])
+        result = prune_store(path, size_bytes=None, without=[bytes.fromhex(model.namespace) for model in facts.models])
         shutil.rmtree(path)
     else:
         result = prune_store(
@@ -184,14 +184,14 @@ def remove(path: Path | Bucket, models: tuple[str, ...], everything: bool, as_js
 def _namespaces(place: str, totals: Sequence[ModelTotals], models: tuple[str, ...]) -> Iterator[str]:
     for name in models:
         matches = [
-            one
-            for one in totals
-            if name == one.model or (len(name) >= NAMESPACE_SHOWN and one.namespace.startswith(name))
+            total
+            for total in totals
+            if name == total.model or (len(name) >= NAMESPACE_SHOWN and total.namespace.startswith(name))
         ]
         if not matches:
-            held = ", ".join(sorted({one.model for one in totals})) or "no model"
-            raise UserError(f"--model {name}: the store {place} has {held}", param="--model")
-        yield from (one.namespace for one in matches)
+            known = ", ".join(sorted({total.model for total in totals})) or "no model"
+            raise UserError(f"--model {name}: the store {place} has {known}", param="--model")
+        yield from (total.namespace for total in matches)
 
 
 def _bucket_info(bucket: Bucket, as_json: bool) -> int:
@@ -231,8 +231,8 @@ def _bucket_verify(bucket: Bucket, retire: bool, as_json: bool) -> int:
 def _bucket_remove(bucket: Bucket, models: tuple[str, ...], as_json: bool) -> int:
     from weft.store.survey import remove_from_bucket, survey_bucket
 
-    held = survey_bucket(bucket).models
-    names = list(_namespaces(bucket.location, held, models)) if models else [one.namespace for one in held]
+    totals = survey_bucket(bucket).models
+    names = list(_namespaces(bucket.location, totals, models)) if models else [model.namespace for model in totals]
     with progress_bar("objects") as progress:
         _show_bucket_pruned(remove_from_bucket(bucket, names, progress), as_json)
     return 0
@@ -250,14 +250,14 @@ def _show_bucket_pruned(result: BucketPruned, as_json: bool) -> None:
 
 def _show_models(models: Sequence[ModelTotals], place: str) -> None:
     table = table_of(["model", "namespace"], ["snapshots", "tokens", "bytes", "restores"])
-    for one in models:
+    for total in models:
         table.add_row(
-            one.model,
-            one.namespace[:NAMESPACE_SHOWN],
-            f"{one.snapshots:,}",
-            f"{one.tokens:,}",
-            format_bytes(one.payload_bytes),
-            f"{one.restores:,}",
+            total.model,
+            total.namespace[:NAMESPACE_SHOWN],
+            f"{total.snapshots:,}",
+            f"{total.tokens:,}",
+            format_bytes(total.payload_bytes),
+            f"{total.restores:,}",
         )
     if models:
         print_table(table)

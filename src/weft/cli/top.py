@@ -1,9 +1,9 @@
-"""``weft top``: a running server in the terminal, drawn again every second.
+"""``weft top``: figures of a running server in the terminal, drawn again every second.
 
     /metrics   ---> Reading  (numbers by name and label) --.
-    /v1/cache  ---> what is cached, the biggest prefixes    +--> frame(now, before, ...) --> rich
+    /v1/cache  ---> cached bytes, the biggest prefixes    +--> frame(now, before, ...) --> rich
                                                            -'
-Rates are differences of two readings; the first frame, and the one of ``--once``, has totals only.
+Rates are differences of two readings; the first frame, and the frame of ``--once``, has only totals.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _PREFIXES_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading of the metrics. ``values`` by name, less the prefix; ``by_label`` by name and the one label that is
-    its own. Both are of all engines, combined as ``metric_table`` says; ``engines`` has the values of each one, by its
-    number. With several models it has those of each model, by its name, loaded or not."""
+    """One reading of the metrics. ``values``: by name without the prefix; ``by_label``: by name and the value of the
+    metric's own label. Both cover all engines, combined as the table of metrics says. ``engines``: the values of each
+    engine by number; with several models, the values of each model by name, loaded or not."""
 
     at_s: float
     model: str
@@ -59,7 +59,8 @@ class Reading:
         return "model_loaded" in self.values
 
     def rate(self, name: str, before: Reading | None) -> float | None:
-        """Return the rate per second since ``before``; None without one, or where the server was restarted."""
+        """Return the rate per second since ``before``; None without an earlier reading, or if the server was restarted
+        since."""
         if before is None or self.at_s <= before.at_s:
             return None
         gained = self.values.get(name, 0.0) - before.values.get(name, 0.0)
@@ -67,7 +68,7 @@ class Reading:
 
 
 def read_metrics(text: str, at_s: float) -> Reading:
-    """Parse the metrics of a server. Raise UserError where ``text`` is not the metrics of a weft server."""
+    """Parse the metrics of a server. Raise UserError if ``text`` is not the metrics of a weft server."""
     values: dict[str, float] = {}
     by_label: dict[str, dict[str, float]] = {}
     engines: dict[str, dict[str, float]] = {}
@@ -84,7 +85,7 @@ def read_metrics(text: str, at_s: float) -> Reading:
             continue
         for sample in family.samples:
             name = sample.name.partition(":")[2]
-            if not name:  # of the process, not of weft
+            if not name:  # metrics of the process, not of weft
                 continue
             own = [value for label, value in sample.labels.items() if label not in ("model_name", "engine")]
             model = sample.labels.get("model_name", model)
@@ -112,8 +113,8 @@ def read_metrics(text: str, at_s: float) -> Reading:
 def frame(
     url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any], replicas: Sequence[Mapping[str, Any]] = ()
 ) -> RenderableType:
-    """Return the screen. ``cache`` is the answer of /v1/cache, empty while there is no engine; ``replicas`` the rows of
-    /v1/replicas, while some serve and others do not."""
+    """Return the screen. ``cache``: the answer of /v1/cache, empty while there is no engine; ``replicas``: the rows of
+    /v1/replicas, only while some replica does not serve."""
     up = int(now.values.get("engine_up", 0.0))
     state = (
         _state(now)
@@ -138,7 +139,7 @@ def frame(
 
 
 def _state(now: Reading) -> Text:
-    """Return ``up``, or how it sleeps. The names are those of the gauge ``engine_sleep_state``."""
+    """Return ``up``, or the kind of sleep by the names of the gauge ``engine_sleep_state``."""
     if now.is_several:
         return Text(f"{now.values['model_loaded']:.0f} of {len(now.engines)} loaded", "green")
     states = now.by_label.get("engine_sleep_state", {})
@@ -216,7 +217,7 @@ def _traffic(now: Reading, before: Reading | None) -> RenderableType:
 
 
 def _speculation(now: Reading) -> list[RenderableType]:
-    """Return drafts by source; nothing before the first draft was verified."""
+    """Return lines about drafts by source; none before the first draft was verified."""
     drafted = now.by_label.get("spec_decode_num_draft_tokens_total", {})
     if not any(drafted.values()):
         return []
@@ -257,11 +258,11 @@ def _memory(now: Reading) -> RenderableType:
 
 def _reuse(now: Reading, before: Reading | None) -> RenderableType:
     values = now.values
-    asked, hits = (values.get(f"prefix_cache_{what}_total", 0.0) for what in ("queries", "hits"))
+    queries, hits = (values.get(f"prefix_cache_{what}_total", 0.0) for what in ("queries", "hits"))
     table = _table("prefix cache", "tokens", "of prompts")
 
     def row(words: str, tokens: float) -> None:
-        table.add_row(words, _count(tokens), f"{tokens / asked:.1%}" if asked else "")
+        table.add_row(words, _count(tokens), f"{tokens / queries:.1%}" if queries else "")
 
     row("found", hits)
     for reason, tokens in now.by_label.get("prefix_cache_lost_tokens_total", {}).items():
@@ -276,7 +277,7 @@ def _reuse(now: Reading, before: Reading | None) -> RenderableType:
         f"{int(count):,} {kind}{'' if count == 1 else 's'}"
         for kind, count in now.by_label.get("compaction_moves_total", {}).items()
     )
-    lines = [f"gave way: {gone or 'nothing'}", f"moved to empty frames: {moves or 'nothing'}", *_store(now)]
+    lines = [f"evicted: {gone or 'nothing'}", f"moved to empty frames: {moves or 'nothing'}", *_store(now)]
     return Group(
         table,
         *([Text(f"found since the last frame: {recent:.1%}")] if recent is not None else []),
@@ -285,7 +286,7 @@ def _reuse(now: Reading, before: Reading | None) -> RenderableType:
 
 
 def _store(now: Reading) -> list[str]:
-    """Return the lines about the store; none without one."""
+    """Return the lines about the store; none without a store."""
     values = now.values
     if not values.get("store_capacity_bytes"):
         return []
@@ -306,7 +307,7 @@ def _store(now: Reading) -> list[str]:
 
 
 def _bucket(now: Reading) -> list[str]:
-    """Return the lines about the store's bucket; none before an upload, while it answers."""
+    """Return the lines about the store's bucket; none while it answers and nothing was uploaded."""
     uploads = now.by_label.get("store_uploads_total", {})
     waiting = int(now.values.get("store_uploads_waiting", 0))
     away_s = now.values.get("store_unreachable_seconds_total", 0.0)
@@ -317,12 +318,12 @@ def _bucket(now: Reading) -> list[str]:
 
 
 def _recent_hit_rate(now: Reading, before: Reading | None) -> float | None:
-    asked, hits = (now.rate(f"prefix_cache_{what}_total", before) for what in ("queries", "hits"))
-    return hits / asked if asked and hits is not None else None
+    queries, hits = (now.rate(f"prefix_cache_{what}_total", before) for what in ("queries", "hits"))
+    return hits / queries if queries and hits is not None else None
 
 
 def _caches(cache: Mapping[str, Any]) -> list[RenderableType]:
-    """Return the tables of the caches, with several models each under its name."""
+    """Return the tables of the caches; with several models, each under the model's name."""
     if "models" not in cache:
         return [_prefixes(cache)]
     return [part for name, own in cache["models"].items() for part in (Text(name, "bold"), _prefixes(own))]
@@ -357,7 +358,7 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
 
 
 def _compressed(cache: Mapping[str, Any]) -> str:
-    """Return the words about compressed states and pages; empty where there never were any."""
+    """Return a text about compressed states and pages; empty if there never were any."""
     counts: Mapping[str, int] = cache.get("counts", {})
     compressed = []
     if counts.get("compressed"):
@@ -385,7 +386,7 @@ def _age(seconds: float) -> str:
 
 
 def look(server: RemoteModel) -> tuple[Reading, Mapping[str, Any], Sequence[Mapping[str, Any]]]:
-    """Return the pages that ``frame`` shows. Raises an error if no server answers, or not as a weft server does."""
+    """Return the answers that ``frame`` shows. Raise an error if no server answers, or if it is not a weft server."""
     reading = read_metrics(server.get("/metrics", timeout_s=TIMEOUT_S).text, time.monotonic())
     up = reading.values.get("engine_up", 0.0)
     replicas = server.get("/v1/replicas", timeout_s=TIMEOUT_S).json()["data"] if up < len(reading.engines) else ()

@@ -1,4 +1,4 @@
-"""``weft version``: read from installed metadata, so that nothing heavy is imported to say it."""
+"""``weft version``: versions from installed metadata, without importing the packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.version import weft_version
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package without importing it; None where it is not installed."""
+    """Return the version of an installed package without importing it; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Engine processes of one server: restarted when they die, their requests resumed. See ``fleet``."""
+"""The engine processes of one server: dead processes are restarted, and their requests resume. See ``fleet``."""

@@ -2,9 +2,9 @@
 
     flush_cache, cache_shapes     every engine that serves
     load_adapter, unload_adapter  the same
-    sleep, wake_up                all or none: where one refuses to sleep, the others wake again
+    sleep, wake_up                all or none: if one refuses to sleep, the others wake again
     update_weights, pause         the same
-    pin, unpin                    every engine that serves, and each that starts later (``pinned``)
+    pin, unpin                    every engine that serves, and engines that start later (``pinned``)
     stats                         the last report of each engine, by replica
 
 An engine that restarts gets the weights of the last update before it gets a request, and sleeps while the fleet
@@ -26,7 +26,7 @@ from weft.rpc.messages import PauseMode, SleepMode, SleepOutcome, WeightsOutcome
 
 
 class AllEngines:
-    """The engines of ``replicas``, whichever processes they are at the moment."""
+    """The present engines of ``replicas``."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
@@ -35,9 +35,9 @@ class AllEngines:
         self._update: tuple[str, str] | None = None
         """Directory and version of the weights that replaced those of the start."""
         self._digest = ""
-        """Digest of those weights."""
+        """Digest of the weights of the last update; empty before the first."""
         self.pinned: Callable[[], Awaitable[Sequence[NamedPrefix]]] = _nothing_pinned
-        """Returns the prefixes that an engine pins when it starts."""
+        """Function that returns the prefixes that an engine pins when it starts."""
 
     def stats(self) -> list[tuple[int, EngineStats]]:
         """Return the number of each replica and the last report of its engine, if it has sent one."""
@@ -46,27 +46,27 @@ class AllEngines:
         ]
 
     async def flush_cache(self, *, store: bool = True) -> None:
-        """Drop the cached prefixes of the engines, and with ``store`` the stored ones; return when all engines have.
-        Raise EngineUnavailableError."""
+        """Drop the cached prefixes of the engines, and with ``store`` the stored ones too; return when all engines are
+        done. Raise EngineUnavailableError."""
         await asyncio.gather(*(engine.flush_cache(store=store) for engine in self._serving()))
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Return when all engines have ``adapter`` in memory, or had it. Raise the first refusal, or
+        """Load ``adapter`` in all engines; return when each of them has loaded it. Raise the first refusal, or
         EngineUnavailableError."""
         await asyncio.gather(*(engine.load_adapter(adapter) for engine in self._serving()))
 
     async def unload_adapter(self, digest: str) -> None:
-        """Drop the adapter: engines in which no request runs with it drop it now, others when they need the memory."""
+        """Drop the adapter. An engine in which a request still uses the adapter drops it when the memory is needed."""
         await asyncio.gather(*(engine.unload_adapter(digest) for engine in self._serving()))
 
     async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> dict[str, list[PinState]]:
-        """Return the state of each prefix in each engine, by name. Raises EngineUnavailableError."""
+        """Pin prefixes, and return each prefix's states in the engines, by name. Raise EngineUnavailableError."""
         answers = await asyncio.gather(*(engine.pin(named, waits=waits) for engine in self._serving()))
         states = [state for answer in answers for state in answer]
-        return {one.name: [state for state in states if state.name == one.name] for one in named}
+        return {prefix.name: [state for state in states if state.name == prefix.name] for prefix in named}
 
     async def unpin(self, names: Sequence[str]) -> None:
-        """Raises EngineUnavailableError."""
+        """Forget the names of prefixes. Raise EngineUnavailableError."""
         await asyncio.gather(*(engine.unpin(names) for engine in self._serving()))
 
     async def cache_shapes(self) -> list[tuple[int, CacheShape]]:
@@ -77,13 +77,13 @@ class AllEngines:
 
     @property
     def sleep_state(self) -> SleepState:
-        """The state of sleep by the engines' last reports: asleep as long as one engine is."""
+        """State of sleep from the engines' last reports: asleep as long as one engine is asleep."""
         states = [stats.sleep for _, stats in self.stats()]
         return max(states, key=lambda state: (state.level, len(state.missing)), default=AWAKE)
 
     async def sleep(self, level: int, mode: SleepMode | None, timeout_s: float) -> SleepOutcome:
         """Put all engines to sleep, and return when they sleep. Raise the first refusal (the status of a BusyError is
-        409), or EngineUnavailableError; the engines are then as before."""
+        409), or EngineUnavailableError; engines that slept then wake again."""
         engines = self._serving()
         asleep_before = [engine for engine in engines if engine.sleep_state.level]
         outcomes = await asyncio.gather(
@@ -105,7 +105,7 @@ class AllEngines:
         flushed = [outcome.flushed for outcome in slept if outcome.flushed is not None]
         return SleepOutcome(
             state=_deepest(slept),
-            flushed=Flushed(sum(one.bytes for one in flushed), sum(one.tokens for one in flushed)),
+            flushed=Flushed(sum(flush.bytes for flush in flushed), sum(flush.tokens for flush in flushed)),
         )
 
     async def wake_up(self, tags: list[Part] | None) -> SleepOutcome:
@@ -119,8 +119,10 @@ class AllEngines:
 
     @property
     def weights(self) -> WeightsState:
-        """The weights by the engines' last reports: the oldest that one of them has."""
-        return min((stats.weights for _, stats in self.stats()), key=lambda one: one.updates, default=WeightsState())
+        """Weights from the engines' last reports: the oldest, if they differ."""
+        return min(
+            (stats.weights for _, stats in self.stats()), key=lambda state: state.updates, default=WeightsState()
+        )
 
     @property
     def is_paused(self) -> bool:
@@ -212,7 +214,9 @@ def _sum_of(outcomes: Sequence[WeightsOutcome]) -> WeightsOutcome:
     return WeightsOutcome(
         weights=outcomes[0].weights,
         paused=outcomes[0].paused,
-        flushed=Flushed(sum(one.bytes for one in flushed), sum(one.tokens for one in flushed)) if flushed else None,
+        flushed=Flushed(sum(flush.bytes for flush in flushed), sum(flush.tokens for flush in flushed))
+        if flushed
+        else None,
     )
 
 

@@ -1,13 +1,13 @@
-"""All engines of one server: requests are placed on replicas, and outlive the engines that compute them.
+"""The engines of one server. Requests are placed on replicas, and outlive the engines that compute them.
 
     Fleet ----- replicas      start, watch, replace engine processes (``replica``)
           |---- joined        replicas on other machines (``joined``)
           |---- requests      hold, place, resume (``placement``, ``live_request``)
-          '---- engines       questions to all of them: cache, sleep, counters (``all_engines``)
+          '---- engines       questions to all engines: cache, sleep, counters (``all_engines``)
 
-The fleet serves once each replica of this machine has been ready; without any, once a joined one is. It dies
-when its last replica is dead, or when one of this machine cannot start for the first time. A fleet that
-others can join never dies of a lack of replicas.
+The fleet serves once each replica of this machine has been ready; if this machine has none, once a joined replica is
+ready. It dies when its last replica is dead, or when the first start of a replica of this machine fails. A fleet that
+other machines can join does not die for lack of replicas.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _STATE_WORDS = {"dead": "dead, as its restarts are used up", "away": "away"}
 class Fleet:
     """The engines of one server. ``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets
     the lines of the first start. ``place``: the part of the machine that its replicas divide. ``listen``: where
-    machines join, and with which keys. ``roles``: of the replicas of this machine; none: all do both, and no prompt is
-    split. ``peers``: how engines elsewhere send to these. ``kv_events``: where those of this machine publish KV events,
-    each at ports of its own. Raises ConfigError where the machine cannot be divided (``places``)."""
+    machines join, and with which keys. ``roles``: of the replicas of this machine; empty: all do both, and no prompt is
+    split. ``peers``: how other engines send to these engines. ``kv_events``: where the engines of this machine publish
+    KV events, each at its own ports. Raises ConfigError if the machine cannot be divided (``places``)."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class Fleet:
             ]
         self._restarts = restarts
         self._identity: dict[str, str] = {}
-        """Identity of the replica that was ready last, for those that join."""
+        """Identity of the replica that was ready last, with which joining replicas are compared."""
         self._on_progress = on_progress
         self.router: Router = router or LeastLoaded()
         self.replicas = [self._new_replica(number) for number in range(replicas)]
         self._own_count = replicas
         self._routed: set[int] = set()
-        """Replicas that the router counts on."""
+        """Replicas that the router knows."""
         self.joined = None if listen is None else _joined(self, *listen)
         self.engines = AllEngines(self.replicas)
         self.requests = Placement(config, self.replicas, self.router)
@@ -106,8 +106,8 @@ class Fleet:
     # ------------------------------------------------------------------ the engines
 
     async def start(self) -> None:
-        """Start the processes: all at once (``places.start_at_once``), or each one when the one before it is ready.
-        ``ready`` waits for all. Raise ConfigError where other machines cannot join at the address for them."""
+        """Start the processes: all at once (``places.start_at_once``), or one after the other. ``ready`` waits for all.
+        Raise ConfigError if the address for joining machines cannot be used."""
         if self.joined is not None:
             self.joined.open()
         if self.replicas:
@@ -117,8 +117,8 @@ class Fleet:
             self._on_progress("waiting for `weft join` of other machines")
 
     async def ready(self) -> ModelInfo:
-        """Wait until the first start is over. Raise the error of an engine that cannot start (a UserError where the
-        user can help it)."""
+        """Wait until the first start is over. Raise the error of an engine that cannot start (a UserError if the user
+        can correct the cause)."""
         await self._opened.wait()
         if self.death is not None:
             raise self.death
@@ -139,34 +139,34 @@ class Fleet:
         await asyncio.gather(*(replica.stop(reason) for replica in self.replicas))
 
     def queue_lengths(self) -> tuple[int, int]:
-        """Return the number of sequences that run, and of those that wait; held ones wait."""
+        """Return the numbers of running and of waiting sequences; held sequences count as waiting."""
         stats = [stats for _, stats in self.engines.stats()]
-        waiting = sum(one.waiting for one in stats) + self.requests.held_count
-        return sum(one.running for one in stats), waiting
+        waiting = sum(engine_stats.waiting for engine_stats in stats) + self.requests.held_count
+        return sum(engine_stats.running for engine_stats in stats), waiting
 
     @property
     def weight_version(self) -> str:
-        """The name that the last update gave the weights; empty for those of the start."""
+        """Name that the last update gave the weights; empty for the weights of the start."""
         return self.engines.weights.version
 
     @property
     def weights_digest(self) -> str | None:
-        """Digest of the weights of the last update; empty for those of the start, None where it is not known."""
+        """Digest of the weights of the last update; empty for the weights of the start, None if unknown."""
         return self.engines.weights.digest
 
     @property
     def has_several(self) -> bool:
-        """Whether the fleet is for more engines than one, however many serve at the moment."""
+        """Whether the fleet may have several engines, however many serve at the moment."""
         return self._own_count > 1 or self.joined is not None
 
     @property
     def stalled(self) -> bool:
-        """Whether the fleet died of a stall."""
+        """Whether a stall ended the fleet."""
         return self.death is not None and any(replica.ending == "stalled" for replica in self.replicas)
 
     @property
     def degraded_reason(self) -> str | None:
-        """Which engines do not serve, and why; None when all do."""
+        """Engines that do not serve, with the reasons, as a text; None if all serve."""
         if all(replica.state == "left" for replica in self.replicas):
             return "no machine has joined; requests wait for one"
         missing = [
@@ -197,10 +197,10 @@ class Fleet:
     # ------------------------------------------------------------------ out of service, and back
 
     async def drain(self, number: int, *, timeout_s: float, restart: bool) -> None:
-        """Drain a replica: it gets no further requests. Those in flight get ``timeout_s``; the rest resumes elsewhere,
-        or here after the restart. Returns when the process has ended, or when its successor is ready. The last replica
-        that serves is drained for a restart only. Raises UnknownReplicaError; BusyError for a replica that does not
-        serve; EngineUnavailableError where the new process does not start."""
+        """Drain a replica: it gets no further requests. Requests in flight get ``timeout_s`` to finish; the rest
+        resumes elsewhere, or here after the restart. Return when the process has ended, or when its successor is ready.
+        The last serving replica can be drained only for a restart. Raise UnknownReplicaError; BusyError for a replica
+        that does not serve; EngineUnavailableError if the new process does not start."""
         replica = self.find_replica(number)
         if replica.state == "dead" and restart:
             return await self.revive(number)
@@ -214,15 +214,15 @@ class Fleet:
                 f"(weft drain {number} --restart), or stop the server",
                 code="last_replica",
             )
-        if not await self.drain_for_good(replica, timeout_s):  # it died meanwhile, and restarts by itself
+        if not await self.drain_for_good(replica, timeout_s):  # died meanwhile; restarts by itself
             replica.draining = False
             raise BusyError(f"replica {number} died while it was drained: {replica.reason}", code="not_ready")
         if restart:
             await self.revive(number)
 
     async def drain_for_good(self, replica: Replica, timeout_s: float) -> bool:
-        """Drain a replica without a restart, the last one too: its requests wait for the next one. Return False for a
-        process that died before."""
+        """Drain a replica without a restart, even the last one, whose requests then wait for the next replica. Return
+        False if the process died first."""
         replica.draining = True
         end_s = time.monotonic() + timeout_s
         while replica.state == "ready" and self.requests.count_on(replica.number) and time.monotonic() < end_s:
@@ -311,7 +311,8 @@ class Fleet:
             self._on_progress(self.progress)
 
     async def _prepare(self, engine: EngineClient, host: str) -> None:
-        """Prepare a new process before it counts as ready. Raise ConfigError for a joined one that differs."""
+        """Prepare a new process before it counts as ready. Raise ConfigError for a joined engine with another
+        identity."""
         await self.engines.follow(engine)
         if host or (self._roles and self._identity):
             from weft.fleet.joined import check_identity, identity_with
@@ -335,7 +336,7 @@ class Fleet:
         self.requests.dispatch()
 
     def _say_partner(self, replica: Replica) -> None:
-        """Log a replica whose role has no partner, once all of this machine serve."""
+        """Log a replica whose role has no partner, once all replicas of this machine serve."""
         ready = [other for other in self.replicas if other.ready]
         missing = partner_missing([other.role for other in ready])
         has_begun = all(other.ready for other in self.replicas[: self._own_count])
@@ -348,7 +349,7 @@ class Fleet:
             )
 
     def _on_lost(self, replica: Replica) -> None:
-        """Hold the requests of a replica whose engine has ended, or that is dead, for another one."""
+        """Hold the requests of a replica that is dead, or whose engine has ended, for another replica."""
         if replica.number in self._routed:
             self._routed.remove(replica.number)
             self.router.left(replica.number)
@@ -372,14 +373,14 @@ class Fleet:
 
 
 def _joined(fleet: Fleet, address: str, keys: LinkKeys) -> JoinedReplicas:
-    from weft.fleet.joined import JoinedReplicas  # a server without --listen-engines needs none of it
+    from weft.fleet.joined import JoinedReplicas  # only a server with --listen-engines needs this import
 
     return JoinedReplicas(fleet, address, keys)
 
 
 def _alike(config: EngineConfig, shares: Sequence[HostShare]) -> EngineConfig:
-    """Return ``config`` with handoffs, and with the same number of threads for each replica: another number of threads
-    gives records with other bits."""
+    """Return ``config`` with handoffs, and with the same number of threads for each replica: with another number of
+    threads, records have other bits."""
     cores = {len(share.cores) for share in shares}
     if config.threads is None and len(cores) > 1:
         config = dataclasses.replace(config, threads=max(1, min(cores)))
@@ -387,7 +388,7 @@ def _alike(config: EngineConfig, shares: Sequence[HostShare]) -> EngineConfig:
 
 
 def _recording(record: RecordingTarget | None, replica: int, start: int) -> RecordingTarget | None:
-    """Return the recording file of one engine process; the first has the name that was asked for."""
+    """Return the recording file of one engine process; the first process uses the name in the flag."""
     if record is None or not (replica or start):
         return record
     file = Path(record.file)

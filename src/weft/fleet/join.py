@@ -1,15 +1,15 @@
-"""``weft join``: engine processes of this machine for a server elsewhere. An agent for each replica.
+"""``weft join``: engine processes of this machine for a server on another machine, with an agent for each replica.
 
     connect --> start the engine, or reset a running one --> relay --> lost --> connect again
                                                               |
                                       first Ctrl-C: the server drains the replica and dismisses the agent
                                       second: the engine is ended at once
 
-The agent relays commands and reports without reading them. The engine outlives connections: its requests are cancelled
-(they go on elsewhere), its cache stays, and it serves again. Reports from before the reset are dropped here. The server
-decides the model and its configuration; fields that belong to a machine may be given to `weft join`. The engines of one
-machine start one after the other, as each chooses its memory from the rest that the others left. Exit codes: 0 drained;
-2 refused (token, version, weights); 130 after the second Ctrl-C.
+The agent relays commands and reports without reading them. The engine outlives connections: after a loss the requests
+are cancelled (other replicas resume them), the cache stays, and the engine serves again. The agent drops reports from
+before the reset. The server decides the model and its configuration; `weft join` takes the fields that depend on the
+machine. The engines of one machine start one after the other, as each chooses its memory from the free rest. Exit
+codes: 0 drained; 2 refused (token, version, weights); 130 after the second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from weft.version import weft_version
 
 EXIT_DRAINED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 2, 130
 REFUSALS_MAX = 3
-"""Refusals in a row that end an agent. One failed handshake may come from a server that ends in that moment."""
+"""Refusals in a row that end an agent. A single failed handshake may come from a server that is just ending."""
 RESET_S = 10.0
 _AGAIN_S = 1.0
 _NO_QUESTION = -1
@@ -69,8 +69,8 @@ def join(
     peers: PeerKeys | None = None,
 ) -> int:
     """Serve until dismissed or interrupted; return the exit code. ``own``: fields of EngineConfig that hold on this
-    machine instead of the server's. ``role``: of its replicas; ``peers``: how other engines send to them. Call it from
-    the main thread."""
+    machine instead of the server's. ``role``: of the replicas; ``peers``: how other engines send to the replicas. Call
+    it from the main thread."""
     with asyncio.Runner() as runner:
         return runner.run(Joining(address, keys, own, replicas, progress, started_by, role, peers).run())
 
@@ -90,7 +90,7 @@ class Joining:
         peers: PeerKeys | None = None,
     ) -> None:
         self._context = zmq.Context()
-        divide_machine(EngineConfig(device=own.get("device", "auto")), replicas)  # refuses at once
+        divide_machine(EngineConfig(device=own.get("device", "auto")), replicas)  # raises before anything starts
         self._agents = [
             Agent(self._context, address, keys, own, (number, replicas), progress, started_by, role, peers)
             for number in range(replicas)
@@ -135,12 +135,12 @@ class Joining:
 
 
 class EngineEndedError(WeftError):
-    """The engine process of an agent ended, and its connection with it."""
+    """The engine process of an agent ended, and with it the connection."""
 
 
 class Agent:
-    """One replica of this machine. ``place``: its number, and how many divide the machine. ``ready`` is set once its
-    engine serves."""
+    """One replica of this machine. ``place``: number of the replica, and number of replicas on the machine. ``ready``
+    is set once the engine serves."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class Agent:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), pause_s)
             if self._leaving.is_set():
-                return EXIT_DRAINED  # its requests go on elsewhere already
+                return EXIT_DRAINED  # other replicas have resumed the requests
 
     async def _serve(self, uplink: Uplink) -> None:
         """Serve over one connection. Raise the reason for its end."""
@@ -301,8 +301,8 @@ class Agent:
 
 
 class LocalEngine:
-    """The engine process of an agent, plugged into one connection at a time. A process that does not answer a
-    reset within RESET_S is ended, and the agent starts another."""
+    """The engine process of an agent, attached to one connection at a time. A process that does not answer a reset
+    within RESET_S is ended, and the agent starts another."""
 
     def __init__(self, order: StartEngine, progress: StartProgress, on_ready: Callable[[], None]) -> None:
         self.order = order
@@ -323,7 +323,7 @@ class LocalEngine:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._wait())]
 
     def plug(self, relay: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
-        """Give the reports to one connection from now on."""
+        """Give the reports to this connection from now on."""
         self._reset, self._relay, self._on_end = None, relay, on_end
 
     def unplug(self) -> None:
@@ -334,8 +334,8 @@ class LocalEngine:
             await self._link.send_raw(command)
 
     async def reset(self) -> Ready | None:
-        """Reset the process; return its facts if it lives, serves, and has dropped its requests. Its reports are
-        dropped until it is plugged in."""
+        """Reset the process. Return the model's facts if the process serves and has dropped all requests. Reports are
+        dropped until the next ``plug``."""
         self.unplug()
         if self._info is None or not self._link.running:
             return None
@@ -363,7 +363,7 @@ class LocalEngine:
             if self._reset is not None:
                 self._look_for_reset(_reports.decode(raw))
             elif self._relay is not None:
-                with contextlib.suppress(LinkLostError):  # its connection is about to say so
+                with contextlib.suppress(LinkLostError):  # the end of the connection is about to be noticed
                     self._relay(raw)
 
     def _look(self, report: Report) -> None:
@@ -379,7 +379,7 @@ class LocalEngine:
             return
         if any(reply.number == _NO_QUESTION for reply in report.replies):
             assert self._info is not None
-            assert report.stats is not None  # they travel with replies
+            assert report.stats is not None  # weights are reported with replies
             self._reset.set_result(Ready(self._info, report.stats))
 
     async def _wait(self) -> None:

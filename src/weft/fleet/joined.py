@@ -1,13 +1,13 @@
-"""Replicas on other machines: they come with an agent, pass a check, and go with it.
+"""Replicas on other machines: each comes with an agent, is checked, and leaves with the agent.
 
     Hello of a new agent --> a number, a Replica --> its engine starts --> same identity? --> takes requests
                                                                              no: refused, on both sides
     Leaving              --> drain --> dismissed, the number is free
     vanished             --> requests resume elsewhere; the replica waits AWAY_MAX_S for its machine
 
-A request may begin on one replica and go on at another, so all must give the same tokens. ``ModelInfo.identity`` has
-the settings that decide them: digests of weights, configuration and tokenizer, dtypes, the longest context, and weft's
-version. Kernels may differ: their logits differ in the last bits.
+A request may begin on one replica and continue on another, so all replicas must generate the same tokens.
+``ModelInfo.identity`` has the settings that determine the tokens: digests of weights, configuration and tokenizer,
+dtypes, the longest context, and weft's version. Kernels may differ: their logits differ in the last bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger("weft.server")
 
 
 class Hosting(Protocol):
-    """The parts of their fleet that joined replicas use."""
+    """Interface to the parts of a fleet that joined replicas use."""
 
     @property
     def replicas(self) -> list[Replica]: ...
@@ -62,7 +62,7 @@ class JoinedReplicas:
         self._spawn(self._forget_absent())
 
     async def close(self, reason: str) -> None:
-        """Close the connections. Agents wait for the next server, with their engines."""
+        """Close the connections. Agents keep their engines, and wait for the next server."""
         for task in self._tasks:
             task.cancel()
         await self._listener.close(reason)
@@ -89,7 +89,7 @@ class JoinedReplicas:
                 f" ({hello.started_by})" if hello.started_by else "",
             )
         elif hello.attempt <= machine.attempt:
-            return None  # a late one
+            return None  # an old connection
         else:
             machine.connect(connection)
         machine.attempt = hello.attempt
@@ -127,7 +127,7 @@ class JoinedReplicas:
 
 
 def identity_with(identity: Mapping[str, str], weights: WeightsState) -> Mapping[str, str]:
-    """Return ``identity`` as it is with ``weights``, which may have replaced those of the start."""
+    """Return ``identity`` with the digest of ``weights``, which may have replaced the weights of the start."""
     if not weights.updates or "weights" not in identity:
         return identity
     others = {name: value for name, value in identity.items() if name != "records"}
@@ -140,7 +140,7 @@ def check_identity(engine: EngineClient, others: Mapping[str, str], host: str) -
     own = identity_with(engine.info.identity, engine.weights)
     names = [name for name in sorted(own.keys() & others.keys()) if own[name] != others[name]]
     if names:
-        # The digest of records covers the other fields, so it differs with them and adds nothing.
+        # The digest of records covers the other fields, so a difference there says nothing more.
         differing = [
             f"{name} is {own[name]} there and {others[name]} here"
             for name in names

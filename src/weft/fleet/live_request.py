@@ -1,24 +1,24 @@
-"""One request from its arrival to its last event: the tokens of its answers, and the deaths it may cause.
+"""One request from arrival to last event: the tokens of its answers, and deaths of engines that it may cause.
 
     event --take--> the event as the client gets it --> RequestStream --events, rest--> its handler
     resumable()     the request with the tokens so far     -> the next engine
     lost()          its engine ended                       -> a strike, or none
 
-A token is a function of logits, seed and position, so an engine that gets ``resumable()`` generates the tokens that the
-first one would have. A client notices a resume only by its pause.
+A token is a function of logits, seed and position, so an engine that gets ``resumable()`` generates the same tokens as
+the first one would have. A client notices a resume only as a pause.
 
-**Strikes.** A request may be the cause that its engines die. A death counts against each request that has had no token
-from that engine; a token clears it. A request with a strike resumes on an engine without other requests, so the second
-strike falls on one request, and STRIKES_MAX of them end it. An engine says which requests it has taken up before it
-computes them: a death before that counts half.
+**Strikes.** A request may crash its engines. A death is a strike against each request without a token from that engine;
+a token clears the strikes. A request with a strike resumes on an engine without other requests, so a second strike
+identifies the request, and STRIKES_MAX strikes end it. An engine reports which requests it is about to compute: a death
+before that report counts half.
 
-**Handoffs.** An engine may get only the prompt: its request asks for one token, and its records go to another engine.
-The end of an answer after that token is not an end for the client; the request then moves on, as after a death.
+**Handoffs.** An engine may compute only the prompt: it generates one token, and sends the records to another engine.
+The end of the answer after that token is hidden from the client; the request then moves on, as after a death.
 
-**Slow clients.** An engine never waits for a client (law L11), so the tokens of one that reads slowly wait in its
-``RequestStream``. A stream counts their bytes while more than EVENTS_MAX events wait; where all streams of a process
-exceed a limit, the one that holds the most ends with an error. A client that keeps up is never counted. A complete
-answer has a bound of its own, which is checked before its request starts (``limits.max_answer_logprobs``).
+**Slow clients.** An engine never waits for a client (law L11), so tokens for a slow client wait in its
+``RequestStream``. A stream counts the bytes of waiting events while there are more than EVENTS_MAX; if all streams of a
+process exceed a limit, the largest ends with an error. A client that keeps up is never counted. Complete answers have
+another bound, which is checked before the request starts (``limits.max_answer_logprobs``).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from weft.router.protocol import RoutedRequest
 STRIKES_MAX = 2.0
 HALF_STRIKE = 0.5
 EVENTS_MAX = 64
-"""Most events that ``events`` returns at once: bounds the bytes that one piece of an answer brings to a connection."""
+"""Most events that ``events`` returns at once: bounds the bytes of one piece of an answer."""
 _EVENT_BYTES, _TOKEN_BYTES, _LOGPROBS_BYTES, _ALTERNATIVE_BYTES = 250, 40, 150, 120
 """Bytes of a decoded event and its parts in CPython, rounded up."""
 
 
 @dataclass(slots=True)
 class AnswerSoFar:
-    """One answer that has not ended. ``first``: its first event, whose facts the client has. The counts are
-    those of engines that have ended; ``last`` has those of the present one."""
+    """One answer that has not ended. ``first``: the first event, whose facts the client has. The counts are from
+    engines that have ended; ``last`` has the counts of the present engine."""
 
     tokens: list[int] = field(default_factory=list)
     first: TokenEvent | None = None
@@ -57,7 +57,7 @@ class AnswerSoFar:
 
     def corrected(self, event: TokenEvent) -> TokenEvent:
         """Return ``event`` of an engine that resumed the answer, with the counts that the first engine would have
-        given."""
+        reported."""
         first = self.first
         facts = {} if first is None else {"cached_tokens": first.cached_tokens, "queued_s": None, "lost": None}
         return msgspec.structs.replace(
@@ -75,8 +75,8 @@ class AnswerSoFar:
 
 
 class LiveRequest:
-    """A request of a fleet. ``number``: the order of arrival. ``replica``: where it is computed, None while it is
-    held."""
+    """A request of a fleet. ``number``: the order of arrival. ``replica``: the replica that computes it; None while it
+    is held."""
 
     def __init__(self, request: Request, number: int) -> None:
         assert request.sampling.seed is not None, "without its seed, a request cannot be resumed"
@@ -84,28 +84,28 @@ class LiveRequest:
         self.number = number
         self.replica: int | None = None
         self.accepted = False
-        """Whether an engine has accepted it, so that no bound of a queue refuses it any more."""
+        """Whether an engine has accepted it. An accepted request is never refused for a full queue."""
         self.full_replicas: set[int] = set()
         """Replicas that refused the request for a full queue, before an engine accepted it."""
         self.begun = False
-        """Whether the present engine has said that it took the request up."""
+        """Whether the present engine has reported that it is about to compute the request."""
         self.strikes = 0.0
         self.resumes = 0
         self._answers = {index: AnswerSoFar() for index in range(request.sampling.n)}
         self.load = 0, 0
-        """Sequences and tokens, of prompts and answers, that it brought to its replica."""
+        """Sequences and tokens (prompts and answers) that the request brought to its replica."""
         self._deaths = 0
         """Deaths of its engines since its last token."""
         self._has_moved = False
         self.admitted = False
-        """Whether its first event on this replica has come."""
+        """Whether the first event from this replica has come."""
         self._fleet_boundaries: tuple[int, ...] = ()
         self.handoff: Handoff | None = None
-        """Set while its engine computes only the prompt."""
+        """Set while the engine computes only the prompt."""
         self.decode: int | None = None
-        """The replica that goes on after the handoff."""
+        """The replica that continues after the handoff."""
         self.handoff_end: str | None = None
-        """Outcome of the transfer of its records: empty for well, None while it has not ended."""
+        """Error of the transfer of the records; empty for success, None while it is under way."""
         self._handed: set[int] = set()
         """Answers whose first token has come from the engine that computes the prompt."""
 
@@ -125,7 +125,7 @@ class LiveRequest:
 
     @property
     def may_split(self) -> bool:
-        """Whether one engine may compute the prompt and another one go on."""
+        """Whether one engine may compute the prompt and another the answer."""
         request = self.request
         return (
             request.pooling is None
@@ -136,13 +136,14 @@ class LiveRequest:
 
     @property
     def is_handed(self) -> bool:
-        """Whether its prompt is computed, every answer has a token, and the transfer of the records has ended."""
+        """Whether the prompt is computed, every answer has a token, and the transfer of the records has ended."""
         return self.handoff is not None and self.handoff_end is not None and self._handed >= set(self._answers)
 
     # ------------------------------------------------------------------ events
 
     def take(self, event: TokenEvent) -> TokenEvent | None:
-        """Return the event for the client. None for the end of an answer whose engine fails: it will be resumed."""
+        """Return the event for the client. None for the end of an answer whose engine fails: another engine will resume
+        it."""
         if event.finish_reason == "error" and not event.own_fault:
             return None
         self.accepted = True
@@ -179,7 +180,7 @@ class LiveRequest:
         longest = max((answer.tokens for answer in self._answers.values()), key=len, default=[])
         keys = request.prompt_tokens
         if request.pictures:
-            from weft.pictures import request_keys  # with numpy, which text never needs
+            from weft.pictures import request_keys  # imports numpy, which text does not need
 
             keys = request_keys(request)
         tokens = [*keys, *longest] if longest else keys
@@ -194,7 +195,7 @@ class LiveRequest:
         )
 
     def resumable(self) -> Request:
-        """Return the request as its next engine gets it."""
+        """Return the request for the next engine."""
         request = self.request
         if self.handoff is not None:
             sampling = request.sampling
@@ -211,8 +212,9 @@ class LiveRequest:
     def placed(
         self, replica: int, boundaries: tuple[int, ...] = (), handoff: Handoff | None = None, decode: int | None = None
     ) -> None:
-        """Note where it is computed. ``boundaries``: where its prompt parts from others, by the router's table. With
-        ``handoff`` the replica computes the prompt, and ``decode`` goes on."""
+        """Note the replica that computes the request. ``boundaries``: positions where the prompt diverges from other
+        prompts, from the router's table. With ``handoff`` this replica computes only the prompt, and ``decode``
+        continues."""
         self.replica, self._fleet_boundaries = replica, boundaries
         self.handoff, self.decode, self.handoff_end = handoff, decode, None
         self._handed.clear()
@@ -223,14 +225,14 @@ class LiveRequest:
         self._has_moved = self.admitted = self.begun = False
 
     def moved(self) -> None:
-        """Note that its prompt is computed, and that it leaves the replica to go on elsewhere."""
+        """Note that the prompt is computed, and that the request leaves for another replica."""
         for answer in self._answers.values():
             answer.engine_ended()
         self.resumes += 1
 
     def lost(self, *, blamed: bool = True) -> None:
-        """Note the end of its engine; ``blamed``: by a death, and not as the operator wished. Raise DeadlyRequestError
-        at the last strike."""
+        """Note the end of the engine. ``blamed``: whether the engine died; false if the operator ended it. Raise
+        DeadlyRequestError at the last strike."""
         self.full_replicas.clear()
         for answer in self._answers.values():
             answer.engine_ended()
@@ -253,7 +255,7 @@ class EventSink(Protocol):
     def put(self, event: TokenEvent) -> None: ...
 
     def deliver(self) -> None:
-        """Pass on what was put: the events of one report have all come."""
+        """Pass on the events that were put: all events of a report have come."""
 
     def fail(self, request_id: str, error: WeftError) -> None:
         """End a request with ``error``: no further event comes."""
@@ -270,9 +272,9 @@ class RequestStream:
         self._listener: Callable[[], None] | None = None
         self._interval_tokens = 1
         self._awaited_tokens = 1
-        """Tokens that still have to come before the listener is called."""
+        """Number of tokens to come before the listener is called."""
         self._open_answers: int | None = None
-        """Answers that ``rest`` waits for."""
+        """Number of answers for which ``rest`` waits."""
         self._arrivals_s: list[float] = []
         self._unread: UnreadAnswers | None = None
         self._counted_events = 0
@@ -281,7 +283,7 @@ class RequestStream:
         self._on_overflow: Callable[[], None] = lambda: None
 
     def bound(self, unread: UnreadAnswers, on_overflow: Callable[[], None]) -> None:
-        """Count waiting events in ``unread``. ``on_overflow`` is called when they end this stream."""
+        """Count waiting events in ``unread``. ``on_overflow`` is called if they end this stream."""
         self._unread, self._on_overflow = unread, on_overflow
 
     def listen(self, listener: Callable[[], None], interval_tokens: int) -> None:
@@ -325,7 +327,7 @@ class RequestStream:
         self._on_overflow()
 
     def close(self) -> None:
-        """Call no listener and count no more. Idempotent."""
+        """Stop calling the listener and counting. Idempotent."""
         self._listener = None
         self._count_no_more()
 
@@ -337,8 +339,8 @@ class RequestStream:
         return events
 
     def next_events(self) -> list[TokenEvent]:
-        """Return the events that wait, at most EVENTS_MAX. Raise the error that the requests failed with, after the
-        events that came before, and SlowClientError at once."""
+        """Return the waiting events, at most EVENTS_MAX. Raise the error of failed requests after the events that came
+        before it; raise SlowClientError at once."""
         if not self._events and self._error is not None:
             raise self._error
         events, self._events = self._events[:EVENTS_MAX], self._events[EVENTS_MAX:]
@@ -349,9 +351,9 @@ class RequestStream:
         return events
 
     async def rest(self, answers: int) -> list[tuple[float, TokenEvent]]:
-        """Return all further events up to the ends of ``answers`` answers, or up to one that failed, each with the time
-        of its arrival (``time.perf_counter``): it wakes its caller once, and not at each token. Raise the error that
-        the requests failed with."""
+        """Return all further events up to the ends of ``answers`` answers, or up to a failed answer, each with the time
+        of its arrival (``time.perf_counter``). The caller is woken once, not at each token. Raise the error of failed
+        requests."""
         self._arrivals_s = [time.perf_counter()] * len(self._events)
         self._open_answers = answers
         self._news.clear()
@@ -388,8 +390,8 @@ class RequestStream:
 
 
 class UnreadAnswers:
-    """Bytes of the streams of one process that wait for clients which read slowly. ``limit_bytes`` holds for their
-    sum; the stream that holds the most is the one that ends."""
+    """Bytes in the streams of one process that wait for slow clients. ``limit_bytes`` bounds the sum; beyond it the
+    largest stream ends."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -405,7 +407,7 @@ class UnreadAnswers:
         else:
             self._streams.discard(stream)
         while self.total_bytes > self.limit_bytes:
-            largest = max(self._streams, key=lambda one: one.unread_bytes)
+            largest = max(self._streams, key=lambda candidate: candidate.unread_bytes)
             largest.overflow(
                 SlowClientError(
                     f"the client reads this answer too slowly: {largest.unread_bytes} bytes of it wait, and those of "

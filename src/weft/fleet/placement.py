@@ -1,4 +1,4 @@
-"""Where each live request is: held, or on a replica. Requests in, placed, taken back, ended.
+"""The place of each live request: held, or on a replica. Requests are submitted, placed, taken back, and ended.
 
                           router.choose
     submit --> held ---------------------> replica 0   [engine process]  --events--> stream of the client
@@ -6,16 +6,15 @@
                 |                                                            '--> tokens so far
                 '--------- the requests of a replica whose engine ended ------------'
 
-A request is held while no replica can take it. Held requests go out in the order of their arrival. New ones
-are held up to the bound of the engine's own queue (law L11); those that an engine has accepted are never
-refused for a full queue. A new request that one replica refuses for its full queue is offered to the others.
+A request is held while no replica can take it. Held requests go out in the order of their arrival. New ones are held up
+to the bound of the engine's own queue (law L11); accepted requests are never refused for a full queue. A new request
+that one replica refuses for its full queue is offered to the others.
 
-A request may be split: one replica computes its prompt and gives the first token, and its records go to
-another one, where the request is placed next (``live_request``). If either of them ends, it is held like any
-other.
+A request may be split: one replica computes the prompt and the first token, and sends the records to another replica,
+where the request is placed next (``live_request``). If either replica ends, the request is held like any other.
 
-The seed of a request that names none is split here, so every engine draws the same tokens. Placing is
-synchronous, so no request can be lost between two states.
+A request without a seed gets one here, so that every engine draws the same tokens. Placing is synchronous, so no
+request can be lost between two states.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from weft.router.protocol import ReplicaLoad, Route, Router
 from weft.rpc.client import EngineClient
 
 _REFUSED_RETRY_S = 0.2
-"""Seconds before a request that an engine had accepted once is offered again to one whose queue is full."""
+"""Seconds before an accepted request is offered again to an engine whose queue was full."""
 _log = logging.getLogger("weft.server")
 
 
@@ -48,9 +47,9 @@ class Placement:
         self.resume_count = 0
         """Resumes of requests, for the metrics."""
         self.deadly_count = 0
-        """Requests that were refused because engines died of them."""
+        """Requests that were refused because engines died while they computed them."""
         self.handoff_count = 0
-        """Requests that went on with their records at another engine than that of their prompt."""
+        """Requests whose prompt and answer were computed by different engines."""
         self.admitted_count = 0
         """Requests whose first event has come."""
         self._config = config
@@ -81,8 +80,8 @@ class Placement:
         return stream
 
     async def place(self, requests: list[Request], stream: EventSink) -> None:
-        """Place requests, and return when engines have accepted them, all or none. ``stream``: where their events go.
-        Raise the first refusal, QueueFullError, or EngineUnavailableError."""
+        """Place requests, and return when engines have accepted them, all or none. ``stream`` gets the events. Raise
+        the first refusal, QueueFullError, or EngineUnavailableError."""
         if self._closed is not None:
             raise self._closed
         self._check_held(sum(request.sampling.n for request in requests))
@@ -120,14 +119,14 @@ class Placement:
 
     def abandon(self, stream: EventSink) -> None:
         """Cancel all requests whose events go to ``stream``."""
-        for request_id in [request_id for request_id, one in self._streams.items() if one is stream]:
+        for request_id in [request_id for request_id, sink in self._streams.items() if sink is stream]:
             self.cancel(request_id)
 
     def _check_held(self, new: int) -> None:
-        held, limit = self.held_count, self._config.max_queued_requests
-        if held and held + new > limit:
+        waiting, limit = self.held_count, self._config.max_queued_requests
+        if waiting and waiting + new > limit:
             raise QueueFullError(
-                f"{held} sequences wait for an engine to restart and this request brings {new}; the limit is "
+                f"{waiting} sequences wait for an engine to restart and this request brings {new}; the limit is "
                 f"{limit} (limits.max_queued_requests). Try again later",
                 param="limits.max_queued_requests",
                 code="queue_full",
@@ -136,7 +135,7 @@ class Placement:
     # ------------------------------------------------------------------ placing
 
     def count_on(self, number: int) -> int:
-        """Return the number of sequences that the requests of a replica brought."""
+        """Return the number of sequences of the requests on a replica."""
         return self._loads[number][0]
 
     def lost(self, replica: Replica, *, blamed: bool = True) -> None:
@@ -165,10 +164,11 @@ class Placement:
         """Place the held requests that a replica can take now."""
         if not self._held or self._closed is not None:
             return
-        held, self._held = self._held, []
+        waiting, self._held = self._held, []
         is_blocked = False
-        """Every replica has a suspect. Hundreds may wait then, and each end of a request calls this."""
-        for live in held:
+        """Whether every replica has a suspect. Hundreds of requests may wait then, and each end of a request calls
+        this."""
+        for live in waiting:
             if live.id not in self._lives:
                 continue
             candidates = [] if live.strikes and is_blocked else list(self._candidates(live))
@@ -193,7 +193,7 @@ class Placement:
             yield ReplicaLoad(replica.number, *load, info.sizes.rows_max, costs, replica.role, link)
 
     def _place(self, live: LiveRequest, candidates: list[ReplicaLoad], decode: int | None = None) -> None:
-        """Place a request. ``decode``: the replica that has its records, if it is one of ``candidates``."""
+        """Place a request. ``decode``: the replica with the request's records, if it is one of ``candidates``."""
         routed = live.routed()
         if any(load.replica == decode for load in candidates):
             assert decode is not None
@@ -218,7 +218,8 @@ class Placement:
         return Handoff(info.peer, choice.decode_tokens)
 
     def handed(self, number: int, request_id: str, reason: str) -> None:
-        """Note that replica ``number`` has sent the records of a request, or why not."""
+        """Note that replica ``number`` has sent the records of a request; ``reason``: why it failed, empty for
+        success."""
         live = self._lives.get(request_id)
         if live is None or live.replica != number or live.handoff is None:
             return
@@ -234,7 +235,7 @@ class Placement:
         self._move(live)
 
     def _move(self, live: LiveRequest) -> None:
-        """Move a request to the replica that goes on, once its prompt is computed and its records have arrived."""
+        """Move a request to the replica that continues it, once the prompt is computed and the records have arrived."""
         if not live.is_handed:
             return
         self.handoff_count += not live.handoff_end
@@ -253,7 +254,7 @@ class Placement:
             await engine.submit(live.resumable())
         except WeftError as error:
             if engine.death is not None:
-                return  # the end of the engine takes its requests back
+                return  # requests are taken back when the engine ends
             number = live.replica
             assert number is not None
             self._take_back(live)
@@ -272,7 +273,7 @@ class Placement:
             self._accept(live)
 
     def _accept(self, live: LiveRequest) -> None:
-        """Note that an engine has accepted it. An event may say so before the reply is read."""
+        """Note that an engine has accepted the request. An event may show that before the reply is read."""
         live.accepted = live.begun = True
         live.full_replicas.clear()
         acceptance = self._acceptances.pop(live.id, None)
@@ -301,7 +302,7 @@ class Placement:
         self._loads[number] = sequences + sign * live.load[0], tokens + sign * live.load[1]
 
     def _forget(self, live: LiveRequest) -> None:
-        """Forget a request that has ended. Its end may make room for a held request."""
+        """Forget a request that has ended, which may make room for a held request."""
         del self._lives[live.id]
         self._streams.pop(live.id, None)
         acceptance = self._acceptances.pop(live.id, None)
@@ -323,7 +324,8 @@ class Placement:
     # ------------------------------------------------------------------ events
 
     def take(self, events: Sequence[TokenEvent]) -> None:
-        """Pass on the events of one report. Each token of the fleet passes here: work of a first event is done once."""
+        """Pass on the events of one report. Each token of the fleet passes here, so the work for a first event is done
+        only once."""
         lives, streams = self._lives, self._streams
         met: dict[EventSink, None] = {}
         for event in events:

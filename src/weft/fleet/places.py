@@ -1,12 +1,12 @@
-"""The part of this machine for each replica: cores, RAM, a GPU.
+"""Division of this machine among replicas: cores, RAM, GPUs.
 
     --replicas 3 on 2 nodes of 6 cores     replica 0: cores 0-3, replica 1: cores 4-7, replica 2: cores 8-11
     on GPUs                                replica r: GPU r; with --tp 2, GPUs 2 r and 2 r + 1
 
 Cores are divided in the order of NUMA nodes, so a replica spans the fewest nodes possible. A machine with fewer cores
-than replicas divides nothing. Engines with cores of their own start at the same time, and choose their memory one after
-the other. Each replica gets a GPU by CUDA_VISIBLE_DEVICES, which libraries read before any code of ours: two engines on
-one GPU would measure its free memory against each other.
+than replicas is not divided. Engines with their own cores start at the same time, and choose their memory one after the
+other. Each replica gets a GPU by CUDA_VISIBLE_DEVICES, which libraries read before weft's code runs: two engines on one
+GPU would disturb each other's measurement of free memory.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ DRIVER = "libcuda.so.1"
 
 
 def divide_machine(config: EngineConfig, replicas: int, whole: HostShare = ANYWHERE) -> list[HostShare]:
-    """Return a place for each replica, which divide the memory of ``whole``. Raise ConfigError where there are GPUs,
-    and fewer than replicas."""
+    """Return a part for each replica; the parts divide the memory of ``whole``. Raise ConfigError if there are fewer
+    GPUs than replicas need."""
     if replicas == 1:
         return [whole]
     gpus = [] if config.device == "cpu" else visible_gpus()
@@ -64,22 +64,22 @@ def divide_machine(config: EngineConfig, replicas: int, whole: HostShare = ANYWH
 
 
 def memory_turn() -> int:
-    """Return the descriptor of a new file without a name, which exists as long as this process."""
+    """Return the descriptor of a new unnamed file, which exists as long as this process."""
     descriptor, name = tempfile.mkstemp(prefix="weft-turn-")
     os.unlink(name)
     return descriptor
 
 
 def start_at_once(config: EngineConfig, shares: Sequence[HostShare]) -> bool:
-    """Return whether the engines of ``shares`` may start at the same time. Without cores of its own, an engine would
-    measure its steps during the start of another. With --weights-cache, the later ones map the file that the first one
-    packs."""
+    """Return whether the engines of ``shares`` may start at the same time. Without its own cores, an engine would
+    measure its steps during the start of another. With --weights-cache, later engines map the file that the first
+    engine packs, so they start after it."""
     return config.weights_cache is None and all(share.cores for share in shares)
 
 
 def divide_cores(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
-    """Divide ``cores`` into ``parts`` of neighbours; the first parts get the cores that are left over. Parts are empty
-    where there are fewer cores than parts."""
+    """Divide ``cores`` into ``parts`` of neighbours; the first parts get one core more if they do not divide evenly.
+    All parts are empty if there are fewer cores than parts."""
     if len(cores) < parts:
         return [()] * parts
     size, left = divmod(len(cores), parts)
@@ -88,8 +88,8 @@ def divide_cores(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
 
 
 def usable_core_numbers() -> list[int]:
-    """Return the cores that this process may run on, those of a NUMA node together. Empty where the system does not
-    say."""
+    """Return the cores on which this process may run, ordered by NUMA node; empty if the system does not report
+    them."""
     if sys.platform != "linux":
         return []
     node_of = {core: node.number for node in nodes() for core in node.cores}
@@ -107,8 +107,8 @@ def visible_gpus() -> list[str]:
 @functools.cache
 def driver_gpus() -> int:
     """Return the number of GPUs by CUDA's driver, 0 without one."""
-    # Not by /dev: the minor numbers there are those of the machine, and a container that was given its cards 2 and 3
-    # calls them 0 and 1. WSL has no such files.
+    # Not from /dev: its minor numbers are the machine's, but in a container with cards 2 and 3 the driver numbers the
+    # cards 0 and 1. WSL has no such files.
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:

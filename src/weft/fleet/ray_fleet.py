@@ -1,10 +1,10 @@
-"""Replicas that Ray places: the server's end of the placer process, and the target that it gets.
+"""Replicas that Ray places: the server's side of the placer process, and the wanted number of replicas.
 
     Scaler --target--> placer process --Ray--> members on nodes --join--> replicas of the fleet
        ^                                                                        |
        '------------------- waiting, admitted, ready ---------------------------'
 
-A placer that ends is started again with a growing delay. Its members end with it.
+A placer that ends is started again after a growing delay. Its members end with it.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ RATE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """A look at a fleet. ``admitted``: sequences since its start. ``ready`` and ``starting`` count replicas, ``rows``
-    the sequences that one of them runs at once."""
+    """The load of a fleet. ``admitted``: sequences since the start. ``ready``, ``starting``: numbers of replicas;
+    ``rows``: sequences that a replica runs at once."""
 
     running: int
     waiting: int
@@ -133,7 +133,7 @@ class FleetLoad:
 
 
 class Scaler:
-    """The choice of the number of replicas, between ``least`` and ``most``. Pure: no clock and no I/O.
+    """A policy for the number of replicas, between ``least`` and ``most``. Pure: no clock and no I/O.
 
     waiting sequences / sequences admitted a second   = seconds of queued work
     above GROW_AT_S, and no replica is starting       -> one more
@@ -145,7 +145,7 @@ class Scaler:
         self._most = most
         self.target = least
         self.queued_s = 0.0
-        """Seconds of queued work, at the last look."""
+        """Seconds of queued work, at the last call of ``look``."""
         self._looks: deque[tuple[float, int]] = deque()
         self._waiting_since_s: float | None = None
         self._roomy_since_s: float | None = None

@@ -1,7 +1,7 @@
 """``python -m weft.fleet.ray_member``: a joining process started by a Ray actor, with the order on stdin.
 
-It is ``weft join`` with its options from a pipe: the token is in no file and on no command line. It never outlives its
-actor: the end of stdin ends it, and with it the engine.
+It is ``weft join`` with options from a pipe, so the token is in no file and on no command line. The process never
+outlives the actor: the end of stdin ends the process and the engine.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
                                                          actor --stdin--> weft.fleet.ray_member
                                                                              '== CURVE ==> server
 
-The process started by an actor joins as ``weft join`` does, so routing, tokens and resumption know nothing of Ray. One
-placement group with one bundle for each replica keeps its ranks on one node. The placer is a process of its own, since
-Ray brings threads, logs and signal handlers. The keys of the link go through Ray: a Ray cluster runs code of every
-client, so it is trusted anyway.
+The process that an actor starts joins as ``weft join`` does, so routing, tokens and resumption do not depend on Ray. A
+placement group with one bundle for each replica keeps the ranks of a replica on one node. The placer is a process of
+its own, since Ray brings threads, logs and signal handlers. The keys of the link pass through Ray: a Ray cluster runs
+code of every client, so it must be trusted anyway.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Placer:
         self._members: list[Member] = []
 
     def reconcile(self, target: int) -> None:
-        """Look once: replace members that ended, start or drain others."""
+        """Compare members with the target once: replace members that ended, start or drain others."""
         for member in list(self._members):
             done, _ = self._ray.wait([member.watch], timeout=0)
             if done:
@@ -123,7 +123,7 @@ class Placer:
             time.sleep(_AGAIN_S)
 
     def _remove(self, member: Member) -> None:
-        """Remove a member, and give its place back to Ray."""
+        """Remove a member, and free its placement group."""
         from ray.util.placement_group import remove_placement_group
 
         self._members.remove(member)

@@ -4,13 +4,13 @@
                           |                         |
                           |                         '-- restarts used up --> dead
                           |--retire--> drained --revive--> starting        a dead one too
-                          '--its machine vanished--> away --it is back--> starting
+                          '--its machine vanished--> away --machine is back--> starting
 
-The first process of a replica has to start; its error is the server's. Later ones get ``restarts`` attempts,
-and all of them again after FORGIVEN_AFTER_S of service. The first restart comes at once. While engines live
-shorter than SHORT_LIFE_S, the delay doubles up to BACKOFF_MAX_S. A stall ends the process too: one that comes
-back could only give tokens twice. A lost machine uses up no restart, as its process may serve again. A
-replica has *left* once its agent was dismissed; its number is free.
+The first process of a replica must start; if it fails, the server fails with that error. Later processes get
+``restarts`` attempts; after FORGIVEN_AFTER_S of service the count begins again. The first restart is immediate. While
+engines live shorter than SHORT_LIFE_S, the delay doubles up to BACKOFF_MAX_S. A stalled process is ended too: if it
+recovered, it would send tokens twice. A lost machine uses up no restart, since its process may serve again. A replica
+has *left* once its agent was dismissed; the number is then free.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def backoff_s(short_lives: int) -> float:
 class Replica:
     """A place for one engine process at a time. ``new_engine(start)`` makes the client of a process, numbered from 0.
     ``prepare`` is called when a process has started, before the replica is ready. ``on_lost`` comes before a process is
-    killed. ``machine``: the joined machine that it is on; None for the server's own. ``role``: the kind of requests
+    killed. ``machine``: the joined machine of the replica; None for the server's own. ``role``: the kind of requests
     that the router prefers for it."""
 
     def __init__(
@@ -80,13 +80,13 @@ class Replica:
         self._restarts = restarts
         self._restarts_used = 0
         self._lacks_files = False
-        """Whether the last start failed as this process has no free descriptor, without a fault of the engine."""
+        """Whether the last start failed for lack of a free descriptor in this process, not because of the engine."""
         self._short_lives = 0
         self._ever_ready = False
         self._starts = 0
-        """Processes that were started, or were to be."""
+        """Number of starts, failed ones included."""
         self.draining = False
-        """Whether it gets no further requests."""
+        """Whether the replica gets no further requests."""
         self._prepare = prepare
         self._on_ready = on_ready
         self._on_lost = on_lost
@@ -109,7 +109,7 @@ class Replica:
         self._task = asyncio.get_running_loop().create_task(self._live())
 
     async def stop(self, reason: str) -> None:
-        """End the process, and start no other."""
+        """End the process, and start no other one."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -123,8 +123,8 @@ class Replica:
         self.reason, self.state = reason, "left"
 
     async def retire(self) -> None:
-        """End the process as the operator wishes: its requests go on elsewhere, and no attempt is used up. The replica
-        must be ready or draining."""
+        """End the process on the operator's request: its requests resume elsewhere, and no attempt is used up. The
+        replica must be ready or draining."""
         assert self._task is not None
         assert self.state == "ready"
         self._task.cancel()
@@ -135,7 +135,7 @@ class Replica:
         await self.engine.stop("the replica was drained")
 
     def revive(self) -> None:
-        """Start a process on a drained or dead replica, which has all its attempts again."""
+        """Start a process on a drained or dead replica, with all attempts available again."""
         assert self.state in ("drained", "dead")
         self.error, self._restarts_used, self._short_lives = None, 0, 0
         self.state = "starting"
@@ -204,7 +204,7 @@ class Replica:
             await engine.start()
             await engine.ready()
             await self._prepare(engine)
-        except Exception as error:  # a fleet waits for this replica, whatever the error
+        except Exception as error:  # any error, since the fleet waits for this replica
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             said = error if isinstance(error, WeftError) else WeftError(f"cannot start an engine: {kind}{error}")
             self.reason, self.ending = said.message, "died"
@@ -232,6 +232,6 @@ class Replica:
 
 
 def first_error(replicas: list[Replica]) -> WeftError | None:
-    """Return the error of a dead replica: first one that the user can help."""
+    """Return the error of a dead replica, preferably one that the user can correct."""
     errors = [replica.error for replica in replicas if replica.error is not None]
     return next((error for error in errors if isinstance(error, UserError)), errors[0] if errors else None)

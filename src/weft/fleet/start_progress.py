@@ -1,14 +1,14 @@
 """The progress of an engine's start on a terminal or in a log: `weft serve` and `weft join`.
 
-A terminal has one line that changes. A log has a line when a part of the start begins. It has a second one when the
-part is over, if there is more to report by then:
+A terminal has one line that changes. A log gets a line when a part of the start begins, and another when the part is
+over, if there is more to report:
 
     engine 0: weights of lfm2: 0 % of 681 MiB
     engine 1: weights of lfm2: 0 % of 681 MiB
     engine 0: weights of lfm2: 681 MiB read and packed in 1.2 s
     engine 0: memory: 3.0 GiB in 1358 frames
 
-A long part has a line now and then. A bar at 5 % that never moves again would look like a start that hangs.
+A long part gets further lines from time to time, since a bar that stays at 5 % would look like a start that hangs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ _BAR = str.maketrans("", "", "█·")
 
 
 class ServiceConsole(Console):
-    """The standard output of a process that serves: the reader of the pipe may leave, and the process goes on.
+    """The standard output of a serving process, which goes on when the reader of the pipe has left.
 
-    rich ends the program when the pipe is closed (``weft serve | head -1``). In a task of an event loop that end is an
-    exception which stops half of the server: the port stays taken, and signals do nothing.
-
-    Where the log is JSON, each line printed is a record of it.
+    rich ends the program when the pipe is closed (``weft serve | head -1``). In a task of an event loop that would be
+    an exception which stops half of the server: the port stays taken, and signals do nothing. With a JSON log, each
+    printed line becomes a record.
     """
 
     def print(self, *objects: Any, **settings: Any) -> None:
@@ -49,19 +48,19 @@ class ServiceConsole(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # else the flush at the exit fails too
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # or the flush at the exit fails too
 
 
 class StartProgress:
-    """The progress of starting engines. ``show`` gets a line of an engine: ``part: how far``, after ``engine N:`` where
-    there are several."""
+    """The progress of starting engines. ``show`` gets a line of an engine, ``part: progress``, which begins with
+    ``engine N:`` if there are several engines."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = console.status("", spinner="dots") if console.is_terminal and not is_json() else None
         self._shown_s = time.monotonic()
         self._parts: dict[str, str] = {}
-        """The part that each engine is in."""
+        """Present part of the start, by engine."""
         self._latest: dict[str, str] = {}
         """Last line of each engine, if it is not printed yet."""
 
@@ -88,7 +87,7 @@ class StartProgress:
             self._print_latest(engine)
 
     def say(self, text: str) -> None:
-        """Print a line of its own, after the progress shown so far."""
+        """Print a separate line after the progress so far."""
         self.end()
         self._print(text)
 

@@ -1,1 +1,1 @@
-"""Objects that users give names to or get by ids, in one SQLite file: ``database``; ``sessions`` are one kind."""
+"""Objects of clients, with a name or an id, in one SQLite file (``database``). ``sessions`` are one kind of them."""

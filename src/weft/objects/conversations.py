@@ -1,4 +1,4 @@
-"""Conversations of sessions: to tokens when one is saved, and on with new messages or prompts.
+"""Conversations of sessions: they become tokens when a session is saved, and new messages or prompts continue them.
 
 messages --template, tokenizer--> Prompt --conversation_content--> Content        (``weft.objects.sessions``)
 StoredSession + messages --continued_chat--> ConversationFields, KnownPrefix
@@ -38,7 +38,7 @@ def conversation_content(
 
 
 def picture_keys(encoded: Prompt) -> bytes:
-    """Return the keys of a prompt with pictures as int32 bytes, nothing for one without."""
+    """Return the keys of a prompt with pictures as int32 bytes; empty for a prompt without pictures."""
     if not encoded.pictures:
         return b""
     import numpy as np  # most conversations have no pictures, and HTTP processes start without it
@@ -49,15 +49,15 @@ def picture_keys(encoded: Prompt) -> bytes:
 
 
 def check_pictures(session: StoredSession, encoded: Prompt) -> None:
-    """Raise SessionConflictError where the pictures of ``encoded``, which were read again, are not those of
+    """Raise SessionConflictError if the pictures of ``encoded``, which were read again, differ from those of
     ``session``."""
     if picture_keys(encoded) != session.keys:
-        raise conflict(session, "has pictures that are others now")
+        raise conflict(session, "has pictures that have changed since")
 
 
 def known_prefix(session: StoredSession) -> KnownPrefix | None:
-    """Return the tokens that stand for the text of ``session``; None where its text is not known. With pictures the
-    text does not say which they are."""
+    """Return the tokens that stand for the text of ``session``; None where its text is not known. None with pictures
+    too: the text does not identify them."""
     if not session.digest or session.keys:
         return None
     return KnownPrefix(tokens_of(session), session.chars, session.digest)
@@ -74,7 +74,8 @@ def conversation_of(session: StoredSession) -> ConversationFields:
 
 
 def continued_chat(session: StoredSession, conversation: ConversationFields) -> ConversationFields:
-    """Return the conversation of ``session``, and then ``conversation``. Raises RequestError."""
+    """Return the conversation of ``session``, followed by ``conversation``. Raise RequestError for a session without
+    messages."""
     if not session.messages:
         raise RequestError(
             f"the session {session.name!r} was saved from a prompt and has no messages; /v1/completions continues it",
@@ -93,7 +94,7 @@ def continued_chat(session: StoredSession, conversation: ConversationFields) -> 
 
 
 def continued_prompts(session: StoredSession, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return ``prompts``, each after the tokens of ``session``. Raises RequestError for one with pictures."""
+    """Return ``prompts``, each after the tokens of ``session``. Raise RequestError for a session with pictures."""
     if session.keys:
         raise RequestError(f"the session {session.name!r} has pictures, so only a chat continues it", param="session")
     before = tokens_of(session)
@@ -101,8 +102,8 @@ def continued_prompts(session: StoredSession, prompts: Sequence[Prompt]) -> list
         Prompt(
             [*before, *prompt.tokens],
             None,
-            [len(before) + at for at in prompt.boundaries],
-            [len(before) + at for at in prompt.marks],
+            [len(before) + position for position in prompt.boundaries],
+            [len(before) + position for position in prompt.marks],
         )
         for prompt in prompts
     ]

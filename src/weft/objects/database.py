@@ -1,13 +1,13 @@
-"""Objects of clients in one SQLite file: responses; files and batches in another one.
+"""Objects of clients in a SQLite file: responses and sessions in one file, files and batches in another.
 
     objects   seq, id, kind, owner, parent, root, size, created_s, runner, body
     kinds     count and bytes of each kind, kept by triggers
 
 An object may continue a *parent*: a conversation is a tree with a *root*, and a turn is a path from it. Every query of
-a client names the owner (law L10). Count, bytes and age of each kind are bounded (law L11): objects of the owner that
-has most go first: of the conversation that was continued the longest ago, the last object. An object that is not
-finished names its *runner*, a file that a process locks as long as it lives. The file and its directory are for their
-owner only, and ``secure_delete`` overwrites deleted data.
+a client names the owner (law L10). Count, bytes and age of each kind are bounded (law L11): first the owner with most
+objects or bytes loses the last object of the conversation that was continued the longest ago. An object that is not
+finished names its *runner*, a file that the process locks as long as it lives. Only their owner can read the file and
+its directory, and ``secure_delete`` overwrites deleted data.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Bounds:
 
 
 class NewObject(msgspec.Struct, frozen=True, kw_only=True):
-    """An object to be stored. ``runner``: of an object that is not finished."""
+    """An object to be stored. ``runner``: the file that the process locks while the object is not finished."""
 
     id: str
     owner: str
@@ -102,8 +102,8 @@ def default_path() -> Path:
 
 
 class ObjectDatabase:
-    """The SQLite file. For one thread at a time. ``flag`` names the file in errors; ``migrate`` fills the tables from
-    those of an older version. Raises ConfigError for a path that cannot be a store."""
+    """The SQLite file. One thread at a time may use it. ``flag`` names the file in errors; ``migrate`` fills the tables
+    from the tables of an older version. Raise ConfigError for a path that cannot be a store."""
 
     def __init__(
         self,
@@ -133,8 +133,8 @@ class ObjectDatabase:
         return is_stored
 
     def put_all(self, kind: str, entries: Sequence[NewObject]) -> list[bool]:
-        """Store objects in one transaction. False for one without a place: its parent is gone, or the bounds leave no
-        room."""
+        """Store objects in one transaction. Return False for each object whose parent is gone or that the bounds leave
+        no room for."""
         now_s = self._clock()
         with self.transaction():
             stored = [self.insert(kind, new, now_s) for new in entries]
@@ -143,7 +143,7 @@ class ObjectDatabase:
         return stored
 
     def insert(self, kind: str, new: NewObject, created_s: float, *, root: str | None = None) -> bool:
-        """Insert an object, inside of a transaction. ``root``: where it is known."""
+        """Insert an object inside a transaction. ``root``: the object's root, if known."""
         if root is None and new.parent is not None:
             row = self.db.execute(
                 "SELECT root FROM objects WHERE id = ? AND owner = ?", (new.parent, new.owner)
@@ -157,7 +157,7 @@ class ObjectDatabase:
         return True
 
     def replace(self, kind: str, new: NewObject) -> None:
-        """Put ``new`` in the place of an object of its owner with its id, if there is one."""
+        """Replace the object with the owner and id of ``new``, if there is one."""
         with self.transaction():
             self.delete(new.id, new.owner)
             self.insert(kind, new, self._clock())
@@ -175,7 +175,7 @@ class ObjectDatabase:
         return count, size
 
     def finish(self, kind: str, new: NewObject) -> bool:
-        """Replace an unfinished object by its result. Return False if there is none, as it was deleted."""
+        """Replace an unfinished object by its result. Return False if it was deleted."""
         now_s = self._clock()
         with self.transaction():
             changed = self.db.execute(
@@ -206,19 +206,19 @@ class ObjectDatabase:
         return None if row is None else row[0]
 
     def listed(self, kind: str, owner: str | None = None) -> list[bytes]:
-        """Return the bodies of an owner, or of all: the oldest first."""
+        """Return the bodies of an owner's objects, or of all objects: the oldest first."""
         rows = self.db.execute(
             "SELECT body FROM objects WHERE kind = ? AND (? IS NULL OR owner = ?) ORDER BY seq", (kind, owner, owner)
         )
         return [body for (body,) in rows]
 
     def delete(self, object_id: str, owner: str) -> bool:
-        """Delete an object, and return whether it was there. Objects that continue it stay, and cannot be continued any
-        more."""
+        """Delete an object, and return whether it was there. Objects that continue it stay, but nothing can continue
+        them any more."""
         return bool(self.db.execute("DELETE FROM objects WHERE id = ? AND owner = ?", (object_id, owner)).rowcount)
 
     def path(self, object_id: str, owner: str, most: int) -> list[tuple[str, str | None, int]]:
-        """Return id, parent and size of the objects from the root to this one: ``most`` and one more."""
+        """Return id, parent and size of the objects from the root to this one, at most ``most`` + 1 of them."""
         return self.db.execute(_PATH, {"id": object_id, "owner": owner, "most": most}).fetchall()
 
     def totals(self, kind: str) -> tuple[int, int]:
@@ -268,10 +268,11 @@ class ObjectDatabase:
             application = db.execute("PRAGMA application_id").fetchone()[0]
             version = db.execute("PRAGMA user_version").fetchone()[0]
         if tables and application != _APPLICATION_ID:
-            raise ConfigError(f"{named}: it is a database of another program", param=flag)
+            raise ConfigError(f"{named}: this is a database of another program", param=flag)
         if version > VERSION:
             raise ConfigError(
-                f"{named}: it has version {version}, of a newer weft; this one reads version {VERSION}", param=flag
+                f"{named}: this file has version {version}, of a newer weft; this weft reads version {VERSION}",
+                param=flag,
             )
         db.execute("PRAGMA journal_mode = WAL")
         with self.transaction():
@@ -305,7 +306,8 @@ class _Transaction:
 
 
 def _create_private(path: Path) -> None:
-    """Create an empty file for its owner only, if there is none; SQLite gives its other files the same mode."""
+    """Create an empty file that only its owner can read, if there is none; SQLite gives its other files the same
+    mode."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(descriptor, 0o600)

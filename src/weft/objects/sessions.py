@@ -6,8 +6,8 @@
 The server and the Python API share this table. The state itself is in the prefix tree and in the store of the engine
 (``weft.memory.prefix.pins``).
 
-Count and bytes are bounded for each owner, so no owner's session goes for another one's, and none goes for a
-newer one: a save beyond the bounds is refused (law L11). Expired sessions are not found, and ``sweep`` removes them.
+Count and bytes are bounded for each owner, so no session is removed for another owner's or for a newer session: a save
+beyond the bounds is refused (law L11). Requests do not find an expired session; ``sweep`` removes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WORDS = {
     "tokenizer": "another tokenizer",
     "adapter": "another adapter",
 }
-"""Facts of an identity, in words for an error."""
+"""Words of an error for each fact of an identity that differs."""
 
 
 class UnknownSessionError(NotFoundError):
@@ -63,14 +63,14 @@ class SessionLimitError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Bounds of each owner's sessions. ``age_s``: the longest that one is kept."""
+    """Bounds of each owner's sessions. ``age_s``: the longest time that a session is kept, seconds."""
 
     count: int = 1000
     bytes: int = 256_000_000
     age_s: float = 30 * 86_400.0
 
     def age(self, expires_after: float | None) -> float:
-        """Return the seconds that a session is kept. Raises RequestError."""
+        """Return the seconds that a session is kept. Raise RequestError for a value beyond ``age_s``."""
         if expires_after is None:
             return self.age_s
         if not 0 < expires_after <= self.age_s:
@@ -86,8 +86,8 @@ DEFAULT_LIMITS = SessionLimits()
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens and the conversation of a new session. ``keys``: as of a ``StoredSession``. ``chars``, ``digest``: of
-    the text, as in ``KnownPrefix``."""
+    """The tokens and the conversation of a new session. ``keys``: see ``StoredSession``. ``chars``, ``digest``:
+    characters and SHA-256 of the text, as in ``KnownPrefix``."""
 
     tokens: list[int]
     keys: bytes = b""
@@ -99,19 +99,20 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
-    """``model``: the name of the engine's model; ``asked``: that of an adapter or a created name, if it is one.
-    ``salt``: that of its requests; ``engine_salt``: with its adapter. ``tokens``: int32 bytes; ``keys``: the same with
-    the keys of its pictures (``weft.pictures``), empty where it has none. ``identity``: the facts by which they mean
-    the same.
+    """A session as it is stored. ``model``: the name of the engine's model; ``requested``: the name of the adapter or
+    created name that the request gave, None for the model itself. ``salt``: the salt of the requests; ``engine_salt``:
+    the salt with the adapter. ``tokens``: int32 bytes; ``keys``: the tokens with the keys of the pictures
+    (``weft.pictures``), empty without pictures. ``identity``: the facts that must be equal for the tokens and the state
+    to mean the same.
 
-    ``messages``, ``tools`` and ``variables`` are JSON of the conversation, empty for a session of tokens. The text
-    of ``tokens`` has ``chars`` characters and the SHA-256 ``digest``; 0 where it is not known. ``nbytes``: of the
-    state."""
+    ``messages``, ``tools`` and ``variables`` are JSON of the conversation, empty for a session of tokens. The text of
+    ``tokens`` has ``chars`` characters and the SHA-256 ``digest``; 0 characters where the text is not known.
+    ``nbytes``: bytes of the state."""
 
     session_id: str
     name: str
     model: str
-    asked: str | None
+    requested: str | None = msgspec.field(name="asked")
     salt: str
     tokens: bytes
     identity: dict[str, str]
@@ -149,7 +150,7 @@ _ID_CHARS = len(session_id("", ""))
 
 
 def check_name(name: str, *, field: str = "name") -> str:
-    """Return ``name``. Raises RequestError."""
+    """Return ``name``. Raise RequestError for a name that no session can have."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(
             f"{field} is {str(name)[:40]!r}; a session's name has 1 to {NAME_CHARS} letters, digits, '.', '_' and '-', "
@@ -169,11 +170,11 @@ def new_session(
     now_s: float,
     age_s: float,
     engine_salt: str,
-    asked: str | None = None,
+    requested: str | None = None,
     salt: str = "",
     parent: str | None = None,
 ) -> StoredSession:
-    """Return the session ``name`` of ``content``. Raises RequestError for no tokens and for a bad name."""
+    """Return a new session ``name`` of ``content``. Raise RequestError for no tokens and for a bad name."""
     check_name(name)
     if not content.tokens:
         raise RequestError("the prompt is empty: a session has at least one token", param="prompt")
@@ -181,7 +182,7 @@ def new_session(
         session_id=session_id(name, owner),
         name=name,
         model=model,
-        asked=asked,
+        requested=requested,
         salt=salt,
         engine_salt=engine_salt,
         tokens=array("i", content.tokens).tobytes(),
@@ -199,7 +200,7 @@ def new_session(
 
 
 def forked_session(session: StoredSession, into: str, *, owner: str, now_s: float, age_s: float) -> StoredSession:
-    """Return ``session`` under the name ``into``. Raises RequestError for a bad name."""
+    """Return a copy of ``session`` with the name ``into``. Raise RequestError for a bad name."""
     return msgspec.structs.replace(
         session,
         session_id=session_id(check_name(into), owner),
@@ -214,8 +215,8 @@ def forked_session(session: StoredSession, into: str, *, owner: str, now_s: floa
 
 
 def identity_facts(known: Mapping[str, str], weights: str | None, adapter: str) -> dict[str, str]:
-    """Return the facts by which tokens and states mean the same. ``known``: the identity of an engine as it started;
-    ``weights``: the digest of its weights now, None where it is not known, empty for those of the start."""
+    """Return the facts that must be equal for tokens and states to mean the same. ``known``: the identity of the engine
+    at its start; ``weights``: the digest of the weights now, None if unknown, empty for the weights of the start."""
     first = known.get("weights", "")
     return {
         "weights": "" if weights is None else weights[: len(first)] or first,
@@ -226,9 +227,9 @@ def identity_facts(known: Mapping[str, str], weights: str | None, adapter: str) 
 
 
 def check_identity(session: StoredSession, model: str, now: Mapping[str, str]) -> None:
-    """Raises SessionConflictError, one line that names the first difference. ``now``: of ``model``."""
+    """Raise SessionConflictError that names the first difference. ``now``: the identity facts of ``model``."""
     if session.model != model:
-        raise conflict(session, f"is of the model {session.model!r}, and the request asks {model!r}")
+        raise conflict(session, f"is of the model {session.model!r}, and the request asks for {model!r}")
     for fact, value in now.items():
         saved = session.identity.get(fact, "")
         if saved != value:
@@ -255,7 +256,7 @@ def decoded(value: bytes) -> Any:
 
 
 class SessionCipher:
-    """AES-256-GCM with a key derived from ``secret``. Raises ConfigError without the package cryptography."""
+    """AES-256-GCM with a key derived from ``secret``. Raise ConfigError without the package cryptography."""
 
     def __init__(self, secret: bytes) -> None:
         try:
@@ -272,7 +273,7 @@ class SessionCipher:
         return nonce + sealed
 
     def open(self, sealed: bytes, name: str) -> bytes | None:
-        """Return the body, None where it was sealed with another key or under another name."""
+        """Return the body; None if it was sealed with another key or under another name."""
         from cryptography.exceptions import InvalidTag
 
         try:
@@ -283,12 +284,12 @@ class SessionCipher:
 
 
 def read_cipher(file: str | None) -> SessionCipher | None:
-    """Raises ConfigError that names the file."""
+    """Return the cipher with the key of ``file``; None without a file. Raise ConfigError that names the file."""
     return None if file is None else SessionCipher(read_secret(Path(file).expanduser(), flag=KEY_FLAG))
 
 
 class SessionTable:
-    """The sessions in a database. Each method is for the thread of the database that it gets."""
+    """The sessions in a database. Call each method in the thread of the database that it gets."""
 
     def __init__(
         self, limits: SessionLimits, cipher: SessionCipher | None = None, clock: Callable[[], float] = time.time
@@ -299,7 +300,7 @@ class SessionTable:
         self._cipher = cipher
 
     def check_room(self, database: ObjectDatabase, name: str, owner: str, size: int) -> None:
-        """Raises SessionLimitError where a session of ``size`` bytes would be one too many."""
+        """Raise SessionLimitError if a session of ``size`` bytes would exceed the limits."""
         count, total = database.owned(KIND, owner, but=session_id(name, owner))
         if count >= self.limits.count:
             raise SessionLimitError(
@@ -316,14 +317,15 @@ class SessionTable:
             )
 
     def put(self, database: ObjectDatabase, session: StoredSession, owner: str) -> None:
-        """Store ``session``, and drop one with the same name. Raises SessionLimitError."""
+        """Store ``session``, replacing one with the same name. Raise SessionLimitError."""
         body = self._sealed(session)
         self.check_room(database, session.name, owner, len(body))
         database.replace(KIND, NewObject(id=session.session_id, owner=owner, body=body))
         self._count(database)
 
     def get(self, database: ObjectDatabase, name: str, owner: str) -> StoredSession:
-        """Raises UnknownSessionError, SessionConflictError, and RequestError for a bad name."""
+        """Return the session ``name``. Raise UnknownSessionError, SessionConflictError, and RequestError for a bad
+        name."""
         key = session_id(check_name(name, field="session"), owner)
         body = database.get(KIND, key, owner)
         session = None if body is None else self._opened(body, name, key)
@@ -332,13 +334,14 @@ class SessionTable:
         return session
 
     def listed(self, database: ObjectDatabase, owner: str | None = None) -> list[StoredSession]:
-        """Return those of an owner, or of all; the oldest first. Left out: those that another key encrypted."""
+        """Return the sessions of an owner, or of all owners, the oldest first, without sessions that another key
+        encrypted."""
         now_s = self.clock()
         sessions = [session for body in database.listed(KIND, owner) if (session := self._readable(body)) is not None]
         return [session for session in sessions if session.expires_s > now_s]
 
     def delete(self, database: ObjectDatabase, name: str, owner: str) -> str:
-        """Return its id. Raises UnknownSessionError, RequestError."""
+        """Delete a session, and return its id. Raise UnknownSessionError, RequestError."""
         key = session_id(check_name(name, field="session"), owner)
         is_deleted = database.delete(key, owner)
         self._count(database)
@@ -347,7 +350,7 @@ class SessionTable:
         return key
 
     def sweep(self, database: ObjectDatabase) -> list[str]:
-        """Remove those that have expired. Return their ids."""
+        """Remove expired sessions, and return their ids."""
         now_s = self.clock()
         gone = database.drop_old(KIND)
         for body in database.listed(KIND):

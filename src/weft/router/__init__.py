@@ -1,1 +1,1 @@
-"""Which replica computes a request: the protocol of routers, and routers. Pure: no clock and no I/O."""
+"""Routers, which choose the replica that computes a request, and their protocol. Pure: no clock and no I/O."""

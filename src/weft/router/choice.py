@@ -1,4 +1,5 @@
-"""Routers that a server offers, by the names of ``debug.router``; ``weft simulate`` has further ones to compare."""
+"""Routers that a server offers, by the names of ``debug.router``; ``weft simulate`` has further routers for
+comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ DEFAULT_ROUTER = "seconds"
 
 
 def _by_seconds(clock: Callable[[], float], wants: Wants = "states", *, always_splits: bool = False) -> Router:
-    from weft.router.seconds import Seconds  # numpy, which a server of one replica has no use for
+    from weft.router.seconds import Seconds  # imports numpy, which a server with one replica does not need
 
     return Seconds(clock, wants, always_splits=always_splits)
 

@@ -2,17 +2,17 @@
 
     fleet                                     router
     -----                                     ------
-    joined(replica), left(replica)   ----->   an engine serves, or its process ended: its cache is empty
+    joined(replica), left(replica)   ----->   an engine serves with an empty cache, or its process ended
     choose(request, candidates)      ----->   a Route: one of the candidates
     placed(request, route)           ----->   the request went there
-    admitted(request_id, tokens)     ----->   its prompt is computed; tokens that the engine had cached
+    admitted(request_id, tokens)     ----->   the prompt is computed; ``tokens`` of it were cached
     ended(request_id)                ----->   the request left its replica, for any reason
     reported(replica, report)        ----->   snapshots that came and went; True asks for a full report
 
 A replica is a number from 0. ``choose`` gets only replicas that serve and take requests; the fleet holds a request
 while there is none. ``choose`` changes nothing, so a dropped choice needs no repair. Each ``placed`` has exactly one
-``ended``. A request that resumes after the end of its engine is placed again under its id, with its prompt followed by
-the tokens of its answer.
+``ended``. A request that resumes after the end of an engine is placed again under the same id; its tokens are then the
+prompt and the answer so far.
 
 Law L10: the digest of a prefix begins with its salt, so two salts share no prefix. Law L11: a router forgets
 a request at its end and a replica when it leaves, and every other table has a bound.
@@ -38,10 +38,10 @@ Wants = Literal["nothing", "states", "pages"]
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """A request as a router sees it. ``tokens``: its prompt, and the tokens of its answer so far if it resumes.
-    ``sequences``: its answers that have not ended. ``new_tokens_max`` of each answer, None without a bound of its own.
-    ``boundaries``: positions up to which another prompt is likely to be the same. ``may_split``: one replica may
-    compute the prompt, and another one go on."""
+    """A request as a router sees it. ``tokens``: the prompt, followed by the answer so far if the request resumes.
+    ``sequences``: answers that have not ended. ``new_tokens_max``: of each answer, None without a bound.
+    ``boundaries``: positions up to which another prompt is likely to be equal. ``may_split``: whether one replica may
+    compute the prompt and another the answer."""
 
     request_id: str
     tokens: Sequence[int] | npt.NDArray[np.int32]
@@ -53,10 +53,10 @@ class RoutedRequest:
 
 
 class ReplicaLoad(NamedTuple):
-    """A replica that takes requests, as the fleet counts it: exact at this moment, without a report of the engine.
-    ``sequences`` and ``known_tokens``: totals of the requests in flight there; the tokens are prompts, and answers so
-    far of resumed requests. ``rows``: sequences that its engine runs at once. ``costs``: measured by its engine, None
-    before that. ``role``: its preferred work; ``link``: cost of sending records to it, None where it takes none."""
+    """A replica that takes requests, with the fleet's own counts, which are exact at this moment. ``sequences`` and
+    ``known_tokens``: totals of the requests in flight there; the tokens are prompts, and answers so far of resumed
+    requests. ``rows``: sequences that the engine runs at once. ``costs``: measured by the engine, None before that.
+    ``role``: preferred work; ``link``: cost of sending records to the replica, None if it receives none."""
 
     replica: int
     sequences: int
@@ -70,10 +70,10 @@ class ReplicaLoad(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Route:
     """The choice of a router. ``predicted_tokens``: tokens that the router expects in the cache of ``replica``.
-    ``boundaries``: positions where prompts of this fleet part, for the engine to save a state there. ``digests`` (of
-    whole chunks) and ``work_s`` (seconds of prefill) are for ``placed``. ``decode``: the replica that goes on once the
-    prompt is computed, None for the same one; ``decode_tokens``: tokens of the prompt in that replica's cache.
-    ``moved``: this replica is the one that goes on."""
+    ``boundaries``: positions where prompts of this fleet diverge, at which the engine should save a state. ``digests``
+    (of whole chunks) and ``work_s`` (seconds of prefill) are for ``placed``. ``decode``: the replica that continues
+    once the prompt is computed, None for the same one; ``decode_tokens``: tokens of the prompt in that replica's cache.
+    ``moved``: whether this replica continues after another computed the prompt."""
 
     replica: int
     predicted_tokens: int = 0
@@ -87,9 +87,9 @@ class Route:
 
 @dataclass(slots=True)
 class RouterCounts:
-    """Counters of one replica. ``predicted_tokens`` and ``cached_tokens``: expected in its cache, and reported by
-    its engine, for admitted requests. ``snapshots``: known now. ``is_stale``: reports were lost, or
-    its full report is on the way. ``gaps``: how often reports were lost."""
+    """Counters of one replica. ``predicted_tokens``, ``cached_tokens``: cached tokens that the router expected and that
+    the engine reported, for admitted requests. ``snapshots``: number known now. ``is_stale``: whether reports were
+    lost, or the full report has not come yet. ``gaps``: how often reports were lost."""
 
     requests: int = 0
     predicted_tokens: int = 0
@@ -100,15 +100,15 @@ class RouterCounts:
 
 
 class Router(Protocol):
-    """A router of one fleet; called by one thread. The bodies are those of a router without tables."""
+    """A router of one fleet, called from one thread. The default methods are those of a router without tables."""
 
     @property
     def wants(self) -> Wants:
         return "nothing"
 
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
-        """Return one of ``candidates``, which are never empty and in the order of their numbers; a ``prefill``
-        replica serves a whole request only where no other is among them."""
+        """Return one of ``candidates``, which are never empty and in the order of their numbers; a ``prefill`` replica
+        serves a complete request only if there is no other candidate."""
 
     def placed(self, request: RoutedRequest, route: Route) -> None:
         return None
@@ -138,8 +138,8 @@ class Router(Protocol):
 
 
 class LeastLoaded(Router):
-    """A ``Router`` that takes the replica with the fewest sequences in flight, as each one adds a row to every step;
-    then the fewest tokens, then the lowest number."""
+    """A ``Router`` that takes the replica with the fewest sequences in flight, since each adds a row to every step;
+    then the one with the fewest tokens, then the lowest number."""
 
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         return Route(least_loaded(candidates).replica)

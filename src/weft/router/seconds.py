@@ -1,20 +1,20 @@
-"""The router that knows snapshots: the replica that gives the first token soonest.
+"""The router that knows the replicas' snapshots, and chooses the replica with the earliest first token.
 
-    seconds  =  waiting behind other prefills                    PrefillQueue
+    seconds  =  waiting for earlier prefills                     PrefillQueue
               + a step of the sequences that run there           costs of the replica's engine
               + prefill(position, n) from the deepest snapshot that the replica has, or will have
               + restore of that snapshot                       snapshot_table
-              + what that prefill costs others                   SharedCosts
+              + cost of that prefill to others                    SharedCosts
 
-A prompt may be split: a replica for prefills computes it, and one for decodes goes on. Both ways are compared
-up to the moment in which the answer goes on, so a split also pays
+A prompt may be split: a prefill replica computes it, and a decode replica continues. Both ways are compared up to the
+moment in which the answer continues, so a split also costs
 
-    until its records are there: the last chunk, or what the link is behind            LinkStats
+    the time until the records arrive: the last chunk, or the backlog of the link      LinkStats
 
 There is no threshold and no weight. A hot prefix is computed on a second replica once waiting takes longer than
-computing. Ties go to the replica with the least in flight, then to the one that got the least work. ``wants`` "pages"
-assumes that a model resumes where its KV ends, as routers of attention models do: ``debug.router kv-only`` sets it for
-comparisons. ``split``, which splits all that it can, is for comparisons too.
+computing. Ties go to the replica with the fewest sequences in flight, then to the one with the least recent work.
+``wants`` "pages" assumes that a model resumes where its KV ends, as routers of attention models do: ``debug.router
+kv-only`` sets it for comparisons. ``split``, which splits every request that it can, is for comparisons too.
 """
 
 from __future__ import annotations
@@ -35,27 +35,26 @@ from weft.snapshot_report import SnapshotReport
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 AMPLIFIED = 3.0
-"""Factor on the cost to others: a request that is sent away from its state delays others, and some of these are sent
-away in turn. Chosen on a conversation trace (docs/plan.md): 1 gives 93 % of the hits of one engine with the memory of
-all. A larger one costs no time to the first token."""
+"""Factor on the cost to others: a request that is sent away from its state delays other requests, some of which are
+then sent away too. Chosen on a conversation trace (docs/plan.md): a factor of 1 gives 93 % of the hits of one engine
+with the memory of all; larger factors do not delay first tokens."""
 _FADE = 0.99
 
 
 class SharedCosts:
-    """The cost of a request's prefill to others: the share of its seconds that a router adds to its own.
+    """Estimate of a prefill's cost to other requests, as a factor on the seconds of the prefill.
 
-        weight  =  sequences that decode beside it  +  requests that wait behind it  +  what it displaces
+        weight  =  sequences that decode meanwhile  +  requests that wait for it  +  displaced tokens
 
-    A request that goes where it has no snapshot may get its first token sooner, and yet cost the fleet
-    more.
+    A request on a replica without its snapshot may get the first token sooner, and yet cost the fleet more.
 
     *Decodes.* Each sequence that decodes on the same replica waits for the prefill: one second of prefill delays each
     by one second. *Waiting.* The number of requests after a prefill is estimated by the number before a request when it
     is placed: in a queue both have the same mean. *Displaced.* In a full cache each computed token pushes out another
-    one. The worth of such a token follows from the hits of the caches: cached tokens over computed ones. A cache that
+    one. The value of such a token follows from the hits of the caches: cached tokens over computed ones. A cache that
     has evicted nothing yet displaces nothing, so a replica with room gets a prompt that no replica has. The means fade
-    and are those of the whole fleet. So the weight follows the traffic and is not a threshold. Each role has a mean of
-    its own, as prefill and decode replicas do different work."""
+    and cover the whole fleet, so the weight follows the traffic. Each role has its own means, as prefill and decode
+    replicas do different work."""
 
     def __init__(self) -> None:
         self._delayed: dict[Role, float] = {}
@@ -100,12 +99,12 @@ class _Flight:
     prompt_tokens: int
     is_admitted: bool = False
     moved: bool = False
-    """Whether it goes on here with the records of another replica."""
+    """Whether the request continues here with the records of another replica."""
 
 
 class _Known:
-    """The state of one replica besides its snapshots. ``residence_s``: mean time that a request stays,
-    0 before the first one left."""
+    """The state of one replica, without its snapshots. ``residence_s``: mean time that a request stays, 0 before the
+    first request has left."""
 
     def __init__(self) -> None:
         self.queue = PrefillQueue()
@@ -120,7 +119,7 @@ class _Known:
         self._lately_s, self._lately_at_s = self.lately_s(now_s) + seconds, now_s
 
     def lately_s(self, now_s: float) -> float:
-        """Return seconds of prefill that were placed here recently: LATELY_S ago counts a third."""
+        """Return the seconds of prefill placed here recently; work placed LATELY_S ago counts a third."""
         return self._lately_s * exp((self._lately_at_s - now_s) / LATELY_S)
 
     def stayed(self, seconds: float) -> None:
@@ -134,8 +133,8 @@ class _Known:
 
 
 class _Place(NamedTuple):
-    """One replica for a prompt. ``seconds``: until the prompt is computed, plus its cost to others. ``ahead_s``: wait
-    of a request here without a prefill. ``match``: tokens that its cache has now."""
+    """One replica as a candidate for a prompt. ``seconds``: until the prompt is computed, plus the cost to others.
+    ``ahead_s``: wait of a request here that needs no prefill. ``match``: tokens in the replica's cache now."""
 
     seconds: float
     load: ReplicaLoad
@@ -146,7 +145,7 @@ class _Place(NamedTuple):
 
 
 PARTNERS_MAX = 8
-"""Replicas of each role that are compared in pairs: those that begin the soonest."""
+"""Most replicas of each role that are compared in pairs: those that can begin first."""
 HANDOFF_AGAIN_S = 30.0
 """Seconds before records are sent again between two replicas where sending failed."""
 
@@ -164,7 +163,7 @@ class Seconds:
         self._flights: dict[str, _Flight] = {}
         self._shared_costs = SharedCosts()
         self._broken: dict[tuple[int, int], float] = {}
-        """Pairs of replicas between which records do not pass, and until when."""
+        """Pairs of replicas between which sending failed, with the time until which they are avoided."""
 
     @property
     def wants(self) -> Wants:
@@ -228,8 +227,8 @@ class Seconds:
         return best
 
     def _split(self, places: Sequence[_Place], length: int, now_s: float) -> tuple[float, _Place, _Place] | None:
-        """Return seconds until an answer goes on at another replica than that of its prompt, and both replicas. None
-        without partners."""
+        """Return the seconds until an answer continues on another replica than computes the prompt, and both replicas.
+        None without partners."""
         firsts = nsmallest(
             PARTNERS_MAX,
             (place for place in places if place.load.role != "decode" and place.load.link is not None),
@@ -289,7 +288,7 @@ class Seconds:
         known = self._known(flight.replica)
         known.queue.remove(request_id, self._clock())
         if flight.moved:
-            return  # its prompt was counted where it was computed
+            return  # the replica that computed the prompt has counted it
         known.counts.requests += 1
         known.counts.predicted_tokens += flight.predicted_tokens
         known.counts.cached_tokens += cached_tokens
@@ -333,30 +332,29 @@ class Seconds:
     def _is_idler(self, load: ReplicaLoad, other: ReplicaLoad, now_s: float) -> bool:
         """Return whether ``load`` wins a tie."""
         first, second = [
-            (one.sequences, one.known_tokens, known.lately_s(now_s), one.replica)
-            for one in (load, other)
-            for known in (self._replicas.get(one.replica) or _Known(),)
+            (each.sequences, each.known_tokens, known.lately_s(now_s), each.replica)
+            for each in (load, other)
+            for known in (self._replicas.get(each.replica) or _Known(),)
         ]
         return first < second
 
     def _known(self, replica: int) -> _Known:
         known = self._replicas.get(replica)
-        if known is None:  # not setdefault: choose asks for every replica, and would make one for each
+        if known is None:  # no setdefault: ``choose`` calls this for every replica and would create entries
             known = self._replicas[replica] = _Known()
         return known
 
 
 def _mean_costs(candidates: Sequence[ReplicaLoad]) -> StepCost:
-    """Return the mean costs of the other replicas, for one that has measured nothing yet. Unread where all have
-    measured."""
+    """Return the mean costs of the replicas, for a replica that has measured nothing yet."""
     measured = [load.costs for load in candidates if load.costs is not None]
     return measured[0] if len(measured) == len(candidates) else mean_cost(measured)
 
 
 def _prompt_costs(candidates: Sequence[ReplicaLoad]) -> StepCost | None:
     """Return the cost of prompts on a decode replica: the mean of the replicas that compute prompts. A decode replica's
-    own prefills have a few tokens, the first ones after a snapshot, and each reads all weights: by these measurements a
-    token costs seventy times more. None where nothing else is known."""
+    own prefills have only the few tokens after a snapshot, and each reads all weights: by these measurements a token
+    costs seventy times more. None if no other costs are known."""
     measured = [load.costs for load in candidates if load.role != "decode" and load.costs is not None]
     return mean_cost(measured) if measured and len(measured) < len(candidates) else None
 
@@ -368,15 +366,16 @@ BOUNDARIES_MAX = 8
 
 
 class Boundaries:
-    """Positions where prompts part anywhere in the fleet: a boundary for every engine, at first sight.
+    """Positions where prompts diverge anywhere in the fleet, which every engine gets as boundaries.
 
         replica 0   [ system prompt | tools | question 1 ]
-        replica 1   [ system prompt | tools | question 2 ]      parts from the first one behind the tools
+        replica 1   [ system prompt | tools | question 2 ]      diverges from the first one after the tools
                                             ^ boundary: replica 1 saves a state here, though it sees the
                                               prefix for the first time
 
-    Digests of prompts are stored in two generations of at most SEEN_MAX: a full young one becomes the old one (law
-    L11). A prompt enters all its digests, so the seen digests of a prompt are a prefix of them, found by bisection."""
+    Digests of prompts are stored in two generations of at most SEEN_MAX: when the young one is full, it replaces the
+    old one (law L11). All digests of a prompt are entered, so the known digests of a prompt are a prefix of its
+    digests, found by bisection."""
 
     def __init__(self) -> None:
         self._young: set[int] = set()
@@ -384,12 +383,12 @@ class Boundaries:
         self._forks: dict[int, None] = {}
 
     def of(self, digests: Sequence[int]) -> tuple[int, ...]:
-        """Return positions of a prompt whose whole chunks have ``digests``, the deepest first."""
+        """Return the boundaries in a prompt whose whole chunks have ``digests``, the deepest first."""
         depth = self._seen_depth(digests)
-        positions = [at + 1 for at, digest in enumerate(digests[:depth]) if digest in self._forks]
+        positions = [page + 1 for page, digest in enumerate(digests[:depth]) if digest in self._forks]
         if depth and depth not in positions[-1:]:
             positions.append(depth)
-        return tuple(CHUNK_TOKENS * at for at in reversed(positions[-BOUNDARIES_MAX:]))
+        return tuple(CHUNK_TOKENS * page for page in reversed(positions[-BOUNDARIES_MAX:]))
 
     def add(self, digests: Sequence[int]) -> None:
         """Add the digests of a prompt that is placed."""
@@ -426,14 +425,14 @@ class _Prefill:
 
 
 class PrefillQueue:
-    """The prefills that one replica still has to compute, as its router placed them: seconds until the next.
+    """Prefills that the router placed on a replica and that are not computed yet.
 
         [ head: placed, computed since began_s ][ next ][ next ]      + a new request
           work_s - elapsed                      + work_s + work_s     = seconds of waiting
 
-    A head that is late counts its lateness as waiting, so a replica that hangs gets fewer and fewer requests. A request
-    in flight is also a future prefix: a later one with the same beginning waits for it and computes only its own part.
-    One lookup compares at most COMPARED_MAX of them (law L11)."""
+    The lateness of a late head counts as waiting, so a replica that hangs gets fewer and fewer requests. A request in
+    flight is also a future prefix: a later request with the same beginning waits for it and computes only the rest. One
+    lookup compares at most COMPARED_MAX of them (law L11)."""
 
     def __init__(self) -> None:
         self._prefills: dict[str, _Prefill] = {}
@@ -453,7 +452,7 @@ class PrefillQueue:
             self._by_beginning.setdefault(digests[0], {})[request_id] = None
 
     def remove(self, request_id: str, now_s: float) -> None:
-        """Remove a request that is computed, or gone. Unknown ids are ignored."""
+        """Remove a request that is computed or has left. Unknown ids are ignored."""
         prefill = self._prefills.get(request_id)
         if prefill is None:
             return
@@ -476,13 +475,14 @@ class PrefillQueue:
         return self._work_s - head.work_s + abs(head.work_s - elapsed_s)
 
     def shared_tokens(self, digests: Sequence[int]) -> int:
-        """Return tokens that a request with ``digests`` shares with one in flight, on the grid of states."""
+        """Return the number of tokens that a request with ``digests`` shares with a request in flight, on the grid of
+        states."""
         same = self._by_beginning.get(digests[0]) if digests else None
         if same is None:
             return 0
         longest = 0
-        for at, request_id in enumerate(reversed(same)):
-            if at == COMPARED_MAX:
+        for position, request_id in enumerate(reversed(same)):
+            if position == COMPARED_MAX:
                 break
             longest = max(longest, _common(digests, self._prefills[request_id].digests, longest))
         return longest * CHUNK_TOKENS

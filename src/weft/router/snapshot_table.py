@@ -1,13 +1,12 @@
-"""Snapshots in the caches of all replicas, by digest of the prefix and by replica, from their reports.
+"""The snapshots in the caches of all replicas, from the replicas' reports, by digest of the prefix and by replica.
 
     report 7 of replica 0   + digest d2 @1024   - digest d1       --> table: d2 -> [replica 0 @1024]
     report 9 of replica 0   8 is missing: the table is stale      --> "send a full report"
-    full report 10          replaces all that is known of it
+    full report 10          replaces everything known about the replica
 
-    prompt   d0  d1  d2  d3 ...      match of a replica: its deepest known digest, whose tail agrees too
+    prompt   d0  d1  d2  d3 ...      match of a replica: its deepest known digest with a matching tail
 
-A stale table counts all the same, because most of it is right. A replica has at most SNAPSHOTS_MAX entries
-(law L11).
+A stale table is still used, because most of it is right. A replica has at most SNAPSHOTS_MAX entries (law L11).
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ class DigestFilter:
         low bits       cells [ 0  0  3  0  1 ... ]     0: no entry --> no lookup
 
     A table of 100,000 entries exceeds the CPU's caches, so each lookup waits for memory, and most of them miss. Here
-    numpy reads one byte for each page. A cell counts the entries with its low bits. A cell that is full stays full: it
-    costs lookups and hides no entry. ``entries`` of the table are passed in when the cells are counted again, as their
-    number grows."""
+    numpy reads one byte for each page. A cell counts the entries with its low bits. A full cell stays full, which costs
+    lookups but hides no entry. The cells are counted again from ``entries`` when their number grows."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -78,7 +76,7 @@ class DigestFilter:
 
 SNAPSHOTS_MAX = 400_000
 ASK_AGAIN_AFTER = 64
-"""Reports after which a full report that did not come is asked for again."""
+"""Reports after which a missing full report is requested again."""
 
 
 @dataclass(slots=True)
@@ -93,7 +91,7 @@ class _Holder:
 
 @dataclass(slots=True)
 class _Feed:
-    """The state of one replica's reports. ``number``: of the last one that counts, None before the full report.
+    """The state of one replica's reports. ``number``: of the last applied report, None before the full report.
     ``unanswered``: reports since a full report was asked for."""
 
     number: int | None = None
@@ -131,7 +129,7 @@ class SnapshotTable:
             self._drop(replica, feed)
 
     def apply(self, replica: int, report: SnapshotReport) -> bool:
-        """Return whether a full report is needed."""
+        """Apply a report, and return whether a full report is needed."""
         feed = self._feeds.get(replica)
         if feed is None:
             return False
@@ -145,8 +143,8 @@ class SnapshotTable:
             feed.number = report.number
             for gone in report.removed:
                 feed.snapshots -= self._remove(replica, gone.digest, gone.tail)
-            for one in report.added:
-                self._add(replica, feed, one)
+            for snapshot in report.added:
+                self._add(replica, feed, snapshot)
         return self._asks(feed)
 
     @staticmethod
@@ -165,17 +163,17 @@ class SnapshotTable:
             return
         self._drop(replica, feed)
         feed.number, feed.is_stale, feed.unanswered, feed.snapshots = report.number, False, 0, 0
-        for one in report.added:
-            self._add(replica, feed, one)
+        for snapshot in report.added:
+            self._add(replica, feed, snapshot)
 
-    def _add(self, replica: int, feed: _Feed, one: ReportedSnapshot) -> None:
-        feed.snapshots -= self._remove(replica, one.digest, one.tail)
+    def _add(self, replica: int, feed: _Feed, snapshot: ReportedSnapshot) -> None:
+        feed.snapshots -= self._remove(replica, snapshot.digest, snapshot.tail)
         if feed.snapshots < SNAPSHOTS_MAX:
-            holder = _Holder(replica, one.tail, one.position, one.restore_s)
-            holders = self._holders.get(one.digest)
+            holder = _Holder(replica, snapshot.tail, snapshot.position, snapshot.restore_s)
+            holders = self._holders.get(snapshot.digest)
             if holders is None:
-                self._holders[one.digest] = [holder]
-                self._filter.add(one.digest, self._holders)
+                self._holders[snapshot.digest] = [holder]
+                self._filter.add(snapshot.digest, self._holders)
             else:
                 holders.append(holder)
             feed.snapshots += 1
@@ -183,18 +181,18 @@ class SnapshotTable:
     def _remove(self, replica: int, digest: int, tail: tuple[int, ...]) -> int:
         """Return how many entries were removed: 1 or 0."""
         holders = self._holders.get(digest, ())
-        for at, holder in enumerate(holders):
+        for index, holder in enumerate(holders):
             if holder.replica == replica and holder.tail == tail:
                 if len(holders) == 1:
                     self._forget(digest)
                 else:
-                    del self._holders[digest][at]
+                    del self._holders[digest][index]
                 return 1
         return 0
 
     def _drop(self, replica: int, feed: _Feed) -> None:
         if not feed.snapshots:
-            return  # all digests that any replica has were looked at
+            return  # this visits the digests of all replicas
         for digest in [
             digest
             for digest, holders in self._holders.items()
@@ -214,13 +212,13 @@ class SnapshotTable:
     # ------------------------------------------------------------------ looking
 
     def matches(self, digests: Digests, prompt: Int32s) -> dict[int, CacheMatch]:
-        """Return by replica where ``prompt`` resumes. ``digests``: of its whole pages. At least one token is left to
-        compute."""
+        """Return the positions where ``prompt`` can resume, by replica. ``digests``: of its whole pages. At least one
+        token is left to compute."""
         best: dict[int, CacheMatch] = {}
-        for at in reversed(self._filter.candidates(digests)):
-            for holder in self._holders.get(int(digests[at]), ()):
+        for page in reversed(self._filter.candidates(digests)):
+            for holder in self._holders.get(int(digests[page]), ()):
                 before = best.get(holder.replica)
-                if (before is None or holder.position > before.position) and _agrees(holder, at, prompt):
+                if (before is None or holder.position > before.position) and _agrees(holder, page, prompt):
                     best[holder.replica] = CacheMatch(holder.position, holder.restore_s)
             if len(best) == len(self._feeds):
                 break
@@ -241,11 +239,12 @@ class SnapshotTable:
         return self._gaps.get(replica, 0)
 
 
-def _agrees(holder: _Holder, at: int, prompt: Int32s) -> bool:
-    """Return whether the prompt goes on past the snapshot, and has the tokens of its tail. ``at``: its page."""
+def _agrees(holder: _Holder, page: int, prompt: Int32s) -> bool:
+    """Return whether the prompt is longer than the snapshot's prefix and has the tokens of its tail. ``page``: the last
+    page before the tail."""
     if holder.position >= prompt.size:
         return False
     if not holder.tail:
         return True
-    first = (at + 1) * PAGE_TOKENS
+    first = (page + 1) * PAGE_TOKENS
     return tuple(prompt[first : first + len(holder.tail)].tolist()) == holder.tail

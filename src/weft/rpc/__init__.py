@@ -1,1 +1,1 @@
-"""An engine that runs somewhere else: its process, the messages to it, and the client that speaks to it."""
+"""Engines in other processes: the engine process, its messages, and the client in the HTTP process."""

@@ -1,12 +1,11 @@
-"""A child process of the server: its launch comes on its stdin, and the end of stdin is the end of the child.
+"""Child processes of the server: a child reads its launch from stdin, and ends when stdin ends.
 
     parent                                             child: python -m MODULE
     start_child(module, launch)  ---- one frame ---->  read_launch(type)
     (the pipe stays open)        ------- end ------->  die_with_parent: leaves at once
 
-A child has a session or a process group of its own, so signals of the terminal do not reach it: the parent
-decides about Ctrl-C. It never outlives its parent: a thread waits for the end of stdin, which the kernel
-delivers however the parent ended.
+A child has its own session or process group, so signals of the terminal do not reach it: the parent decides about
+Ctrl-C. A child never outlives its parent: a thread waits for the end of stdin, which comes however the parent ends.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ async def start_child(
     environment: Mapping[str, str],
     own_session: bool = True,
 ) -> asyncio.subprocess.Process:
-    """Start ``python -m module``. ``descriptors``: of files that it inherits; ``environment``: all of its variables.
-    Without ``own_session`` it stays in this one's session, and calls ``own_group``. Raise OSError."""
+    """Start ``python -m module``. ``descriptors``: inherited files; ``environment``: all variables of the child.
+    Without ``own_session`` the child stays in this session and calls ``own_group``. Raise OSError."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -54,14 +53,14 @@ async def start_child(
 
 
 def own_group() -> None:
-    """Leave the parent's process group: signals of the terminal do not reach this process from now on. It stays in the
-    session of its parent: Linux may give each session the same time (sched_autogroup), whatever the priorities
-    inside."""
+    """Leave the parent's process group: from then on signals of the terminal do not reach this process. It stays in the
+    session of the parent, because Linux may give each session the same time (sched_autogroup) regardless of
+    priorities."""
     os.setpgid(0, 0)
 
 
 def read_launch(stream: BinaryIO, launch: type[LaunchType]) -> LaunchType:
-    """Read the launch from ``stream``. Raise EOFError when the parent ended before."""
+    """Read the launch from ``stream``. Raise EOFError if the parent ended before."""
     size = stream.read(_LENGTH_BYTES)
     body = stream.read(int.from_bytes(size, "little"))
     if len(size) < _LENGTH_BYTES or len(body) < int.from_bytes(size, "little"):
@@ -70,8 +69,8 @@ def read_launch(stream: BinaryIO, launch: type[LaunchType]) -> LaunchType:
 
 
 def die_with_parent(descriptor: int, folder: str) -> None:
-    """End this process when the other end of the pipe closes, whatever else runs. It removes the folder first, since
-    the parent no longer can."""
+    """End this process when the other end of the pipe closes, whatever else runs. Remove the folder first, since the
+    parent no longer can."""
 
     def wait() -> None:
         os.read(descriptor, 1)
@@ -82,8 +81,8 @@ def die_with_parent(descriptor: int, folder: str) -> None:
 
 
 def private_folder() -> str:
-    """Return a new folder for sockets that no other user can reach (mode 0700). Short enough for a socket's path (about
-    100 bytes in most systems)."""
+    """Return a new folder for sockets that no other user can reach (mode 0700). The path is short enough for sockets
+    (about 100 bytes on most systems)."""
     folder = tempfile.mkdtemp(prefix="weft-")
     if len(folder) > _SOCKET_PATH_MAX:
         os.rmdir(folder)

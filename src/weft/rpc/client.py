@@ -1,14 +1,14 @@
-"""The HTTP process's end of one engine process: starts it, talks to it, notices its end.
+"""The HTTP process's client of one engine process: starts the process, talks to it, and notices the end.
 
     submit(request)             returns when the engine accepts it, raises when the engine refuses it
     on_events([TokenEvent])     the events of a report, in order, as it arrives
     cancel(request_id, index)   at any time; unknown ids are ignored
     lost()                      waits for the end of the process, or for a stall
 
-One task reads reports. One task waits for the process to end. One task watches the heartbeat
-(``weft.rpc.heartbeat``). Death has one path: ``_die(reason)`` fails every question and every later submit
-with EngineUnavailableError, which is a 503 with the reason. A client is used for one process. The next
-process of the same replica gets a new one (``weft.fleet.replica``).
+One task reads reports. One task waits for the process to end. One task watches the heartbeat (``weft.rpc.heartbeat``).
+Death has one path: ``_die(reason)`` fails every question and every later submit with EngineUnavailableError, which is a
+503 with the reason. A client serves one process; the next process of the same replica gets a new client
+(``weft.fleet.replica``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STALL_AFTER_S = 10.0
 _LAST_WORDS_S = 0.5
 _PATIENCE_S = 5.0
 _PATIENCE_WITH_STORE_S = 40.0
-"""Seconds that the last report may still take after the end of the process."""
+"""Seconds that a stopping engine with a store may take for its last writes."""
 
 State = Literal["starting", "ready", "dead"]
 
@@ -58,11 +58,11 @@ _reports = msgspec.msgpack.Decoder(messages.Report)
 @dataclass(frozen=True, slots=True)
 class HostShare:
     """The part of this machine that an engine may use. ``cores``: the numbers of its cores, empty for all.
-    ``ram_share``: engines that divide the free RAM. ``environment``: variables in addition to those of this process,
-    such as CUDA_VISIBLE_DEVICES. ``memory_turn``: the descriptor of a file that they lock in turn while they choose
-    their memory. ``memory_bytes``: for weights and arena together; None: all free memory. ``background``: it gives way
-    to other engines while it starts. ``peers``: how engines of other machines reach it. ``kv_events``: where it
-    publishes KV events, as engine number ``rank``."""
+    ``ram_share``: number of engines that divide the free RAM. ``environment``: additional variables, such as
+    CUDA_VISIBLE_DEVICES. ``memory_turn``: descriptor of a file that engines lock in turn while they choose their
+    memory. ``memory_bytes``: for weights and arena together; None: all free memory. ``background``: whether the start
+    gives way to other engines. ``peers``: how engines of other machines reach this one. ``kv_events``: where KV events
+    are published, as engine number ``rank``."""
 
     cores: tuple[int, ...] = ()
     ram_share: int = 1
@@ -87,8 +87,8 @@ class PendingReplies:
 
     @contextlib.contextmanager
     def expect(self) -> Generator[tuple[int, asyncio.Future[msgspec.Raw]]]:
-        """Yield a number for a new question, and the future of its reply: a value, or the error of a refusal. A reply
-        that comes after the block is dropped."""
+        """Yield a number for a new question, and the future of its reply: a value, or the error of a refusal. Replies
+        after the end of the block are dropped."""
         number, self._count = self._count, self._count + 1
         future = self._futures[number] = asyncio.get_running_loop().create_future()
         try:
@@ -96,7 +96,7 @@ class PendingReplies:
         finally:
             del self._futures[number]
             if future.done() and not future.cancelled():
-                future.exception()  # so that an error that no task waits for any more causes no warning
+                future.exception()  # an error that no task waits for must not cause a warning
 
     def resolve(self, reply: messages.Reply) -> None:
         future = self._futures.get(reply.number)
@@ -114,7 +114,7 @@ class PendingReplies:
 
 
 class ProcessLink(Protocol):
-    """One engine process. ``started`` is true from ``start`` on, also when it failed half way.
+    """Interface to one engine process. ``started`` is true from ``start`` on, even if the start failed half way.
     ``machine_lost``: the process may still run, on a machine that cannot be reached."""
 
     machine_lost: bool
@@ -206,7 +206,7 @@ class EngineLink:
                 own_session=not place.background,
             )
         except BaseException:
-            self._events.close()  # nothing closes a link that has not started
+            self._events.close()  # a link that has not started is never closed
             raise
 
     async def send(self, command: messages.Command) -> None:
@@ -237,7 +237,7 @@ class EngineLink:
         return exit_reason(await self._process.wait())
 
     async def kill(self) -> None:
-        """End the process if it runs. SIGKILL also ends a process that is stopped."""
+        """Kill the process if it runs. SIGKILL also ends a stopped process."""
         assert self._process is not None
         if self.running:
             with contextlib.suppress(ProcessLookupError):
@@ -263,11 +263,11 @@ def exit_reason(code: int) -> str:
 
 class EngineClient:
     """The HTTP process's side of one engine. ``on_progress`` gets the lines of a starting engine, ``on_events`` the
-    events of its sequences, ``on_step_tokens`` the sizes of its steps in tokens. ``on_snapshots`` gets the changes of
-    its prefix cache, once it is followed. ``on_failure`` gets the id of a request that a fleet gave up. ``on_handoff``
-    gets the id of a request whose records were sent, or the reason why they were not. ``place``: the part of the
-    machine that it may use. ``record``: where a recording of its traffic goes. ``link``: to a process elsewhere
-    (default: a child). ``heart`` knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0:
+    events of its sequences, ``on_step_tokens`` the sizes of its steps in tokens. ``on_snapshots`` gets changes of the
+    prefix cache, once they are followed. ``on_failure`` gets the id of a request that a fleet gave up. ``on_handoff``
+    gets the id of a request whose records were sent, and the reason if they were not. ``place``: the part of the
+    machine for the engine. ``record``: where a recording of the traffic goes. ``link``: to the process (default: a
+    child). ``heart`` measures the seconds since the last sign of life, and reports a stall after ``stall_after_s`` (0:
     never)."""
 
     def __init__(
@@ -317,8 +317,8 @@ class EngineClient:
         self._tasks = [asyncio.create_task(self._read_reports()), asyncio.create_task(self._wait_for_end())]
 
     async def ready(self) -> ModelInfo:
-        """Wait until the engine is ready. Raise the engine's own error (a UserError where the user can help it) when it
-        cannot start."""
+        """Wait until the engine is ready. Raise the engine's error if it cannot start (a UserError if the user can
+        correct the cause)."""
         await self._started.wait()
         if self.death is not None:
             raise self.death
@@ -342,7 +342,7 @@ class EngineClient:
             stalled.cancel()
 
     def detach(self) -> None:
-        """Drop events that still arrive: their sequences are computed elsewhere from now on."""
+        """Drop events that still arrive: other engines compute the sequences from now on."""
         self.on_events = lambda events: None
         self._on_snapshots = lambda report: None
         self._on_handoff = lambda request_id, reason: None
@@ -361,7 +361,7 @@ class EngineClient:
     # ------------------------------------------------------------------ questions
 
     async def flush_cache(self, *, store: bool = True) -> None:
-        """Drop the engine's cached prefixes, and with ``store`` the stored ones; return when it has. Raise
+        """Drop the engine's cached prefixes, and with ``store`` the stored ones too; return when that is done. Raise
         EngineUnavailableError."""
         await self._ask(lambda number: messages.Flush(number, store))
 
@@ -371,7 +371,7 @@ class EngineClient:
         await self._ask(lambda number: messages.LoadAdapter(number, adapter))
 
     async def unload_adapter(self, digest: str) -> bool:
-        """Return whether the engine has dropped the adapter: it keeps one with which a request runs."""
+        """Drop an adapter, and return whether the engine has dropped it: an adapter of a running request is kept."""
         reply = await self._ask(lambda number: messages.UnloadAdapter(number, digest))
         return msgspec.msgpack.decode(reply, type=bool)
 
@@ -381,7 +381,7 @@ class EngineClient:
 
     @property
     def sleep_state(self) -> SleepState:
-        """The state of sleep by the engine's last report."""
+        """State of sleep from the engine's last report."""
         return AWAKE if self.stats is None else self.stats.sleep
 
     async def sleep(self, level: int, mode: messages.SleepMode | None, timeout_s: float) -> messages.SleepOutcome:
@@ -396,18 +396,18 @@ class EngineClient:
         return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
 
     async def pin(self, named: Sequence[NamedPrefix], *, waits: bool) -> list[PinState]:
-        """Name prefixes. Return their states in the engine; it ``waits`` until their states are durable in the
-        store, or are not to become so. Raises EngineUnavailableError."""
+        """Name prefixes, and return their states in the engine. ``waits``: whether to wait until the states are in the
+        store, or it is clear that they will not be. Raise EngineUnavailableError."""
         reply = await self._ask(lambda number: messages.PinPrefixes(number, list(named), waits))
         return msgspec.msgpack.decode(reply, type=list[PinState])
 
     async def unpin(self, names: Sequence[str]) -> None:
-        """Forget names of prefixes. Raises EngineUnavailableError."""
+        """Forget names of prefixes. Raise EngineUnavailableError."""
         await self._ask(lambda number: messages.UnpinPrefixes(number, list(names)))
 
     @property
     def weights(self) -> WeightsState:
-        """The weights by the engine's last report."""
+        """Weights from the engine's last report."""
         return self._weights if self.stats is None else self.stats.weights
 
     async def pause(self, mode: messages.PauseMode, timeout_s: float, *, flush: bool) -> messages.WeightsOutcome:
@@ -417,7 +417,7 @@ class EngineClient:
         return msgspec.msgpack.decode(reply, type=messages.WeightsOutcome)
 
     async def resume(self) -> messages.WeightsOutcome:
-        """Return when the engine goes on after a pause. Raise EngineUnavailableError."""
+        """Let the engine go on after a pause, and return when it does. Raise EngineUnavailableError."""
         return msgspec.msgpack.decode(await self._ask(messages.Resume), type=messages.WeightsOutcome)
 
     async def update_weights(
@@ -444,8 +444,8 @@ class EngineClient:
 
     async def stop(self, reason: str, patience_s: float | None = None) -> None:
         """End the process: ask, then kill after ``patience_s``, by default longer with a store to write. A process that
-        has stalled is killed at once. Open questions fail with ``reason``. Idempotent; also after a ``start`` that
-        failed."""
+        has stalled is killed at once. Open questions fail with ``reason``. Idempotent, also after a failed
+        ``start``."""
         if self._stopping or not self.link.started:
             return
         self._stopping = True
@@ -506,7 +506,7 @@ class EngineClient:
     async def _wait_for_end(self) -> None:
         reason = await self.link.wait()
         if not self._stopping and self.death is None:
-            with contextlib.suppress(asyncio.TimeoutError):  # its last words may still be on the way
+            with contextlib.suppress(asyncio.TimeoutError):  # the last reports may still be on the way
                 await asyncio.wait_for(self.died(), _LAST_WORDS_S)
         self._die(EngineUnavailableError(reason))
         self._ended.set()
@@ -528,7 +528,7 @@ def follow_snapshots(client: EngineClient, *, pages: bool) -> None:
 
 
 def _without_requests(stats: EngineStats) -> EngineStats:
-    """Return ``stats`` of an engine that is dead or ends, without its sequences: they are computed elsewhere."""
+    """Return ``stats`` of an engine that is dead or ending, without its sequences, which other engines compute."""
     return msgspec.structs.replace(stats, running=0, waiting=0)
 
 

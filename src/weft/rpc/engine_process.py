@@ -1,15 +1,15 @@
 """The engine's own process: ``python -m weft.rpc.engine_process``, a child of the server.
 
     stdin:     one Launch message
-    commands:  zmq PULL, read between two steps without waiting; waited for when there is no work
+    commands:  zmq PULL, read between two steps without waiting; without work, the loop waits for one
     events:    zmq PUSH, at most one StepReport per step; a second PUSH for the heartbeat's thread
 
         take commands -> core.step() -> report      while there is work
         (short wait) -> audit -> (wait)             when there is none: no busy loop
 
-Tokenizing, JSON and slow clients live in the other process and never delay a step. It never ends silently: a
-Fatal report says why first. The audit (law L1: recount the memory from its owners) runs once after each busy
-spell; a failed one is fatal, because memory that does not add up gives wrong answers.
+Tokenizing, JSON and slow clients are in the other process and never delay a step. The process never ends silently: a
+Fatal report gives the reason first. The audit (law L1: recount the memory from its owners) runs once after each busy
+period; a failed audit is fatal, because wrong accounts of memory lead to wrong answers.
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft.engine")
 _AUDIT_AFTER_MS = 100
 _GRAMMAR_LOOK_MS = 2
-"""Milliseconds between two looks at the compiling thread while the engine waits only for a grammar."""
+"""Milliseconds between two checks of the compiling thread while the engine waits only for a grammar."""
 _STORE_LOOK_MS = 10
-"""Milliseconds between two looks at the store while an idle engine has snapshots to write."""
+"""Milliseconds between two checks of the store while an idle engine has snapshots to write."""
 _HANDOFF_LOOK_MS = 1
-"""Milliseconds between two looks at the store while another engine waits for records of this one."""
+"""Milliseconds between two checks of the store while another engine waits for this engine's records."""
 _STEPS_TO_CLOSE = 2
 _STATS_EVERY_S = 0.1
 _IDLE_LOOK_MS = 1000
-"""Milliseconds between two looks of an idle engine, which reports whether its bucket answers, and drops records that no
-request took. Without either it has no news."""
+"""Milliseconds between two checks of an idle engine, which then reports whether its bucket answers, and drops records
+that no request took. An engine without bucket and handoffs needs no such checks."""
 _LINGER_MS = 2000
 _GIVEN_UP = "the server gave the request up"
 _encoder = msgspec.msgpack.Encoder()
@@ -123,7 +123,7 @@ class EngineLoop:
         self._grammar_queue = GrammarQueue(core.grammars, core.sizes.queue_max)
         self._adapter_queue = AdapterQueue(core.adapters, core.sizes.queue_max)
         self._submit_numbers: dict[str, int] = {}
-        """Numbers of the submits that wait for a grammar or an adapter, by request."""
+        """Numbers of submits that wait for a grammar or an adapter, by request."""
         self._standstill = Standstill(core)
         self._pin_queue = PinQueue(core)
         self._replies: list[Reply] = []
@@ -131,7 +131,8 @@ class EngineLoop:
         self._handoffs: dict[str, str] = {}
         self._step_count = 0
         self._computed: dict[str, int] = {}
-        """Requests of other engines' orders whose prompt is computed, and the step after which it is in the tree."""
+        """Requests whose prompt was computed for another engine, with the step after which the prefix is in the
+        tree."""
         self._stats_due_s = 0.0
         self._follower: SnapshotFollower | None = None
         self._full_report_due = False
@@ -143,8 +144,7 @@ class EngineLoop:
             self._poller.register(kv_events.replay, zmq.POLLIN)
 
     def run(self) -> None:
-        """Run until a Stop command. Raise the error that ended the engine: a failure of the executor, or a failed
-        audit."""
+        """Run until a Stop command. Raise the error that ends the engine: of the executor, or of an audit."""
         audited = True
         while not self._stopping:
             self._replies += self._standstill.look() + self._pin_queue.look(self._step_count)
@@ -153,7 +153,7 @@ class EngineLoop:
             self._report_when_idle()
             if self._core.has_work:
                 self._take_commands()
-                if self._replies:  # before a step that may be the last one
+                if self._replies:  # before a step that may be the last
                     self._report([])
                 self._report(self._step())
                 if self._core.failure is not None:
@@ -185,7 +185,8 @@ class EngineLoop:
         return self._peers is not None and self._peers.open
 
     def _wait(self, limit_ms: int | None = None) -> bool:
-        """Wait for a command, and return whether one arrived. Raise the error of a process that the executor needs."""
+        """Wait for a command, and return whether one arrived. Raise the error of another process that the executor
+        needs."""
         ready = dict(self._poller.poll(limit_ms))
         if self._kv_events is not None:
             self._kv_events.answer()
@@ -209,7 +210,7 @@ class EngineLoop:
         self.step_clock.end()
         self._step_count += 1
         computed = self._core.computed_tokens - computed_before
-        if computed:  # else the step only freed memory
+        if computed:  # otherwise the step only freed memory
             self._step_tokens.append(computed)
         return events
 
@@ -263,7 +264,7 @@ class EngineLoop:
             self._stopping = True
 
     def _reset(self, number: int) -> None:
-        """Drop all requests, as the server that sent them has given them up."""
+        """Drop all requests, because the server has given them up."""
         for request_id in self._submit_numbers:
             self._grammar_queue.cancel(request_id)
             self._adapter_queue.cancel(request_id)
@@ -315,8 +316,9 @@ class EngineLoop:
                 self._recorder.accepted(request)
 
     def _in_chunks(self, request: Request) -> Request:
-        """Return ``request`` with states saved after each chunk of its prompt, if it is for another engine and the link
-        is slow compared with prefills: each chunk is sent while the next one is computed."""
+        """Return ``request``, changed so that states are saved after each chunk of the prompt, if another engine will
+        continue it and the link is slow compared with prefills: then each chunk is sent while the next one is
+        computed."""
         if request.handoff is None or self._peers is None:
             return request
         start, end, costs = request.handoff.start, len(request.prompt_tokens), self._core.meter.cost()
@@ -330,7 +332,7 @@ class EngineLoop:
             return
         from weft.pictures import request_keys
 
-        keys = np.asarray(request_keys(request), np.int32)  # those of pictures are negative
+        keys = np.asarray(request_keys(request), np.int32)  # keys of pictures are negative
         self._peers.order(request.request_id, handoff.peer, request.salt, keys, handoff.start)
         if self._core.store is not None:
             self._core.store.seek(request.request_id, computed=False)
@@ -405,7 +407,7 @@ def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
 
 
 def start_kv_events(launch: Launch, core: EngineCore, context: zmq.Context[zmq.Socket[bytes]]) -> KvEventFeed | None:
-    """Return the feed that ``launch`` asks for, None for none. Raises ConfigError."""
+    """Return the feed of KV events that ``launch`` asks for, if any. Raise ConfigError."""
     if launch.kv_events is None:
         return None
     from weft.rpc.kv_publisher import KvEventFeed
@@ -422,7 +424,7 @@ def send(socket: zmq.Socket[bytes], report: Report) -> None:
 def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     """Return the factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
 
-    def assemble() -> Any:  # imports too: they take seconds of a core
+    def assemble() -> Any:  # the imports too, which take seconds of a core
         assembled = pkgutil.resolve_name(launch.factory)(
             EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text)))
         )
@@ -435,13 +437,13 @@ def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     own_group()
     assembled = in_background(assemble)
     if (native := sys.modules.get("weft.tensor.native")) is not None:
-        native.set_threads(1)  # the kernels' threads start again: those of the load would give way for ever
+        native.set_threads(1)  # start the kernels' threads again: threads from the load would keep their low priority
         native.set_threads(assembled.info.threads)
     return assembled
 
 
 def plug_link(assembled: Any, launch: Launch, context: zmq.Context[zmq.Socket[bytes]]) -> ModelInfo:
-    """Return the engine's info; with handoffs, its address for other engines too. Raise ConfigError."""
+    """Return the engine's info; with handoffs, including the address for other engines. Raise ConfigError."""
     tier = assembled.core.store
     info: ModelInfo = assembled.info
     if tier is None or not isinstance(tier.store, PeerStore):

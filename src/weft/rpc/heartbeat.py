@@ -1,4 +1,4 @@
-"""The heartbeat of the engine process: is the engine alive, busy, or stuck?
+"""The heartbeat of the engine process, which shows whether the engine is alive, busy or stuck.
 
     engine process   loop thread   --- step_began_s --->  beat thread --Beat(step_s)--> events socket
     HTTP process     HeartMonitor  <--- any message from the engine is a sign of life
@@ -6,9 +6,9 @@
     silent    no message for ``stall_after_s``                   the process is stopped, swapped out or frozen
     stuck     one step takes STEP_FACTOR times as long           the device or a kernel hangs
 
-A thread of its own sends beats, so a long step does not silence the engine. Only steps have a bound: loading,
-sleeping and waking may take any time. The monitor counts silence in ticks of its own event loop, and one late
-tick counts as two beats at most: a loop that was held up does not blame the engine.
+A separate thread sends beats, so a long step does not silence the engine. Only steps have a bound: loading, sleeping
+and waking may take any time. The monitor counts silence in ticks of its own event loop, and one late tick counts as two
+beats at most: a delay of this loop is not taken for a stall of the engine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class StepClock:
 def start_beating(
     context: zmq.Context[zmq.Socket[bytes]], address: str, step_clock: StepClock, every_s: float
 ) -> Callable[[], None]:
-    """Start the beat thread, with a socket of its own (a socket belongs to one thread). Call the result to end it."""
+    """Start the beat thread, with its own socket (a socket belongs to one thread). Call the result to end the
+    thread."""
     stopped = threading.Event()
 
     def beat() -> None:
@@ -99,7 +100,7 @@ class HeartMonitor:
 
     @property
     def stall(self) -> str | None:
-        """Why the engine counts as stalled, or None."""
+        """Reason why the engine counts as stalled; None if it does not."""
         if not self._stall_after_s:
             return None
         if self._silent_s > self._stall_after_s:
@@ -127,7 +128,7 @@ class HeartMonitor:
         self._silent_s, self._step_s = 0.0, step_s
 
     def tick(self) -> None:
-        """Count a tick; to be called every ``beat_s`` seconds."""
+        """Count a tick. Call this every ``beat_s`` seconds."""
         now_s = self._clock()
         self._silent_s += min(now_s - self._ticked_s, _LATE_TICKS * self.beat_s)
         self._ticked_s = now_s

@@ -5,11 +5,11 @@
 
     REQ: 8 bytes, n of the first lost batch --> ROUTER: topic | n | msgpack, ... , then n = -1 and nothing else
 
-The engine's loop sends and answers between two steps: no thread and no queue. A PUB socket never waits: a
-subscriber that reads too slowly loses messages, which it sees at a number that it did not expect. A batch that is
-kept no longer cannot be replayed, nor can one that an engine process before this one has sent. Then the feed
-publishes everything again, beginning with AllBlocksCleared, and replays that. So any loss is repaired, and every start
-begins with AllBlocksCleared too, as number 0.
+The engine's loop sends and answers between two steps: no thread and no queue. A PUB socket never waits: a subscriber
+that reads too slowly loses messages, and notices a gap in the numbers. Batches that are no longer kept cannot be
+replayed, nor can batches of an earlier engine process. For these the feed publishes everything again, beginning with
+AllBlocksCleared, and replays that. So every loss can be repaired. Every start also begins with AllBlocksCleared, as
+number 0.
 
 Laws: L3 (a slow subscriber is never an error), L11 (kept batches, waiting messages and known names are bounded).
 """
@@ -45,7 +45,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class KvEventFeed:
-    """Raises ConfigError where an address is not free. ``replay``: the socket that a poller watches, or None."""
+    """The feed of one engine. ``replay``: the socket for a poller, or None. Raises ConfigError if an address is not
+    free."""
 
     def __init__(
         self, memory: Memory, context: zmq.Context[zmq.Socket[bytes]], config: KvEventsConfig, rank: int = 0
@@ -61,7 +62,7 @@ class KvEventFeed:
         self._publisher = _socket(context, zmq.PUB, config.endpoint, config.hwm)
         self.replay: zmq.Socket[bytes] | None = None
         if config.replay_endpoint is not None:
-            waiting_max = 2 * (config.buffer_steps + 1)  # a whole replay and its end fit
+            waiting_max = 2 * (config.buffer_steps + 1)  # a complete replay fits, with its end
             self.replay = _socket(context, zmq.ROUTER, config.replay_endpoint, waiting_max)
         self._publish(self._follower.everything())
 
@@ -82,7 +83,7 @@ class KvEventFeed:
             self._publish(events)
 
     def answer(self) -> None:
-        """Answer the replays that subscribers asked for. It does not wait."""
+        """Answer the replays that subscribers asked for, without waiting."""
         if self.replay is None:
             return
         for _ in range(REPLAYS_MAX):
@@ -102,7 +103,7 @@ class KvEventFeed:
             self._resets += 1
             batches = self._publish(self._follower.everything())
         topic = self._config.topic.encode()
-        with contextlib.suppress(zmq.Again):  # a subscriber that does not read its replay loses it
+        with contextlib.suppress(zmq.Again):  # a subscriber that does not read loses its replay
             for number, payload in batches:
                 socket.send_multipart([client, b"", topic, number.to_bytes(8, "big"), payload], zmq.NOBLOCK)
             socket.send_multipart([client, b"", b"", END_OF_REPLAY, b""], zmq.NOBLOCK)
@@ -130,7 +131,7 @@ class KvEventFeed:
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: Any, endpoint: str, waiting_max: int) -> zmq.Socket[bytes]:
-    """Return a socket at ``endpoint``. Raises ConfigError."""
+    """Return a socket at ``endpoint``. Raise ConfigError."""
     socket = context.socket(kind)
     socket.set_hwm(waiting_max)
     if "[" in endpoint:

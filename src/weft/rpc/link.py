@@ -1,20 +1,20 @@
-"""Messages between a server and a joined machine, in addition to those of the engine; the token of both; and the
-machine's end of a connection.
+"""Messages between a server and a joined machine, in addition to the engine's; the token; and the machine's side of a
+connection.
 
     joined machine (``Uplink``)                             server (``listener``)
     ---------------------------                             ---------------------
-    Hello          -------------------------------------->  which machine, which weft
+    Hello          -------------------------------------->  name of the machine, version of weft
                    <--------------------------------------  Welcome, or Dismissal
-                   <--------------------------------------  StartEngine: which engine; a running one goes on
-    EngineEnded    -------------------------------------->  its process ended, and why
-    Leaving        -------------------------------------->  drain this replica: the operator ends `weft join`
-    ConnectionLost -------------------------------------->  nothing is heard of the server
-                   <--------------------------------------  Dismissal: the connection is over, and what next
+                   <--------------------------------------  StartEngine: model and config; a running engine goes on
+    EngineEnded    -------------------------------------->  the process ended, with the reason
+    Leaving        -------------------------------------->  drain this replica: the operator stops `weft join`
+    ConnectionLost -------------------------------------->  the server is silent
+                   <--------------------------------------  Dismissal: the connection is over, with the next action
     LinkBeat       <------------------------------------->  every BEAT_S, in both directions
 
-Between them pass the messages of ``weft.rpc.messages``, unread. A connection carries one engine process, and neither
-end opens it again: ZeroMQ's own reconnection is off. After any loss the agent opens a new connection, on a new socket.
-So no message of an earlier connection can reach a later one, and none needs a number.
+The messages of ``weft.rpc.messages`` are relayed unread. A connection belongs to one engine process and is never
+reopened: ZeroMQ's reconnection is off. After any loss the agent opens a new connection on a new socket. So no message
+of an earlier connection can reach a later one, and messages need no connection number.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from weft.handoff import Role
 from weft.rpc.loop_socket import LoopSocket
 
 LINK_VERSION = 4
-"""Version of the messages; another version is refused."""
+"""Version of the messages; other versions are refused."""
 BEAT_S = 0.5
 SILENT_S = 3.0
-"""Seconds without a message after which the other end has vanished."""
+"""Seconds without a message after which the other side counts as vanished."""
 LATE_TICKS = 2
-"""Most ticks that a late tick of silence counts: an end that was held up itself does not blame the other."""
+"""Most ticks of silence that a late tick counts, so that a delay of this side is not taken for silence of the other."""
 OF_LINK, OF_ENGINE = b"L", b"E"
-"""Kinds of bodies: a message of this file, or one of ``weft.rpc.messages`` as it came."""
+"""Kinds of bodies: a message of this file, or an unread message of ``weft.rpc.messages``."""
 FRAME_BYTES_MAX = 256 << 10
-"""Most bytes of one frame; a longer body is sent in pieces. ZeroMQ takes a frame from a connection before that has
-proved its key, so this times the connections is the memory that strangers can have."""
+"""Most bytes of one frame; a longer body is sent in pieces. ZeroMQ reads a frame before the sender has proved its key,
+so this value times the connections is the memory that strangers can take."""
 _CURVE_BYTES = 256
-"""Bytes, more than CURVE adds to a frame, and than a frame of its handshake has."""
+"""Upper bound of the bytes that CURVE adds to a frame, and of the bytes of a handshake frame."""
 _PORT_MAX = 65535
 _QUEUED_MAX = 20_000
-"""Most messages to an end that does not read; more end the connection."""
+"""Most queued messages to a side that does not read; more end the connection."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The first message of an agent. ``agent`` names a replica of a joined machine for as long as its `weft join` runs.
-    ``attempt`` grows with each Hello of an agent, so that a late one is told from a new one. ``host``: the machine's
-    name. ``started_by``: the program that started `weft join`, such as a Ray actor; empty for a person. ``role``: of
-    its replica."""
+    ``attempt`` grows with each Hello of an agent, so that late ones are recognised. ``host``: the machine's name.
+    ``started_by``: the program that started `weft join`, such as a Ray actor; empty for a person. ``role``: of its
+    replica."""
 
     link_version: int
     weft_version: str
@@ -81,8 +81,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag=True):
-    """An order to start an engine. ``config``: fields of an EngineConfig; the joined machine may override those that
-    concern only itself. An agent whose engine runs with the same configuration resets it instead."""
+    """An order to start an engine. ``config``: fields of an EngineConfig; the joined machine may override fields that
+    concern only itself. If an engine with the same configuration runs, the agent resets it instead."""
 
     factory: str
     config: dict[str, Any]
@@ -94,20 +94,20 @@ class EngineEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leaving(msgspec.Struct, frozen=True, tag=True):
-    """Drain the replica, and dismiss its agent."""
+    """Request of an agent: drain the replica, and dismiss the agent."""
 
 
 class ConnectionLost(msgspec.Struct, frozen=True, tag=True):
-    """The agent hears nothing of the server. If only the way back is cut, the server learns it from this
-    message, and not from a second silence."""
+    """Report of an agent that receives nothing from the server. If only one direction is cut, this message tells the
+    server."""
 
 
 Then = Literal["wait", "restart", "refused", "drained"]
 
 
 class Dismissal(msgspec.Struct, frozen=True, tag=True):
-    """The connection is over. The agent then waits for the next server with its engine, ends the engine and connects
-    again (restart), or ends: it must not come back (refused), or left as it wished (drained)."""
+    """The connection is over. The agent then keeps its engine and waits for the next server (wait), ends the engine and
+    connects again (restart), or ends (refused; drained, as it asked)."""
 
     reason: str
     then: Then = "wait"
@@ -134,14 +134,18 @@ def decode(raw: bytes) -> LinkMessage:
 
 
 def frames(*bodies: bytes | memoryview) -> list[memoryview]:
-    """Split ``bodies`` into pieces of a frame each. A receiver joins the frames."""
+    """Split ``bodies`` into frames, which the receiver joins."""
     views = [memoryview(body).cast("B") if body else memoryview(b"") for body in bodies]
-    return [view[at : at + FRAME_BYTES_MAX] for view in views for at in range(0, max(1, len(view)), FRAME_BYTES_MAX)]
+    return [
+        view[start : start + FRAME_BYTES_MAX]
+        for view in views
+        for start in range(0, max(1, len(view)), FRAME_BYTES_MAX)
+    ]
 
 
 def set_options(socket: zmq.Socket[bytes]) -> None:
-    """Set the options of a socket. ZeroMQ's heartbeat closes connections over a cut network. It proves that a kernel
-    lives; ``LinkBeat`` proves that the process does."""
+    """Set the options of a socket. ZeroMQ's heartbeat closes connections over a cut network. It only proves that the
+    machine lives; ``LinkBeat`` proves that the process does."""
     for option, value in (
         (zmq.LINGER, 0),
         (zmq.RECONNECT_IVL, -1),
@@ -165,7 +169,7 @@ def tcp_address(text: str, *, flag: str) -> str:
 
 
 def own_address(towards: str = "192.0.2.1") -> str:
-    """Return the address that this machine has towards another one. Nothing is sent for that."""
+    """Return this machine's address on the route to ``towards``. Nothing is sent."""
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((towards, 9))
@@ -185,8 +189,8 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class LinkKeys:
-    """Keys of one fleet, from its token: CURVE encrypts and authenticates every frame with them. Each end knows the
-    other's public key from the token, so no key crosses the network."""
+    """Keys of one fleet, from its token: CURVE encrypts and authenticates every frame with them. Both sides derive the
+    public keys from the token, so no key crosses the network."""
 
     server: KeyPair
     machine: KeyPair
@@ -196,7 +200,7 @@ class LinkKeys:
         return cls(_key_pair(token, b"server"), _key_pair(token, b"machine"))
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Tell ZeroMQ whether a handshake may succeed: one with the key of the token."""
+        """Tell ZeroMQ whether a handshake may succeed: only with the key of the token."""
         return key == self.machine.public
 
 
@@ -273,7 +277,7 @@ class DismissedError(EngineUnavailableError):
 
 
 class Uplink:
-    """A joined machine's end of one connection. To be constructed on the running event loop."""
+    """A joined machine's side of one connection. Construct it on the running event loop."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: LinkKeys) -> None:
         self._where = address.removeprefix("tcp://")
@@ -289,12 +293,13 @@ class Uplink:
 
     def close(self) -> None:
         if not self._dealer.closed:
-            self._dealer.disable_monitor()  # first: ZeroMQ waits for ever to write to one that is closed
+            self._dealer.disable_monitor()  # first, since ZeroMQ would wait for ever to write to a closed monitor
         self._monitor.close()
-        self._socket.close(_FAREWELL_MS)  # a farewell may be on its way
+        self._socket.close(_FAREWELL_MS)  # a last message may be on its way
 
     async def greet(self, hello: Hello) -> Welcome:
-        """Say Hello. Raise LinkLostError with the reason; DismissedError; ConfigError for another token."""
+        """Send Hello, and return the reply. Raise LinkLostError with the reason; DismissedError; ConfigError for a
+        wrong token."""
         self.say(hello)
         answer, lost = asyncio.ensure_future(self.receive()), asyncio.ensure_future(self.watch())
         try:
@@ -334,8 +339,8 @@ class Uplink:
                     return message
 
     async def keep_alive(self) -> None:
-        """Send beats until the server is silent, and raise LinkLostError then. Silence is counted in ticks: a machine
-        that was stopped itself does not blame the server."""
+        """Send beats until the server is silent; then raise LinkLostError. Silence is counted in ticks, so that a pause
+        of this machine is not taken for silence of the server."""
         ticked_s = time.monotonic()
         while self._silent_s <= SILENT_S:
             self.say(LinkBeat())
@@ -347,7 +352,7 @@ class Uplink:
         raise LinkLostError(f"the server has been silent for {self._silent_s:.1f} s")
 
     async def watch(self) -> None:
-        """Wait for the end of the connection, and raise its reason: LinkLostError; ConfigError for another token."""
+        """Wait for the end of the connection, and raise the reason: LinkLostError; ConfigError for a wrong token."""
         while True:
             event = zmq.Event(parse_monitor_message(await self._monitor.receive())["event"])
             if event & REFUSED:

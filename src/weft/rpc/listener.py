@@ -1,13 +1,12 @@
-"""The server's end of all links to joined machines: one port, a connection for each agent.
+"""The server's side of all links to joined machines: one port, and a connection for each agent.
 
     zmq ROUTER, CURVE        messages in  --> AgentConnection --reports--> EngineClient
     (``--listen-engines``)   messages out <-- AgentConnection <--commands-- EngineClient
 
-An agent is one replica of a joined machine. To the client a connection is a ``ProcessLink``, as a child is.
-It ends with the engine process, or it is lost: nothing came for SILENT_S, its queue is full, or its agent
-says Hello again. Then the requests resume elsewhere. The engine process lives on: its agent connects again,
-and it serves with a warm cache. Silence is counted in ticks of this event loop, so a late tick blames no
-machine.
+An agent is one replica of a joined machine. For the client a connection is a ``ProcessLink``, like a child process. It
+ends with the engine process, or it is lost: nothing came for SILENT_S, the queue is full, or the agent sends Hello
+again. Then the requests resume elsewhere. The engine process lives on: the agent connects again, and the engine serves
+with a warm cache. Silence is counted in ticks of this event loop, so that a delay of the loop is not taken for silence.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _reports = msgspec.msgpack.Decoder(Report)
 
 
 class AgentConnection:
-    """A ``ProcessLink``: one engine process of an agent, over one connection. ``on_end`` is called at its
-    end."""
+    """A ``ProcessLink``: one engine process of an agent, over one connection. ``on_end`` is called at the end of the
+    connection."""
 
     def __init__(self, listener: LinkListener, routing_id: bytes, host: str) -> None:
         self.host = host
@@ -67,7 +66,7 @@ class AgentConnection:
         place: HostShare = ANYWHERE,
     ) -> None:
         """Start an engine on the agent's machine. ``record`` and ``place`` are ignored: a recording belongs to the
-        server's own machine, and the joined machine chooses its place."""
+        server's own machine, and the joined machine chooses its own cores and memory."""
         self.started = True
         self.say(link.StartEngine(factory, dataclasses.asdict(config), beat_s))
 
@@ -75,7 +74,7 @@ class AgentConnection:
         self.post(command)
 
     def post(self, command: Command) -> None:
-        """Send a command; does nothing after the end, which the waiters of ``wait`` learn."""
+        """Send a command. Do nothing after the end, which ``wait`` reports."""
         self._put(link.OF_ENGINE, _encoder.encode(command))
 
     async def receive(self) -> Report:
@@ -98,7 +97,7 @@ class AgentConnection:
         self._put(link.OF_LINK, link.encode(message))
 
     def dismiss(self, reason: str, then: link.Then = "wait") -> None:
-        """End the connection; ``then``: the next action of its agent. Idempotent."""
+        """End the connection. ``then``: the next action of the agent. Idempotent."""
         self.say(link.Dismissal(reason, then))
         self.end(reason, machine_lost=then != "restart")
 
@@ -119,12 +118,12 @@ class AgentConnection:
             return
         try:
             self._listener.put([self.routing_id, kind, *link.frames(body)])
-        except zmq.ZMQError as error:  # it does not read, or its end has closed it
+        except zmq.ZMQError as error:  # the agent does not read, or has closed the connection
             self.end(f"the link to {self.host} broke: {error.strerror}")
 
 
 class Machine:
-    """One agent of a joined machine, as its replica sees it. ``connection``: None while it is away."""
+    """One agent of a joined machine, as the replica sees it. ``connection``: None while the agent is away."""
 
     def __init__(self, hello: link.Hello) -> None:
         self.host = hello.host
@@ -137,7 +136,7 @@ class Machine:
         self._connected = asyncio.Event()
 
     async def connected(self) -> AgentConnection:
-        """Return the connection, once there is one that no engine client has used."""
+        """Wait for a connection that no engine client has used, and return it."""
         while self.connection is None:
             self._connected.clear()
             await self._connected.wait()
@@ -156,8 +155,8 @@ class Machine:
 
 
 class LinkListener:
-    """The port at which machines join. ``on_hello`` takes a new connection and gives the number of its replica, or None
-    to drop it; ``on_leaving``: its agent wishes to leave."""
+    """The port at which machines join. ``on_hello`` gets a new connection and returns the number of the replica, or
+    None to drop it; ``on_leaving`` gets a machine whose agent wants to leave."""
 
     def __init__(
         self,
@@ -190,7 +189,7 @@ class LinkListener:
             socket.bind(self._address.removesuffix(":0") + ":*" if self._address.endswith(":0") else self._address)
         except zmq.ZMQError as error:
             self._authenticator.stop()
-            socket.close(0)  # made of the shadow, so the context does not know it and would wait for it
+            socket.close(0)  # created from the shadow: the context does not know the monitor and would wait for it
             context.destroy(linger=0)
             raise ConfigError(
                 f"--listen-engines {self._address.removeprefix('tcp://')}: {zmq.strerror(error.errno or 0)}",
@@ -202,7 +201,7 @@ class LinkListener:
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
     async def close(self, reason: str) -> None:
-        """Close the port. Agents learn that the server ends, and wait for the next one. Their engines live on."""
+        """Close the port. Agents are told, keep their engines, and wait for the next server."""
         if not self._tasks:
             return
         for connection in list(self._connections.values()):
@@ -228,7 +227,7 @@ class LinkListener:
             parts = await self._socket.receive()
             if len(parts) >= 3:
                 routing_id, kind, *pieces = parts
-                with contextlib.suppress(msgspec.DecodeError):  # of another version, and refused by its Hello
+                with contextlib.suppress(msgspec.DecodeError):  # of another version, whose Hello is refused
                     self._take(routing_id, kind, b"".join(pieces))
 
     def _take(self, routing_id: bytes, kind: bytes, body: bytes) -> None:

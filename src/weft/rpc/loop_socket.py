@@ -1,7 +1,7 @@
 """A ZeroMQ socket on the event loop: one callback for each burst of messages, and sends that never wait.
 
     message arrives --> descriptor readable --> _look: is there a message? --> wakes receive()
-    receive()           takes messages without waiting, for as long as there are some; a turn after BURST
+    receive()           takes messages without waiting while there are some; yields after BURST
     send()              at once; the queue has no bound
 
 ZeroMQ's descriptor is readable when something may have changed, not while messages wait. Reading ZMQ_EVENTS
@@ -18,12 +18,12 @@ import zmq
 
 BURST = 64
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-"""Values of Python's flags of an Enum, which cost more than the call."""
+"""Integer values of Enum flags, whose use would cost more than the call."""
 
 
 class LoopSocket:
-    """A ZeroMQ socket on the event loop. ``socket`` is bound or connected, and belongs to this object from now on. To
-    be constructed on the running event loop. One task receives."""
+    """A ZeroMQ socket on the event loop. ``socket``: bound or connected; this object then owns it. Construct it on the
+    running event loop. Only one task may receive."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -31,7 +31,7 @@ class LoopSocket:
         self._arrival: asyncio.Future[None] | None = None
         self._burst = 0
         self._will_look = False
-        """Whether it looks at the socket after the sends of this turn of the loop."""
+        """Whether ``_look`` is scheduled after the sends of this turn of the event loop."""
         self._descriptor: int = socket.FD
         self._loop.add_reader(self._descriptor, self._look)
 
@@ -55,8 +55,8 @@ class LoopSocket:
                 return parts
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send a message. Never waits; does nothing after ``close``. Raise zmq.Again for a full queue, if it has a
-        bound."""
+        """Send a message without waiting; do nothing after ``close``. Raise zmq.Again if the queue is bounded and
+        full."""
         if self._socket.closed:
             return
         self._socket.send_multipart(parts, zmq.NOBLOCK)
@@ -71,7 +71,7 @@ class LoopSocket:
             self._socket.close(linger_ms)
 
     def _look(self) -> None:
-        """Take a look at the socket, which resets the descriptor."""
+        """Read the state of the socket, which resets the descriptor."""
         self._will_look = False
         if self._socket.closed:
             return

@@ -12,11 +12,11 @@
               <-------------------------------------------   ... and a Reply in a StepReport
     Cancel, Follow, Stop         ------------------------->  commands without a reply
               <-------------------------------------------   StepReport: at most one message per step
-              <-------------------------------------------   Beat: a sign of life, from a thread of its own
+              <-------------------------------------------   Beat: a sign of life, from a separate thread
               <-------------------------------------------   Fatal: the last message of a dying engine
 
-The engine reads between two steps. A StepReport carries the replies to submits as well as tokens, so the news
-of a request arrives in the order of events. HTTP workers say the same to the process with the engines.
+The engine reads between two steps. A StepReport carries tokens and the replies to submits, so that everything about a
+request arrives in order. HTTP workers exchange the same messages with the process that has the engines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from weft.snapshot_report import SnapshotReport
 
 
 class PeerKeys(msgspec.Struct, frozen=True):
-    """Address and token for handoffs. ``host``: the address that other machines reach this one at; ``port`` 0: any free
+    """Address and token for handoffs. ``host``: this machine's address for other machines; ``port``: 0 for any free
     one. ``token``: of the fleet."""
 
     host: str
@@ -46,7 +46,7 @@ class PeerKeys(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RecordingTarget:
-    """Where a recording of the traffic goes. ``has_tokens``: prompts and answers too, not only their
+    """The file of a recording of the traffic. ``has_tokens``: whether it has prompts and answers, not only their
     hashes."""
 
     file: str
@@ -59,11 +59,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The launch of an engine process. ``factory`` is "module:function"; the engine process calls it with an
-    EngineConfig of ``config`` and ``on_progress``. ``folder`` has the sockets; the process that ends last removes it.
-    ``record``: None for no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part of
-    the machine that is the engine's (``weft.rpc.client.HostShare``). ``memory_turn``: the descriptor of a file that the
-    engines of one machine lock in turn (``weft.host``). ``peers``: how engines of other machines reach it, for
-    handoffs. ``kv_events``: where it publishes KV events, as engine number ``rank`` of this machine."""
+    EngineConfig of ``config`` and ``on_progress``. ``folder``: of the sockets; the process that ends last removes it.
+    ``record``: None for no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the engine's
+    part of the machine (``weft.rpc.client.HostShare``). ``memory_turn``: descriptor of a file that the engines of one
+    machine lock in turn (``weft.host``). ``peers``: how engines of other machines reach this one, for handoffs.
+    ``kv_events``: where KV events are published, as engine number ``rank`` of this machine."""
 
     factory: str
     config: dict[str, Any]
@@ -89,14 +89,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """A question. Its reply has no value: the request is accepted."""
+    """A question: accept this request. The reply has no value."""
 
     number: int
     request: Request
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True):
-    """A question: drop the cached prefixes, and with ``store`` those on disk. Its reply has no value."""
+    """A question: drop the cached prefixes, and with ``store`` those on disk too. The reply has no value."""
 
     number: int
     store: bool = True
@@ -112,8 +112,8 @@ SleepMode = Literal["wait", "abort"]
 
 
 class Sleep(msgspec.Struct, frozen=True, tag=True):
-    """A question; the reply is a ``SleepOutcome``. ``mode``: treatment of running sequences, None to refuse;
-    ``timeout_s``: how long to wait for them."""
+    """A question: go to sleep. ``mode``: treatment of running sequences, None to refuse; ``timeout_s``: longest wait
+    for them. The reply is a ``SleepOutcome``."""
 
     number: int
     level: int
@@ -122,7 +122,7 @@ class Sleep(msgspec.Struct, frozen=True, tag=True):
 
 
 class Wake(msgspec.Struct, frozen=True, tag=True):
-    """A question; the reply is a ``SleepOutcome``. ``tags`` None brings everything back."""
+    """A question: wake up. ``tags``: the parts to wake, None for all. The reply is a ``SleepOutcome``."""
 
     number: int
     tags: list[Part] | None
@@ -132,8 +132,8 @@ PauseMode = Literal["keep", "wait", "abort"]
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """A question: compute no further step. ``mode``: running sequences stay as they are, are waited for, or end. The
-    reply is a ``WeightsOutcome``."""
+    """A question: compute no further step. ``mode``: whether running sequences stay as they are, finish first, or are
+    ended. The reply is a ``WeightsOutcome``."""
 
     number: int
     mode: PauseMode
@@ -148,8 +148,8 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
-    """A question: answer with the weights in ``directory`` from now on. ``mode``: running sequences go on with them,
-    are waited for, or end. The reply is a ``WeightsOutcome``."""
+    """A question: answer with the weights in ``directory`` from now on. ``mode``: whether running sequences continue
+    with these weights, finish first, or are ended. The reply is a ``WeightsOutcome``."""
 
     number: int
     directory: str
@@ -166,16 +166,16 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """A question: drop the adapter with this digest, unless a live sequence has it. The reply: whether it is
-    gone."""
+    """A question: drop the adapter with this digest, unless a live sequence has it. The reply says whether it was
+    dropped."""
 
     number: int
     digest: str
 
 
 class PinPrefixes(msgspec.Struct, frozen=True, tag=True):
-    """A question: name these prefixes. The reply is a list of ``PinState``; it ``waits`` until their states are
-    durable in the store, or are not to become so."""
+    """A question: name these prefixes. The reply is a list of ``PinState``; with ``waits`` it comes only once each
+    state is in the store or cannot be."""
 
     number: int
     named: list[NamedPrefix]
@@ -183,15 +183,15 @@ class PinPrefixes(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnpinPrefixes(msgspec.Struct, frozen=True, tag=True):
-    """A question: forget these names of prefixes. The reply: how many there were."""
+    """A question: forget these names of prefixes. The reply is the number of names that existed."""
 
     number: int
     names: list[str]
 
 
 class Follow(msgspec.Struct, frozen=True, tag=True):
-    """A command: the next StepReport has a full report of the snapshots, and later ones the changes. ``pages``: of KV
-    pages too."""
+    """A command: send a full report of the snapshots with the next StepReport, and changes with later ones. ``pages``:
+    report KV pages too."""
 
     pages: bool = False
 
@@ -204,14 +204,14 @@ class Reset(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """A command. ``index`` None cancels every sequence of the request."""
+    """A command: cancel a sequence. ``index``: None for every sequence of the request."""
 
     request_id: str
     index: int | None = None
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """End after the step that is running."""
+    """A command: end after the running step."""
 
 
 Command = (
@@ -248,14 +248,14 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         return cls(message=error.message, status=error.status, kind=error.kind, param=error.param, code=error.code)
 
     def as_error(self) -> UserError:
-        """Return a UserError that HTTP and the terminal report as the original would have been."""
+        """Return a UserError that HTTP and the terminal report like the original error."""
         error = UserError(self.message, param=self.param, code=self.code)
         error.status, error.kind = self.status, self.kind
         return error
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to the question ``number``: a value in msgpack, whose type the asking side knows, or a
+    """The answer to the question ``number``: a value in msgpack, whose type the sender of the question knows, or a
     refusal."""
 
     number: int
@@ -293,8 +293,8 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The end of a start. ``stats`` from before the first step, so that /metrics has every gauge from the start; None
-    where another process answers /metrics."""
+    """The end of a start. ``stats``: from before the first step, so that /metrics has every gauge from the start; None
+    if another process answers /metrics."""
 
     info: ModelInfo
     stats: EngineStats | None
@@ -303,9 +303,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """The report of a step. ``step_tokens``: tokens computed by each step since the last report (the histogram of
     iteration sizes). ``stats``: the engine's counters, not on every report. ``snapshots``: changes of the prefix cache,
-    after a Follow. ``failures``: of requests that had been accepted and get no further event; an engine has none, as a
-    failed sequence is an event of it, and a fleet has. ``handoffs``: requests whose records are with the engine that
-    goes on, or why they are not. ``weights``: of a fleet, whose HTTP processes get no stats, when they change."""
+    after a Follow. ``failures``: errors of accepted requests that get no further event; only a fleet reports these,
+    since an engine reports failed sequences as events. ``handoffs``: requests whose records have arrived at the engine
+    that continues, or the reason why not. ``weights``: changed weights; only a fleet reports these, to HTTP processes
+    that get no stats."""
 
     replies: list[Reply] = []
     events: list[TokenEvent] = []

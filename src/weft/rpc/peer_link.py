@@ -1,4 +1,4 @@
-"""``PeerLink``: a ``Wire`` of parcels between engine processes, in one thread of its own.
+"""``PeerLink``: a ``Wire`` of parcels between engine processes, with its own thread.
 
     sender    DEALER for each peer  -- ticket | size of the head | place | frames -->  ROUTER   receiver
               <------------------------ ticket | reason, empty if verified ----------
@@ -6,15 +6,15 @@
     one machine     ipc, and the bytes are in shared memory: the message has its place   /proc/PID/fd/N
     two machines    tcp with CURVE, with the keys of the fleet's token; the bytes are in the message
 
-An address is "ipc://FOLDER/peers tcp://HOST:PORT". A process that sees the folder is on the same
-machine; another one takes the second part. Nothing listens on tcp without a token. The shared memory
-has no name, so the system frees it with its last process, also after kill -9. A receiver that cannot open it
-says so, and gets the bytes in a message.
+An address is "ipc://FOLDER/peers tcp://HOST:PORT". A process that sees the folder is on the same machine; other
+processes use the second part. Nothing listens on tcp without a token. The shared memory has no name, so the system
+frees it with its last process, also after kill -9. A receiver that cannot open it reports that, and gets the bytes in a
+message.
 
-Each send has one outcome. A link that breaks off, a key that is refused and SILENT_S without an answer are outcomes of
-all sends under way on it. ZeroMQ delivers a message completely or not at all, so a sender that vanishes in the middle
-of a record leaves nothing. Parcels of one handoff go one after the other. A receiver without room is asked again for
-ROOM_S.
+Each send has one outcome. If a link breaks, a key is refused, or no answer comes for SILENT_S, all sends under way on
+the link fail. ZeroMQ delivers a message completely or not at all, so a sender that vanishes in the middle of a record
+leaves nothing. The parcels of a handoff are sent one after the other. If a receiver has no room, the send is repeated
+for up to ROOM_S.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from weft.store.inbox import FULL, ROOM_S, Parcel
 from weft.store.peer_store import Outcome
 
 SILENT_S = 5.0
-"""Seconds without an answer after which a receiver has vanished."""
+"""Seconds without an answer after which a receiver counts as vanished."""
 _AGAIN_S = 0.02
 _LOOK_MS = 200
 _NO_MEMORY = b"no shared memory"
@@ -50,7 +50,7 @@ Accept = Callable[[Parcel, memoryview], str]
 
 
 class _Memory(msgspec.Struct, frozen=True):
-    """Where bytes of this machine are: a descriptor of a process."""
+    """Location of bytes in shared memory: a process and a descriptor of it."""
 
     process: int
     descriptor: int
@@ -59,8 +59,8 @@ class _Memory(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Send:
-    """One parcel under way. ``memory``: the descriptor that its receiver maps, -1 for bytes in a message.
-    ``began_s``: when it was put on the link last; ``asked_s``: when it was first."""
+    """One parcel under way. ``memory``: the descriptor that the receiver maps, -1 for bytes in a message. ``began_s``:
+    time of the last try; ``asked_s``: time of the first."""
 
     ticket: int
     parcel: Parcel
@@ -88,8 +88,8 @@ class _Peer:
 
 class PeerLink:
     """A ``Wire`` between engines. ``folder``: private, of this process. ``accept`` takes a parcel and its bytes, and
-    returns why it is refused; called by the thread of the link. ``keys``: None where no other machine is reached.
-    Raises zmq.ZMQError for a port that is taken."""
+    returns the reason of a refusal, else nothing; the link's thread calls it. ``keys``: None without other machines.
+    Raises zmq.ZMQError for a port that is in use."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], folder: str, accept: Accept, keys: PeerKeys | None = None
@@ -103,7 +103,7 @@ class PeerLink:
         os.set_blocking(self._wake_in, False)
         self._peers: dict[str, _Peer] = {}
         self._queues: dict[str, deque[tuple[str, _Send]]] = {}
-        """Sends by handoff, with their addresses: the first is under way, or its receiver was full."""
+        """Sends by handoff, with addresses: the first is under way, or waits for room at the receiver."""
         self._roomless: list[tuple[float, str, _Send]] = []
         """Times at which sends without room are tried again."""
         self._authenticator: ThreadAuthenticator | None = None
@@ -149,7 +149,7 @@ class PeerLink:
 
     def _wish(self, wish: tuple[str, _Send] | None) -> None:
         self._wishes.put(wish)
-        with contextlib.suppress(BlockingIOError):  # the thread is late, and looks anyway
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread will wake anyway
             os.write(self._wake_in, b"!")
 
     # ------------------------------------------------------------------ the link's thread
@@ -182,7 +182,7 @@ class PeerLink:
             goes_on = self._take_wishes()
         for peer in list(self._peers.values()):
             self._break(peer, "this engine ends")
-        for _, send in [waiting[0] for waiting in self._queues.values()]:  # those without room
+        for _, send in [waiting[0] for waiting in self._queues.values()]:  # sends that wait for room
             self._end(send, "this engine ends")
         for listener in listeners:
             listener.close(0)
@@ -201,8 +201,8 @@ class PeerLink:
 
     def _ask_again(self) -> None:
         now_s = time.monotonic()
-        due = [one for one in self._roomless if one[0] <= now_s]
-        self._roomless = [one for one in self._roomless if one[0] > now_s]
+        due = [waiting for waiting in self._roomless if waiting[0] <= now_s]
+        self._roomless = [waiting for waiting in self._roomless if waiting[0] > now_s]
         for _, address, send in due:
             self._try(address, send)
 
@@ -259,7 +259,7 @@ class PeerLink:
                     answer = b"a message of another version"
                 except OSError:
                     answer = _NO_MEMORY
-                with contextlib.suppress(zmq.ZMQError):  # it is gone
+                with contextlib.suppress(zmq.ZMQError):  # the sender is gone
                     listener.send_multipart([sender, ticket, answer], zmq.NOBLOCK)
 
     def _accepted(self, head: memoryview, place: bytes, payloads: memoryview) -> str:
@@ -321,7 +321,7 @@ class PeerLink:
             self._end(send, reason)
 
     def _end(self, send: _Send, reason: str) -> None:
-        """End ``send``, the first one of its handoff. If it failed, the later messages fail too."""
+        """End ``send``, the first of its handoff. If it failed, the later sends of the handoff fail too."""
         queue = self._queues[send.parcel.handoff]
         while queue and (queue[0][1] is send or reason):
             _, ended = queue.popleft()
@@ -334,7 +334,7 @@ class PeerLink:
 
 
 def _shared(payloads: Sequence[memoryview], nbytes: int) -> int:
-    """Return a descriptor of memory with these bytes."""
+    """Return a descriptor of shared memory with these bytes."""
     descriptor = os.memfd_create("weft-parcel")
     try:
         os.ftruncate(descriptor, max(1, nbytes))

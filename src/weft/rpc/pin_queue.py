@@ -1,9 +1,10 @@
-"""Pins of an engine process: set at once, answered once their states are safe.
+"""Pins of an engine process, which are set at once and answered once their states are stored.
 
-    PinPrefixes    --> Pinning.pin ... look, look --> Reply(states)     a state is durable, or is not to become so
+    PinPrefixes    --> Pinning.pin ... look, look --> Reply(states)     each state is stored, or will not be
     UnpinPrefixes  --> Pinning.unpin --> Reply(count)
 
-A write takes steps and a disk. The reply waits for both, at most PIN_WRITE_S, and no request waits for it.
+A write takes several steps and time of the disk. The reply waits for the write for at most PIN_WRITE_S; requests do not
+wait.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class _Waiting:
     step: int
     deadline_s: float
     has_come: bool = False
-    """Requests that ended before the command are in the prefix tree."""
+    """Whether requests that ended before the command are in the prefix tree by now."""
 
 
 class PinQueue:
-    """``clock`` gives seconds. ``take`` and ``look`` return the replies that are ready."""
+    """The queue of pins. ``clock`` returns seconds. ``take`` and ``look`` return the replies that are ready."""
 
     def __init__(self, core: EngineCore, clock: Callable[[], float] = time.monotonic) -> None:
         self._core, self._clock = core, clock
@@ -45,7 +46,7 @@ class PinQueue:
         return []
 
     def look(self, step: int) -> list[Reply]:
-        """Look, between two steps, which replies are ready."""
+        """Return the replies that are ready. Call this between two steps."""
         ended = []
         for waiting in list(self._waiting):
             named = waiting.command.named
@@ -59,7 +60,7 @@ class PinQueue:
         return ended
 
     def forget(self) -> None:
-        """Drop the questions of a server that is gone; the pins stay."""
+        """Drop the questions of a server that has gone; the pins stay."""
         self._waiting.clear()
 
     def _reply(self, command: PinPrefixes) -> Reply:

@@ -1,11 +1,11 @@
-"""Requests that wait outside of the engine loop's steps, and are looked at between two of them.
+"""Queues of requests that wait for an adapter or a grammar, checked between two steps of the engine.
 
     AdapterQueue    a request whose adapter a thread reads
     GrammarQueue    a request whose grammar threads compile
 
-Steps go on meanwhile. A request waits before it is accepted: a bad adapter or grammar is an error of that request, and
-never a sequence that fails. A queue hands out a request only when its adapter or grammar is ready, and the engine
-accepts it before an eviction can happen.
+Steps go on meanwhile. A request waits before it is accepted, so a bad adapter or grammar is an error of the request,
+never a failed sequence. A queue hands out a request only when the adapter or grammar is ready, and the engine accepts
+it before anything can be evicted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _AdapterRead:
     read: Future[ReadAdapter]
     requests: list[Request] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    """Numbers of the questions that wait for it."""
+    """Numbers of questions that wait for this adapter."""
 
 
 class AdapterQueue:
@@ -36,10 +36,10 @@ class AdapterQueue:
 
         Submit with an adapter      in memory        -> the engine has it at once
                                     not in memory    -> waits here; a thread reads the files
-                                    read, no room    -> waits on, until a running adapter ends
-        LoadAdapter                 the same, and its reply says whether the files can be served
+                                    read, no room    -> waits until a running adapter ends
+        LoadAdapter                 the same; the reply says whether the files can be served
 
-    One thread reads, so a burst of new adapters takes one core at most."""
+    One thread reads, so a burst of new adapters takes at most one core."""
 
     def __init__(self, pool: AdapterPool, limit: int) -> None:
         self._pool = pool
@@ -67,18 +67,18 @@ class AdapterQueue:
         return True
 
     def ask(self, number: int, adapter: Adapter) -> None:
-        """Queue the question ``number``, whether the adapter can be served."""
+        """Queue the question ``number``: whether the adapter can be served."""
         self._begun(adapter).numbers.append(number)
 
     def answers(self) -> Iterator[tuple[list[int], list[Request], WeftError | None]]:
-        """Yield questions and requests whose adapter is in memory now, or cannot be, with the error. Submit the
-        requests before the next is asked for: their adapter may be evicted after that."""
+        """Yield questions and requests whose adapter is now in memory, or whose load failed, with the error. Submit the
+        requests before asking for the next item: their adapter may be evicted after that."""
         for digest, reading in list(self._readings.items()):
             if not reading.read.done():
                 continue
             try:
                 if not self._pool.keep(reading.read.result()):
-                    continue  # running adapters leave no room yet
+                    continue  # the adapters of running requests leave no room yet
             except WeftError as error:
                 del self._readings[digest]
                 yield reading.numbers, reading.requests, error
@@ -89,7 +89,7 @@ class AdapterQueue:
     def cancel(self, request_id: str) -> None:
         """Drop a request that is gone. Unknown ids are ignored."""
         for digest, reading in list(self._readings.items()):
-            reading.requests = [one for one in reading.requests if one.request_id != request_id]
+            reading.requests = [request for request in reading.requests if request.request_id != request_id]
             if not reading.requests and not reading.numbers:
                 reading.read.cancel()
                 del self._readings[digest]
@@ -144,8 +144,8 @@ class GrammarQueue:
         return True
 
     def ready(self) -> Iterator[tuple[Request, WeftError | None]]:
-        """Yield requests whose grammar is compiled, in order of arrival, with its error if any. Submit each before the
-        next is asked for: the compiler may forget its grammar after that."""
+        """Yield requests whose grammar is compiled, in order of arrival, with its error if any. Submit each request
+        before asking for the next: the compiler may drop its grammar after that."""
         for request_id, (request, grammar) in list(self._waiting.items()):
             compiled = self._compiling[grammar]
             if not compiled.done():

@@ -1,12 +1,13 @@
-"""``weft serve --record FILE``: times and likenesses of requests, for ``weft simulate``.
+"""``weft serve --record FILE``: times, lengths and hashes of requests, for ``weft simulate``.
 
     engine loop    accepted(request)  events(...)  stepped(plan, seconds)      a list append each
                         |  ended sequences
-                   bounded queue ---> a thread of its own: hashes (sim.recording), JSON, the file
+                   bounded queue ---> a separate thread: hashes (``recording``), JSON, the file
 
-``sim.recording`` describes the file, and why no text can be read out of it. The key of the hashes is drawn here and
-forgotten with the process. Nothing waits for the file: when the thread is too slow or the disk is full, dropped lines
-are counted. Steps are thinned as their number doubles. Queue, file and steps are bounded (law L11).
+``weft.rpc.recording`` describes the file, and why no text can be read out of it. The key of the hashes is drawn here
+and exists only in this process. Nothing waits for the file: if the thread is too slow or the disk is full, lines are
+dropped and counted. A sample of the steps is kept, thinned as their number doubles. Queue, file and steps are bounded
+(law L11).
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class _Open:
 
 
 class Recorder:
-    """A recorder of traffic. ``clock`` is the engine's. Raises ConfigError (``--record``) where the file exists or
-    cannot be made."""
+    """A recorder of traffic. ``clock`` is the engine's. Raises ConfigError (``--record``) if the file exists or cannot
+    be created."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._write_lines, name="recorder", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------------ told by the engine's loop
+    # ------------------------------------------------------------------ called by the engine's loop
 
     def accepted(self, request: Request) -> None:
         now = self._clock()
@@ -94,22 +95,22 @@ class Recorder:
     def cancelled(self, request_id: str, index: int | None) -> None:
         """Note a cancel before the engine gets it."""
         now = self._clock() - self._start_s
-        for (name, number), one in self._open.items():
+        for (name, number), sequence in self._open.items():
             if name == request_id and index in (None, number):
-                one.cancelled_at_s = now
+                sequence.cancelled_at_s = now
 
     def events(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
-            one = self._open.get((event.request_id, event.index))
-            if one is None:
+            sequence = self._open.get((event.request_id, event.index))
+            if sequence is None:
                 continue
-            one.tokens += event.tokens
-            one.cached = event.cached_tokens
+            sequence.tokens += event.tokens
+            sequence.cached = event.cached_tokens
             if event.finish_reason is not None:
                 del self._open[event.request_id, event.index]
-                if event.finish_reason in ("cancelled", "error") and one.cancelled_at_s is None:
-                    one.cancelled_at_s = self._clock() - self._start_s
-                self._put(_Ended(one, self._fingerprints, self._has_tokens).line)
+                if event.finish_reason in ("cancelled", "error") and sequence.cancelled_at_s is None:
+                    sequence.cancelled_at_s = self._clock() - self._start_s
+                self._put(_Ended(sequence, self._fingerprints, self._has_tokens).line)
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
         self._step_count += 1
@@ -152,34 +153,34 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A sequence as its line; made on the thread, as hashing a long prompt takes a millisecond."""
+    """An ended sequence. Its line is made on the thread, since hashing a long prompt takes a millisecond."""
 
-    one: _Open
+    sequence: _Open
     fingerprints: Fingerprints
     has_tokens: bool
 
     def line(self) -> dict[str, Any]:
-        one, request = self.one, self.one.request
-        tokens = [*request_keys(request), *one.tokens]
-        computed = len(tokens) - bool(one.tokens)  # the last token is chosen and never computed
+        sequence, request = self.sequence, self.sequence.request
+        tokens = [*request_keys(request), *sequence.tokens]
+        computed = len(tokens) - bool(sequence.tokens)  # the last token is chosen but never computed
         fingerprint = self.fingerprints.of(tokens, request.salt, computed=computed)
         return sequence_line(
             fingerprint,
-            at_s=one.at_s,
-            number=one.number,
+            at_s=sequence.at_s,
+            number=sequence.number,
             input_length=len(request.prompt_tokens),
-            output_length=len(one.tokens),
-            cached=one.cached,
+            output_length=len(sequence.tokens),
+            cached=sequence.cached,
             salt=self.fingerprints.salt(request.salt),
             priority=request.priority,
             boundaries=list(request.boundaries),
             marks=list(request.marks),
-            # Neither a mean nor the first row takes a hit.
+            # Mean and first-row pooling never use a cached prefix.
             prompt_logprobs=(
                 request.sampling.prompt_logprobs is not None
                 or (request.pooling is not None and request.pooling.kind != "last")
             ),
-            cancelled_at_s=None if one.tokens else one.cancelled_at_s,
+            cancelled_at_s=None if sequence.tokens else sequence.cancelled_at_s,
             tokens=token_text(tokens) if self.has_tokens else "",
         )
 

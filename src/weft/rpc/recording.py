@@ -3,14 +3,14 @@
     {"weft_recording": 1, ...}                                    the model's geometry and the engine's sizes
     {"at_s", "input_length", "output_length", "blocks", ...}      one line for each sequence that ended
     {"steps": [[prefill tokens, pairs, decodes, context, s], ...]}   times of some steps, to fit a cost model
-    {"front": [[3, "<7 x 4 bytes>"]]}      the first 7 tokens of block 3, as comparable as blocks are
-    {"tokens": "<n x 4 bytes>"}            int32, little endian, base64; with server.record_tokens alone
+    {"front": [[3, "<7 x 4 bytes>"]]}      hashes of the first 7 tokens of block 3, comparable like blocks
+    {"tokens": "<n x 4 bytes>"}            int32, little endian, base64; only with server.record_tokens
     {"ended": true, "dropped": 0}
 
 **No text and no tokens** unless the operator asks for them. A block of 16 tokens is written as 8 bytes of a keyed hash
 (BLAKE2b) that covers the salt of the request and all tokens up to the block's end. The key is drawn when recording
-starts and is in no file: without it texts cannot be tried against the hashes. A file does tell when requests came, how
-long they and their answers were, and which of them begin alike within one cache salt.
+starts and is in no file: without the key, texts cannot be tried against the hashes. A file does reveal the times of
+requests, the lengths of prompts and answers, and which requests of one cache salt share a beginning.
 
 ``weft.rpc.recorder`` writes the lines while an engine runs; ``weft_tools.sim.recording`` reads them for a replay.
 """
@@ -36,7 +36,7 @@ BLOCK_BYTES = 8
 TOKEN_HASH_BYTES = 4
 _TOKEN_BYTES = 4
 _ENDS_MAX = 65_536
-"""Most positions inside a block at which requests ended that are remembered; the least recently met goes first."""
+"""Most remembered positions inside a block at which requests ended; the least recently used is dropped first."""
 _ENDS_PER_PLACE_MAX = 16
 
 
@@ -50,7 +50,7 @@ class Fingerprint:
 
 
 class Fingerprints:
-    """Hashes of sequences under one ``key``, which must be random and kept nowhere (16 to 64 bytes)."""
+    """Hashes of sequences under one ``key``, which must be random and never stored (16 to 64 bytes)."""
 
     def __init__(self, key: bytes) -> None:
         assert 16 <= len(key) <= 64
@@ -62,8 +62,8 @@ class Fingerprints:
         return blake2b(salt.encode(), key=self._key, digest_size=BLOCK_BYTES).hexdigest() if salt else ""
 
     def of(self, tokens: Sequence[int], salt: str, *, computed: int) -> Fingerprint:
-        """Return the hashes of a sequence. ``tokens``: prompt and answer; of them the first ``computed`` were in memory
-        when the sequence ended, so its state was kept there."""
+        """Return the hashes of a sequence. ``tokens``: prompt and answer; the first ``computed`` of them were in memory
+        when the sequence ended, where its state was kept."""
         data = np.asarray(tokens, dtype=np.int32).tobytes()
         state = blake2b(salt.encode(), key=self._key, digest_size=BLOCK_BYTES)
         blocks: list[bytes] = []
@@ -83,12 +83,12 @@ class Fingerprints:
         return Fingerprint(b"".join(blocks), tuple(fronts))
 
     def _front(self, state: Any, before: bytes, block: bytes, own_end: int) -> bytes:
-        """Return hashes of the first tokens of ``block``: up to the last token in common with earlier requests that
-        ended here, and up to ``own_end``, which is remembered."""
+        """Return hashes of the first tokens of ``block``, up to ``own_end``, which is remembered, and up to the last
+        token shared with earlier requests that ended in this block."""
         following = state.copy()
         hashes = bytearray()
-        for at in range(0, len(block), _TOKEN_BYTES):
-            following.update(block[at : at + _TOKEN_BYTES])
+        for start in range(0, len(block), _TOKEN_BYTES):
+            following.update(block[start : start + _TOKEN_BYTES])
             hashes += following.digest()[:TOKEN_HASH_BYTES]
         known = self._ends.setdefault(before, [])
         self._ends.move_to_end(before)
@@ -104,7 +104,7 @@ class Fingerprints:
 
 
 def _common(left: bytes | bytearray, right: bytes) -> int:
-    """Return the number of tokens at the front of both whose hashes are equal."""
+    """Return the number of leading tokens with equal hashes."""
     size, count = TOKEN_HASH_BYTES, 0
     while (count + 1) * size <= min(len(left), len(right)) and (
         left[count * size : (count + 1) * size] == right[count * size : (count + 1) * size]
@@ -114,7 +114,7 @@ def _common(left: bytes | bytearray, right: bytes) -> int:
 
 
 def sequence_line(fingerprint: Fingerprint, **fields: Any) -> dict[str, Any]:
-    """Return one line of the file; ``fields`` as ``read_recording`` wants them, empty ones left out."""
+    """Return one line of the file; ``fields``: as ``read_recording`` expects them; empty ones are left out."""
     always = ("at_s", "input_length", "output_length")
     line = {name: value for name, value in fields.items() if value or name in always}
     line["blocks"] = base64.b64encode(fingerprint.blocks).decode()
@@ -155,6 +155,6 @@ def header_line(*, model: str, arena: ArenaPlan, sizes: Sizes, snapshots: str) -
         "grid_tokens": sizes.grid_tokens,
         "arena": {
             **{name: getattr(arena, name) for name in (*ARENA_NUMBERS, *COMPRESSED_NUMBERS)},
-            "kv_fields": [astuple(one) for one in arena.kv_fields],
+            "kv_fields": [astuple(kv_field) for kv_field in arena.kv_fields],
         },
     }

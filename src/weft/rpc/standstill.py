@@ -1,15 +1,15 @@
 """Calls that stop the engine's steps: to sleep and wake, to pause and resume, and to replace the weights.
 
-    mode            live sequences when the call comes
+    mode            treatment of live sequences
     none            Sleep: refused, with their count and the modes
-    wait            steps go on until the last one has ended; too late: refused. Meanwhile new requests are
-                    refused (Sleep: they would find no engine), or held back until the call is done
-    abort           they end
+    wait            steps go on until the last one has ended; refused after the timeout. Meanwhile new requests are
+                    refused (Sleep), or held back until the call is done
+    abort           all are ended
     keep            Pause: they stay where they are. UpdateWeights: they are preempted, and computed again
 
-    Wake, Resume    at once; a call that waits is refused then
+    Wake, Resume    at once; a waiting call is then refused
 
-All is done between two steps. A call is long where weights are read; the thread of the heartbeat goes on.
+Everything happens between two steps. A call that reads weights takes long; the thread of the heartbeat goes on.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Call = Sleep | Pause | UpdateWeights
 
 
 class Standstill:
-    """Calls that wait for the engine's steps to stop. ``clock`` gives seconds. ``take`` and ``look`` return the replies
-    that are ready."""
+    """Calls that wait for the engine's steps to stop. ``clock`` returns seconds. ``take`` and ``look`` return the
+    replies that are ready."""
 
     def __init__(self, core: EngineCore, clock: Callable[[], float] = time.monotonic) -> None:
         self._core = core
         self._sleeper = Sleeper(core)
         self._clock = clock
         self.waits = False
-        """Whether a call waits for live sequences, and new requests with it."""
+        """Whether a call waits for live sequences, so that new requests wait too."""
         self._waiting: tuple[Call, float] | None = None
         self._held: dict[str, tuple[int, Request]] = {}
 
     # ------------------------------------------------------------------ requests
 
     def check_open(self) -> None:
-        """Raise AsleepError while a sleep waits for live sequences. (Asleep, the engine itself refuses.)."""
+        """Raise AsleepError while a sleep waits for live sequences. An engine that sleeps refuses by itself."""
         if self._waiting is not None and isinstance(self._waiting[0], Sleep):
             raise AsleepError(
                 "the engine goes to sleep once running requests have ended, and takes no new ones", code="asleep"
@@ -66,7 +66,7 @@ class Standstill:
         return True
 
     def released(self) -> list[tuple[int, Request]]:
-        """Return requests that were held back and are not any more."""
+        """Return the requests that are no longer held back."""
         if self._waiting is not None or not self._held:
             return []
         released = list(self._held.values())
@@ -77,7 +77,7 @@ class Standstill:
         self._held.pop(request_id, None)
 
     def forget(self) -> None:
-        """Drop a call that waits, and the requests that are held back: their caller is gone."""
+        """Drop a waiting call and all held-back requests, because their caller has gone."""
         self._wait_for(None)
         self._held.clear()
 
@@ -111,7 +111,8 @@ class Standstill:
         self.waits = command is not None
 
     def look(self) -> list[Reply]:
-        """Return the replies that are ready, between two steps: the live sequences have ended, or it is too late."""
+        """Return the replies that are ready, between two steps: the live sequences have ended, or the timeout has
+        passed."""
         if self._waiting is None:
             return []
         command, deadline_s = self._waiting

@@ -52,6 +52,7 @@ from weft.tensor import gpu
 from weft.tensor.device import current, recorded, use, wait_for
 from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.layout import DTYPES
+from weft.tensor.op import checked
 from weft.tensor.replay_log import ReplayLog
 from weft.tensor.scratch import scratch
 from weft.units import PAD, VERIFY_TOKENS_MAX, format_bytes, pages_for
@@ -61,6 +62,10 @@ HIT_TOKENS = 40
 MIXED_DECODES = 4
 MIXED_PROMPT_TOKENS = 16
 VERIFY_TOKENS = 4
+CHECKED_TOKENS = 80
+"""Tokens of the prompt of the kernels' check: more than a chunk of the recurrent ones."""
+CHECK_S = 2.0
+"""Seconds of the kernels' check, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,13 +240,30 @@ def measure_reserve(
             verify_runs=verify_runs,
             picture_fields=0 if pictures is None else pictures.fields,
         )
-        measurement = _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter)
+        measurement = Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter)
         if gpu.reaches(device):
             measurement.compile(tell)
+            if device.type == "cuda":
+                check_kernels(measurement)
         return measurement.run(capture, shapes, pictures, 1 + adapters)
 
 
-class _Measurement:
+def check_kernels(measurement: Measurement) -> None:
+    """Compute each kernel of the model once next to torch's operators. Raises ``gpu.KernelsDifferError`` that names the
+    kernels that differ.
+    """
+    from weft.tensor.gpu.self_check import KernelCheck
+
+    check = KernelCheck(CHECK_S)
+    with checked(check):
+        measurement.forward_checked()
+    if check.differences:
+        raise gpu.KernelsDifferError(", ".join(check.differences))
+
+
+class Measurement:
+    """A model with a small arena, and the steps that are measured on it."""
+
     def __init__(
         self,
         model: Model,
@@ -254,7 +276,7 @@ class _Measurement:
         meter: Meter,
     ) -> None:
         tokens = min(step_tokens, spec.max_positions)
-        self._model, self._meter, self._rows, self._device = model, meter, rows, device
+        self._model, self._meter, self._rows, self._device, self._spec = model, meter, rows, device, spec
         plan = plan_arena(
             spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype, kv_layout=gpu.page_layout(device)
         )
@@ -268,6 +290,7 @@ class _Measurement:
                         1 + layer.has_values, layer.cached_heads, dtype=DTYPES[spec.dtype], device=device
                     )
         self._table_pages = max(1, plan.pages_for(model_len))
+        self._first_page = plan.pages_per_frame if plan.slots_per_frame else 0  # after the frame of the slot
         self._shapes = step_shapes(
             tokens=step_tokens,
             rows=rows,
@@ -275,8 +298,8 @@ class _Measurement:
             table_pages=self._table_pages,
             vocab_size=spec.vocab_size,
             device=device,
-            first_page=plan.pages_per_frame if plan.slots_per_frame else 0,
-        )  # after the frame of the slot
+            first_page=self._first_page,
+        )
         self._sampler = Sampler(rows, spec.vocab_size, device)
         self._verify_tables = Staging(device)
         sampling = SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, logprobs=LOGPROBS_MAX)
@@ -290,9 +313,19 @@ class _Measurement:
         with compiled_ahead(usable_cores(), tell):
             for shape in self._shapes:
                 self._step(shape)
+            self.forward_checked()
             self._sampler.warm()
             if self._device.type == "cuda":
                 warm(self._arena)
+
+    def forward_checked(self) -> None:
+        """Compute a prompt and a decode after it, with a state in slot 0."""
+        longest = min(CHECKED_TOKENS, self._step_tokens - 1)
+        prompt = one_prompt(longest, self._spec.vocab_size, self._device, first_page=self._first_page)
+        decode = _runs([longest], [1], 1, self._spec.vocab_size, self._device, self._first_page)
+        runs = replace(decode.runs, slots=prompt.runs.slots, slots_R=prompt.runs.slots_R)
+        for inputs in (prompt, replace(decode, runs=runs)):
+            self._model.forward(inputs, self._caches)
 
     def run(
         self, capture: Capture | None, shapes: Sequence[MixedShape], pictures: PictureRows | None, sets: int

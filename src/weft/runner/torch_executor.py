@@ -86,7 +86,7 @@ class TorchExecutor:
     that ``read_from`` named last. ``capture`` records steps as graphs, once ``record_graphs`` is called; None: no step
     is recorded. ``mixed_tokens_max``: most tokens of a recorded step with prompts; 0: none is recorded.
     ``verify_runs``, ``adapters``: steps with verify runs, or with rows of adapters, are recorded too. ``on_worker``:
-    ``begin`` launches steps ahead, on a thread; False: only ``execute`` computes steps. ``pad_decode_to``: see
+    ``begin`` launches steps ahead, on a thread; False: the caller's thread launches all steps. ``pad_decode_to``: see
     ``weft.runner.batch.BatchBuilder``. ``sampler`` makes the sampler; with several ranks each rank has a special one.
     Not thread-safe: one step at a time.
     """
@@ -184,11 +184,15 @@ class TorchExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the step of ``plan`` on the caller's thread and return its result."""
+        return self.launch(plan).result()
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Launch the step of ``plan`` on the caller's thread, and do not wait for it."""
         assert not self._worker.in_flight, "a step is in flight"
         if self.pictures is not None:
             self.pictures.begun(plan.step)
         with self._on_device:
-            return self._launch(plan).result()
+            return self._launch(plan)
 
     def begin(self, plan: StepPlan) -> None:
         """Begin the step of ``plan`` on the executor's own thread."""

@@ -1,11 +1,11 @@
-"""One line for each request that ended: its path, its times and its counts.
+"""One line for each request that ended: path, times and counts.
 
     text   POST /v1/chat/completions 200 in 1.204 s, 127.0.0.1:51234, id 9f3c..., weft-recall, 812 prompt tokens (768
            cached), 64 output tokens at 57.1/s, queued 0.002 s, key 1
     JSON   the same as keys of an object
 
 No line has a query string, a header, a key or a text: a client may have put a secret there. A refusal is named by its
-``code``. Looks of monitors and of the page that succeed have no line, since they come once a second.
+``code``. Successful polls by monitors and by the page have no line, since they come once a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger("weft.access")
 
 
 def log_request(trace: RequestTrace, ignored: list[str]) -> None:
-    """Write the line of a request that ended now. ``ignored``: fields of its body without an effect."""
+    """Write the log line of a request that has just ended. ``ignored``: fields of the body without an effect."""
     if not _log.isEnabledFor(logging.INFO) or (is_look(trace) and not _log.isEnabledFor(logging.DEBUG)):
         return
     fields = request_fields(trace, time.perf_counter())
@@ -33,8 +33,8 @@ def log_request(trace: RequestTrace, ignored: list[str]) -> None:
 
 
 def is_look(trace: RequestTrace) -> bool:
-    """Return whether a monitor or the page only looked: the request asked for the health, or for figures and got
-    them."""
+    """Return whether the request is a poll of a monitor or of the page: for the health, or for figures, which it
+    got."""
     if trace.method != "GET":
         return False
     return trace.path in _HEALTH or (trace.status == 200 and trace.path in _LOOKS)
@@ -70,7 +70,7 @@ def request_fields(trace: RequestTrace, ended_s: float) -> dict[str, Any]:
 
 
 class _Words:
-    """The fields as a sentence, built when a handler for text asks for it."""
+    """The fields as a sentence, built only when a text log formats the record."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields

@@ -4,12 +4,11 @@
     "model/name"                    the same, of one of several models
     GET  /v1/models                 the model's names, then the adapters, each with its base as ``parent``
     POST /v1/load_lora_adapter      {"lora_name", "lora_path"}: read here, tried by every engine, then known
-    POST /v1/unload_lora_adapter    {"lora_name"}: unknown from now on; running answers end with it
+    POST /v1/unload_lora_adapter    {"lora_name"}: unknown from now on; running answers finish with it
 
-A name is bound to the sha256 of files. Other files under the same name, or the same path, are another
-adapter: requests that are running end with the first one, later ones begin with the second and find nothing
-of the first in any cache. Paths and the answers in vLLM's words, which clients know
-(``entrypoints/serve/lora``).
+A name is bound to the sha256 of files. Other files under the same name, or the same path, are another adapter: requests
+that are running end with the first one, later ones begin with the second and find nothing of the first in any cache.
+Paths and answers are vLLM's (``entrypoints/serve/lora``), which clients know.
 
 The list of names belongs to the process that answers HTTP. With several processes a change would reach only one, so it
 is refused there, and ``--lora`` names the adapters.
@@ -40,7 +39,7 @@ _log = logging.getLogger("weft.server")
 
 
 class LoadAdapterBody(msgspec.Struct, frozen=True):
-    """The body of a load. ``load_inplace``: other files may take a name that is in use."""
+    """The body of a load. ``load_inplace``: whether other files may take a name that is in use."""
 
     lora_name: str
     lora_path: str
@@ -48,7 +47,7 @@ class LoadAdapterBody(msgspec.Struct, frozen=True):
 
 
 class UnloadAdapterBody(msgspec.Struct, frozen=True):
-    """The body of an unload. ``lora_int_id``: of vLLM's clients; unread."""
+    """The body of an unload. ``lora_int_id``: sent by vLLM's clients; not used."""
 
     lora_name: str
     lora_int_id: int | None = None
@@ -83,7 +82,7 @@ class AdapterHandlers:
             known = names.find(name)
             if known is not None and known.digest != adapter.digest and body.load_inplace is False:
                 raise RequestError(
-                    f"the adapter {name} is there already, with other files; load_inplace true replaces it",
+                    f"the adapter {name} is loaded already, from other files; load_inplace true replaces it",
                     param="lora_name",
                 )
             await engines.load_adapter(adapter)
@@ -103,8 +102,8 @@ class AdapterHandlers:
 
     @contextlib.asynccontextmanager
     async def _engines(self, name: str) -> AsyncGenerator[AllEngines]:
-        """Yield the engines of the model that the adapter belongs to; of several models, it is loaded, and stays
-        meanwhile. Raise EngineUnavailableError, RequestError."""
+        """Yield the engines of the model that the adapter belongs to. A server of several models loads the model and
+        keeps it loaded meanwhile. Raise EngineUnavailableError, RequestError."""
         if self._service.workers is not None:
             raise RequestError(
                 "adapters are loaded at the start (--lora) where --http-workers is above 1: a change of "
@@ -126,8 +125,8 @@ class AdapterHandlers:
             use.end()
 
     def _read(self, name: str, path: str) -> Adapter:
-        """Read both files, in a thread. Raise RequestError, and CheckpointError where only operators may ask: to other
-        clients the reason would tell which files exist."""
+        """Read both files of an adapter, in a thread. Raise RequestError; CheckpointError, with the reason, if only
+        operators may load: to other clients the reason would tell which files exist."""
         from weft.models.hub import resolve_adapter
 
         try:

@@ -80,8 +80,8 @@ _CLIENT_CLOSED_REQUEST = 499
 
 
 def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
-    """Return the application. ``forward``: sends requests of an HTTP worker that it cannot answer to the process with
-    the engines."""
+    """Return the application. ``forward``: the handler of an HTTP worker for requests that only the process with the
+    engines can answer; None in that process."""
     config = service.config
     keys = Keys(
         config.client_keys(),
@@ -239,7 +239,7 @@ class _Handlers:
         return body
 
     async def ollama_tags(self, request: Request) -> Response:
-        return json_response({"models": [model_card(one) for one in self._service.listed()]})
+        return json_response({"models": [model_card(model) for model in self._service.listed()]})
 
     async def ollama_ps(self, request: Request) -> Response:
         return json_response({"models": running_cards(self._service)})
@@ -259,11 +259,11 @@ class _Handlers:
         return json_response({"input_tokens": len(prompt.tokens)})
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [_model_card(one) for one in self._service.listed()]})
+        return json_response({"object": "list", "data": [_model_card(model) for model in self._service.listed()]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        listed = {one.name: one for one in self._service.listed()}
+        listed = {model.name: model for model in self._service.listed()}
         if name not in listed:  # "default", or unknown
             name = self._service.own_name(name)
         return json_response(_model_card(listed[name]))
@@ -322,7 +322,7 @@ class _Handlers:
 
     async def _cache_of(self, name: str, fleet: Fleet) -> dict[str, Any]:
         looks = self._looks.get(name)
-        if looks is None or looks.fleet is not fleet:  # it was unloaded and loaded since
+        if looks is None or looks.fleet is not fleet:  # the model was unloaded and loaded again meanwhile
             looks = self._looks[name] = Looks(fleet)
         shapes = await looks.shapes()
         stats = dict(fleet.engines.stats())
@@ -335,7 +335,7 @@ class _Handlers:
         )
 
     def _text_of(self, name: str, tokens: Sequence[int]) -> str:
-        ids = [token for token in tokens if token >= 0]  # the others are rows of pictures
+        ids = [token for token in tokens if token >= 0]  # negative: rows of pictures
         return self._service.models.served_as(name).tokenizer.decode(ids, skip_special_tokens=False)
 
     async def flush_cache(self, request: Request) -> Response:
@@ -351,8 +351,8 @@ class _Handlers:
 
     async def sleep(self, request: Request) -> Response:
         engines = self._engines(request)
-        asked = replicas.read_sleep(request.query_params, await read_raw(request))
-        news = await engines.sleep(asked.level, asked.mode, asked.timeout_s)
+        body = replicas.read_sleep(request.query_params, await read_raw(request))
+        news = await engines.sleep(body.level, body.mode, body.timeout_s)
         self._looks.clear()
         return json_response(replicas.sleep_answer(news))
 
@@ -367,8 +367,8 @@ class _Handlers:
 
     async def pause(self, request: Request) -> Response:
         engines = self._engines(request)
-        asked = weights.read_pause(request.query_params, await read_raw(request))
-        outcome = await engines.pause(asked.mode, asked.timeout_s, flush=asked.clears_cache)
+        body = weights.read_pause(request.query_params, await read_raw(request))
+        outcome = await engines.pause(body.mode, body.timeout_s, flush=body.clears_cache)
         self._looks.clear()
         return json_response(weights.PausedAnswer("paused", outcome.flushed))
 
@@ -384,8 +384,8 @@ class _Handlers:
     async def update_weights(self, request: Request) -> Response:
         engines = self._engines(request)
         self._service.models.find(request.query_params.get("model")).check_refit()
-        asked = weights.read_update(request.query_params, await read_raw(request))
-        outcome = await engines.update_weights(asked.directory, asked.version, asked.mode, asked.timeout_s)
+        body = weights.read_update(request.query_params, await read_raw(request))
+        outcome = await engines.update_weights(body.directory, body.version, body.mode, body.timeout_s)
         self._looks.clear()
         if self._service.workers is not None:
             self._service.workers.tell_weights()
@@ -407,8 +407,8 @@ PIECE_TOKENS = 4096
 async def tokenize_answer(
     model: ServedModel, tokens: list[int], *, with_texts: bool, spans: Sequence[PictureSpan] = ()
 ) -> bytes:
-    """Return the answer as JSON, encoded PIECE_TOKENS at a time: the encoder would hold the event loop for all of a
-    long list. ``spans`` is set where a picture is."""
+    """Return the answer as JSON, encoded PIECE_TOKENS at a time: encoding a long list at once would block the event
+    loop. ``spans``: the positions of pictures."""
 
     def texts_of(part: Sequence[int]) -> list[str]:
         return [model.tokenizer.token_text(token) for token in part]
@@ -429,14 +429,14 @@ async def tokenize_answer(
 
 async def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], Sequence[object]]) -> bytes:
     parts = []
-    for at in range(0, len(tokens), PIECE_TOKENS):
-        parts.append(msgspec.json.encode(values_of(tokens[at : at + PIECE_TOKENS]))[1:-1])
+    for start in range(0, len(tokens), PIECE_TOKENS):
+        parts.append(msgspec.json.encode(values_of(tokens[start : start + PIECE_TOKENS]))[1:-1])
         await asyncio.sleep(0)
     return b"[" + b",".join(parts) + b"]"
 
 
 def _model_card(listed: ListedModel) -> dict[str, Any]:
-    """Return the entry of a model. ``state`` is present only with several models, ``reason`` where it is failed."""
+    """Return the entry of a model. ``state`` is present only with several models, ``reason`` only for a failed one."""
     state = {} if listed.state is None else {"state": listed.state}
     state |= {"reason": listed.reason} if listed.reason else {}
     root = listed.name if listed.adapter is not None else listed.info.name
@@ -486,7 +486,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         )
         failure = EdgeError(
             404,
-            f"there is nothing at {path[:200]}{why}. Served are /v1/models, {_GENERATE} "
+            f"there is nothing at {path[:200]}{why}. This server has /v1/models, {_GENERATE} "
             "and others, which /openapi.json lists",
             code="unknown_path",
         )

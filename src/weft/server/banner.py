@@ -1,7 +1,7 @@
-"""The terminal's text once the model is ready: addresses, contents of the memory, snippets to paste.
+"""The banner on the terminal once the model is ready: addresses, use of the memory, snippets to paste.
 
-Plain lines when the output is not a terminal. Snippets are never wrapped and never indented, so that they
-work when pasted; a key is never printed, they read it from $WEFT_API_KEY.
+Plain lines when the output is not a terminal. Snippets are never wrapped and never indented, so that they work when
+pasted. A key is never printed: the snippets read it from $WEFT_API_KEY.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def openai_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
 
 
 def _example(model: ServedModel) -> tuple[str, dict[str, object]]:
-    """Return path and body of an example request: a checkpoint without a chat template serves completions only, one
-    that was saved to embed or to score no text at all."""
+    """Return path and body of an example request: for /v1/completions without a chat template, and for /v1/embeddings
+    or /v1/rerank if the checkpoint was saved to embed or to score."""
     if not model.info.generates and model.info.score_labels:
         return "/v1/rerank", {"model": model.name, "query": "How tall is it?", "documents": ["8,849 m", "red"]}
     if not model.info.generates:

@@ -1,7 +1,7 @@
 """GET /v1/cache: contents and work of the prefix cache, in sizes, counts and ages.
 
-The report has no tokens and no names of tenants, and text only with ``server.show_text``. Numbers that move
-still show that requests arrive, so with ``--operator-key`` the report is for operators only (``gate``).
+The report has no tokens and no names of tenants, and text only with ``server.show_text``. Changing numbers still show
+that requests arrive, so with ``--operator-key`` the report is for operators only (``gate``).
 
 To answer, the engine visits every node of its tree between two steps. ``Looks`` bounds that to once in
 LOOK_EVERY_S, for any number of requests.
@@ -28,7 +28,7 @@ LOOK_EVERY_S = 1.0
 EngineShapes = list[tuple[int, CacheShape]]
 """Shape of the cache by number of the replica."""
 _LABEL_KEY = secrets.token_bytes(16)
-"""Random key of this process: labels tell prefixes apart, and no text can be guessed from them."""
+"""Random key of this process for labels of prefixes: a text cannot be guessed from a label."""
 TextOf = Callable[[Sequence[int]], str]
 
 
@@ -49,9 +49,9 @@ class Looks:
 
 
 def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
-    """Return the bytes of the arena by use; they add up to it. KV and states of one running sequence; KV that is cached
-    and read by running ones; KV and states that are cached and may give way; free bytes in frames that hold one kind;
-    bytes free for either."""
+    """Return the bytes of the arena by use; they add up to it. In order: KV and states of single running sequences;
+    cached KV that running sequences read; cached KV and states that may be evicted; free bytes in frames of one kind;
+    bytes free for either kind."""
     page_bytes = usage.page_bytes // max(usage.pages_held, 1)
     slot_bytes = usage.slot_bytes // max(usage.slots_held, 1)
     return {
@@ -72,9 +72,9 @@ def cache_reports(
     router: Mapping[int, RouterCounts] | None = None,
     text_of: TextOf | None = None,
 ) -> dict[str, Any]:
-    """Return ``cache_report`` of the one replica; of ``several``, their sum, and in ``replicas`` the report of each one
-    that answers. ``store``: contents and work of a replica's store. ``router``: the router's figures of each replica.
-    Raise EngineUnavailableError without any: an engine may have ended since it was asked."""
+    """Return ``cache_report`` of the only replica. With ``several``, return the sum, and in ``replicas`` the report of
+    each replica that answers. ``store``: contents and work of a replica's store. ``router``: the router's figures of
+    each replica. Raise EngineUnavailableError if no replica answers: an engine may have ended meanwhile."""
     reports = [
         (number, cache_report(stats.memory, shape, costs=stats.costs, text_of=text_of))
         for number, stats, shape in engines
@@ -98,7 +98,7 @@ def _beside(stats: EngineStats, counts: RouterCounts | None) -> dict[str, Any]:
 
 
 def _added(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sum of reports. Numbers add up, but for shares and ages. Salts are counted per replica."""
+    """Return the sum of reports. Numbers add up, except shares and ages. Salts are counted per replica."""
     first, count = reports[0], len(reports)
     total: dict[str, Any] = {
         name: sum(report[name] for report in reports) if isinstance(value, int) else value
@@ -145,8 +145,8 @@ def cache_report(
     """Return the report of one replica. ``states`` are snapshots, ``states_compressed`` of them in 8 bits in
     ``compressed_bytes`` of pages; ``pages`` of 16 tokens; ``read_now``: pages that running requests read;
     ``pages_compressed``: of KV, in ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact``
-    nodes have KV or a state that was compressed once, or was computed from such. ``counts`` are since the start
-    (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is described at ``weft.memory.prefix.readings``."""
+    nodes have KV or a state that was compressed once, or that was computed from compressed values. ``counts`` are since
+    the start (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is described at ``weft.memory.prefix.readings``."""
     counts = usage.cache.numbers()
     if not counts["lost_salt"]:  # not counted without debug.count_salt, and 0 would mean that there is none
         del counts["lost_salt"]
@@ -170,11 +170,11 @@ def cache_report(
         "counts": counts,
         "moves": dataclasses.asdict(usage.moves),
         "tree": {
-            "salts": [{"number": one.number, "salted": one.salted, **_sum(one.total)} for one in shape.salts],
+            "salts": [{"number": entry.number, "salted": entry.salted, **_sum(entry.total)} for entry in shape.salts],
             "salt_count": shape.salt_count,
             "by_depth": _classes(shape.depths),
             "by_length": _classes(shape.lengths),
-            "prefixes": [_prefix(one, costs, text_of) for one in shape.prefixes],
+            "prefixes": [_prefix(entry, costs, text_of) for entry in shape.prefixes],
             "cut_off": shape.cut_off,
         },
     }
@@ -185,7 +185,7 @@ def _prefix(prefix: PrefixShape, costs: StepCost | None, text_of: TextOf | None)
     engine prices them; None until it has measured enough."""
     row = {**dataclasses.asdict(prefix), "age_s": round(prefix.age_s, 1), "saved_s": None}
     if costs is not None:
-        # Attention is quadratic in a prompt, so each hit is priced at its length, not all of them as one.
+        # Attention is quadratic in the length of a prompt, so each hit is priced at its own length.
         mean_tokens = prefix.tokens_saved // max(prefix.hits, 1)
         row["saved_s"] = prefix.hits * costs.prefill_s(0, mean_tokens)
     head = row.pop("head")
@@ -195,7 +195,7 @@ def _prefix(prefix: PrefixShape, costs: StepCost | None, text_of: TextOf | None)
 
 
 def _classes(classes: list[SizeClass]) -> list[dict[str, Any]]:
-    return [{"tokens_max": one.tokens_max, **_sum(one.total)} for one in classes]
+    return [{"tokens_max": size_class.tokens_max, **_sum(size_class.total)} for size_class in classes]
 
 
 def _sum(total: ShapeSum) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: messages in, an assistant message out.
 
-The answer is one JSON object, or a stream: a first chunk per choice with the role, then text, the last chunk
-of a choice with its ``finish_reason``, usage if asked, [DONE].
+The answer is one JSON object, or a stream: a first chunk per choice with the role, then text, a last chunk per choice
+with its ``finish_reason``, usage if the request asks for it, [DONE].
 
     ChatBody --chat_turn--> ChatTurn --prepare_turn--> PreparedTurn --ChatJob--> chunks
 
@@ -47,7 +47,7 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 class CustomInput(msgspec.Struct, kw_only=True):
-    """Input of a custom tool. Streams send all of it at once, too."""
+    """Input of a custom tool. Streams, too, send all of it at once."""
 
     name: str
     input: str
@@ -133,7 +133,7 @@ class ChatJob:
         generation, body = self.generation, self._body
         choices: list[ChatChoice] = []
         for piece in await generation.whole():
-            if choices:  # encoding many logprobs takes long: others are served between two choices
+            if choices:  # encoding many logprobs takes long: let other requests run between two choices
                 await asyncio.sleep(0)
             message = self._message(piece)
             choices.append(
@@ -193,7 +193,7 @@ class ChatJob:
         return answer
 
     def _choices(self, piece: Piece) -> list[DeltaChoice]:
-        """Return the choices of a piece: none where its text is held back, as it may become a marker."""
+        """Return the choices of a piece: none while its text is held back because it may be the start of a marker."""
         deltas = stream_deltas(self._turn.read(piece))
         choices = [DeltaChoice(index=piece.index, delta=delta) for delta in deltas or [ChatAnswer()]]
         choices[0].logprobs = self._logprobs(piece)
@@ -289,8 +289,8 @@ def chat_turn(body: ChatBody) -> ChatTurn:
 
 
 def chat_conversation(body: ChatBody) -> ConversationFields:
-    """Return the fields of ``body`` that shape the prompt, and the reasoning. A field of its own wins over the same one
-    in ``reasoning``."""
+    """Return the fields of ``body`` that shape the prompt, and the reasoning. A top-level field overrides the same
+    field in ``reasoning``."""
     reasoning = body.reasoning or ChatReasoning()
     variables, effort, budget = body.chat_template_kwargs, body.reasoning_effort, body.thinking_token_budget
     if reasoning.enabled is not None:

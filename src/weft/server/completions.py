@@ -1,8 +1,8 @@
 """POST /v1/completions: text or token ids in, text out.
 
-Parse -> prompts to tokens -> Generation -> one JSON object, or one SSE chunk per step and choice.
-``echo`` puts the prompt in front of the text and, with ``logprobs``, the prompt's logprobs in front of
-the answer's; a stream sends both in its first chunk.
+body -> parsed -> prompts as tokens -> Generation -> one JSON object, or one SSE chunk per step and choice ``echo`` puts
+the prompt before the text and, with ``logprobs``, the prompt's logprobs before the answer's; a stream sends both in its
+first chunk.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class CompletionJob:
         pieces = await generation.whole()
         choices: list[CompletionChoice] = []
         for piece in pieces:
-            if choices:  # encoding many logprobs takes long: others are served between two choices
+            if choices:  # encoding many logprobs takes long: let other requests run between two choices
                 await asyncio.sleep(0)
             choices.append(self._choice(piece, first=True))
         return _encoder.encode(self._response(choices, generation.usage()))
@@ -220,21 +220,21 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
     marks = body.cache_boundaries or []
     listed = prompts_of(body.prompt)
     check_count(len(listed), model.info.sizes.queue_max)  # before the work of tokenizing them
-    for given in listed:
-        if isinstance(given, str):
+    for text_or_ids in listed:
+        if isinstance(text_or_ids, str):
             add_special_tokens = body.add_special_tokens is not False and body.session is None
             if cut_to is None:
-                await model.check_text(given, param="prompt")
-                text, places = given, marks
+                await model.check_text(text_or_ids, param="prompt")
+                text, places = text_or_ids, marks
             else:
                 at_start = body.truncation_side == "right"
-                text = await model.part_for_cut(given, cut_to, at_start=at_start)
-                places = marks if text is given or at_start else []
+                text = await model.part_for_cut(text_or_ids, cut_to, at_start=at_start)
+                places = marks if text is text_or_ids or at_start else []
             tokens = await model.encode(text, add_special_tokens=add_special_tokens)
-            prompts.append(Prompt(tokens, given, marks=places))
+            prompts.append(Prompt(tokens, text_or_ids, marks=places))
         else:
-            model.check_ids(given, param="prompt")
-            prompts.append(Prompt(given, marks=marks))
+            model.check_ids(text_or_ids, param="prompt")
+            prompts.append(Prompt(text_or_ids, marks=marks))
     if body.session is not None:
         prompts = continued_prompts(await session_of(service, body, body.session, model), prompts)
     answer_tokens = default_tokens(model) if body.max_tokens is None else body.max_tokens

@@ -43,7 +43,7 @@ BACKLOG = 2048
 """Most connections that wait until they are accepted."""
 _MB = 1_000_000
 HOUR_S, DAY_S, DAYS_MAX = 3600.0, 86_400.0, 36_500.0
-"""Bounds of times, seconds and days: of one request, of a client, and of stored files: a hundred years."""
+"""Largest values of settings: an hour and a day in seconds, a hundred years in days."""
 MB_MAX = 1_000_000
 """Most MB of bodies: a terabyte, as they are held in memory."""
 TEXT_MAX = 2**31 - 1
@@ -424,7 +424,7 @@ class ServerConfig:
             raise ConfigError("--uds is empty: it takes the path of a Unix socket", param="--uds")
         if self.port is not None or self.host != "127.0.0.1":
             named = f"--host {self.host}" if self.port is None else f"--port {self.port}"
-            raise ConfigError(f"--uds {self.uds} and {named} are two places to listen; leave one out", param="--uds")
+            raise ConfigError(f"--uds {self.uds} and {named} both name where to listen; leave one out", param="--uds")
         if self.ssl_certfile is not None:
             raise ConfigError(
                 "--ssl-certfile is for a port: nothing of a Unix socket (--uds) leaves this machine",
@@ -451,7 +451,7 @@ class ServerConfig:
         )
 
     def session_limits(self) -> SessionLimits:
-        """Raises ConfigError."""
+        """Return the limits of sessions. Raise ConfigError."""
         size = parse_bytes(self.session_store_size, flag="limits.session_store_size")
         return SessionLimits(self.max_sessions, size, self.session_days * DAY_S)
 
@@ -598,12 +598,12 @@ class ServerConfig:
         config.of_rank(self.own_replicas - 1)
 
     def open_event_addresses(self) -> list[str]:
-        """Return the addresses of KV events that other machines reach, or that are on other machines."""
+        """Return the addresses of KV events that other machines can reach, or that are on other machines."""
         config = None if self.kv_events_config is None else read_config(self.kv_events_config)
         if config is None:
             return []
-        addresses = [one for one in (config.endpoint, config.replay_endpoint) if one is not None]
-        return [one for one in addresses if (host := host_of(one)) is not None and not is_loopback(host)]
+        addresses = [address for address in (config.endpoint, config.replay_endpoint) if address is not None]
+        return [address for address in addresses if (host := host_of(address)) is not None and not is_loopback(host)]
 
     def replica_range(self) -> tuple[int, int]:
         """Return the least and the most replicas. Raise ConfigError."""
@@ -646,7 +646,7 @@ class ServerConfig:
         return 0 if self.ray is not None else self.replica_range()[0]
 
     def check(self) -> None:
-        """Raise ConfigError that names the flag. (Whether the address can be bound shows when it is.)."""
+        """Raise ConfigError that names the flag. Whether the address is free is known only when it is bound."""
         check_fields(self)
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: leave it out to serve without a key", param="--api-key")
@@ -687,7 +687,7 @@ class ServerConfig:
             )
         check_reasoning_parser(self.reasoning_parser)
         check_tool_parser(self.tool_parser)
-        if self.chat_template is not None:  # now, not when a large model has been read
+        if self.chat_template is not None:  # now, not after a large model was read
             from weft.text.chat import check_syntax, read_chat_template
 
             text = read_chat_template(Path(), override=self.chat_template)
@@ -700,15 +700,15 @@ class ServerConfig:
             )
 
 
-def _store_file(given: str | None, flag: str, default: Callable[[], Path]) -> Path | None:
+def _store_file(value: str | None, flag: str, default: Callable[[], Path]) -> Path | None:
     """Return the path that ``flag`` names; None where it is off. Raise ConfigError."""
-    if given == "off":
+    if value == "off":
         return None
-    if given is None:
+    if value is None:
         return default()
-    if not given.strip():
+    if not value.strip():
         raise ConfigError(f"{flag} is empty: it takes the name of a file, or off", param=flag)
-    file = Path(given).expanduser().absolute()
+    file = Path(value).expanduser().absolute()
     if not file.parent.is_dir() or file.is_dir():
         raise ConfigError(f"{flag} {file}: it is a directory, or in none that exists", param=flag)
     return file

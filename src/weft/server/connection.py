@@ -34,12 +34,12 @@ from weft.server.edge import LINGER_S, EdgeError, EdgeLimits, HttpEdge
 from weft.server.errors import dialect_body, error_headers
 
 _BLOBS = b"/api/blobs/"
-"""Prefix of paths whose bodies are handled in pieces, as they come: they have a limit of their own and are never
-buffered. An answer ends that."""
+"""Prefix of paths whose bodies are handled in pieces as they come: these bodies have a limit of their own and are never
+buffered. An answer ends the upload."""
 PEER_IS_OWNER = "peer_is_owner"
-"""Key of a request's state at a Unix socket: whether its client runs as the user of this server, or as root."""
+"""Key in the state of a request at a Unix socket: whether the client runs as the user of this server, or as root."""
 WRITE_PART = "write_part"
-"""Key of a request's state: ``_write_part`` of its connection."""
+"""Key in the state of a request: ``_write_part`` of the connection."""
 _BODY_GRACE_S = 5.0
 """Seconds before ``body_rate_min`` counts."""
 
@@ -89,8 +89,8 @@ def headers_too_large(limits: EdgeLimits) -> EdgeError:
 
 
 def raw_answer(refusal: EdgeError, path: str = "") -> bytes:
-    """Return the complete HTTP answer to a request at ``path``, if its path was read; the connection closes after it.
-    It leaves before the request reaches the application."""
+    """Return the complete HTTP answer that refuses a request before it reaches the application. ``path``: empty if the
+    request line was not read. The connection closes after the answer."""
     request_id = token_hex(16)
     body = dialect_body(refusal, path, request_id)
     headers = {
@@ -206,7 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._takes_input or self._phase is _Phase.IDLE or self.transport.is_closing():
             return
         if self.flow.read_paused:
-            self._phase_s = now_s  # the server keeps the client waiting
+            self._phase_s = now_s  # the client waits for the server
             return
         elapsed_s = now_s - self._phase_s
         limits = self._limits
@@ -295,7 +295,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _write_part(self, cycle: RequestResponseCycle, body: bytes) -> bool:
         """Write a part of a chunked answer without a coroutine, as ``cycle.send`` does. Return false, with nothing
-        written, where the caller must await ``send``: the client reads slowly, left, or asked for headers alone."""
+        written, if the caller must await ``send``: the client reads slowly, has left, or requested only headers."""
         if (
             self.flow.write_paused
             or cycle.disconnected
@@ -322,13 +322,13 @@ class BoundedProtocol(HttpToolsProtocol):
         raise _StopParsingError
 
     def _refuse(self, refusal: EdgeError) -> None:
-        """Take no more input. Answer if that breaks into no other answer."""
+        """Take no more input. Answer, unless another answer is under way."""
         self._edge.on_refusal(refusal.code or "")
         active = self._active
         answer = raw_answer(refusal, (self.url or b"").decode("latin-1"))
         if active is not None and self._phase is _Phase.BODY and self.cycle is active:
             if active.response_complete:
-                answer = b""  # it was answered before its body was complete
+                answer = b""  # the request was answered before its body was complete
             elif active.response_started:
                 self.abort()
                 return
@@ -356,7 +356,7 @@ class BoundedProtocol(HttpToolsProtocol):
             last.keep_alive = False
 
     def _is_write_stalled(self, now_s: float) -> bool:
-        """Return whether no byte has left for ``write_s`` although there are some to send."""
+        """Return whether bytes wait to be sent and none has left for ``write_s`` seconds."""
         unsent_bytes = self.transport.get_write_buffer_size()
         if not unsent_bytes or unsent_bytes < self._unsent_bytes or not self._unsent_bytes:
             self._unsent_s = now_s

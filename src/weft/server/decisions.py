@@ -1,12 +1,12 @@
-"""/v1/decisions and /v1/systemone: questions about one text, each a prompt without an answer.
+"""/v1/decisions and /v1/systemone: questions about one text; each question is a prompt whose answer is not generated.
 
     DecisionBody  (OpenAI, vLLM)              \\                                            / DecisionJob
                                                >-- PooledPrompt of each question --rows-- >
     SystemOneBody (System One, transformers)  /                                            \\ SystemOneJob
 
 A row has the log-probabilities of a question's labels after the prompt (``Pooling.tokens``), or the scores of a
-decision head. The prompts begin with the text. The engine computes it for the first of them, and the others go on from
-its state (``weft.schedule.prefix_sharing``).
+decision head. All prompts begin with the text. The engine computes the text for the first prompt; the others resume
+from that state (``weft.schedule.prefix_sharing``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ UNSERVED_IN_SYSTEM_ONE: Unserved = {
     "assets": ("pictures are not read here: describe them in the state", ({},)),
 }
 _YIELD_EVERY = 8
-"""Prompts that are written before others get the loop."""
+"""Prompts that are written before other tasks get the event loop."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -101,7 +101,7 @@ class _AskingBody(msgspec.Struct, kw_only=True):
 
 
 class DecisionBody(_AskingBody, kw_only=True):
-    """``input``: a text, or messages of the user."""
+    """The body of /v1/decisions. ``input``: a text, or messages of the user."""
 
     input: str | list[Any]
     questions: list[PredicateQuestion | ChoiceQuestion | ScoreQuestion]
@@ -109,7 +109,7 @@ class DecisionBody(_AskingBody, kw_only=True):
 
 
 class SystemOneBody(_AskingBody, kw_only=True):
-    """``state``: a text or JSON. ``questions`` by their names."""
+    """The body of /v1/systemone. ``state``: a text or JSON. ``questions``: by name."""
 
     state: str | dict[str, Any] | list[Any]
     questions: dict[str, Any]
@@ -153,7 +153,7 @@ class SystemOneAnswers(msgspec.Struct, kw_only=True):
 
 
 class _AskingJob(PoolingJob):
-    """``prefix`` names the endpoint."""
+    """A job of questions. ``prefix`` names the endpoint."""
 
     def counted(self) -> PoolingUsage:
         """Count the questions of an answer, and return its usage."""
@@ -215,16 +215,17 @@ class SystemOneJob(_AskingJob):
 
 
 def _options(question: PredicateQuestion | ChoiceQuestion | ScoreQuestion) -> list[tuple[str, str]]:
-    """Return names and descriptions, in the order of the letters."""
+    """Return name and description of each option, in the order of the letters."""
     if isinstance(question, PredicateQuestion):
         return [("false", ""), ("true", "")]
     if isinstance(question, ChoiceQuestion):
-        return [(_encoder.encode(one.value).decode(), one.description) for one in question.choices]
-    return [(one.label, one.description) for one in question.levels]
+        return [(_encoder.encode(option.value).decode(), option.description) for option in question.choices]
+    return [(option.label, option.description) for option in question.levels]
 
 
 def _answer(question: PredicateQuestion | ChoiceQuestion | ScoreQuestion, logprobs: Sequence[float]) -> dict[str, Any]:
-    """Return the answer of /v1/decisions: a confidence is the share of the whole vocabulary that the answer has."""
+    """Return the answer of /v1/decisions. Its confidence is the probability of the answer among all tokens of the
+    vocabulary."""
     probabilities = probabilities_of(logprobs)
     if isinstance(question, PredicateQuestion):
         return {"type": "predicate", "name": question.name, "probability": probabilities[1]}
@@ -236,8 +237,8 @@ def _answer(question: PredicateQuestion | ChoiceQuestion | ScoreQuestion, logpro
             "name": question.name,
             "choice": question.choices[top].value,
             "probabilities": [
-                {"value": one.value, "probability": probability}
-                for one, probability in zip(question.choices, probabilities, strict=True)
+                {"value": option.value, "probability": probability}
+                for option, probability in zip(question.choices, probabilities, strict=True)
             ],
             "confidence": confidence,
         }
@@ -246,66 +247,67 @@ def _answer(question: PredicateQuestion | ChoiceQuestion | ScoreQuestion, logpro
         "name": question.name,
         "score": sum(level * probability for level, probability in enumerate(probabilities)),
         "probabilities": [
-            {"value": level, "label": one.label, "probability": probability}
-            for level, (one, probability) in enumerate(zip(question.levels, probabilities, strict=True))
+            {"value": level, "label": option.label, "probability": probability}
+            for level, (option, probability) in enumerate(zip(question.levels, probabilities, strict=True))
         ],
         "confidence": confidence,
     }
 
 
 async def prepare_decisions(service: Service, body: DecisionBody) -> DecisionJob:
-    """Raises RequestError, ContextLengthError, UnknownModelError, EngineUnavailableError."""
+    """Prepare a request to /v1/decisions. Raise RequestError, ContextLengthError, UnknownModelError,
+    EngineUnavailableError."""
     model = await service.model_for(body.model)
     text = body.input if isinstance(body.input, str) else _text_of(body.input)
     _check_questions(len(body.questions))
-    for at, question in enumerate(body.questions):
-        _check_options(f"questions[{at}]", question)
+    for index, question in enumerate(body.questions):
+        _check_options(f"questions[{index}]", question)
     if not model.info.generates:
         raise RequestError(
             f"{model.name} has no head for next tokens, and /v1/decisions reads its labels"
             + ("; ask /v1/systemone" if model.decisions.head is not None else ""),
             param="model",
         )
-    asked = [
+    messages = [
         (
             lettered_prompt(text, question.instructions, _options(question)),
             _pooling(model, LETTERS[: len(_options(question))], False),
         )
         for question in body.questions
     ]
-    return DecisionJob(service, model, body, body.model, await _prompts(model, asked), field="input")
+    return DecisionJob(service, model, body, body.model, await _prompts(model, messages), field="input")
 
 
 async def prepare_system_one(service: Service, body: SystemOneBody) -> SystemOneJob:
-    """Do as ``prepare_decisions``."""
+    """Prepare a request to /v1/systemone. Raise as ``prepare_decisions``."""
     model = await service.model_for(body.model)
     if model.decisions.refusal:
         raise RequestError(
             f"{model.name} cannot decide: {model.decisions.refusal}", param="model", code="unsupported_parameter"
         )
     _check_questions(len(body.questions))
-    questions = [read_question(name, given, model.decisions) for name, given in body.questions.items()]
+    questions = [read_question(name, definition, model.decisions) for name, definition in body.questions.items()]
     has_head = model.decisions.head is not None
     if not has_head and not model.info.generates:
         raise RequestError(f"{model.name} has neither a decision head nor one for next tokens", param="model")
-    asked = [(prompt_of(body.state, question), _pooling(model, question.labels, has_head)) for question in questions]
-    prompts = await _prompts(model, asked)
+    messages = [(prompt_of(body.state, question), _pooling(model, question.labels, has_head)) for question in questions]
+    prompts = await _prompts(model, messages)
     return SystemOneJob(service, model, body, body.model, prompts, field="state", questions=questions)
 
 
-async def _prompts(model: ServedModel, asked: Sequence[tuple[str, Pooling]]) -> list[PooledPrompt]:
-    """Return the prompt of each user message, which its pooling reads."""
-    check_count(len(asked), model.info.sizes.queue_max)
+async def _prompts(model: ServedModel, messages: Sequence[tuple[str, Pooling]]) -> list[PooledPrompt]:
+    """Return a prompt for each pair of user message and pooling."""
+    check_count(len(messages), model.info.sizes.queue_max)
     written = []
-    for at, (text, _) in enumerate(asked):
-        if at % _YIELD_EVERY == 0:
+    for index, (text, _) in enumerate(messages):
+        if index % _YIELD_EVERY == 0:
             await asyncio.sleep(0)
         fields = ConversationFields(
             messages=[ChatMessage(role="user", content=text)], variables={"enable_thinking": False}
         )
         _, prompt = await model.render(fields, field="input")
         written.append(prompt.tokens)
-    return [PooledPrompt(tokens, pooling, []) for tokens, (_, pooling) in zip(written, asked, strict=True)]
+    return [PooledPrompt(tokens, pooling, []) for tokens, (_, pooling) in zip(written, messages, strict=True)]
 
 
 def _pooling(model: ServedModel, labels: Sequence[str], has_head: bool) -> Pooling:
@@ -313,11 +315,11 @@ def _pooling(model: ServedModel, labels: Sequence[str], has_head: bool) -> Pooli
     if has_head:
         return Pooling(score=True)
     ids = [model.tokenizer.encode(label, add_special_tokens=False) for label in labels]
-    if any(len(one) != 1 for one in ids) or len({one[0] for one in ids}) != len(ids):
+    if any(len(tokens) != 1 for tokens in ids) or len({tokens[0] for tokens in ids}) != len(ids):
         raise RequestError(
             f"{model.name} cannot decide: the labels {', '.join(labels)} are not one token each", param="model"
         )
-    return Pooling(tokens=tuple(one[0] for one in ids))
+    return Pooling(tokens=tuple(tokens[0] for tokens in ids))
 
 
 def _check_questions(count: int) -> None:
@@ -330,7 +332,7 @@ def _check_questions(count: int) -> None:
 def _check_options(place: str, question: PredicateQuestion | ChoiceQuestion | ScoreQuestion) -> None:
     if isinstance(question, ChoiceQuestion):
         name, count, most = "choices", len(question.choices), len(LETTERS)
-        if len({(type(one.value), one.value) for one in question.choices}) != count:
+        if len({(type(option.value), option.value) for option in question.choices}) != count:
             raise RequestError(f"{place}.choices has a value twice", param=f"{place}.choices")
     elif isinstance(question, ScoreQuestion):
         name, count, most = "levels", len(question.levels), LEVELS_MAX
@@ -343,10 +345,10 @@ def _check_options(place: str, question: PredicateQuestion | ChoiceQuestion | Sc
 
 
 def _text_of(messages: Sequence[Any]) -> str:
-    """Return the texts of messages of the user, as vLLM joins them. Raises RequestError."""
+    """Return the texts of the user's messages, joined as vLLM joins them. Raise RequestError."""
     texts = []
-    for at, message in enumerate(messages):
-        place = f"input[{at}]"
+    for index, message in enumerate(messages):
+        place = f"input[{index}]"
         if not isinstance(message, dict) or message.get("role") != "user":
             raise RequestError(f"{place}: a message has the role user and a content", param=place)
         content = message.get("content")

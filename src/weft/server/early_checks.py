@@ -6,7 +6,7 @@
     --record                          a file in a directory that exists
     --lora NAME=PATH                  a directory
 
-An engine checks each of them as well, seconds or minutes later, after the weights.
+The engine checks each of them too, but only after the weights, seconds or minutes later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.server.config import ServerConfig
 from weft.store.location import check_location, is_bucket
 
 PROCESSES_A_CORE = 4
-"""Most processes per core, and threads too."""
+"""Most processes, and most threads, per core."""
 LEAST_BOUND = 16
 """Bound for a machine with few cores: tests and containers with a quota may ask for more than they have."""
 
@@ -63,8 +63,8 @@ def check_adapters(engine: EngineConfig) -> None:
 
 
 def check_device(engine: EngineConfig) -> None:
-    """Raise ConfigError for a GPU that the installed torch cannot use. Any other reason why one cannot be used is
-    torch's, and the engine says it."""
+    """Raise ConfigError for a GPU that the installed build of torch cannot use. The engine reports torch's other
+    reasons."""
     try:
         torch = version("torch")
     except PackageNotFoundError:
@@ -92,10 +92,10 @@ def _make_directory(flag: str, location: str | None) -> None:
         return
     path = Path(location).expanduser()
     if path.exists() and not path.is_dir():
-        raise ConfigError(f"{flag} {location}: it is a file, and no directory", param=flag)
+        raise ConfigError(f"{flag} {location}: this is a file, not a directory", param=flag)
     existing = next(parent for parent in path.absolute().parents if parent.exists())
     if not existing.is_dir():
-        raise ConfigError(f"{flag} {location}: {existing} is a file, and no directory", param=flag)
+        raise ConfigError(f"{flag} {location}: {existing} is a file, not a directory", param=flag)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

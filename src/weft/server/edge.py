@@ -8,9 +8,9 @@
                      |
                    sweep, twice a second: every connection checks its own clock
 
-The edge refuses before a key is checked and before memory grows (law L11: each limit is a flag, and each
-refusal names it). Buffered bytes are those of bodies until their request has ended. The first FREE_BYTES of
-each are not counted: a small request always fits, even while an attack holds the whole budget.
+The edge refuses before a key is checked and before memory grows (law L11: each limit is a flag, and each refusal names
+it). Bytes of a body count as buffered until its request has ended. The first FREE_BYTES of each are not counted: a
+small request always fits, even while an attack holds the whole budget.
 
 ``Origins`` says which web pages may use this server: by default only its own page.
 
@@ -18,9 +18,9 @@ each are not counted: a small request always fits, even while an attack holds th
     Origin    absent, this server itself, or an --allowed-origin (not for GET and HEAD)   else 403
     CORS      answered for an --allowed-origin only
 
-A browser sends requests for every page that its user visits, and the Origin header names that page. A page
-can also resolve its own name to 127.0.0.1 (DNS rebinding); its Host header still has the foreign name. An IP
-address cannot be rebound. Programs send no Origin. ``Sec-Fetch-Site`` is a second witness.
+A browser sends requests for every page that its user visits, and the Origin header names that page. A page can also
+resolve its own name to 127.0.0.1 (DNS rebinding); its Host header still has the foreign name. An IP address cannot be
+rebound. Programs send no Origin. ``Sec-Fetch-Site`` is a second sign of a page's request.
 
 Counts that all HTTP processes share (connections, requests, bytes, quotas of keys) are in one mapped file:
 
@@ -140,7 +140,7 @@ class Tally:
 
 @dataclass(slots=True)
 class KeyCounts:
-    """Counts of one API key. A bucket is its level, and the time of that level; ``since_s`` 0 is a full one."""
+    """Counts of one API key. A bucket is its level, and the time of that level; ``since_s`` 0 means a full bucket."""
 
     bytes_in_flight: Tally = field(default_factory=Tally)
     requests: Cells = field(default_factory=lambda: [0.0, 0.0])
@@ -178,7 +178,7 @@ class SharedCounts:
 
     @property
     def drains(self) -> Tally:
-        """Count above 0 once the server drains."""
+        """Marker of all processes: above 0 once the server drains."""
         return self._tally(_DRAINS)
 
     def address(self, address: str) -> Tally:
@@ -187,22 +187,22 @@ class SharedCounts:
         return self._tally(_FIRST_FREE + self._keys + cell)
 
     def key(self, number: int) -> KeyCounts:
-        at = self._buckets_at + number * _BUCKETS_A_KEY * _CELLS_A_BUCKET
+        start = self._buckets_at + number * _BUCKETS_A_KEY * _CELLS_A_BUCKET
         return KeyCounts(
             self._tally(_FIRST_FREE + number),
-            self._cells[at : at + 2],
-            self._cells[at + 2 : at + 4],
+            self._cells[start : start + 2],
+            self._cells[start + 2 : start + 4],
             _Locked(self._file),
         )
 
     def clear(self, process: int) -> None:
         """Clear the cells of a process that has died."""
-        for at in range(process, self._buckets_at, self.processes):
-            self._cells[at] = 0.0
+        for cell in range(process, self._buckets_at, self.processes):
+            self._cells[cell] = 0.0
 
     def _tally(self, number: int) -> Tally:
-        at = number * self.processes
-        return Tally(self._cells[at : at + self.processes], self._process)
+        start = number * self.processes
+        return Tally(self._cells[start : start + self.processes], self._process)
 
 
 class _Locked(contextlib.AbstractContextManager[None]):
@@ -226,8 +226,8 @@ class Connection(Protocol):
 
 class HttpEdge:
     """The edge of one HTTP process, shared by all its connections; it belongs to the event loop's thread. ``counts``:
-    of all processes of the server, so that its limits hold for them together. ``is_inner``: its clients are workers,
-    which count."""
+    of all processes of the server, so that the limits hold for all processes together. ``is_inner``: the clients are
+    HTTP workers, which count their own clients."""
 
     def __init__(self, limits: EdgeLimits, counts: SharedCounts | None = None, *, is_inner: bool = False) -> None:
         self.limits = limits
@@ -264,8 +264,8 @@ class HttpEdge:
         self.limits = dataclasses.replace(self.limits, connections=min(self.limits.connections, most))
 
     def enter(self, connection: Connection, address: str) -> EdgeError | None:
-        """Count the connection, refused or not; ``leave`` must follow. Return the refusal. One whose TLS handshake was
-        counted is not counted again. ``address``: empty at a Unix socket, whose clients have none."""
+        """Count the connection, refused or not; ``leave`` must follow. Return the refusal, if any. A connection whose
+        TLS handshake was counted is not counted again. ``address``: empty at a Unix socket, whose clients have none."""
         more = int(connection not in self._connections)
         self._connections[connection] = address
         self._by_address[address] += more
@@ -305,7 +305,7 @@ class HttpEdge:
             del self._by_address[address]
 
     def is_crowded(self) -> bool:
-        """Return whether even refusals have become too many to be written."""
+        """Return whether there are too many connections to write even a refusal."""
         return self._entered.total() > 2 * self.limits.connections
 
     def lease(self) -> BodyLease:

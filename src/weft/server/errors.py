@@ -1,11 +1,11 @@
-"""Every failure as the error object of the request's dialect, over HTTP and inside a stream.
+"""Failures as the error object of the request's dialect, over HTTP and inside a stream.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}       OpenAI's
     {"type": "error", "error": {"type": ..., "message": ...}, "request_id"}   Anthropic's, under /v1/messages
     {"error": "..."}                                                          Ollama's, under /api
 
-The status and type come from the exception (``weft.errors``); ``code`` is a word or null, as clients
-compare it with strings. A bug is a 500 that says where to look, and its traceback goes to the log only.
+The status and type come from the exception (``weft.errors``); ``code`` is a word or null, as clients compare it with
+strings. A bug is a 500 that says where to look; only the log has its traceback.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def on_weft_error(request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    # The exception goes on up to the connection and ends it.
+    # The exception also reaches the connection, which it ends.
     request_id = request.scope.get("state", {}).get("request_id", "")
     return error_response(bug(error, request_id), request.scope, {"connection": "close"})
 

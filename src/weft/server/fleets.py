@@ -37,8 +37,9 @@ def new_fleet(
     link: tuple[str, str] | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Fleet:
-    """Return engines that are not started. ``place``: the part of the machine that they divide. ``record_as``: a part
-    of the name of its recording. ``link``: the address where machines join, and the token. Raise ConfigError."""
+    """Return engines that are not started. ``place``: the part of the machine that the engines divide. ``record_as``:
+    the model's part of the name of the recording. ``link``: the address where machines join, and the token. Raise
+    ConfigError."""
     return Fleet(
         engine,
         replicas=config.own_replicas,
@@ -57,15 +58,15 @@ def new_fleet(
 
 
 def _router(config: ServerConfig) -> Router | None:
-    """Return the router; None with one replica, if no other can join: there is no choice, and its engine reports no
+    """Return the router; None with one replica if no other can join: there is no choice, and the engine reports no
     snapshots."""
     grows = config.listen_engines is not None or config.ray is not None
     return make_router(config.router, time.monotonic) if grows or config.own_replicas > 1 else None
 
 
 def _peer_host(address: str) -> str:
-    """Return where engines of other machines reach those of this one: the host that machines join at. One that means
-    all of this machine's addresses is replaced by the address that it has towards the others."""
+    """Return the host at which engines of other machines reach the engines of this one: the host of ``address``, where
+    machines join. A host that means all addresses of this machine is replaced by the one that faces the network."""
     host = address.removeprefix("tcp://").rpartition(":")[0]
     return own_address() if host in ALL_HOSTS else host
 

@@ -2,10 +2,10 @@
 
 * ``edge.Origins``: the Host and Origin headers decide whether a web page may send this request at all.
 * ``X-Request-Id``: the client's own is echoed if it is short and printable, else the server draws one.
-* ``--api-key``: without a right one only paths that say nothing of this server are answered. The key also
-  names the tenant (``tenants``).
-* ``--operator-key``: a right one opens everything. If there is one, no other key opens sums over all clients (/metrics,
-  /v1/cache) or calls that every client feels (/sleep, /wake_up, /update_weights, /v1/replicas, /api/delete).
+* ``--api-key``: without a valid key only paths that tell nothing about this server are answered. The key also names the
+  tenant (``tenants``).
+* ``--operator-key``: a valid one opens everything. If the server has one, no other key opens sums over all clients
+  (/metrics, /v1/cache) or calls that every client feels (/sleep, /wake_up, /update_weights, /v1/replicas, /api/delete).
 
 Plain ASGI: Starlette's BaseHTTPMiddleware puts a queue and two tasks around every response, streams included.
 """
@@ -62,8 +62,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 def _may_operate(scope: Scope, headers: Headers) -> bool:
     """Return whether a request to an operator's path may pass without an operator key: it reads, or it comes from this
-    machine and from no proxy. A proxy that does not say where its clients are passes on the name by which they know
-    this server, and runs as another user at a Unix socket."""
+    machine and from no proxy. If a proxy does not pass on the addresses of clients, the Host header reveals the proxy,
+    and at a Unix socket the user of the process does."""
     if scope["method"] in _READING:
         return True
     client = scope.get("client")
@@ -118,7 +118,7 @@ class Gate:
             try:
                 await send(message)
             except RuntimeError as error:
-                # The connection may have ended between the last look and this write.
+                # The connection may have ended since the last check.
                 if _CLOSED not in str(error):
                     raise
                 is_gone = True
@@ -162,13 +162,13 @@ class Gate:
             return Response(status_code=204, headers=preflight_headers)
         refusal: WeftError | None = self._origins.refusal(method, headers)
         if refusal is None and scope["path"] not in _OPEN_PATHS:
-            key = headers.get("x-api-key")  # where clients of the Messages API have it
+            key = headers.get("x-api-key")  # where clients of the Messages API put the key
             authorization = headers.get("authorization") or (f"Bearer {key}" if key else "")
             refusal = self._key_refusal(scope, headers, authorization)
         return self._app if refusal is None else error_response(refusal, scope)
 
     def _key_refusal(self, scope: Scope, headers: Headers, authorization: str) -> WeftError | None:
-        """Return the refusal of a key; None for a right one, with its tenant in the state of the request."""
+        """Return the refusal of a key; None for a valid key, whose tenant is then in the state of the request."""
         path = scope["path"]
         for_operators = self._keys.has_operators and path.startswith(_OPERATOR_PATHS)
         if not self._keys.has_operators and path.startswith(_OPERATOR_PATHS) and not _may_operate(scope, headers):

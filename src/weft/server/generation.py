@@ -1,4 +1,4 @@
-"""One HTTP request as work for the engine: prompts x n sequences, from submit to the last piece.
+"""The generation of one HTTP request: prompts x n sequences in the engine, from submit to the last piece.
 
     ChatBody       \\                                        / ChatJob
     ResponsesBody   >--> ChatTurn --prepare_turn--> PreparedTurn --> ResponsesJob
@@ -6,15 +6,15 @@
                                       Generation
 
     Generation.start()      submit all prompts; the engine accepts all or rejects one (then none run)
-    Generation.listen()     calls back when pieces may have come; Generation.next_pieces() returns these
-    Generation.pieces()     [Piece, ...] as steps bring them, until every choice has finished
+    Generation.listen()     calls back when pieces may have come; Generation.next_pieces() returns them
+    Generation.pieces()     [Piece, ...] after each step, until every choice has finished
     Generation.whole()      one Piece for each choice, once all have finished
-    Generation.close()      always, however it ended: what still runs is cancelled
+    Generation.close()      always, however it ended: sequences that still run are cancelled
 
-A dialect is a mapping at the edge: its body becomes a ``ChatTurn``, and a job writes the pieces of the answer
-in the dialect's own words. A field that every dialect takes is added to ``SamplingFields``, one that shapes
-the prompt to ``ConversationFields``. Latencies are measured here, as the events of one sequence pass in
-order. A slow client gets fewer, larger pieces, not a longer queue.
+A dialect only translates: its body becomes a ``ChatTurn``, and a job writes the pieces of the answer in the dialect's
+format. Add a field that every dialect takes to ``SamplingFields``, and a field that shapes the prompt to
+``ConversationFields``. Latencies are measured here, as the events of one sequence pass in order. A slow client gets
+fewer, larger pieces, not a longer queue.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from weft.text.tokenizer import banned_sequences
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of prompt tokens. ``cached_tokens`` is OpenAI's; the others are weft's: tokens that were computed again
-    after preemptions, and tokens that the prefix cache had in part and could not give, by reason."""
+    """Counts of prompt tokens. ``cached_tokens`` is OpenAI's; the other fields are weft's: tokens that were computed
+    again after preemptions, and lost tokens by reason (docs/words.md)."""
 
     cached_tokens: int = 0
     recomputed_tokens: int = 0
@@ -65,8 +65,8 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of generated tokens. The prediction tokens count drafts of all sources of speculation, verified and right
-    or wrong."""
+    """Counts of generated tokens. The prediction tokens count verified drafts of all sources of speculation, right or
+    wrong."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int = 0
@@ -80,16 +80,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
-    """Version of the weights that computed the last token, where an update gave them a name."""
+    """Version of the weights that computed the last token, if an update named it."""
 
 
 class Generation:
     """The prompts of one request, from submit to the last piece. ``samplings``: one for each prompt (they differ where
     max_tokens depends on the prompt's length). ``decoder``: makes text of the answers' tokens, if it is not the model's
-    tokenizer. ``prompt_field``: the field of the request that the prompts came in, for errors; ``answer_field``: that
-    of max_tokens, and ``logprobs_field`` that of alternatives. ``id_slot``: the slot that has the tokens afterwards
-    (``sessions.slots``). Raises RequestError and ContextLengthError here, so that no engine has to read a prompt that
-    is far too long.
+    tokenizer. ``prompt_field``, ``answer_field``, ``logprobs_field``: the request's names of the prompts, of max_tokens
+    and of the alternatives, for errors. ``id_slot``: the slot that gets the tokens afterwards (``sessions.slots``). The
+    constructor raises RequestError and ContextLengthError, so that no engine has to read a prompt that is far too long.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
@@ -115,7 +114,7 @@ class Generation:
         self._model = model
         self.keep_alive_s: KeepAlive = UNSET
         self.load_s = 0.0
-        """Seconds of waiting until its model was loaded."""
+        """Seconds that the request waited until the model was loaded."""
         self._use: ModelUse | None = None
         self._metrics = service.metrics.of(model.base)  # the model's own name, not an adapter's
         self._arrived_s = time.perf_counter()
@@ -123,7 +122,7 @@ class Generation:
         self._closed = False
         self._slot = None if id_slot is None or id_slot < 0 else (key_of_request(), id_slot, cache_salt)
         self._slot_tokens: list[int] = []
-        """Tokens of the first answer, where a slot is to have them."""
+        """Tokens of the first answer; kept only if a slot is to get them."""
         self._model_name = model.name
         self._error_type: str | None = None
         engine_id = token_hex(16)
@@ -239,8 +238,8 @@ class Generation:
         return pieces
 
     async def whole(self) -> list[Piece]:
-        """Return one piece for each choice, in their order. Answers without stop strings are read at their end: to read
-        each token when it comes would be most of the cost of an answer."""
+        """Return one piece for each choice, in their order. Answers without stop strings are decoded at their end:
+        decoding token by token would be most of the cost of an answer."""
         if any(sampling.stop for sampling in self.samplings):
             all_pieces = [piece async for pieces in self.pieces() for piece in pieces]
         else:
@@ -287,7 +286,7 @@ class Generation:
             self._slot_tokens += event.tokens
 
     def _fill_slot(self) -> None:
-        """Give the slot of the request its tokens, but for the last one, which no step has read."""
+        """Give the slot of the request the tokens, except the last one, which no step has read."""
         if self._slot is not None and self.choices[0].generated_tokens:
             owner, number, salt = self._slot
             content = SlotContent(self._model_name, salt, self.prompts[0].tokens, self._slot_tokens[:-1])
@@ -315,12 +314,13 @@ class Generation:
         return sum(max(choice.cached_tokens for choice in choices) for choices in self._by_prompt)
 
     def lost_tokens(self) -> LostTokens:
-        """Return the lost tokens of the first sequence of each prompt: the others of its n wait for that one."""
+        """Return the lost tokens of the first sequence of each prompt: the other n - 1 wait for that sequence and reuse
+        its prefix."""
         counts = [msgspec.structs.asdict(choices[0].lost_tokens) for choices in self._by_prompt]
         return LostTokens(**{reason: sum(count[reason] for count in counts) for reason in counts[0]})
 
     def usage(self, reasoning_tokens: int = 0) -> Usage:
-        """Return the usage. With server.hide_cached_tokens it lacks the counts of the cache, and those of drafts: both
+        """Return the usage. With server.hide_cached_tokens the usage lacks the counts of the cache and of drafts: both
         tell about earlier requests."""
         prompt_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
         generated = sum(choice.generated_tokens for choice in self.choices)
@@ -347,7 +347,7 @@ class Generation:
         )
 
     def outcome(self, *, stream: bool) -> GenerationOutcome:
-        """Return the figures for a trace, after ``close``. Its times are of all sequences together: from the first that
+        """Return the figures for a trace, after ``close``. Times cover all sequences together: from the first that
         began to the last that ended."""
         began = [
             min(times.arrived_s + times.queued_s, times.first_s) for times in self._times if times.first_s is not None
@@ -397,17 +397,17 @@ def check_generates(info: ModelInfo, request: Request) -> None:
 
 def within_context(request: Request, limit: int, field: str) -> Request:
     """Return ``request`` with ``max_tokens`` cut to the room that a context of ``limit`` tokens leaves; ``field`` is
-    then named as ignored. Agents send one number with each request. A prompt that leaves no room is returned as it is,
-    for ``check_length``."""
-    room, asked = limit - len(request.prompt_tokens), request.sampling.max_tokens
-    if asked is None or asked <= room or room < max(request.sampling.min_tokens, 1):
+    then reported as ignored, because agents send one number with each request. A prompt that leaves no room is returned
+    as it is, for ``check_length``."""
+    room, max_tokens = limit - len(request.prompt_tokens), request.sampling.max_tokens
+    if max_tokens is None or max_tokens <= room or room < max(request.sampling.min_tokens, 1):
         return request
     note_ignored(field)
     return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, max_tokens=room))
 
 
 def check_count(sequences: int, queue_max: int) -> None:
-    """Raise RequestError for more sequences than an empty queue could take, as trying again later would not help."""
+    """Raise RequestError for more sequences than an empty queue could take: trying again later would not help."""
     if sequences > queue_max:
         raise RequestError(
             f"prompts x n is {sequences} sequences; at most {queue_max} can wait "
@@ -460,7 +460,7 @@ def merged(pieces: list[Piece]) -> list[Piece]:
 
 def logprob_count(request: Request, context_tokens: int, *, streamed: bool) -> int:
     """Return the most logprobs of one piece of the answers to one prompt (law L11). A complete answer becomes JSON at
-    its end, on the event loop; a stream writes them step by step, so only its prompt's count."""
+    its end, on the event loop. A stream writes the logprobs step by step, so only the prompt's logprobs count."""
     sampling, prompt_tokens = request.sampling, len(request.prompt_tokens)
     count = 0
     if sampling.logprobs is not None and not streamed:
@@ -503,9 +503,9 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A chat request of any dialect. ``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field``,
     ``logprobs_field`` and ``answer_field`` (of ``max_tokens``) are the dialect's names, for errors. ``show_reasoning``:
     if false the reasoning is left out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``.
-    ``prediction``: the client's guess of the answer, a source of drafts. ``context_max``: as ``asked`` in
-    ``check_context``. ``before``: tokens of earlier turns, in front of the conversation's, with the name's first
-    messages. ``own_sampling``: the API's defaults, where they differ from those of SamplingParams."""
+    ``prediction``: the client's guess of the answer, a source of drafts. ``context_max``: ``num_ctx`` of
+    ``check_context``. ``before``: tokens of earlier turns, before the conversation's tokens and with the first messages
+    of the created name. ``own_sampling``: defaults of the API that differ from those of SamplingParams."""
 
     conversation: ConversationFields
     fields: SamplingFields
@@ -569,8 +569,8 @@ class PreparedTurn:
         return self._readers[piece.index].blocks
 
     def finish_reason(self, piece: Piece) -> str | None:
-        """Return ``tool_calls`` for an answer that ends with calls, else the piece's reason; after the piece was
-        read."""
+        """Return ``tool_calls`` for an answer that ends with calls, else the piece's reason. Call it after the piece
+        was read."""
         return self._readers[piece.index].finish_reason(piece.finish_reason)
 
     def reasoning_tokens(self) -> int:
@@ -626,12 +626,13 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
 
 
 def _behind(before: list[int], model: ServedModel, prompt: Prompt) -> Prompt:
-    """Return ``prompt``, without pictures, after earlier tokens, with one beginning-of-sequence token for both. Raise
-    RequestError for ids that are not tokens."""
+    """Return ``prompt``, which has no pictures, after earlier tokens, with one beginning-of-sequence token for both.
+    Raise RequestError for ids that are not tokens."""
     model.check_ids(before, param="context")
     begin = model.tokenizer.added_id(model.tokenizer.special_tokens.get("bos_token", ""))
     cut = int(begin is not None and prompt.tokens[:1] == [begin])
     boundaries, marks = (
-        [len(before) + at - cut for at in places if at >= cut] for places in (prompt.boundaries, prompt.marks)
+        [len(before) + position - cut for position in places if position >= cut]
+        for places in (prompt.boundaries, prompt.marks)
     )
     return Prompt(before + prompt.tokens[cut:], prompt.text, boundaries, marks)

@@ -1,4 +1,4 @@
-"""The parts of an HTTP process that have nothing to do with engines: uvicorn and file limits.
+"""The parts of an HTTP process that are independent of engines: uvicorn and file limits.
 
 ``launch`` uses them for a server of one process and for the supervisor, ``workers.process`` for a worker.
 """
@@ -26,11 +26,11 @@ from weft.server.service import Service
 from weft.server.sse import Handler
 
 _LAST_ANSWERS_S = 1.0
-"""Seconds that responses which are already decided (errors, last chunks) may take to leave."""
+"""Seconds that responses which are complete (errors, last chunks) get to be sent."""
 _LOOK_S = 1.0
-"""Seconds between two looks for a free descriptor."""
+"""Seconds between two checks for a free descriptor."""
 _OTHER_FILES = 256
-"""Descriptors that are kept back from connections: of logs, stores, workers and engines that start."""
+"""Descriptors reserved for logs, stores, workers and engines that start."""
 _log = logging.getLogger("weft.server")
 
 
@@ -45,7 +45,9 @@ class _HttpServer(uvicorn.Server):
 def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Server:
     """Return the HTTP server. ``forward`` as in ``build_app``."""
     config = service.config
-    protocol: Any = functools.partial(BoundedProtocol, edge=service.edge)  # called like a class
+    protocol: Any = functools.partial(
+        BoundedProtocol, edge=service.edge
+    )  # named like a class, as uvicorn calls it like one
     return _HttpServer(
         uvicorn.Config(
             build_app(service, forward),
@@ -66,8 +68,8 @@ def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Ser
 
 @contextlib.asynccontextmanager
 async def serving(service: Service, listener: socket.socket, forward: Handler | None = None) -> AsyncGenerator[None]:
-    """Answer on ``listener`` in the block. After it, answers that are decided already may still leave, and ``service``
-    is closed."""
+    """Answer on ``listener`` within the block. After the block, complete answers are still sent, and ``service`` is
+    closed."""
     service.edge.cap_connections(raise_file_limit(service.config.max_connections))
     http = http_server(service, forward)
     watching = [asyncio.create_task(service.edge.sweep_forever())]
@@ -95,7 +97,8 @@ async def accept_tls(
     listener: socket.socket, context: ssl.SSLContext, edge: HttpEdge, connection: Callable[[], BoundedProtocol]
 ) -> None:
     """Accept connections and shake hands, until it is cancelled. A connection is counted from its first moment on, and
-    its handshake has the time of a request's headers: else clients that begin none would take every descriptor."""
+    its handshake may take as long as a request's headers: else clients that never begin a handshake would take every
+    descriptor."""
     loop = asyncio.get_running_loop()
 
     async def shake_hands(client: socket.socket, protocol: BoundedProtocol) -> None:
@@ -106,7 +109,7 @@ async def accept_tls(
         except BaseException as error:
             edge.leave(protocol)
             client.close()
-            if not isinstance(error, OSError):  # no TLS came, or nothing in time, or the client has left
+            if not isinstance(error, OSError):  # no TLS, or no handshake in time, or the client has left
                 raise
 
     handshakes: set[asyncio.Task[None]] = set()
@@ -132,7 +135,7 @@ async def accept_tls(
 
 def raise_file_limit(connections: int) -> int:
     """Raise the limit of open files for ``connections``: each is a file descriptor, and the usual limit is 1,024.
-    Return how many connections leave room for files and children of the server."""
+    Return the number of connections that leaves room for files and children of the server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Twice: a refused connection lingers.
     wanted = 2 * connections + _OTHER_FILES

@@ -7,8 +7,8 @@
                     at most limits.drain_timeout seconds)
                     second: stop at once
 
-The port is bound first, so that a busy one is said before a model is loaded. The engine's process is started
-before the modules of HTTP are imported: then both processes import, each on a core of its own.
+The port is bound first, so that a busy port is reported before a model is loaded. The engine's process is started
+before the modules of HTTP are imported, so that both processes import at the same time.
 
 Exit codes: 0 after a drain, also after one that its time limit cut short; 130 after the second Ctrl-C; 2 when
 the flags or the checkpoint cannot work; 1 when the last engine died, 3 when it stalled.
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from weft.server.service import Service
 
 _LOOK_S = 1.0
-"""Seconds between two looks at the models on this machine's disk."""
+"""Seconds between two scans of the models on this machine's disk."""
 _UNTIL_READY = "answers 503 until the model is ready"
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -67,8 +67,8 @@ EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2
 def serve(
     engine_config: EngineConfig, server_config: ServerConfig, models: Sequence[str] = (), *, factory: str = ASSEMBLE
 ) -> int:
-    """Serve until a signal; return the exit code. Call it from the main thread. ``models``: as they were named, where
-    there are several.
+    """Serve until a signal; return the exit code. Call it from the main thread. ``models``: the models as the command
+    names them, if there are several.
 
     ``factory`` ("module:function") builds the engine in its process; tests pass scripted ones.
     """
@@ -95,7 +95,7 @@ def _prepared(
     factory: str,
     until_end: contextlib.ExitStack,
 ) -> Serving:
-    """Check both configs, and listen until ``until_end`` does. Raise ConfigError, CheckpointError."""
+    """Check both configs, and listen until ``until_end`` closes. Raise ConfigError, CheckpointError."""
     set_up_logging(server_config.log_level, form=server_config.log_format, file=server_config.log_file)
     server_config.check()
     engine_config.check()
@@ -145,7 +145,7 @@ def _on_demand(
     check_adapters(engine)
     memory = memory_of(engine)
     needs = [source.need for source in sources]
-    # Models that come later need room, so with --pulled no model has more than it asks for.
+    # Models that come later need room, so with --pulled no model gets more than it asks for.
     shares = {need.name: share_of(need, memory) for need in needs} if config.pulled else share_out(needs, memory)
     make_directories(engine)
     listener = until_end.enter_context(listening(config))
@@ -164,7 +164,7 @@ def _on_demand(
 
 
 def _one_model(engine: EngineConfig, config: ServerConfig) -> str:
-    """Return NAME=MODEL of the only model, the embedded one where none is named. Raise ConfigError."""
+    """Return NAME=MODEL of the only model; of the embedded model if none is named. Raise ConfigError."""
     from weft.assemble import find_model
 
     if engine.model is None:
@@ -174,7 +174,7 @@ def _one_model(engine: EngineConfig, config: ServerConfig) -> str:
 
 
 def _with_open_stores(service: Service) -> Service:
-    """Open the stores, so that a file of another kind is an error before anything is served. Raise ConfigError."""
+    """Open the stores, so that a file of another kind is an error before any request is served. Raise ConfigError."""
     if service.responses is not None and service.config.response_store is not None:
         service.responses.open_now()
     if service.names.store is not None:
@@ -183,8 +183,8 @@ def _with_open_stores(service: Service) -> Service:
 
 
 def _check_model(config: EngineConfig) -> None:
-    """Raise ConfigError before anything listens for a wrong path, and for ranks that do not divide the model. For a hub
-    model only ``config.json`` is fetched for that, and only where there are ranks."""
+    """Raise ConfigError, before anything listens, for a wrong path and for ranks that do not divide the model. For a
+    model on the hub only ``config.json`` is fetched, and only with several ranks."""
     local = config.model is None or local_checkpoint(config.model) is not None
     if config.tp > 1:
         from weft.assemble import find_model
@@ -226,8 +226,8 @@ def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> 
 
 
 def joining(config: ServerConfig, console: Console) -> tuple[str, str] | None:
-    """Return where engines of other machines join, as ZeroMQ writes it, and the token. If no file is named, Ray gets a
-    token that is in none. Raise ConfigError for the file."""
+    """Return the address where engines of other machines join, as ZeroMQ writes it, and the token. Without a token
+    file, Ray gets a token that is in no file. Raise ConfigError for the file."""
     address = config.listen_engines or (None if config.ray is None else "0.0.0.0:0")
     if address is None:
         return None
@@ -244,8 +244,8 @@ def joining(config: ServerConfig, console: Console) -> tuple[str, str] | None:
 def placed_by_ray(
     config: ServerConfig, fleet: Fleet, link: tuple[str, str] | None, *, ranks: int, device: str
 ) -> RayFleet | None:
-    """Return the replicas that Ray places, if any. ``ranks``: of a replica. They share one bundle, so Ray finds one
-    node for all of them."""
+    """Return the replicas that Ray places, if any. ``ranks``: processes of a replica. They share one bundle, so Ray
+    places all of them on one node."""
     if config.ray is None or link is None:
         return None
     from weft.fleet.ray_fleet import RayFleet
@@ -312,7 +312,7 @@ class Serving:
             if (replicas := self._config.own_replicas) > (cores := usable_cores()):
                 self._say(
                     f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part "
-                    f"of the free memory; more than {cores} bring no speed"
+                    f"of the free memory; more than {cores} are no faster"
                 )
             try:
                 return await self._until_stopped(service)
@@ -333,7 +333,7 @@ class Serving:
             if self._ray is None and self._fleet is not None and self._fleet.joined is not None:
                 self._say(f"machines join with: weft join HOST:{self._fleet.joined.port} --token FILE")
             if not await _first_of(self._open(service), self._first_stop.wait()):
-                return EXIT_INTERRUPTED  # there was nothing to drain
+                return EXIT_INTERRUPTED  # nothing to drain
         except WeftError as error:
             return self._failed(error)
         finally:
@@ -377,7 +377,7 @@ class Serving:
         return EXIT_STALLED if self._fleet.stalled else EXIT_ENGINE_DIED
 
     async def _open(self, service: Service) -> None:
-        """Open HTTP; return when requests are answered."""
+        """Open HTTP; return once requests are answered."""
         if self._fleet is not None:
             await self._open_model(service, self._fleet)
         end_start()
@@ -387,8 +387,8 @@ class Serving:
 
     async def _open_model(self, service: Service, fleet: Fleet) -> None:
         """Wait for the engines, then read the model's tokenizer and template; the process for the template starts
-        meanwhile. The HTTP workers open first: from the first healthy answer on, no process of this server refuses a
-        request as not ready."""
+        meanwhile. The HTTP workers open first, so that after the first healthy answer no process of this server refuses
+        a request as not ready."""
         from weft.server.served_model import load_served_model
         from weft.text.template_sandbox import template_worker
 
@@ -440,7 +440,7 @@ class Serving:
 
 
 async def _look_forever(models: Models) -> None:
-    """Serve the changes that `weft pull` and `weft rm` of another process make."""
+    """Follow changes that `weft pull` and `weft rm` make in other processes."""
     seen = None
     while models.serves_pulled:
         now = await asyncio.to_thread(_changed_s)
@@ -459,8 +459,8 @@ def _changed_s() -> float:
 
 
 def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
-    """Return the facts of a joined replica, with this machine's tokenizer and template. Raise ConfigError if they
-    differ."""
+    """Return ``info`` of a joined replica, with this machine's tokenizer and template. Raise ConfigError if the
+    tokenizers differ."""
     from weft.assemble import find_model  # the modules of the engine; other servers need none
     from weft.assemble.identity import vocabulary_digest
 
@@ -474,21 +474,21 @@ def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
 
 
 async def _first_of(first: Awaitable[object], second: Awaitable[object]) -> bool:
-    """Wait for either, and return whether ``first`` ended first (with its exception, if it had one); the other is
-    cancelled."""
-    one, two = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    """Wait until either ends, and cancel the other. Return whether ``first`` ended first; raise its exception, if it
+    had one."""
+    first_task, second_task = asyncio.ensure_future(first), asyncio.ensure_future(second)
     try:
-        await asyncio.wait((one, two), return_when=asyncio.FIRST_COMPLETED)
-        if one.done():
-            one.result()
-        return one.done()
+        await asyncio.wait((first_task, second_task), return_when=asyncio.FIRST_COMPLETED)
+        if first_task.done():
+            first_task.result()
+        return first_task.done()
     finally:
-        one.cancel()
-        two.cancel()
+        first_task.cancel()
+        second_task.cancel()
 
 
 async def _within(work: Awaitable[object], seconds: float) -> None:
-    """Wait ``seconds`` for ``work``; a task that is not done goes on, anything else is cancelled."""
+    """Wait ``seconds`` for ``work``. A task that is not done by then goes on; any other awaitable is cancelled."""
     task = asyncio.ensure_future(work)
     await asyncio.wait((task,), timeout=seconds)
     if not task.done() and not isinstance(work, asyncio.Future):

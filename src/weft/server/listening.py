@@ -5,8 +5,8 @@
     --uds PATH                     unix:PATH             a file that its owner and its group may open
 
 A setting that cannot work (a busy port, a file that is not a socket, a key that is not the certificate's) is an error
-in one line before a model is read. A socket file that a killed server left is replaced, one that a server answers at is
-not, and the file goes with its server. A certificate that is renewed in place is read again for new connections.
+in one line before a model is read. A socket file that a killed server left is replaced; a socket file at which a server
+answers is not. The file is removed with its server. A certificate file that changes is read again for new connections.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from weft.server.config import BACKLOG, DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.running import UNIX
 
 _LOOK_S = 1.0
-"""Seconds between two looks at the files of the certificate."""
+"""Seconds between two checks of the files of the certificate."""
 _SOCKET_PATH_BYTES = 107
-"""Most bytes of a Unix socket's path, in Linux; a little less elsewhere, where the system says so."""
+"""Most bytes of a Unix socket's path on Linux. Other systems allow a little less and raise an error themselves."""
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 _log = logging.getLogger("weft.server")
 
@@ -40,19 +40,19 @@ class PortBusyError(ConfigError):
 
 @contextlib.contextmanager
 def listening(config: ServerConfig) -> Iterator[socket.socket]:
-    """Listen as ``config`` says, in the block. Raise ConfigError that names the flag to change."""
+    """Listen as ``config`` says, within the block. Raise ConfigError that names the flag to change."""
     listener = bind(config)
     own = None if config.uds is None else _file_of(Path(config.uds))
     try:
         yield listener
     finally:
         listener.close()
-        if config.uds is not None and _file_of(Path(config.uds)) == own:  # another server may have it now
+        if config.uds is not None and _file_of(Path(config.uds)) == own:  # another server may have replaced the file
             Path(config.uds).unlink()
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """Return a listening socket. Raises ConfigError that names the flag to change."""
+    """Return a listening socket. Raise ConfigError that names the flag to change."""
     if config.uds is not None:
         return _listen_at_file(Path(config.uds), config.socket_mode())
     if config.port is not None:
@@ -68,7 +68,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def listen_at(path: str) -> socket.socket:
-    """Listen at a file that only this process knows, such as that of a supervisor."""
+    """Listen at a socket file that only this process knows, such as the supervisor's."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(BACKLOG)
@@ -88,7 +88,8 @@ def own_url(config: ServerConfig, listener: socket.socket) -> str:
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """Return a context of the certificate and its key, None where the server speaks plain HTTP. Raise ConfigError."""
+    """Return a TLS context with the certificate and its key; None if the server speaks plain HTTP. Raise
+    ConfigError."""
     certificate, key, authorities = config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs
     if certificate is None:
         named = [
@@ -126,12 +127,12 @@ async def follow_certificate(context: ssl.SSLContext, config: ServerConfig) -> N
             continue
         seen = now
         try:
-            tls_context(config)  # a pair that does not fit would take the live one away
+            tls_context(config)  # loading a pair that does not match would replace the valid one
             _load_key(context, config)
         except ConfigError as error:
-            _log.warning("the certificate changed and is not taken: %s", error.message)
+            _log.warning("the certificate changed and was not loaded: %s", error.message)
         else:
-            _log.info("the certificate changed: new connections get %s as it is now", config.ssl_certfile)
+            _log.info("the certificate changed: new connections get the new %s", config.ssl_certfile)
 
 
 def _load_key(context: ssl.SSLContext, config: ServerConfig) -> None:
@@ -151,17 +152,17 @@ def _load_key(context: ssl.SSLContext, config: ServerConfig) -> None:
     except (ssl.SSLError, OSError, ValueError) as error:
         if is_encrypted:
             hint = (
-                "server.ssl_keyfile_password does not open it"
+                "server.ssl_keyfile_password does not decrypt it"
                 if config.ssl_keyfile_password
                 else "give its password as WEFT_SSL_KEYFILE_PASSWORD (server.ssl_keyfile_password)"
             )
             raise ConfigError(f"{flag} {key}: the key is encrypted; {hint}", param=flag) from None
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
             raise ConfigError(
-                f"{flag} {key}: it is not the key of the certificate {config.ssl_certfile}", param=flag
+                f"{flag} {key}: this is not the key of the certificate {config.ssl_certfile}", param=flag
             ) from None
         hint = "; name the file of the key with --ssl-keyfile" if config.ssl_keyfile is None else ""
-        raise ConfigError(f"{flag} {key}: it has no private key in PEM form{hint}", param=flag) from None
+        raise ConfigError(f"{flag} {key}: the file has no private key in PEM form{hint}", param=flag) from None
 
 
 def _check_certificates(file: str, flag: str) -> None:
@@ -170,7 +171,7 @@ def _check_certificates(file: str, flag: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
     except ssl.SSLError:
-        raise ConfigError(f"{flag} {file}: it has no certificate in PEM form", param=flag) from None
+        raise ConfigError(f"{flag} {file}: the file has no certificate in PEM form", param=flag) from None
 
 
 def _check_readable(file: str, flag: str) -> None:
@@ -211,7 +212,7 @@ def _listen_at_file(path: Path, mode: int) -> socket.socket:
     except OSError as error:
         listener.close()
         is_other = error.errno == errno.EADDRINUSE
-        words = "a file is there already, and it is not a socket" if is_other else _in_words(error)
+        words = "a file exists there, and it is not a socket" if is_other else _in_words(error)
         raise ConfigError(f"--uds {path}: {words}", param="--uds") from None
     except ConfigError:
         listener.close()
@@ -223,7 +224,7 @@ def _listen_at_file(path: Path, mode: int) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the file of a server that has ended. Raise ConfigError if one answers, OSError."""
+    """Remove the socket file of a server that has ended. Raise ConfigError if a server answers there; OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
@@ -239,7 +240,7 @@ def _listen(host: str, port: int) -> socket.socket:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        words = _in_words(error) if isinstance(error, OSError) else "it is not a host name"
+        words = _in_words(error) if isinstance(error, OSError) else "this is not a host name"
         raise ConfigError(f"--host {host}: {words}", param="--host") from None
     listener = socket.socket(family, kind, protocol)
     try:

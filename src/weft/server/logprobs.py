@@ -4,9 +4,8 @@
     completions   {tokens: [], token_logprobs: [], top_logprobs: [{text: logprob}], text_offset: []}
     prompt        [null, {"id": {logprob, rank, decoded_token}}, ...]          (ranks from 1)
 
-A token that is not a character of its own is written ``bytes:\\xe2\\x82`` where text is a key, so that two
-such tokens stay apart; chat carries the bytes in their own field. A probability of zero is -9999, because
-JSON has no infinity.
+A token that is only a part of a character is written ``bytes:\\xe2\\x82`` where text is a key, so that two such tokens
+stay apart; chat carries the bytes in their own field. A probability of zero is -9999, because JSON has no infinity.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from weft.text.tokenizer import Tokenizer
 
 _LEAST = -9999.0
 _NAMES_MAX = 1 << 16
-"""Most names of tokens that are kept: the same tokens come again and again."""
+"""Most names of tokens in the cache of names: the same tokens come again and again."""
 
 Namer = Callable[[int], str]
 """A function from a token id to its text."""
@@ -62,8 +61,8 @@ PromptLogprobs = list[dict[str, PromptTokenLogprob] | None]
 
 @functools.lru_cache(8)
 def namer(tokenizer: Tokenizer, *, as_ids: bool, escape_bytes: bool) -> Namer:
-    """Return a namer. ``as_ids``: "token_id:17" (return_tokens_as_token_ids). ``escape_bytes``: see above. All requests
-    of a server share the names."""
+    """Return a namer. ``as_ids``: "token_id:17" (return_tokens_as_token_ids). ``escape_bytes``: write parts of
+    characters as ``bytes:...``. All requests of a server share the names."""
     if as_ids:
         return lambda token: f"token_id:{token}"
 
@@ -101,8 +100,9 @@ def completion_logprobs(
     *,
     text_offset: int,
 ) -> CompletionLogprobs:
-    """Return logprobs in the shape of completions. ``entries`` and ``tokens`` go in pairs; None is the prompt's first
-    token, which nothing predicts. ``text_offset``: characters of the choice's text before the first of them."""
+    """Return logprobs in the shape of completions. ``entries`` has an entry for each of ``tokens``; None for the
+    prompt's first token, which nothing predicts. ``text_offset``: characters of the choice's text before the first
+    token."""
     names, chosen, tops, offsets = [], [], [], []
     for token, entry in zip(tokens, entries, strict=True):
         names.append(name(token))

@@ -6,18 +6,18 @@
               |                                                                    |
               '--------------- Location of a redirect, REDIRECTS_MAX ---------------'--> bytes of the file
 
-A server that fetches addresses of strangers is a door into its own network: to the metadata of a cloud, or to services
-that trust their neighbours. A name may point there, begin to point there between a check and a connection, or redirect
-there.
+A server that fetches addresses of strangers gives them access to its own network: to the metadata of a cloud, or to
+services that trust every machine of the network. A name may resolve to such an address, begin to do so between a check
+and a connection, or redirect there.
 
-Laws: a name is resolved once for each connection, and the socket goes to the very address that was checked.
-A redirect is checked as the first address was. Only ``https`` on port 443 is fetched, without a proxy,
-cookies or credentials. Bytes are counted as they come, and all of a fetch has its seconds. Law L11: at most
-FETCHES_MAX run at once, of them HOST_FETCHES_MAX at one host, so that slow hosts do not hold up the others.
-The files that are fetched have HELD_FILES times the bytes of a picture at most, until they have been decoded.
+Laws: a name is resolved once for each connection, and the socket goes to the very address that was checked. A redirect
+is checked as the first address was. Only ``https`` on port 443 is fetched, without a proxy, cookies or credentials.
+Bytes are counted as they come, and each fetch has a time limit. Law L11: at most FETCHES_MAX run at once, of them
+HOST_FETCHES_MAX at one host, so that slow hosts do not hold up the others. All fetched files that are not decoded yet
+have at most HELD_FILES times the bytes of a picture.
 
-Bytes are received on the event loop, which is cancelled in time wherever a host keeps it waiting. Names are resolved in
-threads of their own: a name server that is silent holds only those. Nothing is decoded here.
+Bytes are received on the event loop, where a fetch can be cancelled while it waits for a host. Names are resolved in
+threads of their own, so that a silent name server blocks only those. Nothing is decoded here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 
 def is_public(address: str) -> bool:
-    """Return whether ``address``, a number, may be that of a host of the internet."""
+    """Return whether ``address`` (numeric) may belong to a host of the public internet."""
     try:
         number = ipaddress.ip_address(address)
     except ValueError:
@@ -85,10 +85,10 @@ def is_public(address: str) -> bool:
     )
 
 
-def read_domains(given: Sequence[str]) -> tuple[str, ...]:
+def read_domains(entries: Sequence[str]) -> tuple[str, ...]:
     """Return the hosts of ``--media-domains``: ``example.org``, ``*.example.org`` for those below it, ``*`` for all.
     Raise ConfigError."""
-    domains = [name.strip().lower().rstrip(".") for entry in given for name in entry.split(",")]
+    domains = [name.strip().lower().rstrip(".") for entry in entries for name in entry.split(",")]
     for name in domains:
         if name != "*" and not _HOST.fullmatch(name.removeprefix("*.")):
             raise ConfigError(
@@ -101,18 +101,18 @@ def read_domains(given: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Fetch:
-    """A fetch of one file. ``name``: of its limits. ``held``: bytes so far."""
+    """A fetch of one file. ``name``: of its limits in the config. ``received``: bytes so far."""
 
     name: PictureKind
     bytes_max: int
     seconds: float
-    held: int = 0
+    received: int = 0
 
 
 class MediaFetcher:
     """Fetches of pictures and videos. ``domains`` of ``read_domains``; ``bytes_max``: of one file; ``seconds``: of one
-    fetch with its redirects; ``videos``: both of a video. ``resolve`` (host, port) gives addresses as numbers and
-    raises OSError; ``backend`` opens sockets; ``trust``: whose certificates are believed."""
+    fetch with its redirects; ``videos``: both limits for a video. ``resolve`` (host, port) returns numeric addresses or
+    raises OSError; ``backend`` opens sockets; ``trust``: the certificate authorities."""
 
     def __init__(
         self,
@@ -135,8 +135,8 @@ class MediaFetcher:
 
     @contextlib.asynccontextmanager
     async def file(self, url: str, kind: PictureKind = "image") -> AsyncIterator[bytes]:
-        """Yield the bytes of the file at ``url``, which count as held meanwhile. Raise RequestError with one line, and
-        EngineUnavailableError where files that are held are too large."""
+        """Yield the bytes of the file at ``url``, and count them within the block. Raise RequestError with one line,
+        and EngineUnavailableError if all fetched files together are too large."""
         fetch = _Fetch(kind, *self._limits[kind])
         host = str(self._checked(url).hostname)
         at_host = self._at_host.setdefault(host, asyncio.Semaphore(HOST_FETCHES_MAX))
@@ -145,7 +145,7 @@ class MediaFetcher:
                 data = await self._fetch(url, fetch)
             yield data
         finally:
-            self._held -= fetch.held
+            self._held -= fetch.received
 
     async def _fetch(self, url: str, fetch: _Fetch) -> bytes:
         try:
@@ -163,7 +163,7 @@ class MediaFetcher:
         raise RequestError(f"the file's address redirects more than {REDIRECTS_MAX} times")
 
     def _checked(self, url: str) -> SplitResult:
-        """Parse ``url``. Raise RequestError for an address that is not served, before its name is resolved."""
+        """Parse ``url``. Raise RequestError for an address that is not allowed, before its name is resolved."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
@@ -179,7 +179,7 @@ class MediaFetcher:
                 f"the file is at {url[:100]!r}; files are fetched only by https, from port 443, without a user's name"
             )
         host = host.rstrip(".")
-        below = {"*." + host.split(".", at)[-1] for at in range(1, host.count(".") + 1)}
+        below = {"*." + host.split(".", labels)[-1] for labels in range(1, host.count(".") + 1)}
         if not self._domains & {"*", host, *below}:
             raise RequestError(f"the file is at the host {host[:100]!r}, which --media-domains does not name")
         return parts._replace(netloc=f"[{host}]" if ":" in host else host, fragment="")
@@ -217,11 +217,11 @@ class MediaFetcher:
         if not too_many:
             async for part in response.aiter_stream():
                 data += part
-                fetch.held += len(part)
+                fetch.received += len(part)
                 self._held += len(part)
                 if too_many := len(data) > fetch.bytes_max:
                     break
-                if self._held > (most := HELD_FILES * self._limits["image"][0]) and self._held > fetch.held:
+                if self._held > (most := HELD_FILES * self._limits["image"][0]) and self._held > fetch.received:
                     raise EngineUnavailableError(
                         f"files that are fetched have {format_bytes(self._held)}; "
                         f"the limit is {format_bytes(most)}. Try again later"
@@ -232,7 +232,7 @@ class MediaFetcher:
 
 
 class _CheckedDial(httpcore.AsyncNetworkBackend):
-    """A dialler of public addresses. The name of the host goes no further than to ``resolve``."""
+    """A network backend that connects only to public addresses. Only ``resolve`` gets the name of the host."""
 
     def __init__(self, resolve: Resolve, backend: httpcore.AsyncNetworkBackend) -> None:
         self._resolve = resolve
@@ -254,7 +254,7 @@ class _CheckedDial(httpcore.AsyncNetworkBackend):
             addresses = ()
         if not addresses:
             raise RequestError(f"the file's host {host!r} has no address")
-        if not all(map(is_public, addresses)):  # one is enough: an honest host has none
+        if not all(map(is_public, addresses)):  # one such address is enough: an honest host has none
             raise RequestError(
                 f"the file's host {host!r} has an address that is not public; files are never fetched from there"
             )

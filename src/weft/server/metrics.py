@@ -68,8 +68,8 @@ class SequenceTimes:
 
 
 def fold_counts(folder: str, pid: int) -> None:
-    """Fold the counts of HTTP worker ``pid``, which has ended, into the files of all that have ended: else each death
-    left two files, which every scrape reads. Counters and the buckets of histograms add up."""
+    """Fold the counts of HTTP worker ``pid``, which has ended, into the files of all ended workers: else each death
+    would leave two more files for every scrape to read. Counters and the buckets of histograms add up."""
     from prometheus_client.mmap_dict import MmapedDict
 
     files: Any = MmapedDict
@@ -101,12 +101,12 @@ class Metrics:
         self._fleets: list[FleetReport] = []
         self._models: dict[str, ModelMetrics] = {}
         self._registry.register(self)
-        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:  # of the process that serves /metrics
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:  # only the process that serves /metrics has the engines
             ProcessCollector(registry=self._registry)
 
     @property
     def _first(self) -> str:
-        """Label of measurements that belong to no model; empty until one is served."""
+        """Label of measurements that belong to no model; empty until a model is served."""
         return next(iter(self._models), "")
 
     def of(self, model: str) -> ModelMetrics:
@@ -120,8 +120,8 @@ class Metrics:
         return known
 
     def text(self, fleets: list[FleetReport], workers_folder: str | None = None) -> bytes:
-        """Return the text of /metrics. ``fleets``: of each model. ``workers_folder``: where HTTP workers count, which
-        adds to this process's counts."""
+        """Return the text of /metrics. ``fleets``: a report of each model. ``workers_folder``: the files with the
+        counts of HTTP workers, which are added to the counts of this process."""
         self._fleets = fleets
         if workers_folder is None:
             return prometheus_client.generate_latest(self._registry)
@@ -135,7 +135,7 @@ class Metrics:
         self._counters[name].labels(model, _FIRST_ENGINE, *labels).inc(amount)
 
     def request_ended(self, trace: RequestTrace) -> None:
-        """Count a request by its route, so that a client's own paths make no series."""
+        """Count a request by its route, not by its path: a client could send any number of paths."""
         status = str(trace.status or "none")
         method = trace.method if trace.method in _METHODS else "other"
         self.count(self._first, "http_requests", trace.route, method, status)
@@ -193,7 +193,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """Metrics of the requests to one model, as their events pass. ``count_end`` takes a reason and an amount."""
+    """Metrics of the requests to one model, updated by their events. ``count_end`` takes a reason and an amount."""
 
     def __init__(self, histograms: dict[str, Histogram], count_end: Callable[..., None]) -> None:
         self._histograms = histograms
@@ -249,8 +249,8 @@ class ModelMetrics:
 
 
 class SummedSeries(CollectorRegistry):
-    """A registry that adds up samples of ``parts`` with the same name and labels: counters and histograms by their
-    meaning. A gauge is in only one part."""
+    """A registry that adds up samples of ``parts`` with the same name and labels, as counters and histograms allow. A
+    gauge is in only one part."""
 
     def __init__(self, parts: Sequence[Collector]) -> None:
         super().__init__()
@@ -276,12 +276,12 @@ STATES = ("awake", "weights_offloaded", "discard_all")
 """Values of the state of sleep: awake, level 1, level 2."""
 Kind = Literal["counter", "gauge"]
 Combine = Literal["sum", "mean", "once"]
-"""Ways to combine replicas: added up; the mean of shares; one value that several replicas have in common."""
+"""Ways to combine the values of replicas: their sum; the mean of shares; the one value that the replicas share."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """One replica, as /metrics shows it. ``restarts``: processes after its first. ``host``: its joined machine, empty
+    """One replica, as /metrics shows it. ``restarts``: processes after the first. ``host``: the joined machine; empty
     for the server's own."""
 
     number: int
@@ -293,8 +293,8 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """Figures of one model. ``resumes`` of requests; ``deadly``: requests that were refused because engines died of
-    them. ``resident``: of a server with several models."""
+    """Figures of one model. ``resumes``: of requests; ``deadly``: requests that were refused because engines died while
+    they computed them. ``resident``: the model's memory, on a server with several models."""
 
     model: str
     engines: list[EngineReport]
@@ -307,13 +307,13 @@ class FleetReport:
     budget: int | None = None
     """Bytes that the models of a server with several share."""
     sessions: tuple[int, int] | None = None
-    """Count and bytes of the sessions of all models, with the first one."""
+    """Count and bytes of the sessions of all models; only the report of the first model has them."""
 
 
 @dataclass(frozen=True)
 class Row(Generic[Source]):
-    """A metric. ``read`` gives the number, or with a ``label`` one for each of its values; None: not shown now.
-    ``combine``: how replicas make one number."""
+    """A metric. ``read`` returns the number, or with a ``label`` a number for each value of the label; None: not shown
+    now. ``combine``: how the numbers of replicas become one number."""
 
     name: str
     kind: Kind
@@ -332,13 +332,14 @@ def _tier(stats: EngineStats) -> TierStats:
 
 
 def _uses(stats: EngineStats) -> dict[str, int]:
-    """Return the uses of the arena; none in an engine that sleeps, which has given it back."""
+    """Return bytes of the arena by use; empty for an engine that sleeps, which has freed the arena."""
     has_arena = "kv_cache" not in stats.sleep.missing
     return {use: size if has_arena else 0 for use, size in memory_bytes(stats.memory).items()}
 
 
 def _arena_share(stats: EngineStats) -> float:
-    """Return the share of the arena in use. Cached bytes give way to running sequences, so they are not in use."""
+    """Return the share of the arena in use. Cached bytes can be evicted for running sequences, so they do not count as
+    in use."""
     memory = stats.memory
     evictable = memory.evictable_bytes / memory.arena_bytes if memory.arena_bytes else 0.0
     return max(0.0, memory.used_share - evictable)
@@ -350,8 +351,8 @@ def _slot_share(stats: EngineStats) -> float:
 
 
 def _lost(stats: EngineStats) -> dict[str, int]:
-    """Return the lost tokens by reason. Other salts are left out without debug.count_salt, as 0 would mean that there
-    is none."""
+    """Return the lost tokens by reason. Without debug.count_salt the reason of other salts is not counted and left out:
+    0 would be false."""
     return {
         reason: tokens
         for reason, tokens in asdict(stats.memory.cache.lost).items()
@@ -383,13 +384,10 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "http_refusals": ("Requests refused by a limit of the HTTP edge.", ("code",)),
     "session_saves": ("Sessions that were saved.", ()),
     "session_hits": ("Requests that continued a session.", ()),
-    "session_restores": ("Sessions whose state was asked back into memory.", ()),
+    "session_restores": ("Sessions whose state was restored into memory.", ()),
     "decisions": ("Requests of decisions that were answered, by endpoint.", ("endpoint",)),
-    "decision_questions": ("Questions in them.", ("endpoint",)),
-    "decision_tokens": (
-        "Prompt tokens of their questions: computed, or cached with the text before.",
-        ("endpoint", "source"),
-    ),
+    "decision_questions": ("Questions in these requests.", ("endpoint",)),
+    "decision_tokens": ("Prompt tokens of these questions: computed, or cached with the text.", ("endpoint", "source")),
     "http_requests": ("Requests that were answered, by path of the API and status.", ("route", "method", "status")),
 }
 """Counters of HTTP processes: name, help and labels."""
@@ -407,11 +405,14 @@ FLEET = (
     Row[FleetReport](
         "request_handoffs",
         "counter",
-        "Requests whose answer went on at another engine than that of their prompt.",
+        "Requests whose prompt and answer were computed by different engines.",
         lambda fleet: fleet.handoffs,
     ),
     Row[FleetReport](
-        "request_deadly", "counter", "Requests refused because engines died of them.", lambda fleet: fleet.deadly
+        "request_deadly",
+        "counter",
+        "Requests refused because engines died while they computed them.",
+        lambda fleet: fleet.deadly,
     ),
     Row[FleetReport](
         "sessions",
@@ -454,7 +455,7 @@ MODEL = (
 )  # fmt: skip
 E = Row[EngineStats]
 ENGINE = (
-    E("engine_sleep_state", "gauge", "1 for the one that it is in.",
+    E("engine_sleep_state", "gauge", "1 for the state that the engine is in.",
       lambda s: {state: state == STATES[s.sleep.level] for state in STATES}, "sleep_state"),
     E("weights_updates", "counter", "How often the weights were replaced by others.", lambda s: s.weights.updates),
     E("weights_info", "gauge", "1 for the version and the digest of the weights that answer.",
@@ -477,7 +478,7 @@ ENGINE = (
     E("prefix_cache_compressed_states", "gauge", "Cached states in 8 bits.", lambda s: s.memory.states_compressed),
     E("prefix_cache_compresses", "counter", "States that went into 8 bits.",
       lambda s: s.memory.cache.compressed),
-    E("prefix_cache_restores", "counter", "Requests that began on one of those.",
+    E("prefix_cache_restores", "counter", "Requests that began on a state in 8 bits.",
       lambda s: s.memory.cache.restored),
     E("prefix_cache_compressed_pages", "gauge", "Compressed KV, pages.", lambda s: s.memory.pages_compressed),
     E("prefix_cache_page_compresses", "counter", "Pages that were compressed.",
@@ -533,9 +534,9 @@ ENGINE = (
     E("spec_decode_num_drafts", "counter", "Verify runs that steps verified.",
       lambda s: s.speculation.sequence_steps),
     E("spec_decode_num_draft_tokens", "counter", "Draft tokens that steps verified.",
-      lambda s: {source: one.drafted for source, one in s.speculation.sources.items()}, "source"),
+      lambda s: {source: source_stats.drafted for source, source_stats in s.speculation.sources.items()}, "source"),
     E("spec_decode_num_accepted_tokens", "counter", "Draft tokens that were right.",
-      lambda s: {source: one.accepted for source, one in s.speculation.sources.items()}, "source"),
+      lambda s: {source: source_stats.accepted for source, source_stats in s.speculation.sources.items()}, "source"),
     E("handoff_sent_bytes", "counter", "Bytes of records that went to other engines.",
       lambda s: 0 if s.link is None else s.link.sent),
     E("handoff_received_bytes", "counter", "Bytes of records that came from other engines.",
@@ -543,8 +544,8 @@ ENGINE = (
     E("handoff_failures", "counter", "Prompts whose records did not get to another engine.",
       lambda s: 0 if s.link is None else s.link.failed),
     E("pictures_encoded", "counter", "Pictures that the encoder computed.", lambda s: s.pictures.encoded),
-    E("pictures_reused", "counter", "Pictures whose rows were there.", lambda s: s.pictures.reused),
-    E("pictures_dropped", "counter", "Pictures whose rows gave way to others.", lambda s: s.pictures.dropped),
+    E("pictures_reused", "counter", "Pictures whose rows were cached.", lambda s: s.pictures.reused),
+    E("pictures_dropped", "counter", "Pictures whose rows were evicted.", lambda s: s.pictures.dropped),
     E("picture_rows_bytes", "gauge", "Bytes of rows of pictures.", lambda s: s.pictures.bytes),
     E("picture_rows_budget_bytes", "gauge", "Bytes that they may take; 0: the model reads text only.",
       lambda s: s.pictures.budget),
@@ -557,13 +558,13 @@ ENGINE = (
     E("lora_budget_bytes", "gauge", "Bytes that they may take (limits.lora_memory).",
       lambda s: s.adapters.budget_bytes),
     E("lora_loads", "counter", "Adapters read and kept.", lambda s: s.adapters.loads),
-    E("lora_evictions", "counter", "Adapters that gave way to others.", lambda s: s.adapters.evictions),
+    E("lora_evictions", "counter", "Adapters that were evicted.", lambda s: s.adapters.evictions),
     E("graph_steps", "counter", "Steps of a GPU that CUDA graphs computed, and others by the reason.",
       lambda s: s.steps_by_form or None, "form"),
     E("ranks", "gauge", "Processes that compute the model together.", lambda s: s.ranks.size),
     E("rank_collective_seconds", "counter", "Seconds that rank 0 waited for other ranks.",
       lambda s: s.ranks.collective_s if s.ranks.size > 1 else None),
-    E("expert_choices", "counter", "Choices of experts by tokens, over all layers.",
+    E("expert_choices", "counter", "Times that tokens chose an expert, over all layers.",
       lambda s: {str(expert): count for expert, count in enumerate(s.ranks.expert_choices)} or None,
       "expert"),
     E("kv_event_batches", "counter", "Batches of KV events that were published.",
@@ -630,7 +631,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_inference_time_seconds": ("From the first step to the last token.", _LATENCY),
     "request_prompt_tokens": ("Tokens of the prompt.", _TOKENS),
     "request_generation_tokens": ("Tokens generated.", _TOKENS),
-    "request_max_num_generation_tokens": ("Tokens the longest of the n answers has.", _TOKENS),
+    "request_max_num_generation_tokens": ("Tokens of the longest of the n answers.", _TOKENS),
     "request_params_n": ("The n of requests.", _SMALL_COUNTS),
     "request_params_max_tokens": ("The max_tokens of requests that set it.", _TOKENS),
     "request_prefill_kv_computed_tokens": ("Prompt tokens computed, not found in the cache.", _TOKENS),
@@ -640,14 +641,14 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 def combines() -> dict[str, Combine]:
-    """Return how the replicas of each gauge and counter make one number, by its name in Prometheus text."""
+    """Return how the values of replicas combine, by the name of each gauge and counter in Prometheus text."""
     rows = {row.sample_name: row.combine for row in (*EDGE, *FLEET, *MODEL, *REPLICA, *ENGINE, *ROUTER)}
     return rows | dict.fromkeys((f"{name}_total" for name in COUNTERS), "sum")
 
 
 def shares_a_store(engine: EngineReport, engines: list[EngineReport]) -> bool:
-    """Return whether another replica shows the directory of ``engine``'s store: the one that writes to it, or the
-    first of those that only read. On two machines, one path names two directories."""
+    """Return whether another replica already reports the directory of ``engine``'s store: the replica that writes
+    there, or the first of those that only read. The same path on two machines is two directories."""
     if engine.stats is None or engine.stats.store is None or engine.stats.store.store.writable:
         return False
     alike = [

@@ -1,12 +1,12 @@
-"""The models of a server: their names, and their engines while they run.
+"""The models of a server: names, and engines while they run.
 
     name --find--> HostedModel --enter--> ModelUse, with the Fleet that computes     until the answer has ended
 
-    PinnedModel      its engines start with the server, and the server ends when they have ended
+    PinnedModel      engines start with the server, which ends when the last of them has ended
     OnDemandModel    a request loads it, and others that need its memory unload it (``on_demand``)
 
-Everything outside of these two classes and ``launch`` is the same for one model and for many. An adapter is
-called by its own name where the model is pinned, and MODEL/NAME where there may be others.
+Everything outside of these two classes and ``launch`` is the same for one model and for many. Requests call an adapter
+by its own name if the model is pinned, and MODEL/NAME if it is loaded on demand.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from weft.server.protocol import did_you_mean
 from weft.server.served_model import ServedModel, sampling_defaults
 
 ANY_NAME = "default"
-"""Name under which every server has its first model."""
+"""Name of the first model on every server."""
 KeepAlive: TypeAlias = float | msgspec.UnsetType | None
-"""Seconds that a model stays in memory after a request, None for ever; UNSET: as the server says."""
+"""Seconds that a model stays in memory after a request; None: for ever; UNSET: the server's default."""
 _NAMES_SHOWN = 20
 _STATUSES = ("dead", "starting", "degraded", "ok", "paused", "sleeping")
-"""Statuses of models, by weight: the first one that a model has is that of the server."""
+"""Statuses of models: the server's status is the first of these that a model has."""
 _UNAVAILABLE = ("dead", "starting")
 
 
@@ -57,15 +57,15 @@ class ModelUse:
 
 
 class HostedModel(ABC):
-    """A model that requests can name. ``names``: the first is the model's own. ``fleet`` while its engines run;
-    ``served`` once its text side was read; ``refused``: why adapters are not served, by name. ``resident``: its part of
-    the memory that models share."""
+    """A model that requests can name. ``names``: the first is the model's own. ``fleet``: set while the engines run;
+    ``served``: set once the text side was read; ``refused``: why adapters are not served, by name. ``resident``: the
+    model's part of the memory that models share."""
 
     resident: Resident | None = None
     stays = False
-    """Whether it is never unloaded, so that a time to stay means nothing."""
+    """Whether the model is never unloaded, so that ``keep_alive`` has no effect."""
     promised: Sequence[str] = ()
-    """Names of adapters that it will have once it was loaded."""
+    """Names of adapters that the model will have once it was loaded."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -86,30 +86,30 @@ class HostedModel(ABC):
     @property
     @abstractmethod
     def state(self) -> str | None:
-        """``state`` as lists of models show it: whether the model is in memory; None where it always is."""
+        """State in lists of models: whether the model is in memory; None if it always is."""
 
     @property
     def reason(self) -> str:
-        """Why its last load failed; empty where it did not."""
+        """Reason why the last load failed; empty if it did not."""
         return ""
 
     @property
     def death(self) -> WeftError | None:
-        """Why its engines ended, where the server ends with them."""
+        """Reason why the engines ended; only of a model whose end is the server's end."""
         return None
 
     @abstractmethod
     async def enter(self, keep_alive_s: KeepAlive = UNSET) -> ModelUse:
-        """Return when the model is loaded and this request is one of its users. Raises ModelLoadError, QueueFullError,
+        """Wait until the model is loaded, and count this request as a user. Raise ModelLoadError, QueueFullError,
         EngineUnavailableError."""
 
     @abstractmethod
     async def text_side(self) -> ServedModel:
-        """Return its text side to look at, without loading it. Raise CheckpointError, ConfigError."""
+        """Return the model's text side for a look, without loading the model. Raise CheckpointError, ConfigError."""
 
     @abstractmethod
     async def known(self) -> None:
-        """Return when ``served`` is set, which may need a load. Raise as ``enter``."""
+        """Wait until ``served`` is set, which may need a load. Raise as ``enter``."""
 
     @abstractmethod
     def check_alive(self) -> None:
@@ -117,27 +117,27 @@ class HostedModel(ABC):
 
     @abstractmethod
     def health(self) -> dict[str, Any]:
-        """Return its part of /health: ``status``, one of _STATUSES, and the reason."""
+        """Return the model's part of /health: ``status``, one of _STATUSES, and the reason."""
 
     @abstractmethod
     def adapter_name(self, own: str) -> str:
         """Return the name that requests use for its adapter ``own``."""
 
     def owns(self, adapter: str) -> bool:
-        """Return whether an adapter of this name, as requests say it, would be one of this model."""
+        """Return whether an adapter that requests call ``adapter`` would belong to this model."""
         own = self.adapter_name("")
         return adapter.startswith(own) and adapter != own
 
     @abstractmethod
     def check_refit(self) -> None:
-        """Raise RequestError where new weights would not last."""
+        """Raise RequestError if new weights would be lost at the next load."""
 
     @abstractmethod
     def unload_soon(self) -> None:
-        """Unload it once no request uses it."""
+        """Unload the model once no request uses it."""
 
     def lines_at_once(self) -> int:
-        """Return how many lines of a batch are in work at once."""
+        """Return how many lines of a batch are computed at once."""
         sizes = self.info.sizes
         return max(1, min(sizes.rows_max + sizes.rows_max // 2 + 4, sizes.queue_max // 2))
 
@@ -173,7 +173,7 @@ class PinnedModel(HostedModel):
         return self.served
 
     async def known(self) -> None:
-        """Do nothing: requests are refused until its text side was read."""
+        """Do nothing: requests are refused until the text side was read."""
 
     def check_alive(self) -> None:
         self.fleet.check_alive()
@@ -185,11 +185,13 @@ class PinnedModel(HostedModel):
             return {"status": "dead", "reason": self.fleet.death.message}
         if self.served is None:
             return {"status": "starting", "reason": self.fleet.progress}
-        if (reason := self.fleet.degraded_reason) is not None:  # requests wait, and none of them fails
+        if (reason := self.fleet.degraded_reason) is not None:  # requests wait, and none fails
             return {"status": "degraded", "reason": reason}
         engines, version = self.fleet.engines, self.fleet.weight_version
         details: dict[str, Any] = {"weight_version": version} if version else {}
-        if level := engines.sleep_state.level:  # as it should be: a supervisor that restarts it would undo it
+        if (
+            level := engines.sleep_state.level
+        ):  # a healthy state: a supervisor that restarted the server would undo the operator's call
             return {"status": "sleeping", "level": level, "missing": list(engines.sleep_state.missing), **details}
         return {"status": "paused" if engines.is_paused else "ok", **details}
 
@@ -197,16 +199,16 @@ class PinnedModel(HostedModel):
         return own
 
     def check_refit(self) -> None:
-        """Do nothing: its engines keep new weights."""
+        """Do nothing: the engines keep new weights."""
 
     def unload_soon(self) -> None:
-        """Do nothing: it stays."""
+        """Do nothing: a pinned model stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
     """A model as lists of models show it. ``parent``: the model of an adapter; ``state``: whether it is in memory, None
-    where it always is; ``reason``: why its last load failed."""
+    if it always is; ``reason``: why the last load failed."""
 
     name: str
     info: ModelInfo
@@ -238,7 +240,7 @@ class Models:
         self.on_fleet: Callable[[HostedModel, Fleet], None] = lambda model, fleet: None
         """Called with each Fleet before it is started."""
         self.unserved: dict[str, str] = {}
-        """Why models on this machine's disk are not served."""
+        """Reasons why models on this machine's disk are not served, by name."""
 
     # ------------------------------------------------------------------ names
 
@@ -248,19 +250,19 @@ class Models:
 
     @property
     def only(self) -> HostedModel | None:
-        """The model of a server that has one; None where a name has to choose."""
+        """The only model of the server; None if it has several."""
         return self.first if len(self.hosted) == 1 else None
 
     def names(self) -> list[str]:
         return [name for model in self.hosted for name in model.names]
 
     def adapter_names(self, model: HostedModel) -> list[str]:
-        """Return the adapters of a model by the names that requests use, those that are refused too."""
+        """Return the names by which requests call a model's adapters, refused adapters included."""
         bound = [name for name in self.adapters if self.owner_of(name) is model]
         return list(dict.fromkeys([*bound, *model.refused, *(model.promised if model.served is None else ())]))
 
     def owner_of(self, adapter: str) -> HostedModel | None:
-        """Return the model of an adapter that is called so; None where the name has none."""
+        """Return the model that the adapter of this name belongs to; None if the name belongs to no model."""
         owners = [model for model in self.hosted if model.owns(adapter)]
         return max(owners, key=lambda model: len(model.adapter_name("")), default=None)
 
@@ -269,7 +271,7 @@ class Models:
         return self._model_of(name) is not None
 
     def find(self, name: str | None) -> HostedModel:
-        """Return the model of a name, of an adapter's too. Raise UnknownModelError with the names that there are."""
+        """Return the model of a name or of an adapter's name. Raise UnknownModelError that lists the names."""
         if name is None or name == ANY_NAME:
             return self.first
         if (model := self._model_of(name)) is not None:
@@ -285,7 +287,7 @@ class Models:
         return owner if owner is not None and name in self.adapter_names(owner) else None
 
     def served_as(self, name: str | None) -> ServedModel:
-        """Return the text side of a model whose text side is known, under the name of an adapter too. Raises
+        """Return the text side of a model that was loaded before, also under the name of an adapter. Raise
         UnknownModelError."""
         model = self.find(name)
         assert model.served is not None
@@ -298,34 +300,34 @@ class Models:
         return replace(model.served, names=(name,), adapter=adapter)
 
     async def model_for(self, name: str | None) -> ServedModel:
-        """Return the text side of a name. A model that was never loaded is loaded, since only then its properties are
-        known. Raise UnknownModelError, and the errors of ``HostedModel.enter``."""
+        """Return the text side of a name. A model that was never loaded is loaded first, since its properties are known
+        only then. Raise UnknownModelError, and the errors of ``HostedModel.enter``."""
         await self.find(name).known()
         return self.served_as(name)
 
     def learn(self, model: HostedModel, served: ServedModel) -> None:
-        """Take the text side of a model whose engines are ready. Raise ConfigError for an adapter that has the name of
-        a model."""
+        """Serve a model whose engines are ready under ``served``. Raise ConfigError for an adapter with the name of a
+        model."""
         info = served.info
         model.served, model.names = replace(served, base=served.name), served.names
         model.refused = {model.adapter_name(own): why for own, why in info.refused_adapters.items()}
-        own = [msgspec.structs.replace(one, name=model.adapter_name(one.name)) for one in info.adapters]
+        own = [msgspec.structs.replace(adapter, name=model.adapter_name(adapter.name)) for adapter in info.adapters]
         self.adapters.start_with(own, (*self.names(), ANY_NAME))
 
     def listed(self) -> list[ListedModel]:
         """Return every name of a model or an adapter."""
         return [
             *(
-                ListedModel(name, one.info, one.created_s, None, one.state, reason=one.reason)
-                for one in self.hosted
-                for name in one.names
+                ListedModel(name, model.info, model.created_s, None, model.state, reason=model.reason)
+                for model in self.hosted
+                for name in model.names
             ),
             *(
-                ListedModel(name, one.info, one.created_s, one.name, one.state, self.adapters.find(name))
-                if (why := one.refused.get(name)) is None
-                else ListedModel(name, one.info, one.created_s, one.name, "failed", reason=why)
-                for one in self.hosted
-                for name in self.adapter_names(one)
+                ListedModel(name, model.info, model.created_s, model.name, model.state, self.adapters.find(name))
+                if (why := model.refused.get(name)) is None
+                else ListedModel(name, model.info, model.created_s, model.name, "failed", reason=why)
+                for model in self.hosted
+                for name in self.adapter_names(model)
             ),
         ]
 
@@ -337,7 +339,7 @@ class Models:
         return [(model.name, model.fleet) for model in self.hosted if model.fleet is not None]
 
     def fleet_of(self, name: str | None) -> Fleet:
-        """Return the engines of the model that an operator names; the name may be left out where there is one. Raises
+        """Return the engines of the model that an operator names; a server with one model needs no name. Raise
         RequestError, UnknownModelError, BusyError."""
         if name is None and self.only is None:
             raise RequestError(
@@ -352,7 +354,7 @@ class Models:
         return model.fleet
 
     def follow(self, on_fleet: Callable[[HostedModel, Fleet], None]) -> None:
-        """Call ``on_fleet`` with each Fleet, those of now and later ones."""
+        """Call ``on_fleet`` with each Fleet, present and future."""
         self.on_fleet = on_fleet
         for model in self.hosted:
             if model.fleet is not None:
@@ -365,20 +367,20 @@ class Models:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a model to be loaded."""
+        """Number of requests that wait for a model to be loaded."""
         return 0
 
     @property
     def death(self) -> WeftError | None:
-        """Why this server computes nothing any more."""
+        """Reason why this server can compute nothing any more; None while it can."""
         return next((model.death for model in self.hosted if model.death is not None), None)
 
     def health(self) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of /health. No key is needed to read it, so models are counted, not named."""
         each = [model.health() for model in self.hosted]
-        status = min((one["status"] for one in each), key=_STATUSES.index)
-        alike = [one for one in each if one["status"] == status]
-        body = {**alike[0], "reason": "; ".join(one["reason"] for one in alike if "reason" in one)}
+        status = min((report["status"] for report in each), key=_STATUSES.index)
+        alike = [report for report in each if report["status"] == status]
+        body = {**alike[0], "reason": "; ".join(report["reason"] for report in alike if "reason" in report)}
         if not body["reason"]:
             del body["reason"]
         if states := Counter(model.state for model in self.hosted if model.state is not None):
@@ -389,7 +391,7 @@ class Models:
 
     @property
     def serves_pulled(self) -> bool:
-        """Whether the models on this machine's disk are served, those that come later too."""
+        """Whether the models on this machine's disk are served, including those pulled later."""
         return False
 
     def forgets(self, name: str) -> bool:
@@ -397,7 +399,7 @@ class Models:
         return False
 
     async def look(self) -> None:
-        """Serve the models that are on disk by now, and no longer those that were removed."""
+        """Serve models that have come to the disk, and stop serving those that were removed."""
 
     async def stop(self, reason: str) -> None:
         """End the engines. Requests that wait or run fail with ``reason``."""
@@ -405,7 +407,7 @@ class Models:
 
 
 def unknown_model(name: str, names: Sequence[str]) -> UnknownModelError:
-    """Return the error of an unknown name. ``names``: the known ones."""
+    """Return the error for an unknown name. ``names``: the known names."""
     served = ", ".join(repr(known) for known in (*names[:_NAMES_SHOWN], ANY_NAME))
     served += f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return UnknownModelError(

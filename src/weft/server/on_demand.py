@@ -1,17 +1,17 @@
-"""Models that are loaded when they are asked for, in one server: each has engines of its own while it is loaded.
+"""Models that the server loads when requests name them; each has its own engines while it is loaded.
 
-    request --model_for--> the model's text side      known from its first load on
+    request --model_for--> the model's text side      known after the first load
             --enter------> its fleet                  loads it first if it is absent; waits for room
 
     Residency (pure)  <--events--  OnDemandModels  --actions-->  _load, _unload: a Fleet, started or stopped
 
 ``planning.residency`` decides which models are in memory; this file carries out its decisions. A loaded model is a
-``Fleet`` of one engine process, so deaths, resumes and queues are those of a server with one model. Its share of the
-memory goes to the process (``HostShare``), which makes its arena of the rest that its weights leave. A process that
-loads gives way to those that answer.
+``Fleet`` of one engine process, so deaths, resumes and queues work as in a server with one model. The process gets the
+model's share of the memory (``HostShare``): weights, and the rest as arena. While it loads, it gives way to processes
+that answer requests.
 
-A model that fails to load fails the requests that wait for it, and nothing else. A request holds its model
-from ``enter`` until its answer has ended, and is counted while it waits.
+If a model fails to load, only the requests that wait for it fail. A request uses the model from ``enter`` until the
+answer has ended, and counts as waiting before that.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _log = logging.getLogger("weft.server")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """One of the models: its directory, its settings, its need of memory. ``server``: with its own template and
-    parsers. ``tokenizers``: its own one, where it could be read at the start."""
+    """One of the models: directory, settings, need of memory. ``server``: the config with this model's template and
+    parsers. ``tokenizers``: the model's tokenizer, if it could be read at the start."""
 
     name: str
     engine: EngineConfig
@@ -62,12 +62,12 @@ class ModelSource:
     tokenizers: tuple[Tokenizer, ...] = ()
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
     pulled_s: float | None = None
-    """Time of its pull, of a model that is served as long as it is on this machine's disk."""
+    """Time of the pull, for a model that is served only while it is on this machine's disk."""
 
 
 class OnDemandModel(HostedModel):
-    """A model that requests load. ``fleet`` while it is loaded; ``served`` from its first load on; ``error``: why the
-    last load failed, or why its engines ended."""
+    """A model that requests load. ``fleet``: set while the model is loaded; ``served``: set after the first load;
+    ``error``: why the last load failed, or why the engines ended."""
 
     resident: Resident
 
@@ -84,7 +84,7 @@ class OnDemandModel(HostedModel):
 
     @property
     def state(self) -> str:
-        """Absent, loading, loaded, unloading, or failed: the last load was in vain."""
+        """``absent``, ``loading``, ``loaded``, ``unloading``, or ``failed`` after a load that failed."""
         return "failed" if self.resident.state == "absent" and self.error is not None else self.resident.state
 
     @property
@@ -93,7 +93,7 @@ class OnDemandModel(HostedModel):
 
     @property
     def info(self) -> ModelInfo:
-        """The facts from its last load; before it, those of config.json."""
+        """Facts from the last load; before the first load, from config.json."""
         if self.served is not None:
             return self.served.info
         need, directory = self.source.need, self.source.directory
@@ -123,7 +123,7 @@ class OnDemandModel(HostedModel):
         )
 
     async def text_side(self) -> ServedModel:
-        """Return its text side, before its first load too; no request is prepared with that one."""
+        """Return the text side. Before the first load it comes from config.json, and no request is prepared with it."""
         if self.served is not None:
             return self.served
         if self._preview is None:
@@ -131,7 +131,7 @@ class OnDemandModel(HostedModel):
         return self._preview
 
     async def read_text(self, info: ModelInfo) -> ServedModel:
-        """Read its text side. Raise CheckpointError, ConfigError."""
+        """Read the text side. Raise CheckpointError, ConfigError."""
         return await asyncio.to_thread(load_served_model, info, self.source.server, self.source.tokenizers)
 
     async def enter(self, keep_alive_s: KeepAlive = UNSET) -> ModelUse:
@@ -162,14 +162,15 @@ class OnDemandModel(HostedModel):
         self._models.unload_soon(self)
 
     def lines_at_once(self) -> int:
-        """Return a part of the room of requests that wait for loads: each line of a batch may name another model."""
+        """Return a part of the number of requests that may wait for loads: each line of a batch may name another
+        model."""
         return max(1, min(_LINES_AT_ONCE, self._models.residency.waiting_max // 2))
 
 
 class OnDemandModels(Models):
-    """The models of a server that loads them on demand. ``shares`` as by ``share_out``. ``background``: loading gives
-    way to answers. ``tell`` gets a line for each load and unload. ``read_pulled``: with --pulled, the models on disk in
-    addition to those that it gets."""
+    """The models of a server that loads them on demand. ``shares``: see ``share_out``. ``background``: whether loading
+    gives way to answers. ``tell`` gets a line for each load and unload. ``read_pulled``: with --pulled, returns the
+    models on disk other than its argument."""
 
     hosted: list[OnDemandModel]  # type: ignore[assignment]  # and no other kind
     budget: int
@@ -253,8 +254,8 @@ class OnDemandModels(Models):
     async def enter(
         self, model: OnDemandModel, keep_alive_s: KeepAlive = UNSET, *, keep_fresh: bool = False
     ) -> ModelUse:
-        """Return when the model is loaded and this request is one of its users. ``keep_fresh``: the next request uses
-        it. Raise ModelLoadError, QueueFullError, EngineUnavailableError."""
+        """Wait until the model is loaded, and count this request as a user. ``keep_fresh``: another request that uses
+        the model is about to come. Raise ModelLoadError, QueueFullError, EngineUnavailableError."""
         if self._stopped is not None:
             raise self._stopped
         entry = self.residency.enter(model.name, time.monotonic())
@@ -262,8 +263,8 @@ class OnDemandModels(Models):
             assert model.error is not None
             left_s = model.resident.retry_s - time.monotonic()
             raise ModelLoadError(
-                f"the model {model.name!r} is not there: {model.error.message}; it is tried "
-                f"again in {math.ceil(left_s)} s",
+                f"the model {model.name!r} could not be loaded: {model.error.message}; it is "
+                f"tried again in {math.ceil(left_s)} s",
                 left_s,
             )
         if entry == "full":
@@ -294,7 +295,7 @@ class OnDemandModels(Models):
                 model.waiters.remove(waiter)
                 self.residency.leave_queue(model.name)
                 self._act()
-            elif not waiter.cancelled() and waiter.exception() is None:  # it was let in meanwhile
+            elif not waiter.cancelled() and waiter.exception() is None:  # the load ended meanwhile
                 self._leave(waiter.result())
             raise
 
@@ -303,11 +304,11 @@ class OnDemandModels(Models):
         self._act()
 
     def _let_in(self, model: OnDemandModel) -> None:
-        """Let in all that wait: ``residency`` counts them as users by now."""
+        """Let all waiting requests in: ``residency`` already counts them as users."""
         waiters, model.waiters = model.waiters, []
         use = self.residency.use(model.name)
         for waiter in waiters:
-            if waiter.done():  # cancelled, and its task has not run yet
+            if waiter.done():  # cancelled, but the task has not run yet
                 self.residency.leave(use, time.monotonic())
             else:
                 waiter.set_result(use)
@@ -393,7 +394,8 @@ class OnDemandModels(Models):
         self._act()
 
     async def _watch(self, model: OnDemandModel, fleet: Fleet) -> None:
-        """Watch its engines until they have ended for good: requests then fail, and the next one loads it again."""
+        """Watch the engines until they have ended for good: requests then fail, and the next request loads the model
+        again."""
         model.error = await fleet.died()
         self._tell(f"{model.name}: its engine is gone, and its restarts are used up: {model.error.message}")
         self.residency.died(model.name, time.monotonic())
@@ -411,7 +413,7 @@ class OnDemandModels(Models):
         self._tell(f"{model.name}: unloaded; {self._loaded_in_words()}")
 
     async def _end(self, model: OnDemandModel, fleet: Fleet, reason: str) -> None:
-        """End its engines. Prefixes that are worth it go to the store first, as at every end of an engine."""
+        """End the engines. First, as at every end of an engine, valuable prefixes are written to the store."""
         await fleet.stop(reason)
         self.residency.unloaded(model.name)
         self._act()

@@ -1,12 +1,12 @@
-"""The page at ``/``: the figures of ``weft top`` in a browser, and a box to ask the model something.
+"""The page at ``/``: a chat with the model, and the figures of ``weft top``, in a browser.
 
     /                    page_files/index.html
-    /docs                page_files/docs.html: what /openapi.json says, for readers
-    /page/NAME           the other files of that folder, and those of its folder vendor; no other path is looked at
+    /docs                page_files/docs.html: /openapi.json, formatted for readers
+    /page/NAME           the other files of that folder, and of its folder vendor; no other path is read
 
-The files have no data of this server, so they need no key; the data that they ask the server for does (``gate``). The
-page loads nothing from anywhere else, and its policy says so to the browser. Answers are shown as Markdown, and a
-model's text is a stranger's: only the sanitiser of ``vendor`` may make HTML of a text (``trusted-types``).
+The files contain no data of this server, so they need no key; requests for data do (``gate``). The page loads nothing
+from other servers, and its Content-Security-Policy enforces that. Answers are shown as Markdown, and a model's text
+cannot be trusted: only the sanitiser of ``vendor`` may make HTML of a text (``trusted-types``).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _HEADERS = {
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # the next version of weft has other files under the same names
+    "Cache-Control": "no-cache",  # a later version of weft has other files under the same names
 }
 
 
 @cache
 def page_routes() -> tuple[Route, ...]:
-    """Return a route for each file, read once. None of them takes anything from the request."""
+    """Return a route for each file. Each file is read once; nothing of the request is used."""
     routes = []
     for name, file in page_files().items():
         path = PATHS.get(name, f"/page/{name}")

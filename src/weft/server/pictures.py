@@ -3,8 +3,8 @@
     PicturePart, PicturePart --one after another--> worker --> Picture, Picture | RequestError that names it
                      '-- https: the bytes of its file first (weft.server.media)
 
-Videos take longer and have a worker of their own. The line before each worker is bounded (law L11), and so is
-the number of pictures of a request.
+Videos take longer and have their own worker. The queue of each worker is bounded (law L11), and so is the number of
+pictures of a request.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _START_WITHIN_S = 10.0
 
 
 class PictureReader:
-    """The reader of pictures of one model. ``tokens``: of the model, by kind, as text. ``seconds``, ``memory_bytes``:
-    to read one, by kind. ``media`` None: pictures at addresses are refused."""
+    """The reader of pictures of one model. ``tokens``: the model's picture tokens as text, by kind. ``seconds``,
+    ``memory_bytes``: limits for reading one picture, by kind. ``media`` None: pictures at addresses are refused."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PictureReader:
         }
 
     async def read(self, parts: Sequence[PicturePart]) -> list[Picture]:
-        """Read ``parts`` in order. Raise RequestError that names the part, EngineUnavailableError where too many
+        """Read ``parts`` in order. Raise RequestError that names the part, EngineUnavailableError if too many pictures
         wait."""
         if len(parts) > self._pictures_max:
             raise RequestError(
@@ -85,13 +85,13 @@ class PictureReader:
                 **failed,
             ) from None
         except OSError:
-            raise RequestError(f"{part.where}: the {what} ended the process that read it", **failed) from None
+            raise RequestError(f"{part.where}: the process that read the {what} died", **failed) from None
 
     async def _job(self, part: PicturePart, files: contextlib.AsyncExitStack) -> bytes:
-        """Return the job for the worker; fetched files are held by ``files``."""
+        """Return the job for the worker; ``files`` keeps fetched files until it is closed."""
         if part.kind == "video":
-            asked = Sampling(part.fps, part.min_frames, part.max_frames)
-            return VIDEO + msgspec.msgpack.encode(VideoJob(await self._video(part.source, files), asked))
+            sampling = Sampling(part.fps, part.min_frames, part.max_frames)
+            return VIDEO + msgspec.msgpack.encode(VideoJob(await self._video(part.source, files), sampling))
         source = await self._fetched(part.source, "image", files)
         return FILE + source if isinstance(source, bytes) else URL + source.encode("utf-8", "surrogatepass")
 
@@ -105,7 +105,7 @@ class PictureReader:
         return [await self._fetched(frame, "image", files) for frame in source]
 
     async def _fetched(self, url: object, kind: PictureKind, files: contextlib.AsyncExitStack) -> Source:
-        """Return the file at an address; another one as it is."""
+        """Return the file at an address; return a source of any other kind unchanged."""
         assert isinstance(url, str), "no file comes over HTTP"
         if not url[:6].lower().startswith(("http:", "https:")):
             return url

@@ -1,12 +1,12 @@
-"""/v1/embeddings, /v1/rerank and /v1/score: prompts that ask for no answer, over the shared Generation.
+"""/v1/embeddings, /v1/rerank and /v1/score: prompts without a generated answer, run by the shared ``Generation``.
 
     EmbeddingBody                      \\                                              / EmbeddingJob
     OllamaEmbedBody                     >-- PooledPrompt --Generation--> pooled rows --  OllamaEmbedJob
     RerankBody (Cohere, Jina), ScoreBody /                                            \\ RerankJob, ScoreJob
 
-Fields are those of OpenAI's embeddings, of Cohere's and Jina's rerank, and of vLLM's score, with
-sentence-transformers' ``prompt_name``. An input that is too long is an error. ``truncate_prompt_tokens`` (of
-Ollama: ``truncate``) allows a cut at its end, and ``truncated`` in the answer lists the inputs that were cut.
+Fields are those of OpenAI's embeddings, of Cohere's and Jina's rerank, and of vLLM's score, with sentence-transformers'
+``prompt_name``. An input that is too long is an error. ``truncate_prompt_tokens`` (Ollama's ``truncate``) cuts its end
+instead, and ``truncated`` in the answer lists the inputs that were cut.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNSERVED_IN_RERANK: Unserved = {
     "max_chunks_per_doc": ("a document is never cut", (1,)),
 }
 _YIELD_EVERY = 16
-"""Short inputs that are tokenized, or vectors that are written, before others get the loop."""
+"""Short inputs that are tokenized, or vectors that are written, before other tasks get the event loop."""
 _NO_ANSWER = SamplingParams(max_tokens=0, temperature=0.0)
 _encoder = msgspec.json.Encoder()
 
@@ -63,8 +63,8 @@ class PoolingBody(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingBody(PoolingBody, kw_only=True):
-    """The body of /v1/embeddings. ``prompt``, ``prompt_name``: text before every input, given or by the checkpoint's
-    name."""
+    """The body of /v1/embeddings. ``prompt``: text before every input; ``prompt_name``: the name of such a text in the
+    checkpoint."""
 
     input: str | list[Any]
     encoding_format: Literal["float", "base64"] | None = None
@@ -85,7 +85,8 @@ class RerankBody(PoolingBody, kw_only=True):
 
 
 class ScoreBody(PoolingBody, kw_only=True):
-    """The body of /v1/score. One text or a list on each side: one with all, or pairs."""
+    """The body of /v1/score. Each side is one text or a list: one text is scored against all of the other side, lists
+    in pairs."""
 
     text_1: str | list[str]
     text_2: str | list[str]
@@ -155,7 +156,7 @@ class ScoreList(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class PoolingJob(ABC):
-    """Prompts of one request, in order; ``body`` has the fields that all share."""
+    """The prompts of one request, in order; ``body`` has the fields that all of them share."""
 
     prefix = "embd"
 
@@ -174,7 +175,7 @@ class PoolingJob(ABC):
         self.generation = Generation(
             service,
             model,
-            [Prompt(one.tokens, boundaries=one.boundaries, pooling=one.pooling) for one in prompts],
+            [Prompt(prompt.tokens, boundaries=prompt.boundaries, pooling=prompt.pooling) for prompt in prompts],
             [_NO_ANSWER] * len(prompts),
             priority=getattr(body, "priority", None) or 0,
             cache_salt=body.cache_salt or "",
@@ -191,7 +192,7 @@ class PoolingJob(ABC):
         """Return the body of the answer."""
 
     def truncated(self) -> list[int]:
-        return [at for at, one in enumerate(self.prompts) if one.truncated]
+        return [index for index, prompt in enumerate(self.prompts) if prompt.truncated]
 
     def usage(self) -> PoolingUsage:
         usage = self.generation.usage()
@@ -204,13 +205,13 @@ class PoolingJob(ABC):
     async def vectors(
         self, rows: Sequence[bytes], dimensions: int | None, write: Callable[[int, Any], Any]
     ) -> list[msgspec.Raw]:
-        """Return each vector written by itself, so that others are served between two."""
+        """Return each vector written by itself, so that other requests are served between two vectors."""
         written = []
-        for at, row in enumerate(rows):
-            if at % _YIELD_EVERY == 0:
+        for index, row in enumerate(rows):
+            if index % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
             vector = self.model.pooler.vector(row, dimensions)
-            written.append(msgspec.Raw(_encoder.encode(write(at, vector))))
+            written.append(msgspec.Raw(_encoder.encode(write(index, vector))))
         return written
 
 
@@ -220,8 +221,8 @@ class EmbeddingJob(PoolingJob):
         data = await self.vectors(
             rows,
             self.body.dimensions,
-            lambda at, vector: EmbeddingObject(
-                index=at, embedding=base64.b64encode(vector.tobytes()).decode() if as_bytes else vector.tolist()
+            lambda index, vector: EmbeddingObject(
+                index=index, embedding=base64.b64encode(vector.tobytes()).decode() if as_bytes else vector.tolist()
             ),
         )
         return _encoder.encode(
@@ -241,7 +242,7 @@ class OllamaEmbedJob(PoolingJob):
     async def written(self, rows: Sequence[bytes]) -> bytes:
         ended_s = time.perf_counter()
         dimensions = getattr(self.body, "dimensions", None)
-        vectors = await self.vectors(rows, dimensions, lambda at, vector: vector.tolist())
+        vectors = await self.vectors(rows, dimensions, lambda index, vector: vector.tolist())
         if isinstance(self.body, OllamaEmbeddingsBody):
             return _encoder.encode({"embedding": vectors[0]})
         answer = {
@@ -263,11 +264,13 @@ class RerankJob(PoolingJob):
 
     async def written(self, rows: Sequence[bytes]) -> bytes:
         scores = [self.model.pooler.score(row) for row in rows]
-        order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[: self.body.top_n]
+        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: self.body.top_n]
         shows = self.body.return_documents is not False
         results = [
-            RankedResult(index=at, relevance_score=scores[at], document=RankedText(self._texts[at]) if shows else None)
-            for at in order
+            RankedResult(
+                index=index, relevance_score=scores[index], document=RankedText(self._texts[index]) if shows else None
+            )
+            for index in order
         ]
         return _encoder.encode(
             RerankAnswer(id=self.id, model=self.name, results=results, usage=self.usage(), truncated=self.truncated())
@@ -279,7 +282,8 @@ class ScoreJob(PoolingJob):
 
     async def written(self, rows: Sequence[bytes]) -> bytes:
         data = [
-            ScoreObject(object="score", index=at, score=self.model.pooler.score(row)) for at, row in enumerate(rows)
+            ScoreObject(object="score", index=index, score=self.model.pooler.score(row))
+            for index, row in enumerate(rows)
         ]
         return _encoder.encode(
             ScoreList(
@@ -312,19 +316,19 @@ async def prepare_embeddings(service: Service, body: EmbeddingBody) -> Embedding
 
 
 async def prepare_ollama_embed(service: Service, body: OllamaEmbedBody | OllamaEmbeddingsBody) -> OllamaEmbedJob:
-    """Prepare a request, as ``prepare_embeddings`` does. ``options.num_ctx`` is a limit of an input."""
+    """Prepare a request, as ``prepare_embeddings`` does. ``options.num_ctx`` limits the tokens of an input."""
     model = await service.model_for(served_name(body.model))
     options, whole = read_options(body.options), model.info.sizes.max_model_len
     limit = min(whole, options.num_ctx or whole)
     truncate = None
     if isinstance(body, OllamaEmbedBody):
-        given, field = prompts_of(body.input, field="input"), "input"
+        inputs, field = prompts_of(body.input, field="input"), "input"
         truncate = limit if body.truncate else None
         if body.dimensions is not None:
             check_dimensions(model, body.dimensions)
     else:
-        given, field = [body.prompt], "prompt"
-    prompts = await embedding_prompts(model, given, field=field, limit=limit, truncate_to=truncate)
+        inputs, field = [body.prompt], "prompt"
+    prompts = await embedding_prompts(model, inputs, field=field, limit=limit, truncate_to=truncate)
     return OllamaEmbedJob(service, model, body, served_name(body.model), prompts, field=field)
 
 
@@ -339,23 +343,23 @@ async def embedding_prompts(
 ) -> list[PooledPrompt]:
     check_count(len(inputs), model.info.sizes.queue_max)
     prompts = []
-    for at, given in enumerate(inputs):
-        if at % _YIELD_EVERY == 0:
+    for index, text_or_ids in enumerate(inputs):
+        if index % _YIELD_EVERY == 0:
             await asyncio.sleep(0)
-        name = field if len(inputs) == 1 else f"{field}[{at}]"
-        if isinstance(given, str):
+        name = field if len(inputs) == 1 else f"{field}[{index}]"
+        if isinstance(text_or_ids, str):
             if truncate_to is None:
-                await model.check_text(given, param=name)
+                await model.check_text(text_or_ids, param=name)
             else:
-                given = await model.part_for_cut(given, truncate_to, at_start=True)
+                text_or_ids = await model.part_for_cut(text_or_ids, truncate_to, at_start=True)
         else:
-            model.check_ids(given, param=name)
+            model.check_ids(text_or_ids, param=name)
         prompts.append(
             await model.pooled(
                 functools.partial(
-                    model.pooler.embedding, given, limit=limit, truncate_to=truncate_to, param=name, **before
+                    model.pooler.embedding, text_or_ids, limit=limit, truncate_to=truncate_to, param=name, **before
                 ),
-                given if isinstance(given, str) else "",
+                text_or_ids if isinstance(text_or_ids, str) else "",
             )
         )
     return prompts
@@ -364,7 +368,7 @@ async def embedding_prompts(
 async def prepare_rerank(service: Service, body: RerankBody) -> RerankJob:
     """Prepare a request, as ``prepare_embeddings`` does."""
     model = await service.model_for(body.model)
-    texts = [_text_of(at, one) for at, one in enumerate(body.documents)]
+    texts = [_text_of(index, document) for index, document in enumerate(body.documents)]
     if not texts:
         raise RequestError("documents is an empty list", param="documents")
     if body.top_n is not None and body.top_n < 1:
@@ -410,10 +414,10 @@ async def _scored(
     check_count(len(pairs), model.info.sizes.queue_max)
     await model.check_text(pairs[0][0], param=fields[0])
     prompts = []
-    for at, (query, text) in enumerate(pairs):
-        if at % _YIELD_EVERY == 0:
+    for index, (query, text) in enumerate(pairs):
+        if index % _YIELD_EVERY == 0:
             await asyncio.sleep(0)
-        name = f"{fields[1]}[{at}]"
+        name = f"{fields[1]}[{index}]"
         if cut is None:
             await model.check_text(text, param=name)
         else:
@@ -440,11 +444,11 @@ def _cut(body: PoolingBody, model: ServedModel) -> int | None:
     return model.info.sizes.max_model_len if count == TO_THE_CONTEXT else count
 
 
-def _text_of(at: int, document: Any) -> str:
+def _text_of(index: int, document: Any) -> str:
     text = document.get("text") if isinstance(document, dict) else document
     if not isinstance(text, str):
         raise RequestError(
-            f"documents[{at}]: expected a text, or an object with one under text",
+            f"documents[{index}]: expected a text, or an object with one under text",
             param="documents",
             code="invalid_type",
         )

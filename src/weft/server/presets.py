@@ -1,12 +1,12 @@
 """Names that users create: a served model with a system prompt, first messages, parameters and a template.
 
     /api/create, /api/copy, /api/delete --PresetStore--> names.json     one file; written whole, under a lock
-    a request for "mario"  <-- read again when the file is another -' so every HTTP process sees it
-        --Service.model_for--> the model that it stands for, with this name's beginning
+    a request for "mario"  <-- read again when the file changed -' so every HTTP process sees it
+        --Service.model_for--> the model that it refers to, with this name's settings
 
-A name has no weights: it refers to a model that the server has by itself, so a name of a name holds all settings of the
-first one. It outlives the server. A server that does not have its model does not list it. Names that a server has by
-itself win, and their requests never come here.
+A created name has no weights: it refers to a model of the server. A name that is created from another created name
+copies all its settings. Names outlive the server. A server without the model of a name does not list the name. Names of
+models and adapters take precedence over created names.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ SAMPLING_NAMES = {
 NO_LIMIT = (None, -1, -2)
 """Values of ``num_predict`` for an answer up to the end of the context."""
 TEMPLATES_MAX = 8
-"""Most different templates of all names: each is a process of every HTTP process that renders it (law L11)."""
+"""Most different templates of all names: each needs a process in every HTTP process that renders it (law L11)."""
 _END_AFTER_S = 30.0
-"""Seconds until conversations that a process was rendering when its template went are done."""
+"""Seconds before the process of a removed template ends, so that it can finish conversations that it is rendering."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+){0,2}(?::[\w.-]+)?", re.ASCII)
 _NAME_CHARS_MAX = 200
 
@@ -69,8 +69,8 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A created name. ``model``: the served name that it refers to. ``parameters``: in Ollama's words, as they were
-    given."""
+    """A created name. ``model``: the served name that it refers to. ``parameters``: as the client sent them, under
+    Ollama's names."""
 
     name: str
     model: str
@@ -83,28 +83,29 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The sampling of requests that leave it out, in the words of ``SamplingParams``."""
-        given = self.parameters
-        chosen = {ours: given[theirs] for theirs, ours in SAMPLING_NAMES.items() if theirs in given}
-        if (stop := given.get("stop")) is not None:
+        """Default sampling of requests, under the names of ``SamplingParams``."""
+        parameters = self.parameters
+        chosen = {ours: parameters[theirs] for theirs, ours in SAMPLING_NAMES.items() if theirs in parameters}
+        if (stop := parameters.get("stop")) is not None:
             chosen["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        if (most := given.get("num_predict")) not in NO_LIMIT:
+        if (most := parameters.get("num_predict")) not in NO_LIMIT:
             chosen["max_tokens"] = most
         return chosen
 
     @property
     def context_max(self) -> int | None:
-        """Tokens that a prompt stays below."""
+        """Tokens that a prompt must stay below."""
         return self.parameters.get("num_ctx")
 
     def begun(self, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """Return ``messages`` of a request, with those of this name in front. A request's own system messages replace
+        """Return ``messages`` of a request, after the messages of this name. A request's own system messages replace
         the name's system prompt."""
         leading = next(
-            (at for at, message in enumerate(messages) if message.role not in ("system", "developer")), len(messages)
+            (index for index, message in enumerate(messages) if message.role not in ("system", "developer")),
+            len(messages),
         )
         if not messages:
-            return messages  # an error, under any name
+            return messages  # the request fails under any name
         system = [ChatMessage(role="system", content=self.system)] if self.system and not leading else []
         return [*system, *messages[:leading], *self.messages, *messages[leading:]]
 
@@ -167,7 +168,7 @@ class PresetStore:
                     param="limits.max_created_names",
                     code="too_many_names",
                 )
-            templates = {one.template for one in names.values() if one.template}
+            templates = {other.template for other in names.values() if other.template}
             if preset.template and len(templates) > TEMPLATES_MAX:
                 raise RequestError(
                     f"the created names have {TEMPLATES_MAX} different templates, which is "
@@ -185,7 +186,7 @@ class PresetStore:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[dict[str, Preset]]:
-        """Yield the names, to be changed only by this process; they are written at the end."""
+        """Lock the file, yield the names to be changed, and write them at the end of the block."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -217,7 +218,7 @@ class PresetStore:
         )
 
     def _looked(self) -> tuple[int, int, int] | None:
-        """Return values that differ between two versions of the file; None where there is none."""
+        """Return values that differ between two versions of the file; None without a file."""
         try:
             now = self.path.stat()
         except FileNotFoundError:
@@ -232,11 +233,11 @@ class PresetStore:
                 f"{self.path} has more than {self._bytes_max} bytes (limits.name_store_size)",
                 param="limits.name_store_size",
             )
-        names = {one.name: one for one in msgspec.json.decode(raw, type=list[Preset])}
-        for name, one in names.items():  # a person may have written them
+        names = {preset.name: preset for preset in msgspec.json.decode(raw, type=list[Preset])}
+        for name, preset in names.items():  # the file may have been edited by hand
             check_preset_name(name, param="a name")
             try:
-                msgspec.convert(one.parameters, OllamaOptions)
+                msgspec.convert(preset.parameters, OllamaOptions)
             except msgspec.ValidationError as error:
                 raise PresetStoreError(
                     f"the names in {self.path} cannot be read: the parameters of {name}: {error} (server.name_store)",
@@ -249,7 +250,7 @@ Style: TypeAlias = "tuple[TemplateSandbox, Dialect]"
 
 
 class Presets:
-    """The names as one HTTP process serves them. ``store``: None where they are off."""
+    """The created names as one HTTP process serves them. ``store``: None if created names are off."""
 
     def __init__(self, store: PresetStore | None) -> None:
         self.store = store
@@ -260,8 +261,8 @@ class Presets:
         return {} if self.store is None else self.store.names()
 
     async def style(self, preset: Preset, vocabulary: bytes, make: Callable[[str], Style]) -> Style | None:
-        """Return the renderer of conversations and the dialect of answers under this name, if it has a template of its
-        own. ``make``: compiles it for the model of that ``vocabulary``. Raise RequestError."""
+        """Return the renderer of conversations and the dialect of answers for this name; None if it has no template of
+        its own. ``make``: compiles the template for the model with this ``vocabulary``. Raise RequestError."""
         if not preset.template:
             return None
         key = vocabulary, preset.template
@@ -285,8 +286,8 @@ class Presets:
         return style
 
     def _drop_unused(self, wanted: str) -> None:
-        """End the processes of templates that no name has any more."""
-        wanted_now = {wanted, *(one.template for one in self.all().values())}
+        """End the processes of templates that no name uses any more."""
+        wanted_now = {wanted, *(preset.template for preset in self.all().values())}
         for key, style in list(self._styles.items()):
             if key[1] not in wanted_now and style.done():
                 del self._styles[key]

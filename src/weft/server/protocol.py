@@ -5,21 +5,21 @@
 * a field that this server serves is checked for its type, and the error names field, expected, got;
 * a known field that this server does not serve, and without which the answer would mean something else, is
   refused, unless its value asks for nothing: no answer may silently lack a feature of its request;
-* a wish without which the answer means the same (``NOT_NEEDED``) is left out, and the client is told: by
-  X-Weft-Ignored of the answer and the access log. So are tools that other servers run, a ``max_tokens`` beyond
-  the context and an effort of reasoning that the template does not know;
-* an unknown field is ignored and told in the same way, with one warning in the log; with server.strict_fields it is
-  a 400, and so are more than UNKNOWN_FIELDS_MAX of them.
+* a field without which the answer means the same (``NOT_NEEDED``) is ignored and reported: in X-Weft-Ignored of the
+  answer and in the access log. So are tools that other servers run, a ``max_tokens`` beyond the context and an effort
+  of reasoning that the template does not know;
+* an unknown field is ignored and reported in the same way, with one warning in the log; with server.strict_fields it is
+  a 400, and so are more than UNKNOWN_FIELDS_MAX unknown fields.
 
-A typo such as ``max_token`` otherwise changes an answer without an error. Clients of every API version send fields that
-no server knows, so it is an error only where the operator wants that. The ignored fields of a request are a context
-variable: bodies are parsed far from the answer, large ones in a thread. Only names that are plain words are told, and
-few of them: they come from a client.
+Without these rules a typo such as ``max_token`` would change an answer without an error. Clients of every API version
+send fields that no server knows, so an unknown field is an error only if the operator wants that. The ignored fields of
+a request are a context variable, because bodies are parsed far from the answer, large ones in a thread. Only names that
+are plain words are reported, and only a few, because a client chose them.
 
-``null`` always means "not given". Refusals are 400 and not 501: clients of the field retry a 5xx.
+``null`` always means "not given". Refusals are 400 and not 501: common clients retry a 5xx.
 
-A regular expression and ``json.loads`` hold the interpreter's lock for as long as a body is long. In the
-server's process they would hold up every client, so a large body goes through a worker first:
+Regular expressions and ``json.loads`` hold the interpreter's lock for a time that grows with the body. In the server's
+process they would block every client, so a large body goes through a worker first:
 
     body --cut strings--> "{}[]:," alone --count--> too many? --json.loads--> a key twice? too deep?
 """
@@ -51,19 +51,19 @@ from weft.text.grammars import KINDS, TokenOf, grammar_from
 
 COMPLETION_TOKENS_DEFAULT = 16
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""Whole numbers of JSON; beyond 64 bits they fit no message between the processes."""
+"""Integers of JSON, of at most 64 bits, as messages between the processes need."""
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Salt = Annotated[str, msgspec.Meta(max_length=1024)]
-"""Cache salts, kept for as long as the cache has something under them (law L11)."""
+"""Cache salts. The length is bounded, since the cache keeps a salt as long as its prefixes (law L11)."""
 AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
 SlotNumber = Annotated[int, msgspec.Meta(ge=-1, le=63)]
-"""-1: none, as llama-server has it."""
+"""Numbers of slots; -1: none, as in llama-server."""
 StreamInterval = Annotated[int, msgspec.Meta(ge=1, le=STREAM_INTERVAL_MAX)]
 """Tokens of a streamed event after the first, as in vLLM."""
 
 LARGE_BODY_BYTES = 256 << 10
-"""Bytes above which a worker looks through a body before it is parsed, and a thread parses it: a megabyte of small
-objects takes a seventh of a second."""
+"""Bytes above which a worker checks a body before it is parsed, and a thread parses it: a megabyte of small objects
+takes a seventh of a second."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -75,7 +75,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """Fields of every dialect that generates: a field added here is served by all of them."""
+    """Fields of every dialect that generates: all of them serve a field that is added here."""
 
     model: str | None = None
     stream: bool | None = None
@@ -132,7 +132,8 @@ class CompletionBody(GenerateBody, kw_only=True):
 
 
 class ChatReasoning(msgspec.Struct, kw_only=True):
-    """How to reason, as OpenRouter's clients say it. ``exclude``: the reasoning is left out of the answer."""
+    """Options of reasoning, as OpenRouter's clients send them. ``exclude``: whether the reasoning is left out of the
+    answer."""
 
     effort: str | None = None
     max_tokens: Int | None = None
@@ -158,7 +159,7 @@ class ChatBody(GenerateBody, kw_only=True):
     include_reasoning: bool | None = None
     prediction: dict[str, Any] | None = None
     store: bool | None = None
-    """ignored, and a header of the answer says so: clients send it by default."""
+    """Ignored, and reported in a header of the answer: clients send it by default."""
 
 
 class TokenizePromptBody(msgspec.Struct, kw_only=True):
@@ -234,7 +235,7 @@ NOT_NEEDED = frozenset(
         "container",
     }
 )
-"""Fields of UNSERVED tables that are left out and named, not refused: hints of length, of speed, of bookkeeping, and
+"""Fields of UNSERVED tables that are ignored and reported, not refused: hints about length, speed and bookkeeping, and
 tools that another server would run."""
 
 NO_EFFECT = frozenset(
@@ -249,7 +250,7 @@ NO_EFFECT = frozenset(
         "prompt_cache_options",
     }
 )
-"""Known fields that ask this server for nothing: there is one tier, and every prefix is cached."""
+"""Known fields without an effect on this server: there is one tier, and every prefix is cached."""
 
 UNSERVED_IN_CHAT = {
     name: row
@@ -267,12 +268,12 @@ UNSERVED_IN_COMPLETIONS = {
 
 
 async def read_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
-    """Parse a body with ``parse_body``, in a thread for a large one, which ``BodyChecker`` has bounded."""
+    """Parse a body with ``parse_body``, in a thread for a large body, which ``BodyChecker`` has bounded."""
     return await _beside_loop(raw, functools.partial(parse_body, body_type=body_type, unserved=unserved))
 
 
 async def read_tokenize_body(raw: bytes) -> TokenizePromptBody | TokenizeChatBody:
-    """Parse a body with ``parse_tokenize_body``, in a thread for a large one."""
+    """Parse a body with ``parse_tokenize_body``, in a thread for a large body."""
     return await _beside_loop(raw, parse_tokenize_body)
 
 
@@ -299,7 +300,7 @@ def parse_tokenize_body(raw: bytes) -> TokenizePromptBody | TokenizeChatBody:
 def _json_object(raw: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw)
-        if len(raw) <= LARGE_BODY_BYTES:  # BodyChecker has done so for a larger one
+        if len(raw) <= LARGE_BODY_BYTES:  # BodyChecker has checked larger bodies
             _refuse_duplicates(raw)
     except RecursionError:
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
@@ -313,7 +314,7 @@ def _json_object(raw: bytes) -> dict[str, Any]:
 
 
 class BodyVerdict(msgspec.Struct):
-    """The verdict on a body. ``message`` is empty for a body that may be parsed. ``is_too_large``: it has too many
+    """The verdict on a body. ``message``: empty if the body may be parsed. ``is_too_large``: the body has too many
     values."""
 
     message: str = ""
@@ -322,7 +323,7 @@ class BodyVerdict(msgspec.Struct):
 
 
 class DuplicateKeyError(ValueError):
-    """A key twice has two meanings, for this server and for a filter in front of it."""
+    """A key occurs twice in an object: this server and a filter before it could read different values."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the body has the key {name!r} twice in one object")
@@ -335,7 +336,7 @@ def _refuse_duplicates(raw: bytes) -> None:
 
 
 def _names_differ(pairs: list[tuple[str, Any]]) -> None:
-    """Raise DuplicateKeyError for a key that comes twice. Builds nothing."""
+    """Raise DuplicateKeyError for a key that comes twice. Build no object."""
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         raise DuplicateKeyError(Counter(names).most_common(1)[0][0][:100])
@@ -364,7 +365,7 @@ def _verdict(raw: bytes, values_max: int) -> BodyVerdict:
     except DuplicateKeyError as error:
         return BodyVerdict(str(error), error.name)
     except (RecursionError, ValueError):
-        pass  # the parser in the server reports the error, in its words
+        pass  # the parser in the server reports the error
     return BodyVerdict()
 
 
@@ -375,8 +376,8 @@ def prepare_worker(start: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
 
 
 def _json_fault(raw: bytes, fault: str) -> str:
-    """Return the parser's sentence with the text that it stopped at. NaN and Infinity are named: Python's ``json``
-    writes them."""
+    """Return the parser's message with the text at which it stopped. NaN and Infinity get a hint of their own: Python's
+    ``json`` writes them."""
     place = re.search(r"\(byte (\d+)\)", fault)
     if place is None:
         return fault
@@ -405,7 +406,7 @@ def _converted(value: dict[str, Any], body_type: type[Body], unserved: Unserved)
 
 
 def _choices(kind: Any, path: Sequence[str]) -> list[str]:
-    """Return the texts that the field at ``path`` may be, inside of the type ``kind``; none where it takes any."""
+    """Return the texts that the field at ``path`` in the type ``kind`` may be; empty if it takes any text."""
     if not path:
         if typing.get_origin(kind) is Literal:
             return list(typing.get_args(kind))
@@ -419,8 +420,8 @@ def _choices(kind: Any, path: Sequence[str]) -> list[str]:
 def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:
     for name in value.keys() & unserved.keys():
         why, neutral = unserved[name]
-        given = value[name]
-        if given is not None and not any(given == allowed for allowed in neutral):
+        field_value = value[name]
+        if field_value is not None and not any(field_value == allowed for allowed in neutral):
             if name in NOT_NEEDED:
                 note_ignored(name)
                 continue
@@ -438,9 +439,8 @@ def sampling_params(
     prompt_logprobs: int | None = None,
     banned: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
-    """Return the request's values, then those of a created name or the checkpoint (``ServedModel``), then
-    SamplingParams' own.
-    ``banned``: the sequences of ``bad_words``.
+    """Return the values of the request; for missing fields the values of a created name or the checkpoint
+    (``ServedModel``), then the defaults of SamplingParams. ``banned``: the sequences of ``bad_words``.
 
     Ranges are checked by ``SamplingParams.check`` where the vocabulary is known.
     """
@@ -449,7 +449,7 @@ def sampling_params(
     if body.allowed_token_ids is not None and not body.allowed_token_ids:
         raise RequestError("allowed_token_ids is empty: no token is possible", param="allowed_token_ids")
     stop = (body.stop,) if isinstance(body.stop, str) else None if body.stop is None else tuple(body.stop)
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "n": n,
         "stop": stop,
         "max_tokens": max_tokens,
@@ -471,7 +471,7 @@ def sampling_params(
         "allowed_token_ids": tuple(body.allowed_token_ids or ()),
         "banned_sequences": banned,
     }
-    chosen = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    chosen = {**defaults, **{name: value for name, value in fields.items() if value is not None}}
     return SamplingParams(**chosen, logprobs=logprobs, grammar=grammar)
 
 
@@ -498,8 +498,8 @@ def stream_usage(body: GenerateBody) -> tuple[bool, bool]:
 
 
 def prompts_of(value: str | list[Any], *, field: str = "prompt") -> list[str | list[int]]:
-    """Return one prompt or several, as text or as token ids; text and ids may be mixed in a list of prompts.
-    ``field``: where they came, for errors."""
+    """Return one prompt or several, as text or as token ids; text and ids may be mixed in a list of prompts. ``field``:
+    the request's field, for errors."""
     if isinstance(value, str):
         return [value]
     if not value:
@@ -518,7 +518,7 @@ def prompts_of(value: str | list[Any], *, field: str = "prompt") -> list[str | l
 
 
 def _explained(message: str) -> RequestError:
-    """Return msgspec's sentence as an error, with the field in front and as ``param``."""
+    """Return msgspec's message as an error that begins with the field, which is also ``param``."""
     missing = re.fullmatch(r"Object missing required field `(\w+)`(?: - at `\$?\.?(.*)`)?", message)
     if missing:
         inside = missing.group(2)
@@ -527,7 +527,10 @@ def _explained(message: str) -> RequestError:
     wrong = re.fullmatch(r"(.*?) - at `(?:key` in `)?\$\.?(.*)`", message)
     if not wrong:
         return RequestError(message)
-    said, name = wrong.group(1), wrong.group(2).removesuffix("[...]")  # a value of an object, by no name
+    said, name = (
+        wrong.group(1),
+        wrong.group(2).removesuffix("[...]"),
+    )  # a value in an object: msgspec does not name its key
     said = said.replace("`", "").replace(" | null", "")
     return RequestError(f"{name}: {said[0].lower()}{said[1:]}", param=name or None, code="invalid_type")
 
@@ -541,36 +544,37 @@ def _kind(value: Any) -> str:
 
 
 def grammar_of(body: SamplingFields, token_of: TokenOf) -> Grammar | None:
-    """Return the grammar of the body's fields, whose markers are tokens by ``token_of``. Raise RequestError that names
+    """Return the grammar of the body's fields. ``token_of`` maps a marker to its token. Raise RequestError that names
     the field. The engine checks the content of the grammar."""
-    asked: list[tuple[str, Grammar]] = []
+    grammars: list[tuple[str, Grammar]] = []
     if body.response_format is not None and body.response_format.get("type") != "text":
-        asked.append(("response_format", from_response_format(body.response_format, token_of)))
+        grammars.append(("response_format", from_response_format(body.response_format, token_of)))
     if body.structured_outputs:
-        asked.append(("structured_outputs", from_structured_outputs(body.structured_outputs, token_of)))
+        grammars.append(("structured_outputs", from_structured_outputs(body.structured_outputs, token_of)))
     for kind in KINDS:
         name, value = f"guided_{kind}", getattr(body, f"guided_{kind}")
         if value is not None:
-            asked.append((name, grammar_from(kind, value, name)))
-    if len(asked) > 1:
+            grammars.append((name, grammar_from(kind, value, name)))
+    if len(grammars) > 1:
         raise RequestError(
-            f"{asked[0][0]} and {asked[1][0]} both give the form of the answer; one can", param=asked[1][0]
+            f"{grammars[0][0]} and {grammars[1][0]} both define the form of the answer; send only one",
+            param=grammars[1][0],
         )
-    return asked[0][1] if asked else None
+    return grammars[0][1] if grammars else None
 
 
 HEADER = "x-weft-ignored"
 UNKNOWN_FIELDS_MAX = 256
 """Most unknown fields of one request, and of its options; more are refused."""
 _NAMES_MAX = 16
-"""Most names that a request reports, and hints that it may cost: a hint compares a name with every known one."""
+"""Most names that a request reports, and most hints that it may cost: a hint compares a name with every known name."""
 _WARNED_MAX = 256
 _COMPARED_MAX = 1024
-"""Most names that a misspelled one is compared with."""
+"""Most names that a misspelled name is compared with."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _log = logging.getLogger("weft.server")
 _warned: set[str] = set()
-"""Names with a warning: each is warned of once, as a client sends it with every request."""
+"""Names that were warned of: a client sends a name with every request, so each is warned of once."""
 
 
 @dataclass(slots=True)
@@ -591,13 +595,13 @@ _key: ContextVar[str] = ContextVar("key", default=NO_KEY)
 
 
 def name_key(key: str) -> None:
-    """Note that this task handles a request of the API key ``key``, by its name on disk. Without keys all requests
-    share one."""
+    """Note that this task handles a request of an API key. ``key``: ``Tenant.owner``. Without keys all requests share
+    one name."""
     _key.set(key)
 
 
 def key_of_request() -> str:
-    """Return the API key whose shares the work of this task counts in."""
+    """Return the API key whose shares this task uses."""
     return _key.get()
 
 
@@ -615,11 +619,11 @@ def note_ignored(name: str) -> None:
         ignored.add(name if _NAME.fullmatch(name) else "?")
 
 
-def check_known(given: Collection[str], known: Collection[str]) -> None:
+def check_known(fields: Collection[str], known: Collection[str]) -> None:
     """Note the unknown fields. Raise RequestError for more than UNKNOWN_FIELDS_MAX of them, and for the first with
     server.strict_fields."""
     known = frozenset(known)
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in fields if name not in known]
     if len(unknown) > UNKNOWN_FIELDS_MAX:
         raise RequestError(
             f"the request has {len(unknown)} unknown fields; the limit is {UNKNOWN_FIELDS_MAX}", code="unknown_field"
@@ -645,8 +649,8 @@ def _unknown(name: str, known: Collection[str]) -> str:
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Return the end of a sentence about ``name``, if one of ``known`` is close to it: one of the first
-    _COMPARED_MAX."""
-    by_lower = {one.lower(): one for one in itertools.islice(known, _COMPARED_MAX)}
+    """Return `` (did you mean X?)`` if one of the first _COMPARED_MAX of ``known`` is close to ``name``, else
+    nothing."""
+    by_lower = {candidate.lower(): candidate for candidate in itertools.islice(known, _COMPARED_MAX)}
     close = difflib.get_close_matches(name.lower()[:200], by_lower, 1, 0.75)
     return f" (did you mean {by_lower[close[0]]}?)" if close else ""

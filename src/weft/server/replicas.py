@@ -1,4 +1,4 @@
-"""The replicas of this server over HTTP: the state of each one, and taking one out of service.
+"""The replicas of this server over HTTP: their states, and taking a replica out of service.
 
     GET  /v1/replicas                  number, state, restarts, load of each
     POST /v1/replicas/N/drain          timeout=SECONDS, restart=true
@@ -37,8 +37,8 @@ DRAIN_MAX_S = 24 * 3600.0
 class ReplicaReport(msgspec.Struct):
     """A replica as the API shows it. ``state``: starting, ready, draining, drained, waiting (for a restart), away (its
     machine cannot be reached) or dead. ``host``: the machine that joined with it; empty for this one. ``reason``: why
-    its last process ended. ``sequences``: of the requests that it has; ``running``, ``waiting``: as its engine says.
-    ``role``: prefill, decode or both."""
+    its last process ended. ``sequences``: number of sequences of its requests; ``running``, ``waiting``: as its engine
+    reports them. ``role``: prefill, decode or both."""
 
     replica: int
     host: str
@@ -171,7 +171,7 @@ class IsSleepingAnswer(msgspec.Struct):
 
 
 class SleepRequest(msgspec.Struct, frozen=True):
-    """A call to sleep that passed the checks."""
+    """A checked call of /sleep."""
 
     level: int
     mode: SleepMode | None
@@ -179,7 +179,7 @@ class SleepRequest(msgspec.Struct, frozen=True):
 
 
 def read_sleep(query: QueryParams, raw: bytes) -> SleepRequest:
-    """Return the call; the query wins over the body. Raise RequestError naming the field."""
+    """Return the call; the query overrides the body. Raise RequestError that names the field."""
     body = parse_body(raw, SleepBody) if raw.strip() else SleepBody()
     level = _number(query, "level", int, body.level)
     timeout_s = read_timeout(query, body.timeout)

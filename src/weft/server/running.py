@@ -2,9 +2,8 @@
 
     ~/.local/state/weft/servers/PID.json    {"pid", "url", "model", "started_s"}
 
-``weft serve`` announces itself when its port is bound. A list of the servers asks the kernel whether each
-lock is held: a server that was killed is not listed, and its file is removed. The files are for their owner
-only, as the directory of stored responses is.
+``weft serve`` writes its file once the port is bound. A reader asks the kernel whether each lock is held: a server that
+was killed is not listed, and its file is removed. Only their owner can read the files.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ UNIX = "unix:"
 
 
 class RunningProcess(msgspec.Struct, frozen=True):
-    """A server that runs. ``model``: as it was asked for, None for the embedded one. ``started_s``: since the epoch.
-    ``certificate``: the file of a server that speaks TLS."""
+    """A server that runs. ``model``: as the command named it; None for the embedded model. ``started_s``: since the
+    epoch. ``certificate``: the file of a server that speaks TLS."""
 
     pid: int
     url: str
@@ -35,7 +34,7 @@ class RunningProcess(msgspec.Struct, frozen=True):
 
 
 def socket_path(url: str) -> str | None:
-    """Return the path in the URL of a Unix socket, None for any other URL."""
+    """Return the path in the URL of a Unix socket; None for any other URL."""
     if not url.startswith(UNIX):
         return None
     path = url.removeprefix(UNIX)
@@ -43,18 +42,20 @@ def socket_path(url: str) -> str | None:
 
 
 class Announcement:
-    """The entry of this process among the servers; ``close`` ends it. Without a directory that can be written it is not
-    listed."""
+    """The entry of this process among the servers; ``close`` removes it. If the directory cannot be written, the server
+    is not listed."""
 
     def __init__(self, url: str, model: str | None, *, certificate: str | None = None) -> None:
         self._file: Path | None = None
         self._fd = -1
         with suppress(OSError):
-            running_servers()  # removes files of killed servers
+            running_servers()  # this also removes files of killed servers
             folder = _folder()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = folder / f"{os.getpid()}.json"
-            new = file.with_suffix(".new")  # named when it is locked: else a list takes it for dead
+            new = file.with_suffix(
+                ".new"
+            )  # rename it only when it is locked: else a reader would take the server for dead
             self._fd = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path = None if certificate is None else os.path.abspath(certificate)
@@ -89,7 +90,7 @@ def is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: another look is not a holder
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two readers do not exclude each other
     except BlockingIOError:
         return True
     finally:
@@ -98,16 +99,16 @@ def is_locked(path: Path) -> bool:
 
 
 def running_servers() -> list[RunningProcess]:
-    """Return the servers that run, the longest-running first."""
+    """Return the running servers, the oldest first."""
     servers = []
     for file in _folder().glob("*.json"):
         with suppress(OSError):
             if not is_locked(file):
                 file.unlink()  # its process has ended
                 continue
-            with suppress(msgspec.DecodeError):  # of another version
+            with suppress(msgspec.DecodeError):  # written by another version
                 servers.append(msgspec.json.decode(file.read_bytes(), type=RunningProcess))
-    return sorted(servers, key=lambda one: one.started_s)
+    return sorted(servers, key=lambda server: server.started_s)
 
 
 def _folder() -> Path:

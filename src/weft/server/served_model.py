@@ -3,8 +3,8 @@
     messages --write_chat--> text --encode_chat--> Prompt          both: render
     directory, flags --load_served_model--> ServedModel
 
-A ``ServedModel`` is a value. One under the name of an adapter or of a created name is a copy with that name
-(``Models.served_as``, ``Service.under``).
+A ``ServedModel`` is a value. For an adapter or a created name there is a copy with that name (``Models.served_as``,
+``Service.under``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from weft.server.pictures import PictureReader
 
 _HEAD_CHARS_PER_TOKEN = 16
-"""Characters per token of the context above which a text is first tokenized in part."""
+"""Characters per token of the context. A longer text is first tokenized in part."""
 _CUT_TOKENS_MIN = 1024
 Encoded = TypeVar("Encoded")
 
@@ -60,17 +60,17 @@ class ServedModel:
     created_s: int
     budget: TokenizeBudget
     pictures: PictureReader | None
-    """None where the model reads text only."""
+    """None if the model reads only text."""
     pooler: Pooler
     decisions: DecisionSettings
     vocabulary: bytes
-    """Identifies the tokenizer: equal token ids mean equal text under the same one."""
+    """Digest of the tokenizer: with equal digests, equal token ids mean equal text."""
     adapter: Adapter | None = None
     """The adapter of requests under this name."""
     base: str = ""
     """The name of the model itself, whatever name a request used; empty before the model is served."""
     preset: Preset | None = None
-    """How requests under this name begin."""
+    """System prompt, messages and parameters of a created name."""
 
     @property
     def name(self) -> str:
@@ -86,7 +86,7 @@ class ServedModel:
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
-        """Values of fields that a request leaves out, but for the API's own defaults."""
+        """Values of fields that a request leaves out; the API's own defaults come after these."""
         return sampling_defaults(self.info, self.preset)
 
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
@@ -97,13 +97,15 @@ class ServedModel:
                 raise RequestError(f"{param} has token {token}; this model has tokens 0 to {limit - 1}", param=param)
 
     async def check_text(self, text: str, *, param: str) -> None:
-        """Raise ContextLengthError for a text that is far too long for the context. Only its beginning is tokenized for
-        that: all tokens of the largest body take a minute and gigabytes."""
+        """Raise ContextLengthError for a text that is far too long for the context. Only the beginning of the text is
+        tokenized: tokenizing the largest body takes a minute and gigabytes."""
         limit = self.info.sizes.max_model_len
         head = _HEAD_CHARS_PER_TOKEN * limit
         while head < len(text):
             count = len(await self.encode(text[:head], add_special_tokens=False))
-            if count > 2 * limit:  # twice, as the end of the part may be other tokens in the complete text
+            if (
+                count > 2 * limit
+            ):  # twice the tokens, since the end of the part may be split into other tokens in the complete text
                 what = "the prediction" if param == "prediction" else "the prompt"
                 raise ContextLengthError(
                     f"{what} has {len(text)} characters, and its first {head} are {count} tokens; "
@@ -122,8 +124,8 @@ class ServedModel:
         )
 
     async def part_for_cut(self, text: str, tokens: int, *, at_start: bool) -> str:
-        """Return the part of ``text`` that a cut to ``tokens`` tokens needs: all of a text that is not far longer, or
-        else its start or end with twice the tokens. All tokens of the largest body take a minute and gigabytes."""
+        """Return the part of ``text`` that a cut to ``tokens`` tokens needs: the start or end with twice the tokens, or
+        all of a text that is not much longer. Tokenizing the largest body would take a minute and gigabytes."""
         chars = _HEAD_CHARS_PER_TOKEN * max(tokens, _CUT_TOKENS_MIN)
         while chars < len(text):
             part = text[:chars] if at_start else text[_cut_before(text, len(text) - chars) :]
@@ -144,13 +146,13 @@ class ServedModel:
         return await self._encode_long(encode, prompt.text, whole=bool(prompt.ends or prompt.marks or prompt.pictures))
 
     async def pooled(self, make: Callable[[], PooledPrompt], *texts: str) -> PooledPrompt:
-        """Return a prompt to be pooled. ``make``: of ``pooler``, for ``texts``."""
+        """Return a prompt to be pooled. ``make``: a method of ``pooler``, bound to ``texts``."""
         if sum(map(len, texts)) < LONG_TEXT_CHARS:
             return make()
         return await self._encode_long(make, "".join(texts), whole=True)
 
     async def _encode_long(self, encode: Callable[[], Encoded], text: str, *, whole: bool = False) -> Encoded:
-        """Run ``encode`` in a thread, within the budget for ``text``. ``whole``: as of ``Tokenizer.memory_of``. Raise
+        """Run ``encode`` in a thread, within the budget for ``text``. ``whole``: see ``Tokenizer.memory_of``. Raise
         TextTooLongError, QueueFullError."""
         memory_bytes = await asyncio.to_thread(self.tokenizer.memory_of, text, whole=whole)
         with self.budget.spending(len(text), memory_bytes):
@@ -160,7 +162,8 @@ class ServedModel:
         self, conversation: ConversationFields, *, with_places: bool = True, begins: bool = True
     ) -> tuple[ChatRequest, ChatPrompt]:
         """Return the checked conversation, and its text as the model's template writes it. ``with_places``: also
-        positions where the cache may keep a state; ``begins``: the name's messages too. Raise RequestError."""
+        positions where the cache may keep a state; ``begins``: also the first messages of a created name. Raise
+        RequestError."""
         if self.template is None:
             raise RequestError(
                 "this model has no chat template, so it serves /v1/completions only; start "
@@ -196,9 +199,10 @@ class ServedModel:
         with_places: bool = False,
         begins: bool = True,
     ) -> tuple[ChatRequest, Prompt]:
-        """Return the checked conversation and its prompt in tokens. ``field``: of the request, for a text that is far
-        too long; with ``cut_to`` such a text is cut to an end of at least so many tokens instead. ``known`` as in
-        ``encode_prompt``; the rest as in ``write_chat``. Raise RequestError, ContextLengthError."""
+        """Return the checked conversation and its prompt in tokens. ``field``: the request's field, for the error of a
+        text that is far too long. ``cut_to``: such a text is instead cut to an end of at least this number of tokens.
+        ``known``: see ``encode_prompt``; other arguments: see ``write_chat``. Raise RequestError,
+        ContextLengthError."""
         request, prompt = await self.write_chat(conversation, with_places=with_places, begins=begins)
         if cut_to is None:
             await self.check_text(prompt.text, param=field)
@@ -208,8 +212,8 @@ class ServedModel:
 
 
 def _cut_before(text: str, place: int) -> int:
-    """Return where the end of ``text`` from ``place`` on begins: at a cut between two words, so that its tokens are
-    those of the complete text, or at ``place`` where none is near."""
+    """Return the position at which to cut ``text`` near ``place``: between two words, so that the tokens after it are
+    those of the complete text; ``place`` itself if no such position is near."""
     cut = next_cut(text[: place + _CUT_WITHIN_CHARS], place)
     return place if cut is None else cut
 
@@ -220,8 +224,8 @@ _CUT_WITHIN_CHARS = 4096
 def load_served_model(
     info: ModelInfo, config: ServerConfig, known: Sequence[Tokenizer] = (), worker: BoundedWorker | None = None
 ) -> ServedModel:
-    """Load the text side. ``known``: tokenizers that may be its own; ``worker`` for a template, if it has one. Raise
-    CheckpointError or ConfigError with the file."""
+    """Load the text side. ``known``: loaded tokenizers, one of which may be the model's; ``worker``: the worker of a
+    template, if there is one. Raise CheckpointError or ConfigError with the file."""
     directory = Path(info.directory)
     tokenizer = Tokenizer.load(directory, known)
     text = read_chat_template(directory, override=config.chat_template)
@@ -271,7 +275,7 @@ def _sandbox(
 
 
 def _control(tokenizer: Tokenizer, template: str, info: ModelInfo) -> ControlTexts:
-    """Return the control tokens of a model, none where its operator trusts the texts of requests."""
+    """Return the control tokens of a model; none if the operator trusts the texts of requests."""
     if info.trust_control_tokens:
         return NO_CONTROL
     pictures = [tokenizer.token_text(token) for token in info.picture_tokens]
@@ -285,7 +289,7 @@ def _dialect(template: TemplateSandbox | None, tokenizer: Tokenizer, config: Ser
 def preset_style(
     config: ServerConfig, tokenizer: Tokenizer, info: ModelInfo, text: str
 ) -> tuple[TemplateSandbox, Dialect]:
-    """Return renderer and dialect of a created name's template. Raise CheckpointError."""
+    """Return renderer and dialect for the template of a created name. Raise CheckpointError."""
     template = _sandbox(text, "template", tokenizer, config, info)
     return template, _dialect(template, tokenizer, config)
 
@@ -294,7 +298,7 @@ def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer)
     """Return the reader of pictures, if any. Raise CheckpointError for settings of pictures that are not served."""
     if not info.picture_tokens:
         return None
-    from weft.images.worker import start_of  # with numpy and Pillow, which text never needs
+    from weft.images.worker import start_of  # imports numpy and Pillow, which text does not need
     from weft.request import PICTURE_KINDS
     from weft.server.pictures import PictureReader
 
@@ -324,5 +328,5 @@ def _vocabulary(directory: Path) -> bytes:
 
 
 def sampling_defaults(info: ModelInfo, preset: Preset | None) -> dict[str, Any]:
-    """Return the defaults of the created name, then of the checkpoint, then of ``--default-sampling``."""
+    """Return defaults: of the created name; where it has none, of the checkpoint, then of ``--default-sampling``."""
     return info.default_sampling if preset is None else {**info.default_sampling, **preset.defaults}

@@ -1,8 +1,8 @@
-"""The one value that handlers share: the models, the names that users created, the limits.
+"""The state that handlers share: the models, the names that users created, the limits.
 
-The engines of a model say which directory they serve; then its text side is loaded. So the server answers /health
-from its first second. Before that, while draining, and after the death of the engines, ``model_for`` raises a 503
-that names the reason.
+The server answers /health from its first second. The text side of a model is loaded once the engines have reported
+their directory. Before that, while draining, and after the death of the engines, ``model_for`` raises a 503 with the
+reason.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SECONDS = 30.0
 
 
 class TooManyValuesError(RequestError):
-    """The body is over limits.max_json_values."""
+    """The body has more than limits.max_json_values values."""
 
     status = 413
 
@@ -64,7 +64,7 @@ class BodyChecker:
         try:
             answer = msgspec.msgpack.decode(await self._lane.ask(raw, key_of_request()), type=BodyVerdict)
         except OSError:
-            raise EngineUnavailableError("the body took too long to look through; try again later") from None
+            raise EngineUnavailableError("the body took too long to check; try again later") from None
         if answer.is_too_large:
             raise TooManyValuesError(answer.message, param="limits.max_json_values", code="too_many_values")
         if answer.message:
@@ -72,7 +72,7 @@ class BodyChecker:
 
 
 class Background(Protocol):
-    """Work of the server's own, from the time when the model is ready until draining."""
+    """Background work of the server, from the time when the model is ready until draining."""
 
     def start(self) -> None: ...
 
@@ -80,7 +80,7 @@ class Background(Protocol):
 
 
 class Service:
-    """The state that handlers share. ``counts``: of all HTTP processes, where there are several."""
+    """The state that handlers share. ``counts``: of all HTTP processes, if there are several."""
 
     def __init__(
         self, config: ServerConfig, models: Models, counts: SharedCounts | None = None, *, is_supervisor: bool = False
@@ -111,7 +111,7 @@ class Service:
         )
         self.slots = SlotTable()
         self.pinned: Callable[[HostedModel], Awaitable[Sequence[NamedPrefix]]] | None = None
-        """Returns the prefixes that engines of a model pin when they start."""
+        """Function that returns the prefixes that engines of a model pin when they start."""
         self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
         self._active = Tally() if counts is None else counts.requests
         self._drains = Tally() if counts is None else counts.drains
@@ -132,7 +132,7 @@ class Service:
             self.tracer.ended(trace)
 
     def enter(self) -> None:
-        """Count a request that begins to be answered; ``leave`` must follow when it has ended."""
+        """Count a request as active; call ``leave`` when it has ended."""
         self._active.add(1)
 
     def leave(self) -> None:
@@ -140,7 +140,7 @@ class Service:
 
     @property
     def active(self) -> int:
-        """Number of requests that all HTTP processes answer."""
+        """Number of active requests, over all HTTP processes."""
         return self._active.total()
 
     @property
@@ -148,9 +148,9 @@ class Service:
         return self._drains.total() > 0
 
     async def drain(self) -> None:
-        """Drain: no HTTP process takes new requests from now on. Waits until none answers one."""
+        """Stop taking new requests, in all HTTP processes, and wait until no request is active."""
         self._drains.add(1)
-        await asyncio.sleep(_DRAIN_LOOK_S)  # requests that another process has just begun are counted by then
+        await asyncio.sleep(_DRAIN_LOOK_S)  # by then, requests that another process has just accepted are counted
         while self.active:
             await asyncio.sleep(_DRAIN_LOOK_S)
 
@@ -169,7 +169,7 @@ class Service:
         self.metrics.of(served.name)
 
     async def model_for(self, name: str | None) -> ServedModel:
-        """Return the model that a request means. Raise EngineUnavailableError, UnknownModelError, QueueFullError,
+        """Return the model of the name in a request. Raise EngineUnavailableError, UnknownModelError, QueueFullError,
         ModelLoadError."""
         self.check_open()
         own, preset = self.meant(name)
@@ -185,8 +185,8 @@ class Service:
         return named if style is None else replace(named, template=style[0], dialect=style[1])
 
     def meant(self, name: str | None) -> tuple[str | None, Preset | None]:
-        """Return the server's own name for the name in a request, and its preset if users created the name. Raise
-        UnknownModelError for a created one whose model is not here."""
+        """Return the name of a model or adapter for the name in a request, and the preset if the name was created.
+        Raise UnknownModelError for a created name whose model this server does not have."""
         if self.is_own(name):
             return name, None
         preset = self.names.all().get(str(name))
@@ -199,25 +199,28 @@ class Service:
         return preset.model, preset
 
     def is_own(self, name: str | None) -> bool:
-        """Return whether the server has the name by itself: a model or an adapter, not a created name."""
+        """Return whether the name is that of a model or an adapter, not a created name."""
         return name is None or name == ANY_NAME or self.models.has(name)
 
     def listed(self) -> list[ListedModel]:
-        """Return every name that requests may use: models, their adapters, then created ones. Raises
-        EngineUnavailableError, PresetStoreError."""
+        """Return every name that requests may use: models, adapters, then created names. Raise EngineUnavailableError,
+        PresetStoreError."""
         self.check_open()
-        own = {one.name: one for one in self.models.listed()}
+        own = {named.name: named for named in self.models.listed()}
         return [
             *own.values(),
             *(
-                replace(own[one.model], name=one.name, created_s=int(one.created_s), parent=one.model, preset=one)
-                for one in self.names.all().values()
-                if one.model in own and one.name not in own
+                replace(
+                    own[named.model], name=named.name, created_s=int(named.created_s), parent=named.model, preset=named
+                )
+                for named in self.names.all().values()
+                if named.model in own and named.name not in own
             ),
         ]
 
     def own_name(self, name: str | None) -> str:
-        """Return the name of the model, adapter or created name that a request means. Raise UnknownModelError."""
+        """Return the listed name of the model, adapter or created name that a request names. Raise
+        UnknownModelError."""
         own, preset = self.meant(name)
         if preset is not None:
             return preset.name
@@ -225,7 +228,7 @@ class Service:
         return model.name if own in (None, ANY_NAME) else str(own)
 
     async def text_side(self, name: str | None) -> ServedModel:
-        """Return the text side of a name, to look at: nothing is loaded for it. Raise UnknownModelError."""
+        """Return the text side of a name without loading the model. Raise UnknownModelError."""
         self.check_open()
         own, preset = self.meant(name)
         host = self.models.find(own)
@@ -238,13 +241,14 @@ class Service:
         return self.models.find(self.meant(name)[0])
 
     def check_open(self) -> None:
-        """Raise EngineUnavailableError where no request is taken."""
+        """Raise EngineUnavailableError if the server takes no requests."""
         if self.draining:
             raise EngineUnavailableError("this server is shutting down and takes no new requests")
         self.models.check_alive()
 
     def fleet_of(self, name: str | None) -> Fleet:
-        """Return the engines as ``Models.fleet_of``, where requests are taken. Raise EngineUnavailableError too."""
+        """Return the engines as ``Models.fleet_of`` does. Raise EngineUnavailableError if the server takes no
+        requests."""
         self.check_open()
         return self.models.fleet_of(name)
 
@@ -262,12 +266,12 @@ class Service:
         return status, body | (self._store_details() if status == 200 else {})
 
     def weight_version(self) -> str:
-        """Return the name that the last update gave the weights; empty for those of the start."""
+        """Return the name that the last update gave the weights; empty for the weights of the start."""
         return next((fleet.weight_version for _, fleet in self.models.fleets if fleet.weight_version), "")
 
     def _store_details(self) -> dict[str, str]:
-        """Return the fields of ``/health`` about the store. ``/health`` needs no key, so they have the kind of a fault,
-        and neither bucket nor address."""
+        """Return the fields of ``/health`` about the store. ``/health`` needs no key, so the fields name the kind of
+        fault, but neither bucket nor address."""
         faults = {
             stats.store.store.bucket_fault.partition(":")[0]
             for _, fleet in self.models.fleets

@@ -1,16 +1,16 @@
-"""From ``weft serve A B=path C.gguf`` to the models of a server: names, directories, needs, shares.
+"""The models that ``weft serve A B=path C.gguf`` names: names, directories, needs, shares.
 
-    NAME=path    the name that requests use; without one, that of the directory, the file or the hub
+    NAME=path    the name that requests use; default: the name of the directory, of the file or on the hub
     --memory     of all models together, weights and arenas; by default 80 % of the RAM that is free
     --lora       MODEL/NAME=path: an adapter belongs to one model
-    --store      each model has a directory of its own below it, so each can write
-    --pulled     models on this machine's disk, by the names they were pulled by, now and later
+    --store      each model gets its own directory below it, so that each can write
+    --pulled     models on this machine's disk, now and later, by the names of their pulls
 
 Wrong paths and names, and flags that several models cannot have, are errors before anything listens. A model whose
-config.json cannot be read is served all the same: its requests get the error, and nothing else does.
+config.json cannot be read is listed all the same: only requests for it get the error.
 
-Tokenizers are read here, before anything is served. Reading one stops every other thread of the process
-(``text.tokenizer``), and so it would stop the answers of other models if a load did it.
+Tokenizers are read here, before anything is served. Reading a tokenizer blocks every other thread of the process
+(``text.tokenizer``); during a later load it would block answers of other models.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ def named_model(text: str) -> tuple[str, str]:
 
 
 def check_together(engine: EngineConfig, server: ServerConfig) -> None:
-    """Raise ConfigError for flags that mean one model, and for those that need it to stay."""
+    """Raise ConfigError for flags that work only with one model, or with a model that stays loaded."""
     of_one = {
         "--served-model-name": (bool(server.served_model_name), "a model's name is NAME=MODEL"),
         "--revision": (engine.revision is not None, "it is a commit of one repository: pull the models first"),
         "--chat-template": (server.chat_template is not None, "put each one into its model's directory"),
-        "--ray": (server.ray is not None, "a machine that joins keeps one model"),
-        "--listen-engines": (server.listen_engines is not None, "a machine that joins keeps one model"),
-        "--kv-events-config": (server.kv_events_config is not None, "an address is that of one model"),
+        "--ray": (server.ray is not None, "a machine that joins serves one model"),
+        "--listen-engines": (server.listen_engines is not None, "a machine that joins serves one model"),
+        "--kv-events-config": (server.kv_events_config is not None, "an address publishes one model"),
         "--http-workers": (server.http_workers > 1, "one process loads and unloads them"),
     }
-    for flag, (given, why) in of_one.items():
-        if given:
+    for flag, (is_set, why) in of_one.items():
+        if is_set:
             raise ConfigError(
                 f"{flag} is not served with models that are loaded when they are asked for: {why}", param=flag
             )
@@ -81,7 +81,7 @@ def check_together(engine: EngineConfig, server: ServerConfig) -> None:
 
 
 def memory_of(engine: EngineConfig) -> int:
-    """Return the memory of all models together."""
+    """Return the memory for all models together, bytes."""
     if engine.memory is None:
         return int(free_ram_bytes() * MEMORY_SHARE)
     return parse_bytes(engine.memory, flag="--memory")
@@ -90,8 +90,8 @@ def memory_of(engine: EngineConfig) -> int:
 def read_sources(
     models: Sequence[str], engine: EngineConfig, server: ServerConfig, *, reads_weights: bool = True
 ) -> list[ModelSource]:
-    """Return the models of a server. ``reads_weights`` False: the engines are scripted ones, which need no checkpoint.
-    Raise ConfigError, CheckpointError."""
+    """Return the models of a server. ``reads_weights``: False for scripted engines, which need no checkpoint. Raise
+    ConfigError, CheckpointError."""
     check_together(engine, server)
     named = [named_model(text) for text in models]
     names = [name for name, _ in named]
@@ -101,8 +101,8 @@ def read_sources(
     adapters = _adapters_of(engine.lora, names)
     own = replace(engine, memory=None, lora_required=False)
     sources: list[ModelSource] = []
-    for at, (name, model) in enumerate(named):
-        config = _with_own_store(replace(own, model=model, lora=tuple(adapters[name])), at, names)
+    for index, (name, model) in enumerate(named):
+        config = _with_own_store(replace(own, model=model, lora=tuple(adapters[name])), index, names)
         directory = resolve_model(model, text_only=True) if reads_weights else Path(model)
         if engine.tp > 1 and reads_weights:
             from weft.assemble.ranks import check_divides
@@ -113,8 +113,8 @@ def read_sources(
 
 
 def read_pulled(engine: EngineConfig, server: ServerConfig, known: Sequence[ModelSource]) -> list[ModelSource]:
-    """Return those of the models on this machine's disk that are not ``known`` by name. They have no adapters, and no
-    store, since the stores of a server are shared out at its start."""
+    """Return the models on this machine's disk whose names are not ``known``. They have no adapters and no store, since
+    a server divides its stores at the start."""
     names = {source.name for source in known}
     own = replace(engine, memory=None, lora=(), store=None, store_cache=None, store_size=None)
     sources: list[ModelSource] = []
@@ -148,8 +148,8 @@ def _source(
 
 
 def _tokenizer(directory: Path, known: Sequence[Tokenizer]) -> tuple[Tokenizer, ...]:
-    """Return the tokenizer; models with the same files share one. Empty where it cannot be read: loading reports the
-    error."""
+    """Return the tokenizer; models with equal files share it. Return an empty tuple if it cannot be read: the load
+    reports the error."""
     try:
         return (Tokenizer.load(directory, known),)
     except CheckpointError:
@@ -157,7 +157,7 @@ def _tokenizer(directory: Path, known: Sequence[Tokenizer]) -> tuple[Tokenizer, 
 
 
 def _generation_defaults(directory: Path) -> Mapping[str, float | int]:
-    """Return the sampling that the checkpoint advises; empty where it cannot be read: loading reports the error."""
+    """Return the sampling that the checkpoint recommends; empty if it cannot be read: the load reports the error."""
     try:
         return read_generation_defaults(directory, {}).sampling()
     except CheckpointError:
@@ -165,22 +165,22 @@ def _generation_defaults(directory: Path) -> Mapping[str, float | int]:
 
 
 def _need(name: str, directory: Path, config: EngineConfig, replicas: int) -> ModelNeed:
-    """Return the memory that a model needs; of one that cannot be planned, the size of its files: loading reports the
-    error."""
+    """Return the memory that a model needs. For a model that cannot be planned, return the size of its files: the load
+    reports the error."""
     # A GPU keeps matrices as they are, whatever this machine's CPU can do.
     on_cpu = config.device == "cpu" or (config.device == "auto" and not visible_gpus())
     features = cpu_name_and_flags()[1] if on_cpu else frozenset()
-    asked = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features), coded_tiles=on_cpu and keeps_codes())
+    options = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features), coded_tiles=on_cpu and keeps_codes())
     try:
         read = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        return replace(need_of(name, read, asked), replicas=replicas)
+        return replace(need_of(name, read, options), replicas=replicas)
     except (CheckpointError, ConfigError, OSError, ValueError, KeyError, TypeError):
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
         return ModelNeed(name, size, replicas=replicas)
 
 
 def _adapters_of(entries: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return ``name=path`` of each model's own adapters. Raise ConfigError for one that belongs to none."""
+    """Return ``name=path`` of each model's own adapters. Raise ConfigError for an adapter that belongs to no model."""
     adapters: dict[str, list[str]] = {name: [] for name in names}
     for full, path in named_paths(entries).items():
         bases = [name for name in names if full.startswith(f"{name}/") and len(full) > len(name) + 1]
@@ -195,13 +195,13 @@ def _adapters_of(entries: Sequence[str], names: Sequence[str]) -> dict[str, list
     return adapters
 
 
-def _with_own_store(engine: EngineConfig, at: int, names: Sequence[str]) -> EngineConfig:
-    """Return the config with a store of its own: only one process writes to a store. ``--store-size`` is of all of
-    them."""
+def _with_own_store(engine: EngineConfig, index: int, names: Sequence[str]) -> EngineConfig:
+    """Return the config with a store of its own: only one process writes to a store. ``--store-size`` is the size of
+    all stores together."""
     if engine.store is None:
         return engine
     slugs = [re.sub(r"[^\w.-]+", "-", name).strip(".") or "model" for name in names]
-    slug = slugs[at] if slugs.count(slugs[at]) == 1 else f"{slugs[at]}-{at}"
+    slug = slugs[index] if slugs.count(slugs[index]) == 1 else f"{slugs[index]}-{index}"
     cache, size = engine.store_cache, engine.store_size
     own_bytes = None if size is None else parse_bytes(size, flag="--store-size") // len(names)
     if own_bytes is not None and own_bytes < STORE_BYTES_MIN:

@@ -4,10 +4,10 @@
                  |                            |
             tenant.admit                 tenant.spend
 
-A client that disconnects must stop costing. uvicorn reports the disconnect only to a task that waits in ``receive``.
-Both kinds of answer have such a task, which cancels them when the client leaves. The engine accepts a job before the
-status is sent, so a refusal has a status of its own, for streams too. After the headers are out an error can only be a
-line of the stream.
+A client that disconnects must not cost any more work. uvicorn reports the disconnect only to a task that waits in
+``receive``. Both kinds of answer have such a task, which cancels them when the client leaves. The engine accepts a job
+before the status is sent, so a refusal has a status of its own, for streams too. Once the headers are sent, an error
+can only be a line of the stream.
 """
 
 from __future__ import annotations
@@ -142,11 +142,11 @@ class LineStream(Response, ABC):
         return failure_lines(error)
 
     async def _close(self) -> None:
-        """Release what the lines hold."""
+        """Release the resources of the lines."""
 
 
 class EventStream(LineStream):
-    """A stream of what ``lines`` yields: complete SSE lines, or complete lines of JSON with that ``media_type``.
+    """A stream of the lines of ``lines``: complete SSE lines, or complete lines of JSON with that ``media_type``.
     ``lines`` is closed at the end."""
 
     def __init__(
@@ -256,7 +256,7 @@ async def lines_of(job: StreamedJob) -> AsyncGenerator[bytes, None]:
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, and wait until it is over. Drops its result or error."""
+    """Cancel a task, and wait until it has ended. Drop its result or error."""
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -290,7 +290,7 @@ class StreamedJob(Job, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The way from the bodies of an endpoint that generates to jobs."""
+    """The functions that make jobs from the bodies of an endpoint that generates."""
 
     body: type[Any]
     unserved: Unserved
@@ -298,15 +298,15 @@ class Way:
 
 
 async def prepared(job: Job) -> Job:
-    """Return ``job``, which was prepared before."""
+    """Return ``job``, for callers of ``answer_job`` that have prepared it."""
     return job
 
 
 async def answer_job(
     request: Request, making: Awaitable[Job], *, stream: bool, keep_alive_s: float, media_type: str = EVENTS
 ) -> Response:
-    """Answer a request. ``making`` waits in lines for templates and pictures, and leaves them with its client. Raise
-    its refusals, by itself or by the engine."""
+    """Answer a request. ``making`` may wait in the queues of templates and pictures; it is cancelled if the client
+    leaves. Raise the refusals of ``making`` and of the engine."""
     tenant = tenant_of(request)
     trace: RequestTrace = request.scope["state"]["trace"]
 
@@ -339,7 +339,8 @@ async def answer_job(
 
 async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
     """Return the body. Raise WrongMediaTypeError; ClientGoneError if the client left; the refusals of ``BodyChecker``.
-    ``connection`` bounds the size. ``undeclared``: JSON may come under another name, as ``curl -d`` sends it."""
+    ``connection`` bounds the size. ``undeclared``: whether another content type is accepted, as ``curl -d`` sends
+    one."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = undeclared or media_type == "application/json" or media_type.endswith("+json")
     if not is_json and _has_body(request):
@@ -382,13 +383,13 @@ def tenant_of(request: Request) -> Tenant | None:
 
 
 def salt_of(request: Request, salt: str | None) -> str | None:
-    """Return the cache salt of a request that brings ``salt``."""
+    """Return the cache salt of a request whose body has ``salt``."""
     tenant = tenant_of(request)
     return salt if tenant is None else tenant.salt(salt)
 
 
 def owner_of(request: Request) -> str:
-    """Return the owner of the objects that the request stores; all requests to a server without keys have one owner."""
+    """Return the owner of the objects that the request stores; without API keys all requests have the same owner."""
     tenant = tenant_of(request)
     return "" if tenant is None else tenant.owner
 
@@ -396,16 +397,16 @@ def owner_of(request: Request) -> str:
 def page_of(listed: Sequence[Any], request: Request, id_of: Callable[[Any], str]) -> dict[str, Any]:
     """Return the part of ``listed`` that ``after`` and ``limit`` in the query ask for. Raise RequestError."""
     query = request.query_params
-    given = query.get("limit", str(PAGE_DEFAULT))
-    limit = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0
+    limit_text = query.get("limit", str(PAGE_DEFAULT))
+    limit = int(limit_text) if limit_text.isascii() and limit_text.isdigit() and len(limit_text) < 10 else 0
     if not 1 <= limit <= PAGE_MAX:
-        raise RequestError(f"limit is {given[:20]!r}; it must be at least 1 and at most {PAGE_MAX}", param="limit")
-    ids = [id_of(one) for one in listed]
+        raise RequestError(f"limit is {limit_text[:20]!r}; it must be at least 1 and at most {PAGE_MAX}", param="limit")
+    ids = [id_of(item) for item in listed]
     after = query.get("after")
     begin = 0
     if after is not None:
         if after not in ids:
-            raise RequestError(f"after is {after[:100]!r}, which is none of the listed ids", param="after")
+            raise RequestError(f"after is {after[:100]!r}, which is not one of the listed ids", param="after")
         begin = ids.index(after) + 1
     end = min(begin + limit, len(ids))
     return {

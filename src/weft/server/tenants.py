@@ -6,9 +6,9 @@
                 buckets:   requests, tokens              limits.key_requests_per_minute, key_tokens_per_minute
                 in flight: bytes of bodies               limits.key_mb_in_flight
 
-With ``--tenant-by-key`` requests of two keys never share a cached prefix (law L10); a ``cache_salt``
-parts the prefixes of one key. A bucket holds one minute of its rate and refills all the time. Tokens are
-known when a request has ended, so a bucket may go below zero; the next request then waits (law L11).
+With ``--tenant-by-key`` requests of two keys never share a cached prefix (law L10); a ``cache_salt`` separates prefixes
+of one key further. A bucket holds one minute of its rate and refills all the time. Tokens are known when a request has
+ended, so a bucket may go below zero; the next request then waits (law L11).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Bucket:
 
 
 class Tenant:
-    """One API key. ``name``: for logs, by its place among the keys of the server."""
+    """One API key. ``name``: for logs, made from the key's position among the keys of the server."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class Tenant:
 
     @property
     def owner(self) -> str:
-        """Name of this key on disk; nothing leads from it to the key or to its salt."""
+        """Name of this key on disk; neither the key nor its salt can be derived from it."""
         return hashlib.sha256(b"owner" + self._digest).hexdigest()
 
     def salt(self, salt: str | None) -> str | None:
-        """Return the cache salt of a request that brings ``salt``."""
+        """Return the cache salt of a request whose body has ``salt``."""
         if not self._salts_its_own:
             return salt
         return hashlib.sha256(self._digest + (salt or "").encode("utf-8", "surrogatepass")).hexdigest()
@@ -168,10 +168,10 @@ class Keys:
 
     def tenant_of(self, owner: str) -> Tenant | None:
         """Return the key that ``Tenant.owner`` names; None if the server no longer has it."""
-        return next((one for one in (*self._tenants, *self._operators) if one.owner == owner), None)
+        return next((tenant for tenant in (*self._tenants, *self._operators) if tenant.owner == owner), None)
 
     def match(self, key: str) -> tuple[Tenant | None, bool]:
-        """Return the tenant of a key, None if it is unknown; and whether it is an operator's."""
+        """Return the tenant of a key (None if the key is unknown) and whether it is an operator key."""
         digest = _digest(key)
         clients = [hmac.compare_digest(digest, known) for known in self._clients]
         operators = [hmac.compare_digest(digest, known) for known in self._operator_digests]

@@ -2,7 +2,7 @@
 
 a long text --spending--> a thread --> tokens
                                   |
-     too much alone: 413; too much beside others, or beyond the share of its key: 503
+     too large by itself: 413; too large with other texts, or beyond the share of its key: 503
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class TextTooLongError(RequestError):
 
 
 class TokenizeBudget:
-    """Characters, and bytes of memory for them, that are tokenized at once, over all requests (law L11): it takes a
-    second of a core for each megabyte, and the engine needs the cores. Short texts are not counted. The requests of one
-    API key have half of it, so that another key always finds room."""
+    """Bounds on the characters, and on the memory for them, that are tokenized at once, over all requests (law L11): a
+    megabyte takes a second of a core, and the engine needs the cores. Short texts are not counted. The requests of one
+    API key may use half of the budget, so that another key always finds room."""
 
     def __init__(self, chars: int, memory_bytes: int) -> None:
         self._limits = {
@@ -67,9 +67,9 @@ class TokenizeBudget:
         own = self._spent[flag, key]
         spent = sum(count for (of, _), count in self._spent.items() if of == flag)
         if spent + need > limit or own + need > own_limit:
-            held, limit = (spent, limit) if spent + need > limit else (own, own_limit)
+            waiting, limit = (spent, limit) if spent + need > limit else (own, own_limit)
             raise QueueFullError(
-                f"texts with {held} {unit} are being tokenized, and this one has {need}; the limit is {limit} "
+                f"texts with {waiting} {unit} are being tokenized, and this one has {need}; the limit is {limit} "
                 f"({flag}). Try again later",
                 param=flag,
                 code="queue_full",

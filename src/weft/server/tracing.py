@@ -3,11 +3,11 @@
     received        tokenized      first step       first token            last token
        |--- prepare ---|---- queue ----|--- prefill ----|------ decode ---------|
 
-The readings are those of the metrics. Attributes have the names of OpenTelemetry's conventions for generative
-AI, and no span has text of a prompt or an answer. The span joins the trace of a ``traceparent``.
+Times are the same as in the metrics. Attributes have the names of OpenTelemetry's conventions for generative AI, and no
+span has text of a prompt or an answer. The span joins the trace of a ``traceparent``.
 
-A request pays for building its spans and never waits: a thread of the SDK sends them, and a full queue drops
-the oldest (law L11). The SDK also reads the ``OTEL_*`` variables of the environment.
+A request builds its spans but never waits for them: a thread of the SDK sends them, and a full queue drops the oldest
+spans (law L11). The SDK also reads the ``OTEL_*`` variables of the environment.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ OPERATIONS: Mapping[str, str] = {
 }
 """Operations by path, in the words of the conventions. Only these paths have spans."""
 OTHER_ROUTE = "other"
-"""Route of a request that no endpoint answers: a path of a client's own would be a series of metrics of its own."""
+"""Route of a request that no endpoint answers: with the path, every client could add series of metrics."""
 _TRACES_PATH = "/v1/traces"
 _TRACE_STATE_CHARS = 512
 """Most characters of ``tracestate``; a longer one is left out."""
 _LAST_BATCH_S = 2.0
-"""Seconds that the end of the server waits for a collector."""
+"""Seconds that a stopping server waits for the collector."""
 _SERVER_ERROR = 500
 
 
@@ -57,7 +57,7 @@ class GenerationOutcome:
     first_s: float | None
     last_s: float
     parameters: Mapping[str, Any]
-    """gen_ai.request.* by the last part of the name."""
+    """Attributes ``gen_ai.request.*``, by the last part of the name."""
     adapter: str | None
     input_tokens: int
     cached_tokens: int
@@ -92,7 +92,7 @@ class RequestTrace:
 
     @property
     def operation(self) -> str | None:
-        """Operation of the conventions; None: the request has no span."""
+        """Name of the operation in the conventions; None: the request has no span."""
         return OPERATIONS.get(self.path) if self.method == "POST" else None
 
     def ns(self, reading_s: float) -> int:
@@ -116,7 +116,7 @@ class RequestTracer:
 
         version = weft_version()
         resource = Resource.create({"service.version": version})
-        # The SDK's own name for a service that no variable names.
+        # The SDK's default name if no variable sets one.
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "weft"}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -171,7 +171,7 @@ class RequestTracer:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raise ConfigError: not a URL of HTTP, or the packages are missing."""
+    """Raise ConfigError for a value that is not an HTTP URL, and if packages are missing."""
     flag = "--otlp-endpoint"
     try:
         url = urllib.parse.urlsplit(endpoint)

@@ -1,10 +1,10 @@
-"""Prompts beyond a length: cut where the request asks for it, refused where a name or an option bounds them.
+"""Prompts beyond a length: cut if the request asks for it, refused if a created name or an option sets a limit.
 
     truncate_prompt_tokens --tokens_after_cut--> how much of a long text has to be tokenized
                            --truncated---------> the prompt in tokens, cut
     num_ctx                --check_context-----> ContextLengthError
 
-``num_ctx`` is that of a created name, or of Ollama's options.
+``num_ctx`` comes from a created name, or from Ollama's options.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from weft.text.prompt import Prompt
 TO_THE_CONTEXT = -1
 
 
-def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) -> None:
-    """Raise ContextLengthError for a prompt that is not below the context of a created name or ``asked``:
-    options.num_ctx of the request, which replaces that of a created name."""
-    limit = asked if asked is not None or model.preset is None else model.preset.context_max
+def check_context(model: ServedModel, prompt: Prompt, num_ctx: int | None = None) -> None:
+    """Raise ContextLengthError for a prompt that reaches the limit: ``num_ctx`` of the request's options, else of the
+    created name."""
+    limit = num_ctx if num_ctx is not None or model.preset is None else model.preset.context_max
     if limit is not None and len(prompt.tokens) >= limit:
-        where = f"the name {model.name} has" if asked is None else "options.num_ctx is"
+        where = f"the name {model.name} has" if num_ctx is None else "options.num_ctx is"
         raise ContextLengthError(
             f"the maximum context length is {limit} tokens; the prompt has {len(prompt.tokens)} tokens and {where} "
-            f"{'num_ctx ' if asked is None else ''}{limit}; this server drops no part of a prompt: raise num_ctx or "
+            f"{'num_ctx ' if num_ctx is None else ''}{limit}; this server drops no part of a prompt: raise num_ctx or "
             "leave it out",
             param="options.num_ctx",
             tokens=len(prompt.tokens),
@@ -34,7 +34,7 @@ def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) 
 
 
 def checked_count(count: int | None) -> int | None:
-    """Return ``truncate_prompt_tokens``. Raise RequestError for a count that it cannot be."""
+    """Return ``truncate_prompt_tokens``. Raise RequestError for an invalid count."""
     if count is not None and count != TO_THE_CONTEXT and count < 1:
         raise RequestError(
             f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for the room of the context",
@@ -80,12 +80,12 @@ def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answ
         return Prompt(
             prompt.tokens[:limit],
             None,
-            [at for at in prompt.boundaries if at <= limit],
-            [at for at in prompt.marks if at <= limit],
+            [position for position in prompt.boundaries if position <= limit],
+            [position for position in prompt.marks if position <= limit],
         )
     return Prompt(
         prompt.tokens[excess:],
         None,
-        [at - excess for at in prompt.boundaries if at > excess],
-        [at - excess for at in prompt.marks if at > excess],
+        [position - excess for position in prompt.boundaries if position > excess],
+        [position - excess for position in prompt.marks if position > excess],
     )

@@ -2,13 +2,13 @@
 
     POST /pause            no engine computes a step; requests are accepted and wait
     POST /update_weights   other weights of the same shapes, from a directory that the engines can read
-    POST /resume           on with what waits
+    POST /resume           computes waiting requests
     GET  /is_paused
 
     POST /reset_prefix_cache    /v1/cache/flush under vLLM's name
 
-Fields go in the query or in a JSON body. ``weight_version`` is a name that the caller gives: /health, /metrics,
-the header X-Weft-Weight-Version and the usage of answers say it from then on.
+Fields go in the query or in a JSON body. ``weight_version`` is a name that the caller gives: /health, /metrics, the
+header X-Weft-Weight-Version and the usage of answers show it from then on.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MODES = ("keep", "wait", "abort")
 
 
 class PauseBody(msgspec.Struct, frozen=True):
-    """The body of /pause. ``mode``: treatment of running requests: keep, wait or abort. ``timeout``: seconds that wait
-    waits. ``clear_cache``: the prefix cache is emptied as well."""
+    """The body of /pause. ``mode``: treatment of running requests: keep, wait or abort. ``timeout``: longest wait of
+    the mode wait, seconds. ``clear_cache``: whether the prefix cache is emptied too."""
 
     mode: str = "keep"
     timeout: float = WAIT_S
@@ -75,7 +75,7 @@ class ResetAnswer(msgspec.Struct):
 
 
 class PauseRequest(msgspec.Struct, frozen=True):
-    """A call that passed the checks. ``directory``: of the new weights, if it brings some."""
+    """A checked call. ``directory``: of new weights, if the call has any."""
 
     mode: PauseMode
     timeout_s: float
@@ -85,7 +85,7 @@ class PauseRequest(msgspec.Struct, frozen=True):
 
 
 def read_pause(query: QueryParams, raw: bytes) -> PauseRequest:
-    """Return the call; the query wins over the body. Raise RequestError naming the field."""
+    """Return the call; the query overrides the body. Raise RequestError that names the field."""
     body = parse_body(raw, PauseBody) if raw.strip() else PauseBody()
     flag = query.get("clear_cache", str(body.clear_cache)).lower()
     if flag not in ("true", "false", "1", "0"):
@@ -94,7 +94,7 @@ def read_pause(query: QueryParams, raw: bytes) -> PauseRequest:
 
 
 def read_update(query: QueryParams, raw: bytes) -> PauseRequest:
-    """Return the call; the query wins over the body. Raise RequestError naming the field."""
+    """Return the call; the query overrides the body. Raise RequestError that names the field."""
     body = parse_body(raw, UpdateWeightsBody) if raw.strip() else UpdateWeightsBody()
     if body.update_info is not None:
         raise RequestError(

@@ -22,12 +22,13 @@ has a row for each token, ``_S..`` a state for each slot. Its laws, for all such
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import cached_property, update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
@@ -44,6 +45,26 @@ class Unfit(Enum):
 
 
 UNFIT = Unfit.UNFIT
+
+
+class Check(Protocol):
+    """A call of an op's Triton form, with a look at its results (``weft.tensor.gpu.self_check``)."""
+
+    def __call__(self, op: Op[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
+_check: Check | None = None
+
+
+@contextlib.contextmanager
+def checked(check: Check) -> Iterator[None]:
+    """Inside, ``check`` calls the Triton forms of all ops."""
+    global _check
+    _check = check
+    try:
+        yield
+    finally:
+        _check = None
 
 
 class Op(Generic[P, R]):
@@ -68,7 +89,7 @@ class Op(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         # Triton's module is imported by the first call that may need it.
         if self._kernels is not None and _reached(args):
-            out = self.triton(*args, **kwargs)
+            out = self._by_triton(args, kwargs)
             if out is not UNFIT:
                 return out
         if self.native is not None:
@@ -76,6 +97,11 @@ class Op(Generic[P, R]):
             if out is not UNFIT:
                 return out
         return self.torch(*args, **kwargs)
+
+    def _by_triton(self, args: Any, kwargs: Any) -> R | Unfit:
+        if _check is None:
+            return self.triton(*args, **kwargs)
+        return cast("R | Unfit", _check(self, args, kwargs))
 
 
 class RecurrentOp(Op[P, R]):
@@ -100,7 +126,7 @@ class RecurrentOp(Op[P, R]):
         if _reached(args):
             # A kernel that writes every slot runs inside this context, which restores the states of verify runs.
             with restored(state, runs):
-                out = self.triton(*args, **kwargs)
+                out = self._by_triton(args, kwargs)
             if out is not UNFIT:
                 return out
         if self.native is not None:

@@ -1,31 +1,30 @@
 """A conversation in an order and in forms that its chat template takes.
 
-    turns --arranged(turns, takes)--> turns that the template writes whole
+    turns --arranged(turns, takes)--> turns that the template writes completely
 
-Templates differ in the forms that they refuse and, worse, in those that they leave out without an error: a system
-message after a turn, two messages of one role in a row, a result of a tool, arguments that are not an object. Clients
-send all of them. Trial conversations with words of no language find out which forms a template takes
-(``TemplateTakes``): it takes a form if its text has each word, in order. A form is tried when a conversation first has
-it, and the result depends only on the template. So a message is written the same way in each request of a conversation,
-and the cached prefix stays.
+Templates refuse some forms of messages and, worse, leave others out without an error: a system message after a turn,
+two messages of one role in a row, a result of a tool, arguments that are not an object. Clients send all of them. Trial
+conversations with words of no language find out which forms a template takes (``TemplateTakes``): it takes a form if
+its text has each word, in order. A form is tried when a conversation first has it, and the result depends only on the
+template. So a message is written the same way in each request of a conversation, and the cached prefix stays valid.
 
 The rules, each applied only where the template does not take the message as it was sent:
 
     system messages at the beginning      one message, joined by an empty line
     a system message to a template
         without a system role             the beginning of the user's message that follows
-    a system message behind a turn        a message of the user in the same place
+    a system message after a turn         a message of the user in the same place
     a result of a tool                    a message of the role "observation" (GLM 4), else of the user
     messages of one role in a row         one message, joined by an empty line
     an answer without a question          an empty message of the user before it
-    a question behind a call or result    an empty answer before it
-    several calls in one answer           an answer for each call, with its result behind it
+    a question after a call or result     an empty answer before it
+    several calls in one answer           an answer for each call, followed by its result
     a result without a call               as a result of a tool
     an empty answer                       a space
-    system messages alone                 a message of the user
+    only system messages                  a message of the user
     arguments of a call                   an object, or JSON text to a template that prints them
     ids of calls                          nine letters and digits
-    a call that is left out               the text in which the model writes it, behind its answer's content
+    a call that is left out               the text in which the model writes it, after its answer's content
 
 A template may still refuse a combination that no trial has. ``STRICTEST`` applies every rule: it is the last attempt.
 """
@@ -55,7 +54,7 @@ _OPEN_ARGUMENTS = "arguments"
 
 
 class Takes(Protocol):
-    """The forms of messages that a template takes."""
+    """Interface to the forms of messages that a template takes."""
 
     def system(self, role: str) -> bool: ...
     def several_systems(self, role: str) -> bool: ...
@@ -113,7 +112,7 @@ class TemplateTakes:
         return self._tried(("answer",), _said("assistant", 0), _said("user", 1))
 
     def question_behind(self, role: str) -> bool:
-        """Return whether a question may follow a result ("tool"), or calls without one ("assistant")."""
+        """Return whether a question may follow a result ("tool"), or calls without a result ("assistant")."""
         result = (_said("tool", 1),) if role == "tool" else ()
         return self._tried(("behind", role), *_called(), *result, _said("user", 2), words=_WORDS[2:])
 
@@ -133,14 +132,14 @@ class TemplateTakes:
         return self._tried(("empty",), _said("user", 0), answer, _said("user", 1), words=_WORDS[:2])
 
     def object_arguments(self) -> bool:
-        """Return whether arguments of calls are written from objects: False only for a template that writes JSON text
-        as it is, and an object in Python's form or not at all."""
+        """Return whether the template takes arguments of calls as objects. False only if it prints JSON text as it is,
+        and an object in Python's form or not at all."""
         key = ("arguments",)
         if key not in self._known:
-            given = {_WORDS[0]: _WORDS[1]}
-            text = json.dumps(given)
-            shown = self._written([*_called(given), _said("tool", 2)])
-            if _WORDS[0] in shown and _WORDS[1] in shown and str(given) not in shown:
+            arguments = {_WORDS[0]: _WORDS[1]}
+            text = json.dumps(arguments)
+            shown = self._written([*_called(arguments), _said("tool", 2)])
+            if _WORDS[0] in shown and _WORDS[1] in shown and str(arguments) not in shown:
                 self._known[key] = True
             else:
                 self._known[key] = text not in self._written([*_called(text), _said("tool", 2)])
@@ -154,13 +153,13 @@ class TemplateTakes:
         return self._known[key]
 
     def calls(self) -> bool:
-        """Return whether anything of a past call is written, with tools or without. A result may show the name and the
-        id of its call."""
+        """Return whether the template writes anything of a past call, with tools or without. (A result may show name
+        and id of its call.)"""
         key = ("calls",)
         if key not in self._known:
-            given = {_WORDS[0]: _WORDS[1]}
+            arguments = {_WORDS[0]: _WORDS[1]}
             turns = [
-                *_called(given if self.object_arguments() else json.dumps(given), name=_WORDS[2]),
+                *_called(arguments if self.object_arguments() else json.dumps(arguments), name=_WORDS[2]),
                 _said("tool", 0),
             ]
             turns[0] = {"role": "user", "content": "?"}
@@ -184,8 +183,8 @@ class TemplateTakes:
         return self._known[key]
 
     def _tried(self, key: tuple[str, ...], *turns: Turn, words: Sequence[str] | None = None) -> bool:
-        """Return whether the template writes all of ``turns``; true where it does not even write a question, as nothing
-        is gained by another form then."""
+        """Return whether the template writes all of ``turns``. Return True if it does not even write a question: then
+        no other form would help."""
         if key not in self._known:
             wanted = _WORDS[: min(len(turns), len(_WORDS))] if words is None else words
             self._known[key] = _in_order(wanted, self._written(list(turns))) or not self._writes_questions()
@@ -239,7 +238,7 @@ STRICTEST: Takes = _Nothing()
 
 
 def arranged(turns: list[Turn], takes: Takes) -> list[Turn]:
-    """Return ``turns`` changed by the rules at the head of this file."""
+    """Return ``turns``, changed by the rules in the module's docstring."""
     if any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
         turns = _with_results(_with_calls(turns, takes), takes)
     turns = _with_system(turns, takes)
@@ -249,7 +248,7 @@ def arranged(turns: list[Turn], takes: Takes) -> list[Turn]:
 
 
 def with_spoken_calls(turns: list[Turn], row: ToolFormat | None) -> list[Turn]:
-    """Return ``turns`` with past calls as texts, in the format ``row``: for a template that leaves calls out."""
+    """Return ``turns`` with past calls as texts in the format ``row``, for a template that leaves calls out."""
     return [_spoken(turn, row) if turn.get("tool_calls") else turn for turn in turns]
 
 
@@ -261,7 +260,7 @@ def _spoken(turn: Turn, row: ToolFormat | None) -> Turn:
 
 
 def _with_system(turns: list[Turn], takes: Takes) -> list[Turn]:
-    leading = next((at for at, turn in enumerate(turns) if turn["role"] not in SYSTEM_ROLES), len(turns))
+    leading = next((index for index, turn in enumerate(turns) if turn["role"] not in SYSTEM_ROLES), len(turns))
     first, rest = turns[:leading], turns[leading:]
     if len(first) > 1 and not all(takes.several_systems(role) for role in {turn["role"] for turn in first}):
         first = [_merged(first)]
@@ -306,19 +305,19 @@ def _retold(result: Turn, takes: Takes) -> Turn:
 
 def _one_call_each(turns: list[Turn]) -> list[Turn]:
     out: list[Turn] = []
-    at = 0
-    while at < len(turns):
-        turn, at = turns[at], at + 1
+    position = 0
+    while position < len(turns):
+        turn, position = turns[position], position + 1
         calls = turn.get("tool_calls") or []
         if len(calls) < 2:
             out.append(turn)
             continue
-        end = next((end for end in range(at, len(turns)) if turns[end]["role"] != "tool"), len(turns))
-        results, at = turns[at:end], end
+        end = next((end for end in range(position, len(turns)) if turns[end]["role"] != "tool"), len(turns))
+        results, position = turns[position:end], end
         for call in calls:
             out.append({**turn, "tool_calls": [call]})
             turn = {"role": "assistant", "content": ""}
-            own = next((one for one in results if one.get("tool_call_id") in (None, call.get("id"))), None)
+            own = next((result for result in results if result.get("tool_call_id") in (None, call.get("id"))), None)
             if own is not None:
                 results.remove(own)
                 out.append(own)
@@ -327,7 +326,7 @@ def _one_call_each(turns: list[Turn]) -> list[Turn]:
 
 
 def _with_question(turns: list[Turn], takes: Takes) -> list[Turn]:
-    leading = next((at for at, turn in enumerate(turns) if turn["role"] not in SYSTEM_ROLES), len(turns))
+    leading = next((index for index, turn in enumerate(turns) if turn["role"] not in SYSTEM_ROLES), len(turns))
     if leading == len(turns):
         return [_as_user(turn, takes.system_alone) for turn in turns]
     if turns[leading]["role"] == "user" or takes.answer_first():
@@ -407,23 +406,23 @@ def _short_id(call_id: str) -> str:
     return base64.b32encode(hashlib.sha256(call_id.encode()).digest()).decode()[:_SHORT_ID_CHARS].lower()
 
 
-def argument_object(given: Any) -> dict[str, Any]:
+def argument_object(arguments: Any) -> dict[str, Any]:
     """Return the arguments of a past call as the object that templates walk. No arguments are an empty object. Text
     that is not an object, such as that of a call that ``max_tokens`` cut, becomes the one parameter ``arguments``.
     Raise RequestError for JSON that is nested too deeply."""
-    if isinstance(given, dict):
-        return given
-    if given is None or (isinstance(given, str) and not given.strip()):
+    if isinstance(arguments, dict):
+        return arguments
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     try:
-        value = json.loads(given) if isinstance(given, str) else given
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
-        value = given
+        value = arguments
     except RecursionError:
         raise RequestError("the arguments of a tool call are nested too deeply", param="messages") from None
     if value is None:
         return {}
-    return value if isinstance(value, dict) else {_OPEN_ARGUMENTS: given}
+    return value if isinstance(value, dict) else {_OPEN_ARGUMENTS: arguments}
 
 
 def _said(role: str, word: int) -> Turn:
@@ -449,9 +448,9 @@ def _called_turns(call_id: str) -> list[Turn]:
 
 
 def _in_order(words: Sequence[str], text: str) -> bool:
-    at = 0
+    position = 0
     for word in words:
-        at = text.find(word, at)
-        if at < 0:
+        position = text.find(word, position)
+        if position < 0:
             return False
     return True

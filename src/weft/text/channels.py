@@ -14,8 +14,8 @@ The prompt ends with the beginning of a header, or inside a message that the ans
 of gpt-oss decides before its channel: models call functions from any channel, and write ``to=`` before or after it. A
 header that never ends is text, and so is an answer that begins in another way.
 
-A call is given out when its arguments are a complete object; a long one as it comes (``CallGate``). Anything else is
-text. Where no tools are offered, a call's arguments are text.
+A call is emitted when its arguments are a complete object; a long call is emitted as it comes (``CallGate``). Anything
+else is text. If the request offers no tools, a call's arguments are text.
 
 Sources: OpenAI's guide to the harmony response format; the chat template of Inkling.
 """
@@ -41,7 +41,8 @@ class ChannelFormat:
     """A format of messages. ``bodies``: the markers between a header and its body. ``ends``: markers that end a body;
     the ``openers`` among them begin the next header, for a model that forgot an end. ``starts``: beginnings of an
     answer that is messages. ``turn``: the text before each later message. ``thought``, ``said`` and ``answer``: headers
-    that a grammar writes. ``has_named_calls``: a call's body has its name."""
+    of reasoning, text and the final message, as a grammar writes them. ``has_named_calls``: a call's body has its
+    name."""
 
     name: str
     turn: str
@@ -61,7 +62,7 @@ class ChannelFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Markers that may be tokens, which stay in the text for the reader."""
+        """Markers that may be tokens; they stay in the text for the reader."""
         return tuple(dict.fromkeys((*self.bodies, *self.ends, *self.openers, *self.others)))
 
     def kind(self, header: str, body: str) -> str:
@@ -110,17 +111,17 @@ FORMATS = (
 
 
 def channel_format(name: str) -> ChannelFormat | None:
-    """Return the format that both parsers call ``name``, None where its answers are not messages."""
+    """Return the format that both parsers call ``name``; None if its answers are not messages."""
     return next((row for row in FORMATS if row.name == name), None)
 
 
 def open_header(row: ChannelFormat, prompt: str) -> str | None:
-    """Return the header, with its last marker, of the message that ``prompt`` ends in; None where the answer
-    writes it."""
-    at, turn = prompt.rfind(row.openers[0]), row.openers[0]
-    if at < 0:
+    """Return the header, with its last marker, of the message in which ``prompt`` ends; None if the answer writes the
+    header."""
+    start, turn = prompt.rfind(row.openers[0]), row.openers[0]
+    if start < 0:
         return None
-    header = prompt[at + len(turn) :]
+    header = prompt[start + len(turn) :]
     match = first_marker(header, row.bodies)
     if match is None:
         return None
@@ -138,9 +139,9 @@ class Thought:
 
 
 class MessageReader:
-    """A reader of one answer. ``header``: as ``open_header``. ``takes_calls``: tools are offered. ``single``: only the
-    first call counts. ``thinks``: reasoning is told apart; if false it is text. ``eager``, ``is_sure``: as for
-    ``ToolCallReader``."""
+    """A reader of one answer. ``header``: see ``open_header``. ``takes_calls``: whether the request offers tools.
+    ``single``: only the first call counts. ``thinks``: whether reasoning is separated; if false it is text. ``eager``,
+    ``is_sure``: as for ``ToolCallReader``."""
 
     def __init__(
         self,
@@ -158,12 +159,12 @@ class MessageReader:
         self._gate = CallGate(math.inf if not eager else -1 if is_sure else HELD_CHARS)
         self._held = ""
         self.kind = "before"
-        """before: nothing is known yet; header; reasoning, text, call or skipped."""
+        """Kind of the current part: before (not known yet), header, reasoning, text, call or skipped."""
         self.has_thought = False
         """Whether reasoning came with the current piece."""
         self._name, self._arguments, self._call_count = "", "", 0
         self._scanner: ObjectScanner | None = None
-        """Scanner of the current call's arguments, and how much of them was given out."""
+        """Scanner of the current call's arguments, and the number of characters that were emitted."""
         self._given = 0
         self._parts: list[Thought | str | CallDelta] = []
         self._has_said = False
@@ -183,7 +184,7 @@ class MessageReader:
         return self._take()
 
     def finish(self, *, is_cut: bool) -> list[Thought | str | CallDelta]:
-        """End the answer: held-back text becomes the part that it looked like."""
+        """End the answer, and emit held-back text as the kind of part that it is in."""
         if self.kind == "before" or (self.kind == "header" and not self._has_said):
             self.kind = "text"
         self._say(self._held)
@@ -209,9 +210,9 @@ class MessageReader:
         if self.kind == "header":
             match = first_marker(self._held, row.bodies)
             if match is not None:
-                at, marker = match
-                self._begin(self._held[:at], marker)
-                self._held = self._held[at + len(marker) :]
+                position, marker = match
+                self._begin(self._held[:position], marker)
+                self._held = self._held[position + len(marker) :]
             return match is not None
         match = first_marker(self._held, row.ends)
         if match is None:
@@ -219,15 +220,15 @@ class MessageReader:
             self._say(self._held[:safe])
             self._held = self._held[safe:]
             return False
-        at, marker = match
-        self._say(self._held[:at])
+        position, marker = match
+        self._say(self._held[:position])
         self._end_call(is_whole=True)
-        self._held = self._held[at + (0 if marker == _CHANNEL_MARK else len(marker)) :]
+        self._held = self._held[position + (0 if marker == _CHANNEL_MARK else len(marker)) :]
         self.kind = "header"
         return True
 
     def _may_be_name(self, text: str) -> bool:
-        """Return the name of a call before its marker, where the prompt has the beginning of the header."""
+        """Return whether ``text`` may be the name of a call, in a header that the prompt has begun."""
         match = _BARE_HEADER.match(text)
         rest = text[match.end() :] if match else text
         if rest.startswith(_INVOKE):
@@ -250,9 +251,9 @@ class MessageReader:
             self.kind = "text"
 
     def _give_call(self, delta: CallDelta) -> None:
-        given = self._gate.push(delta)
-        if given is not None:
-            self._give(given)
+        ready = self._gate.push(delta)
+        if ready is not None:
+            self._give(ready)
 
     def _give(self, part: Thought | str | CallDelta) -> None:
         self._has_said = True
@@ -271,7 +272,7 @@ class MessageReader:
                 self._give_arguments()
 
     def _give_arguments(self) -> None:
-        """Give out more of an object, its line ends in texts escaped."""
+        """Emit more of an object, with line ends in its strings escaped."""
         text = self._arguments
         if self._scanner is None and text.lstrip().startswith("{"):
             start = len(text) - len(text.lstrip())
@@ -284,7 +285,7 @@ class MessageReader:
             self._given = len(self._scanner.escaped)
 
     def _is_complete(self, arguments: str) -> bool:
-        """Return whether the arguments are an object, with brackets too many after it at most, or without its last
+        """Return whether the arguments are an object, perhaps with surplus brackets after it or without its last
         brace."""
         scanner = self._scanner
         if scanner is None:
@@ -296,7 +297,7 @@ class MessageReader:
         return is_object(self._arguments[scanner.start : end]) and not self._arguments[end:].strip(" \n\t\r}]")
 
     def _end_call(self, *, is_whole: bool) -> None:
-        """End the current call. ``is_whole``: its end marker came, or the model stopped after it."""
+        """End the current call. ``is_whole``: the end marker came, or the model stopped after the call."""
         if self.kind != "call":
             return
         self.kind = "header"
@@ -317,7 +318,7 @@ class MessageReader:
 
 
 def _object_of(arguments: str) -> dict[str, Any] | None:
-    """Return the object of no arguments at all, or the only item of a list; None where there is none."""
+    """Return an empty object for no arguments, or the only item of a list; None for anything else."""
     try:
         value = parse_json(arguments or "{}")
     except ValueError:
@@ -338,7 +339,7 @@ def channel_grammar(
     budget: int | None = None,
 ) -> Grammar:
     """Return the grammar of an answer of messages: reasoning, then ``calls`` or a final message that is ``answer``.
-    ``free``: or messages of any channel, whose calls are ``calls``. ``begun``: the prompt ends inside the final
+    ``free``: also allow messages of any channel, whose calls are ``calls``. ``begun``: the prompt ends inside the final
     message. ``budget``: most tokens of the reasoning, which is then at most one message."""
     named, choices, field = [], [], BUDGET_FIELD
     for name, grammar, header in (("calls", calls, ""), ("answer", answer, row.answer)):
@@ -357,7 +358,7 @@ def channel_grammar(
     def messages(headers: tuple[str, ...], body: str) -> str:
         return " | ".join(f"{literal(header, token_of)} {body}" for header in dict.fromkeys(headers))
 
-    # Free text has no marker that is a token; another marker could be a part of it, but not as its suffix.
+    # Free text cannot contain a marker that is a token. Any other marker may occur in it, but not as its suffix.
     end = row.end
     body = "TEXT " + literal(end, token_of) if token_of(end) is not None else "ended"
     before: tuple[str, ...] = (row.thought, row.said) if free else (row.thought,)

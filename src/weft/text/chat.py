@@ -1,17 +1,17 @@
-"""Messages to one prompt text, by the checkpoint's own chat template.
+"""Rendering of messages to a prompt text, with the checkpoint's chat template.
 
     messages (JSON) --ChatMessage--> checked roles and contents --template--> text --tokenizer--> ids
 
-Owns the Jinja environment and the variables that a template sees. A template comes with the weights and is not trusted.
-It runs in Jinja's immutable sandbox: no attribute access to Python internals, no mutation of its variables.
-Conversations that a template refuses or writes in part are first put into a form that it takes
-(``weft.text.arrangement``). Any remaining exception of a template is the *request's* error, in the template's own
-words.
+This module owns the Jinja environment and the variables that a template sees. A template comes with the weights and is
+not trusted. It runs in Jinja's immutable sandbox: no attribute access to Python internals, no mutation of its
+variables. Conversations that a template refuses or writes in part are first put into a form that it takes
+(``weft.text.arrangement``). Any remaining exception of a template becomes an error of the *request*, with the
+template's message.
 
-Features that templates of the field rely on, provided here: trimmed and left-stripped blocks, ``{% break %}`` and ``{%
-continue %}``, ``{% generation %}`` blocks (a training marker: rendered through), ``tojson`` that keeps non-ASCII text,
-``raise_exception``, ``strftime_now``, and the special tokens by name. A ``developer`` message is a ``system`` message
-where the template does not know the newer word.
+Features that published templates rely on, provided here: trimmed and left-stripped blocks, ``{% break %}`` and ``{%
+continue %}``, ``{% generation %}`` blocks (a training marker: the body is rendered), ``tojson`` that keeps non-ASCII
+text, ``raise_exception``, ``strftime_now``, and the special tokens by name. A ``developer`` message is a ``system``
+message where the template does not know the newer word.
 
 *Continuing the last message.* The template is rendered with a mark after the last message's content, and the text is
 cut at the mark: this needs no guess about the text that the template writes after a message.
@@ -49,11 +49,11 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MARK = "\ue000weft-continues-here\ue001"
 TEMPLATE_CHARS_MAX = 64_000_000
 MESSAGE_ENDS_MAX = 8
-"""Most messages whose end is looked for, the last ones: each costs a rendering (law L11)."""
+"""Most messages, from the last one back, whose end is searched: each costs a rendering (law L11)."""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """One message as it comes in. ``reasoning`` and ``reasoning_content`` are two names of one field."""
+    """A message as the client sent it. ``reasoning`` and ``reasoning_content`` are two names of one field."""
 
     role: str
     content: str | list[Any] | None = None
@@ -109,28 +109,28 @@ class ChatTemplate:
     ) -> str:
         """Render ``messages``. ``add_generation_prompt`` None means "unless the last message is continued".
 
-        Raises RequestError: on an unknown role or part, a variable the template never reads, or an error of the
-        template itself.
+        Raise RequestError for an unknown role or part, a variable that the template never reads, or an error of the
+        template.
         """
         if not messages:
             raise RequestError("messages is empty: at least one message is needed", param="messages")
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "add_generation_prompt and continue_final_message exclude each other: the "
-                "first starts a new answer, the second goes on with the last message",
+                "first starts a new answer, the second continues the last message",
                 param="continue_final_message",
             )
         turns = [self._turn(position, message) for position, message in enumerate(messages)]
         if continue_final_message:
             turns[-1]["content"] += MARK if isinstance(turns[-1]["content"], str) else [{"type": "text", "text": MARK}]
-        given = dict(variables or {})
-        for name in given:
+        values = dict(variables or {})
+        for name in values:
             if name in ("messages", "add_generation_prompt", *self._special_tokens):
                 raise RequestError(
                     f"chat_template_kwargs sets {name}, which has its own field", param="chat_template_kwargs"
                 )
         starts_answer = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-        text = self._written(turns, given, starts_answer=starts_answer)
+        text = self._written(turns, values, starts_answer=starts_answer)
         if not continue_final_message:
             return text
         head, mark, _ = text.rpartition(MARK)
@@ -144,14 +144,15 @@ class ChatTemplate:
     def boundaries(
         self, messages: list[ChatMessage], text: str, *, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Return characters of ``text``, which ``render`` made of ``messages``, after which it may differ from the
-        text of another conversation: where the first message after the system prompt (and tools) begins,
-        and where messages but the last end. Ascending."""
+        """Return the positions (characters, ascending) in ``text`` after which another conversation may differ: the
+        beginning of the first message after the system prompt and tools, and the ends of all messages but the last.
+        ``render`` made ``text`` of ``messages``."""
         positions = set()
         leading = next(
-            (at for at, message in enumerate(messages) if message.role not in ("system", "developer")), len(messages)
+            (index for index, message in enumerate(messages) if message.role not in ("system", "developer")),
+            len(messages),
         )
-        question = ChatMessage(role="user", content=MARK)  # a question that no client asks
+        question = ChatMessage(role="user", content=MARK)  # a question that no client sends
         positions.add(common_length(self.beginning([*messages[:leading], question], variables), text))
         for count in range(max(leading + 1, len(messages) - MESSAGE_ENDS_MAX), len(messages)):
             beginning = self.beginning(messages[:count], variables)
@@ -160,31 +161,31 @@ class ChatTemplate:
         return sorted(positions - {0})
 
     def beginning(self, messages: list[ChatMessage], variables: Mapping[str, Any] | None) -> str:
-        """Return the text of leading messages without the beginning of an answer; empty where the template refuses so
-        short a conversation."""
+        """Return the text of leading messages without the beginning of an answer; empty if the template refuses such a
+        short conversation."""
         try:
             return self.render(messages, add_generation_prompt=False, variables=variables)
         except RequestError:
             return ""
 
-    def _written(self, turns: list[Turn], given: dict[str, Any], *, starts_answer: bool) -> str:
+    def _written(self, turns: list[Turn], values: dict[str, Any], *, starts_answer: bool) -> str:
         if any(turn.get("tool_calls") for turn in turns) and not self._takes.calls():
             turns = with_spoken_calls(turns, self._calls)
         shown = arranged(turns, self._takes)
         try:
-            return self._run(shown, given, starts_answer=starts_answer)
+            return self._run(shown, values, starts_answer=starts_answer)
         except RequestError:
             plainest = arranged(turns, STRICTEST)
             if plainest == shown:
                 raise
             try:
-                return self._run(plainest, given, starts_answer=starts_answer)
+                return self._run(plainest, values, starts_answer=starts_answer)
             except RequestError:
                 pass  # the first refusal is about the client's own messages
             raise
 
-    def _run(self, turns: list[Turn], given: Mapping[str, Any], *, starts_answer: bool) -> str:
-        variables = {**self._special_tokens, **given, "messages": turns, "add_generation_prompt": starts_answer}
+    def _run(self, turns: list[Turn], values: Mapping[str, Any], *, starts_answer: bool) -> str:
+        variables = {**self._special_tokens, **values, "messages": turns, "add_generation_prompt": starts_answer}
         try:
             parts, count = [], 0
             # ``generate`` would add a generator around this one, and a second form of each error.
@@ -215,7 +216,7 @@ class ChatTemplate:
         role = message.role
         if role == "developer" and not self._knows_developer:
             role = "system"
-        if role == "function":  # the older word for the result of a tool
+        if role == "function":  # the older name for the result of a tool
             role = "tool"
         turn: dict[str, Any] = {"role": role, "content": _content(where, message)}
         for name in ("name", "tool_call_id"):
@@ -229,15 +230,15 @@ class ChatTemplate:
             reasoning = _thought(message)
         if reasoning is not None:
             turn["reasoning"] = turn["reasoning_content"] = reasoning
-            # gpt-oss's template refuses it with content, and LFM2.5's reads no other name.
+            # gpt-oss's template refuses ``thinking`` next to content, and LFM2.5's reads no other name.
             if not turn.get("content") or self._takes.thinking_with_content():
                 turn["thinking"] = reasoning
         return turn
 
 
 def common_length(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """Return how many characters or tokens are equal at the front of both. By halving: the comparison of slices is the
-    C library's."""
+    """Return the length of the common prefix of two texts or lists. Found by bisection, since comparing slices is fast
+    C code."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
@@ -256,8 +257,9 @@ def load_chat_template(
     control: Callable[[str], ControlTexts] = lambda source: NO_CONTROL,
     calls: Callable[[str], ToolFormat | None] = lambda source: None,
 ) -> ChatTemplate | None:
-    """Return the template of ``read_chat_template``, compiled in this process: without limits of time and memory.
-    ``control``, ``calls``: the control tokens of the model and its format of calls, for the template's source."""
+    """Return the template of ``read_chat_template``, compiled in this process, without limits on time and memory.
+    ``control``, ``calls``: functions from the template's source to the model's control tokens and its format of
+    calls."""
     text = read_chat_template(directory, override=override)
     if text is None:
         return None
@@ -268,7 +270,7 @@ def load_chat_template(
 
 
 def check_syntax(source: str, origin: str) -> None:
-    """Raise ConfigError that names the line. It compiles nothing, so no constant is folded."""
+    """Raise ConfigError that names the line. Nothing is compiled, so no constant is folded."""
     try:
         TemplateEnvironment().parse(source)
     except jinja2.TemplateSyntaxError as error:
@@ -302,7 +304,7 @@ def read_chat_template(directory: Path, *, override: str | None = None) -> tuple
     if not path.is_file():
         return None
     source = read_json(path).get("chat_template")
-    if isinstance(source, list):  # several named templates; "default" is the one for plain chat
+    if isinstance(source, list):  # several named templates; "default" is for chat without tools
         source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}.get(
             "default"
         )
@@ -310,12 +312,12 @@ def read_chat_template(directory: Path, *, override: str | None = None) -> tuple
 
 
 _THOUGHT_KINDS = ("thinking", "redacted_thinking", "reasoning")
-"""Kinds of parts of an answer's content that are its reasoning."""
+"""Types of content parts that are reasoning."""
 
 
 def _content(where: str, message: ChatMessage) -> str | list[dict[str, str]]:
-    """Return a content as text, or as a list of parts where some are pictures, which ``weft.text.pictures`` has made
-    bare: templates of models that read them take lists."""
+    """Return a content as text, or as a list of parts if some are pictures (without their data, see
+    ``weft.text.pictures``): templates of models that read pictures take lists."""
     content = message.content
     if isinstance(content, str):
         return content
@@ -363,7 +365,7 @@ def _part_text(here: str, part: Any) -> str:
 
 
 def with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Return ``call`` with its arguments as an object: templates walk an object, and the API carries a JSON string, or
+    """Return ``call`` with its arguments as an object, which templates iterate over. The API sends a JSON string, or
     text for a custom tool."""
     if call.get("type") == "custom":
         return function_call(call)
@@ -390,7 +392,7 @@ def _to_json(
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """The block ``{% generation %}...{% endgeneration %}``: its body, as if the tags were not there."""
+    """The block ``{% generation %}...{% endgeneration %}``, rendered as its body without the tags."""
 
     tags = {"generation"}
 
@@ -400,7 +402,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with the features that templates of the field rely on."""
+    """Jinja's sandbox with the features that published templates rely on."""
 
     def __init__(self, now: Callable[[], datetime.datetime] = datetime.datetime.now) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])

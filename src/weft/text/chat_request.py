@@ -32,9 +32,9 @@ _PREDICTION = '{"type": "content", "content": text or a list of text parts}'
 
 
 class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that shape the prompt of a chat, under the template's names instead of an API's: unchecked.
-    ``variables``: extra ones for the template; ``effort_field``: the API's own name of ``reasoning_effort``.
-    ``thinking_token_budget``: most tokens of the reasoning; ``budget_field``: the API's own name of it."""
+    """The unchecked fields that shape the prompt of a chat, under the template's names instead of an API's.
+    ``variables``: further variables of the template; ``effort_field``: the API's name of ``reasoning_effort``.
+    ``thinking_token_budget``: most tokens of the reasoning; ``budget_field``: the API's name of that field."""
 
     messages: list[ChatMessage]
     tools: Sequence[Any] | None = None
@@ -53,9 +53,9 @@ class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request for a chat answer. ``rendering``: arguments of ``chat_prompt`` besides the messages; its tools
     still have their ``cache_control``, which the template does not see. ``pictures``: contents of the parts of the
-    messages that are pictures. ``several_calls``: an answer may call more than one tool. ``continued``: the beginning
-    of the answer, where the last message is one. ``left_out``: names of requested fields that the client does not need
-    and does not get."""
+    messages that are pictures. ``several_calls``: whether an answer may have more than one call. ``continued``: the
+    beginning of the answer, if the last message is one. ``left_out``: names of fields without an effect, which the
+    answer reports."""
 
     messages: list[ChatMessage]
     pictures: list[PicturePart] = []
@@ -130,8 +130,8 @@ def _content_text(message: ChatMessage) -> str:
 
 
 def predicted_text(value: Any) -> str | None:
-    """Return the text in ``value`` of the field ``prediction``, the client's own guess of the answer: a source of
-    drafts, which changes no token. None without one. Raise RequestError that names the place."""
+    """Return the text of the field ``prediction``, the client's guess of the answer: a source of drafts, which changes
+    no token. None without a prediction. Raise RequestError that names the part."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -144,8 +144,8 @@ def predicted_text(value: Any) -> str | None:
     if not isinstance(content, list):
         raise _wrong_prediction("prediction.content", "it must be text or a list of text parts")
     texts = []
-    for at, part in enumerate(content):
-        place = f"prediction.content[{at}]"
+    for index, part in enumerate(content):
+        place = f"prediction.content[{index}]"
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else part
             raise _wrong_prediction(place, f"it is {str(kind)[:100]!r}; parts of a prediction have the type 'text'")

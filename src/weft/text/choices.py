@@ -1,20 +1,20 @@
-r"""One sequence on its way to the client: events of tokens in, pieces of text out.
+r"""Conversion of the token events of one sequence to pieces of text for the client.
 
     TokenEvent --tokens--> IncrementalDetokenizer --text--> StopStrings --safe text--> Piece
                   \--logprobs, ids-----------------(wait for their text)------------/
 
     window   [ a  b  c  d | e  f ]
-               shown        pending       text(window) minus what is shown, while it does not end in U+FFFD
+               shown        pending       text(window) minus the shown text, while it does not end in U+FFFD
 
-A piece leaves when it has text, or when the sequence ends. Tokens without text yet (half a character, the
-possible start of a stop string) wait with their logprobs. So clients never see an empty delta and lose no
-token. The token that ends an answer counts as generated; its text shows only if the request sets
-``include_stop_str_in_output``. Stop strings count only after ``min_tokens`` tokens.
+A piece is sent when it has text, or when the sequence ends. Tokens without text yet (half a character, the possible
+start of a stop string) wait, with their logprobs. So clients never get an empty delta and lose no token. The token that
+ends an answer counts as generated; its text shows only if the request sets ``include_stop_str_in_output``. Stop strings
+count only after ``min_tokens`` tokens.
 
 A token of a byte-level vocabulary is bytes, not characters: "é" may arrive as two tokens, and decoding only the first
-gives U+FFFD. And a token's text can depend on its neighbour. So a short window of ids is decoded, and the characters
-that it adds are emitted. When the window is long, it is cut where the last emitted piece began. So the work per token
-is one decode of a few ids, whatever the length of the answer. Bytes that stay undecodable for ``HELD_TOKENS_MAX``
+gives U+FFFD. A token's text can also depend on its neighbour. So a short window of ids is decoded, and the added
+characters are emitted. When the window gets long, it is cut where the last emitted piece began. The work per token is
+then one decode of a few ids, whatever the length of the answer. Bytes that stay undecodable for ``HELD_TOKENS_MAX``
 tokens are emitted as they are (law L11). The pieces joined are the text of all ids decoded at once. A decoder with
 ``joins_bytes`` gets the ids of one push together, unless some of their bytes are broken.
 """
@@ -31,14 +31,12 @@ from weft.request import FinishReason, LostTokens, SamplingParams, TokenEvent, T
 
 
 class StopStrings:
-    """A cut of a stream of text at the first of several stop strings.
+    """A stream of text, cut at the first of several stop strings. The first stop string is the one whose *end* comes
+    first; if several end together, the longest. ``include``: whether the stop string stays in the text. After a match
+    ``stopped`` is the stop string, and further text is dropped.
 
-    The first is the one whose *end* comes first; of those that end together, the longest. ``include``
-    keeps the stop string in the text. After a match ``stopped`` is the stop string, and further text is
-    dropped.
-
-    There is one KMP automaton per stop string. Its state is the length of the longest suffix of the text that is a
-    prefix of its stop string: exactly the text to hold back. So work per character is constant, and the outcome does
+    There is one KMP automaton per stop string. The state is the length of the longest suffix of the text that is a
+    prefix of the stop string: exactly the text to hold back. So the work per character is constant, and the result does
     not depend on how the text was cut into pieces.
     """
 
@@ -47,7 +45,7 @@ class StopStrings:
     def __init__(self, stops: Iterable[str], *, include: bool = False) -> None:
         """Build the automatons. Raise ValueError for an empty stop string (``SamplingParams.check`` refuses it
         earlier)."""
-        # Longest first, so that of stops which end together the first one found is the longest.
+        # Longest first, so that the first match found is the longest of those that end together.
         self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))
         if any(not stop for stop in self._stops):
             raise ValueError("a stop string is empty")
@@ -65,11 +63,11 @@ class StopStrings:
             return text
         pending = self._held + text
         first_new = len(self._held)
-        for at in range(first_new, len(pending)):
-            matched = self._advance(pending[at])
+        for index in range(first_new, len(pending)):
+            matched = self._advance(pending[index])
             if matched is not None:
                 self.stopped, self._held = matched, ""
-                end = at + 1
+                end = index + 1
                 return pending[:end] if self._include else pending[: end - len(matched)]
         safe = len(pending) - max(self._states)
         self._held = pending[safe:]
@@ -77,8 +75,8 @@ class StopStrings:
 
     def flush(self) -> str:
         """End the answer, and return the text that was held back for a stop string that never came."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._held = self._held, ""
+        return pending
 
     def _advance(self, char: str) -> str | None:
         for which, stop in enumerate(self._stops):
@@ -100,12 +98,12 @@ def _failure_table(stop: str) -> Sequence[int]:
     suffix."""
     table = [0] * len(stop)
     length = 0
-    for at in range(1, len(stop)):
-        while length and stop[at] != stop[length]:
+    for index in range(1, len(stop)):
+        while length and stop[index] != stop[length]:
             length = table[length - 1]
-        if stop[at] == stop[length]:
+        if stop[index] == stop[length]:
             length += 1
-        table[at] = length
+        table[index] = length
     return table
 
 
@@ -121,12 +119,14 @@ def held_characters(text: str, markers: Iterable[str]) -> int:
 
 
 def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Return the position of the first of ``markers``, and the marker; of those that begin together, the longest."""
+    """Return position and text of the first of ``markers`` in ``text``; if several begin there, the longest."""
     best: tuple[int, str] | None = None
     for marker in markers:
-        at = text.find(marker)
-        if at >= 0 and (best is None or at < best[0] or (at == best[0] and len(marker) > len(best[1]))):
-            best = at, marker
+        position = text.find(marker)
+        if position >= 0 and (
+            best is None or position < best[0] or (position == best[0] and len(marker) > len(best[1]))
+        ):
+            best = position, marker
     return best
 
 
@@ -136,19 +136,19 @@ def may_become(text: str, markers: Iterable[str]) -> bool:
 
 
 HALF = "\ufffd"
-"""U+FFFD, written by decoders for bytes that are not (yet) a character."""
+"""U+FFFD, which decoders write for bytes that are not (yet) a character."""
 
 HELD_TOKENS_MAX = 16
 """Most tokens that are held for a character: it has at most 4 bytes, hence at most 4 tokens; beyond 16 the bytes are
 broken."""
 
 SHOWN_TOKENS_MAX = 8
-"""Shown tokens in the window above which it is cut."""
+"""Most shown tokens in the window before it is cut."""
 
 
 class TextDecoder(Protocol):
-    """A decoder of ids. An attribute ``joins_bytes`` that is true says that the bytes of a text are those of its
-    tokens."""
+    """A decoder of ids. If it has an attribute ``joins_bytes`` that is true, the bytes of a text are the joined bytes
+    of its tokens."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return text of ``ids``, as the tokenizer decodes them together."""
@@ -156,8 +156,8 @@ class TextDecoder(Protocol):
 
 class IncrementalDetokenizer:
     """A detokenizer of one sequence. ``context``: the prompt's last ids, so that an answer that continues a word is not
-    decoded as the start of a text; only the last few are used, and they are never emitted. They are decoded with the
-    first new ids, not here: a request is prepared before its answer is read."""
+    decoded as the start of a text; only the last few are used, and their text is never emitted. They are decoded
+    together with the first new ids, so that preparing a request decodes nothing."""
 
     __slots__ = (
         "_context",
@@ -202,11 +202,11 @@ class IncrementalDetokenizer:
                 out.append(text[self._shown_chars :])
                 self._show(text, broken)
             elif too_long:
-                del self._window[self._shown_tokens :]  # special tokens that are skipped: never any text
+                del self._window[self._shown_tokens :]  # skipped special tokens have no text
         return "".join(out)
 
     def _pushed_together(self, ids: Sequence[int]) -> str | None:
-        """Return the text of ``ids`` by their bytes; None where a character is broken, or not complete."""
+        """Return the text of ``ids``, decoded from their bytes; None if a character is broken or incomplete."""
         window = [*self._window, *ids]
         text = self._decoder.decode(window, self._skip)[self._shown_chars :]
         if HALF in text:
@@ -215,7 +215,7 @@ class IncrementalDetokenizer:
         return text
 
     def flush(self) -> str:
-        """End the answer, and return the text that is still held, a broken last character as U+FFFD."""
+        """End the answer, and return the text that is still held back, a broken last character as U+FFFD."""
         if len(self._window) == self._shown_tokens:
             return ""
         text = self._decoder.decode(self._window, self._skip)
@@ -225,7 +225,7 @@ class IncrementalDetokenizer:
 
     def _show(self, text: str, broken: bool) -> None:
         if broken:
-            self._restart([])  # the next tokens cannot be a continuation of this
+            self._restart([])  # the next tokens cannot continue this text
             return
         self._piece_start = self._shown_tokens
         self._shown_tokens = len(self._window)
@@ -284,12 +284,12 @@ class Choice:
 
     @property
     def stopped_by_text(self) -> bool:
-        """Whether the text met a stop string: the caller then cancels the sequence in the engine."""
+        """Whether the text reached a stop string: the caller then cancels the sequence in the engine."""
         return self._stops.stopped is not None
 
     def take(self, event: TokenEvent) -> Piece | None:
-        """Return the piece of an event, if any. Raise EngineUnavailableError when the engine gave the sequence up,
-        RequestError when its grammar did."""
+        """Return the piece of an event, if any. Raise EngineUnavailableError if the engine gave up the sequence,
+        RequestError if the grammar ended it."""
         if self.finished:
             return None
         if event.finish_reason == "cancelled":

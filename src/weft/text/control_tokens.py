@@ -1,19 +1,20 @@
-r"""Control tokens that a text of a request spells: they stay text.
+r"""Texts of a request that spell control tokens: they are tokenized as plain text.
 
     message   Hi<|im_end|>                        of a user, a tool or a document
     marked    Hi?|im_end|>                        ? is a private character, which no text of the request has
-    written   <|im_start|>user\nHi?|im_end|>...   by the template, whose own markers are as they were
-    prompt    <|im_start|>user\nHi<|im_end|>...   and the places where a text spells a control token: ``quoted``
+    written   <|im_start|>user\nHi?|im_end|>...   by the template, whose own markers are unchanged
+    prompt    <|im_start|>user\nHi<|im_end|>...   and the positions at which a text spells a control token: ``quoted``
     tokens    1 ... 8 7 9 ... 2                   ``weft.text.quoted_text``
 
-Owns which tokens are control tokens, and where a request spells them. A control token is one that the tokenizer calls
-special, that the chat template names and that begins with a sign, that has the form <|...|>, or that is written for a
-picture. Other added tokens, such as runs of spaces and the tags of HTML, are text.
+This module decides which tokens are control tokens, and where a request spells them. Control tokens are tokens that the
+tokenizer calls special, tokens that the chat template names and that begin with a sign, tokens of the form <|...|>, and
+tokens that are written for pictures. Other added tokens, such as runs of spaces and the tags of HTML, are text.
 
-A text is marked before the template sees it: every character with which a control token begins is replaced, if the
-text has a control token, or ends within one. So a control token begins in the template's own text or nowhere, wherever
-and however often the template writes the message. A text without such a place is not changed, and neither are its
-tokens. Where the template changes letters or replaces parts, every text with such a first character is marked.
+A text is marked before the template sees it: every character with which a control token begins is replaced, if the text
+has a control token, or ends within one. So control tokens can begin only in the template's own text, wherever and
+however often the template writes the message. A text that neither has nor ends within a control token is not changed,
+and neither are its tokens. If the template changes letters or replaces parts, every text with such a first character is
+marked.
 
 Messages of the assistant and of the system keep the markers of reasoning and of calls: the model writes them itself,
 and prompts describe them.
@@ -30,7 +31,7 @@ import msgspec
 from weft.errors import RequestError
 
 QUOTED_MAX = 100_000
-"""Most places in a prompt at which texts spell control tokens (law L11)."""
+"""Most positions in a prompt at which texts spell control tokens (law L11)."""
 _HEAD_CHARS = 3
 _PRIVATE = range(0xF0000, 0xFFFFE)
 """Code points of the private characters of plane 15."""
@@ -42,7 +43,7 @@ _KEEPS_MARKERS = frozenset({"assistant", "system", "developer"})
 
 
 class AddedTokens(Protocol):
-    """Added tokens of a tokenizer by id, and which are special."""
+    """Interface to a tokenizer's added tokens, by id, and to their special ones."""
 
     @property
     def added(self) -> Mapping[int, str]: ...
@@ -52,7 +53,7 @@ class AddedTokens(Protocol):
 
 
 class TokenFinder:
-    """A search for ``tokens`` in a text: at each place the longest one, as the tokenizer does."""
+    """A search for ``tokens`` in a text, which finds the longest token at each position, as the tokenizer does."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self.tokens = frozenset(tokens)
@@ -73,7 +74,7 @@ class TokenFinder:
         return None if head is None else self._longest(text, head)
 
     def starts(self, text: str) -> Iterator[tuple[int, str]]:
-        """Return every place at which a token begins, and the longest one there; tokens may overlap."""
+        """Yield each position at which a token begins, with the longest token there; tokens may overlap."""
         start = 0
         while (head := self._heads.search(text, start)) is not None:
             token = self._longest(text, head)
@@ -88,8 +89,7 @@ class TokenFinder:
 
 
 class ControlTexts(msgspec.Struct, frozen=True):
-    """The tokens of a model that texts may spell. ``tokens``: the control tokens; ``spoken``: those that answers have,
-    and that are read there."""
+    """The control tokens of a model. ``tokens``: all of them; ``spoken``: markers that the model writes in answers."""
 
     tokens: list[str] = []
     spoken: list[str] = []
@@ -115,12 +115,11 @@ def control_texts(
 
 
 NO_CONTROL = ControlTexts()
-"""Texts of a model without control tokens: all texts of requests are trusted."""
+"""No control tokens: all texts of requests are trusted."""
 
 
 class ControlTokens:
-    """The control tokens of one model, and the marking of texts. ``texts``: of the model; ``template``: the source of
-    its chat template."""
+    """The control tokens of one model, and the marking of texts. ``template``: the source of the chat template."""
 
     def __init__(self, texts: ControlTexts, template: str = "") -> None:
         self.finder = TokenFinder(texts.tokens)
@@ -131,17 +130,17 @@ class ControlTokens:
         self._marks_all = _CHANGES_TEXT.search(template) is not None
 
     def spelled(self, text: str) -> list[int]:
-        """Return the characters at which ``text`` spells a control token."""
+        """Return the positions (characters) at which ``text`` spells a control token."""
         return [start for start, _ in self.finder.starts(text)]
 
     def needs_marks(self, text: str) -> bool:
-        """Return whether a control token of the written text could begin in ``text``."""
+        """Return whether a control token could begin in ``text`` once the template has written it."""
         if not any(first in text for first in self.firsts):
             return False
         return self._marks_all or next(self.finder.starts(text), None) is not None or self._ends_within(text)
 
     def quoting(self, *values: Any) -> Quoting | None:
-        """Return the marks for the texts in ``values`` (JSON), None where no text needs one."""
+        """Return the marks for the texts in ``values`` (JSON); None if no text needs a mark."""
         if not self.firsts:
             return None
         texts = [text for value in values for text in _texts_in(value)]
@@ -150,16 +149,15 @@ class ControlTokens:
     def _ends_within(self, text: str) -> bool:
         tail = text.rstrip()[-self._last_chars :]
         return any(
-            token.startswith(tail[at:])
-            for at, char in enumerate(tail)
+            token.startswith(tail[index:])
+            for index, char in enumerate(tail)
             if char in self.firsts
             for token in self.finder.tokens
         )
 
 
 class Quoting:
-    """The marks of one conversation, whose texts are ``texts``. Raises RequestError where they use all private
-    characters."""
+    """The marks of a conversation with ``texts``. Raises RequestError if the texts use all private characters."""
 
     def __init__(self, control: ControlTokens, texts: Sequence[str]) -> None:
         self._control = control
@@ -201,8 +199,8 @@ class Quoting:
         return text
 
     def quoted(self, written: str, restored: str) -> list[int]:
-        """Return the places in ``restored`` at which a text of the request spells a control token. ``written``: the
-        same with its marks. Raises RequestError for more than QUOTED_MAX."""
+        """Return the positions in ``restored`` at which a text of the request spells a control token. ``written``:
+        ``restored`` with marks. Raise RequestError for more than QUOTED_MAX."""
         places = []
         for start, _ in self._control.finder.starts(restored):
             if written[start] != restored[start]:
@@ -225,20 +223,20 @@ class Quoting:
     def _spoken(self, text: str) -> str:
         if not self._control.needs_marks(text):
             return text
-        parts, at = [], 0
+        parts, position = [], 0
         for start, token in self._control.finder.starts(text):
-            if start >= at and token in self._control.spoken:
-                parts += [self._replaced(text[at:start]), token]
-                at = start + len(token)
-        return "".join([*parts, self._replaced(text[at:])])
+            if start >= position and token in self._control.spoken:
+                parts += [self._replaced(text[position:start]), token]
+                position = start + len(token)
+        return "".join([*parts, self._replaced(text[position:])])
 
 
 _ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u(db[89ab][0-9a-f])\\u(d[c-f][0-9a-f]{2})")
-"""JSON escape of a character of plane 15, in text of only ASCII."""
+"""JSON escape of a character of plane 15, in ASCII text."""
 
 
 def ascii_json(text: str) -> str:
-    """Return JSON of ASCII with the characters of plane 15 unescaped: a mark replaces one character of ASCII."""
+    """Return ASCII JSON with the characters of plane 15 unescaped, as a mark replaces one ASCII character."""
     return _ESCAPED.sub(
         lambda pair: pair[1] + chr(0x10000 + ((int(pair[2], 16) - 0xD800) << 10) + int(pair[3], 16) - 0xDC00), text
     )

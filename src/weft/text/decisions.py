@@ -1,11 +1,12 @@
-"""Decisions: typed questions about one text, answered by the probability of each option, with no text generated.
+"""Decisions: typed questions about one text, answered by the probability of each option, without generating text.
 
     state + question --prompt_of--> user message --chat template--> prompt, read at its last token
     log-probabilities of the labels, or scores of a decision head --answer--> an answer in the form of the API
 
-Two forms are served. ``/v1/decisions`` has OpenAI's, with the prompt of vLLM. ``/v1/systemone`` has that of System One,
+Two APIs are served. ``/v1/decisions`` is OpenAI's API, with the prompt of vLLM. ``/v1/systemone`` is System One's API,
 with the prompt of transformers. Both write the text first, so that its state is computed once, and name each option by
-a label of one token. A decision head (``model_type`` jev) scores options by its rows, which begin at an offset by kind.
+a label of one token. A decision head (``model_type`` jev) scores options by its rows; each kind of question has an
+offset of its first row.
 
 Sources: vLLM 0.33 ``entrypoints/openai/decisions``, transformers 5.24 ``decision/template_utils.py``.
 """
@@ -35,7 +36,8 @@ SETTINGS, TEMPLATE = "decision.json", "decision_template.jinja"
 
 @dataclass(frozen=True, slots=True)
 class DecisionHead:
-    """Rows of a decision head: ``count`` of them, the first of each kind at its offset. ``softcap``: 0 for none."""
+    """A decision head. ``count``: its rows; ``offsets``: the first row of each kind of question. ``softcap``: 0 for
+    none."""
 
     count: int
     offsets: Mapping[str, int]
@@ -45,14 +47,14 @@ class DecisionHead:
         """Return the score of each option of ``question``."""
         first = self.offsets[question.kind]
         scores = row[first : first + len(question.options)]
-        return [self.softcap * math.tanh(one / self.softcap) for one in scores] if self.softcap else list(scores)
+        return [self.softcap * math.tanh(score / self.softcap) for score in scores] if self.softcap else list(scores)
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionSettings:
-    """The checkpoint's ``decision.json``. ``labels``: of the options, and ``temperature``, by kind. ``true_first``: the
-    order of the options of a ``noul`` question. ``head``: of a model that has one. ``refusal``: why the model answers
-    nothing here."""
+    """The checkpoint's ``decision.json``. ``labels`` of options and ``temperature``: by kind of question.
+    ``true_first``: the order of the options of a ``noul`` question. ``head``: None for a model without a decision head.
+    ``refusal``: why the model answers no questions here."""
 
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     temperature: Mapping[str, float] = field(default_factory=dict)
@@ -67,15 +69,15 @@ class DecisionSettings:
 
 
 def read_decision_settings(directory: Path) -> DecisionSettings:
-    """Return the settings in the files of a checkpoint, or the defaults. Raises CheckpointError."""
+    """Return the settings in the files of a checkpoint, or the defaults. Raise CheckpointError."""
     refusal = ""
     if (directory / TEMPLATE).is_file():
         refusal = f"it has a {TEMPLATE}, and weft asks questions in the form of transformers' default prompt"
     head, path = _read_head(directory), directory / SETTINGS
     if not path.is_file():
         return DecisionSettings(head=head, refusal=refusal)
-    given = read_json(path)
-    labels, temperature = given.get("labels") or {}, given.get("temperature") or {}
+    settings = read_json(path)
+    labels, temperature = settings.get("labels") or {}, settings.get("temperature") or {}
     if not isinstance(labels, dict) or not all(
         isinstance(of_kind, list) and all(isinstance(label, str) for label in of_kind) for of_kind in labels.values()
     ):
@@ -87,14 +89,14 @@ def read_decision_settings(directory: Path) -> DecisionSettings:
     return DecisionSettings(
         labels={kind: tuple(of_kind) for kind, of_kind in labels.items()},
         temperature={kind: float(value) for kind, value in temperature.items()},
-        true_first=given.get("noul_options", ["true", "false"])[:1] == ["true"],
+        true_first=settings.get("noul_options", ["true", "false"])[:1] == ["true"],
         head=head,
         refusal=refusal,
     )
 
 
 def _read_head(directory: Path) -> DecisionHead | None:
-    """Return the decision head that config.json describes. Raises CheckpointError."""
+    """Return the decision head that config.json describes. Raise CheckpointError."""
     path = directory / "config.json"
     config = read_json(path) if path.is_file() else {}
     if config.get("model_type") != "jev":
@@ -112,8 +114,8 @@ def _read_head(directory: Path) -> DecisionHead | None:
 
 @dataclass(frozen=True, slots=True)
 class SystemOneQuestion:
-    """One question of System One. ``options``: names in the order of the prompt, ``descriptions`` of each: text, JSON
-    or None."""
+    """One question of System One. ``options``: names in the order of the prompt; ``descriptions``: of each option, as
+    text, JSON or None."""
 
     name: str
     kind: Kind
@@ -123,18 +125,18 @@ class SystemOneQuestion:
     labels: tuple[str, ...]
 
 
-def read_question(name: str, given: Any, settings: DecisionSettings) -> SystemOneQuestion:
-    """Return the question ``name`` of ``/v1/systemone``. Raises RequestError."""
+def read_question(name: str, definition: Any, settings: DecisionSettings) -> SystemOneQuestion:
+    """Return the question ``name`` of ``/v1/systemone``. Raise RequestError."""
     place = f"questions.{name[:64]}"
-    kind = given.get("type") if isinstance(given, dict) else None
+    kind = definition.get("type") if isinstance(definition, dict) else None
     if kind not in KINDS:
         raise RequestError(f"{place}: type is {kind!r}; it may be noul, choice or score", param=f"{place}.type")
-    unknown = sorted(set(given) - {"type", "instructions", "criteria"})
+    unknown = sorted(set(definition) - {"type", "instructions", "criteria"})
     if unknown:
         raise RequestError(
             f"{place} has {unknown[0][:64]!r}; a question has type, instructions and criteria", param=place
         )
-    criteria = given.get("criteria")
+    criteria = definition.get("criteria")
     options: dict[str, Any]
     if kind == "noul":
         if criteria is not None and not (isinstance(criteria, dict) and set(criteria) <= {"true", "false"}):
@@ -154,7 +156,7 @@ def read_question(name: str, given: Any, settings: DecisionSettings) -> SystemOn
     labels = settings.labels_of(kind)
     _check_count(place, len(options), len(labels))
     return SystemOneQuestion(
-        name, kind, given.get("instructions"), tuple(options), tuple(options.values()), labels[: len(options)]
+        name, kind, definition.get("instructions"), tuple(options), tuple(options.values()), labels[: len(options)]
     )
 
 
@@ -188,7 +190,7 @@ def _text(value: Any) -> str:
 
 
 def system_one_answer(question: SystemOneQuestion, probabilities: Sequence[float]) -> dict[str, Any]:
-    """Return the answer of System One; ``probabilities`` of the options add up to 1."""
+    """Return the answer of System One. The ``probabilities`` of the options add up to 1."""
     by_option, count = dict(zip(question.options, probabilities, strict=True)), len(probabilities)
     if question.kind == "noul":
         return {"type": "noul", "noul": by_option["true"]}
@@ -213,8 +215,8 @@ def lettered_prompt(state: str, instructions: str, options: Sequence[tuple[str, 
         f"{label}: {name} - {description}" if description else f"{label}: {name}"
         for label, (name, description) in zip(LETTERS, options, strict=False)
     ]
-    asked = [f"Question: {instructions}"] if instructions else []
-    return "\n".join([f"{state}\n", *asked, *lines, "Answer with the letter of one option only."])
+    heading = [f"Question: {instructions}"] if instructions else []
+    return "\n".join([f"{state}\n", *heading, *lines, "Answer with the letter of one option only."])
 
 
 def probabilities_of(scores: Sequence[float], temperature: float = 1.0) -> list[float]:

@@ -45,7 +45,7 @@ class DenseModule:
 
 
 def read_dense(directory: Path) -> DenseModule:
-    """Read a Dense module. Raise CheckpointError that names the file and the setting that is not served."""
+    """Read a Dense module. Raise CheckpointError that names the file, and the setting if it is not served."""
     settings = read_json(directory / "config.json")
     activation = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:

@@ -2,19 +2,19 @@
 
     template + vocabulary + flags --Dialect--> plan(request) --> AnswerPlan: grammar, reader, tokens to show
 
-Owns the decisions between a request and its answer's text: which parts of the text are separated, the grammar that the
-answer must match, and which marker tokens the detokenizer leaves in the text for the readers.
+This module decides how the text of an answer is read: which parts are separated, which grammar the answer must match,
+and which marker tokens the detokenizer leaves in the text for the readers.
 
-An answer is a stream of blocks: stretches of reasoning, of text, and calls of tools.
+An answer is a stream of blocks: reasoning, text, and tool calls.
 
     start(reasoning)   delta "hm"   delta " so"            stop
     start(text)        delta "I look."                     stop
     start(call)        delta '{"city": '  delta '"Rome"}'  stop
 
-A block begins with the first piece of its kind and ends when another one begins, or with the answer. All APIs
-are written from these events, and a whole answer is the blocks of the same events.
+A block begins with the first piece of its kind and ends when another one begins, or with the answer. The answers of all
+APIs are written from these events; a complete answer consists of the blocks of the same events.
 
-Answers that are messages in channels are told apart by ``weft.text.channels``.
+``weft.text.channels`` reads answers that are messages in channels.
 
 *Grammars of answers.* Required tool calls and structured output are both grammars. With optional tools and a schema,
 the answer is either. If the model reasons, its reasoning comes first: free text up to its end marker.
@@ -62,8 +62,7 @@ class AnswerBlock:
 
     @property
     def text(self) -> str:
-        """The text so far. For a function call: its arguments as JSON text; for a custom call: the text for the
-        tool."""
+        """The text so far; of a function call the arguments as JSON text, of a custom call the text for the tool."""
         return "".join(self.parts)
 
     @property
@@ -72,7 +71,7 @@ class AnswerBlock:
 
 
 class BlockEvent(msgspec.Struct, frozen=True):
-    """An event of a block. ``block`` may be further than its event: at its start it may have text already."""
+    """An event of a block. ``block`` is shared and may already contain later text, even at its start event."""
 
     phase: Literal["start", "delta", "stop"]
     block: AnswerBlock
@@ -80,7 +79,7 @@ class BlockEvent(msgspec.Struct, frozen=True):
 
 
 class BlockWriter:
-    """The blocks of one answer. ``blocks``: all so far; ``take`` gives each event out once."""
+    """The blocks of one answer. ``blocks``: all so far; ``take`` returns each event once."""
 
     def __init__(self) -> None:
         self.blocks: list[AnswerBlock] = []
@@ -132,7 +131,7 @@ class BlockWriter:
 
 
 def arguments_of(text: str) -> Any:
-    """Return the object in a call's arguments; an answer that was cut may have half of one."""
+    """Return the object in a call's arguments; an answer that was cut may have only the beginning of an object."""
     try:
         return msgspec.json.decode(text) if text else {}
     except msgspec.DecodeError:
@@ -146,13 +145,13 @@ def text_of(blocks: Iterable[AnswerBlock], kind: BlockKind) -> str:
 
 _NO_CALLS = ToolChoice("none")
 _MARKER_TOKENS_MAX = 32
-"""Most tokens of a marker that is not a token of its own."""
+"""Most tokens of a marker that is not a single token."""
 
 
 class AnswerReader:
-    """A reader of one answer: its text in pieces becomes the events of its blocks. ``has_end``: whether the end of the
-    reasoning is in the text of some tokens. ``custom``: names of custom tools. Without ``shows_reasoning``, the
-    reasoning is read and left out."""
+    """A reader of one answer, from pieces of text to events of blocks. ``has_end``: whether the end of the reasoning is
+    in the text of these tokens. ``custom``: names of custom tools. Without ``shows_reasoning``, the reasoning is read
+    but left out."""
 
     def __init__(
         self,
@@ -174,18 +173,18 @@ class AnswerReader:
         self._has_end = has_end
         self._writer = BlockWriter()
         self._space = ""
-        """Whitespace after a reasoning that ends with calls, until other text follows."""
+        """Whitespace after reasoning that ends with calls, held back until other text follows."""
         self._tail: list[int] = []
         self._undecided_tokens = 0
         self.reasoning_tokens = 0
-        """Tokens up to the end of the reasoning, its markers too."""
+        """Tokens up to the end of the reasoning, markers included."""
 
     @property
     def blocks(self) -> list[AnswerBlock]:
         return self._writer.blocks
 
     def read(self, text: str, tokens: Sequence[int], finish_reason: str | None) -> list[BlockEvent]:
-        """Return the events of a piece of the answer; with a ``finish_reason``, of its last one."""
+        """Return the events of a piece of the answer. ``finish_reason`` is set with the last piece."""
         last = finish_reason is not None
         if self._messages is not None:
             self._read_messages(self._messages, text, tokens, finish_reason)
@@ -239,17 +238,18 @@ class AnswerReader:
             self._writer.stop(is_cut=finish_reason == "length")
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """Return ``tool_calls`` for an answer that ends with calls, else ``reason``; after its last piece was read."""
+        """Return ``tool_calls`` for an answer that ends with calls, else ``reason``. Call it after the last piece was
+        read."""
         return "tool_calls" if reason == "stop" and self._writer.call_count else reason
 
     def _hold_last_calls(
         self, last_calls: LastCalls, reasoning: str, content: str, finish_reason: str | None
     ) -> tuple[str, str]:
-        """Hold back calls at the end of a reasoning until it is sure that nothing follows."""
+        """Hold back calls at the end of the reasoning until it is certain that nothing follows."""
         reasoning, content, self._space = last_calls.push(reasoning), self._space + content, ""
         if content.strip():
             return reasoning + last_calls.release(), content
-        if not last_calls.held:
+        if not last_calls.pending:
             return reasoning, content
         if finish_reason is None:
             self._space = content
@@ -298,8 +298,8 @@ class AnswerReader:
 
 class AnswerPlan(msgspec.Struct, frozen=True):
     """The plan of an answer's text. ``grammar``: the grammar of the answer. ``shown_ids``: special tokens that stay in
-    its text. ``_is_sure``: the grammar writes the calls, so that none breaks off; a grammar that only bounds the
-    reasoning does not."""
+    the text. ``_is_sure``: whether the grammar forces complete calls; a grammar that only bounds the reasoning does
+    not."""
 
     grammar: Grammar | None
     shown_ids: frozenset[int]
@@ -311,7 +311,7 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     _tokenizer: Tokenizer
     _channels: channels.ChannelFormat | None = None
     _header: str | None = None
-    """Header of a message that the prompt has begun."""
+    """Header of the message that the prompt has begun."""
     _is_sure: bool = False
 
     def reader(self, *, eager: bool, shows_reasoning: bool = True) -> AnswerReader:
@@ -347,16 +347,16 @@ class AnswerPlan(msgspec.Struct, frozen=True):
 
 
 def answer_markers() -> frozenset[str]:
-    """Return the markers of reasoning and calls in all formats but those whose answers are messages: there they are
-    also the markers of turns."""
+    """Return the markers of reasoning and calls in all formats, except formats of messages in channels, whose markers
+    are also those of turns."""
     rows = [row for row in FORMATS if channels.channel_format(row.name) is None]
     calls = [row for row in TOOL_FORMATS if channels.channel_format(row.name) is None]
     return frozenset[str]().union(*((row.start, row.end) for row in rows), *(row.markers for row in calls))
 
 
 def call_format(source: str, tokenizer: Tokenizer, tool_parser: str = "auto") -> ToolFormat | None:
-    """Return how a model with the template ``source`` writes calls, if that is known. Raise ConfigError for an unknown
-    parser name."""
+    """Return the format of calls of a model with the template ``source``; None if it is not known. Raise ConfigError
+    for an unknown parser name."""
     return tool_format(tool_parser, source, _knows(tokenizer))
 
 
@@ -365,7 +365,7 @@ def _knows(tokenizer: Tokenizer) -> HasToken:
 
 
 class TemplateText(Protocol):
-    """The properties of a chat template that a dialect must know."""
+    """Interface to the properties of a chat template that a dialect needs."""
 
     @property
     def source(self) -> str: ...
@@ -395,15 +395,15 @@ class Dialect:
 
     @property
     def bounds_reasoning(self) -> bool:
-        """Whether a budget of reasoning tokens can be held: the markers of the reasoning are tokens."""
+        """Whether a budget of reasoning tokens can be enforced: the markers of the reasoning must be tokens."""
         if self.reasoning is None:
             return False
         markers = self.channels.markers if self.channels is not None else (self.reasoning.start, self.reasoning.end)
         return all(self._tokenizer.added_id(marker) is not None for marker in markers)
 
     def plan_of(self, request: ChatRequest, prompt: str, grammar: Grammar | None) -> AnswerPlan:
-        """Return ``plan`` of a checked request. ``prompt`` is its rendered text, ``grammar`` the structured output that
-        it asks for. Raise RequestError."""
+        """Return ``plan`` of a checked request. ``prompt``: the rendered text; ``grammar``: of the requested structured
+        output. Raise RequestError."""
         return self.plan(
             prompt,
             tools=request.tools,
@@ -425,10 +425,10 @@ class Dialect:
         continued: str | None = None,
         budget: int | None = None,
     ) -> AnswerPlan:
-        """Return the plan of one request's answer. ``prompt`` is its rendered text; ``continued`` the beginning of the
-        answer that is in it, if it is; ``grammar`` the structured output it asks for; ``budget`` the tokens that its
-        reasoning may have, where ``bounds_reasoning``. Raise RequestError where these cannot be combined, or not be
-        done with this model."""
+        """Return the plan of one request's answer. ``prompt``: the rendered text; ``continued``: the beginning of the
+        answer, if the prompt ends with one; ``grammar``: of the requested structured output; ``budget``: most tokens of
+        the reasoning, if ``bounds_reasoning``. Raise RequestError if these cannot be combined, or if this model cannot
+        do it."""
         calls = self._check_tools(tools, choice)
         if not self.bounds_reasoning:
             budget = None
@@ -473,14 +473,14 @@ class Dialect:
         prompt: str,
         budget: int | None,
     ) -> AnswerPlan:
-        token_of, header, asked = self._tokenizer.added_id, channels.open_header(row, prompt), choice.among(tools)
+        token_of, header, offered = self._tokenizer.added_id, channels.open_header(row, prompt), choice.among(tools)
         is_free = choice.mode == "auto" and grammar is None
-        limited = len(asked) < len(tools) or any(tool.strict for tool in asked)
+        limited = len(offered) < len(tools) or any(tool.strict for tool in offered)
         called = None
         if calls is not None and (not is_free or limited or budget is not None):
             self._check_required(choice, grammar)
-            # Each call is a message of its own, and its end is the end of the answer.
-            called = calls_grammar(calls, asked, several=False, token_of=token_of, field="tools")
+            # Each call is a message, and the end of the call is the end of the answer.
+            called = calls_grammar(calls, offered, several=False, token_of=token_of, field="tools")
         wanted = None
         if called is not None or grammar is not None or (budget is not None and header is None):
             wanted = channels.channel_grammar(
@@ -517,11 +517,11 @@ class Dialect:
             )
 
     def _closed(self, row: ReasoningFormat, prompt: str, continued: str | None) -> bool:
-        """Return whether the prompt shows that the reasoning is over, or that it is left out."""
+        """Return whether the prompt shows that the reasoning has ended or is left out."""
         return continued is not None or prompt.rstrip().endswith(row.end)
 
     def _check_tools(self, tools: Sequence[Tool], choice: ToolChoice) -> ToolFormat | None:
-        """Return the format in which calls are expected, None when there will be none. Raise RequestError."""
+        """Return the format of the expected calls; None if there can be no calls. Raise RequestError."""
         if choice.mode == "none" or not tools:
             return None
         if not self.template_takes_tools:
@@ -551,22 +551,22 @@ class Dialect:
         if calls is None:
             return grammar
         token_of = self._tokenizer.added_id
-        asked = choice.among(tools)
+        offered = choice.among(tools)
         if choice.mode == "auto":
             if grammar is not None:
-                free = calls_grammar(calls, asked, several=several, token_of=token_of, field=grammar.field)
+                free = calls_grammar(calls, offered, several=several, token_of=token_of, field=grammar.field)
                 return _either(free, grammar)
-            if len(asked) < len(tools) or any(tool.strict for tool in asked):
-                return strict_grammar(calls, asked, several=several, token_of=token_of, field="tools")
+            if len(offered) < len(tools) or any(tool.strict for tool in offered):
+                return strict_grammar(calls, offered, several=several, token_of=token_of, field="tools")
             return None
         self._check_required(choice, grammar)
         return calls_grammar(
-            calls, asked, several=several and choice.mode == "required", token_of=token_of, field="tools"
+            calls, offered, several=several and choice.mode == "required", token_of=token_of, field="tools"
         )
 
 
 def _either(calls: Grammar, answer: Grammar) -> Grammar:
-    """Return a grammar of an answer in the form of ``answer``, or of calls."""
+    """Return a grammar of an answer that matches ``answer`` or is calls."""
     inner = json.loads(answer.grammar)["grammars"]
     first = inner[0]["lark_grammar"].removeprefix(NO_FORCING)
     called = json.loads(calls.grammar)["grammars"][0]["lark_grammar"].removeprefix(NO_FORCING)

@@ -1,4 +1,4 @@
-"""Fields of a request that give the form of an answer: ``response_format`` and ``structured_outputs`` to a Grammar."""
+"""Grammars from the request's fields ``response_format`` and ``structured_outputs``."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def from_structured_outputs(value: dict[str, Any], token_of: TokenOf) -> Grammar
                 param=f"structured_outputs.{name}",
                 code="unsupported_parameter",
             )
-    given = [kind for kind in _OUTPUT_KINDS if value.get(kind) not in (None, False)]
-    if len(given) != 1:
-        said = f"has {' and '.join(given)}" if given else "asks for nothing"
+    kinds = [kind for kind in _OUTPUT_KINDS if value.get(kind) not in (None, False)]
+    if len(kinds) != 1:
+        said = f"has {' and '.join(kinds)}" if kinds else "asks for nothing"
         raise RequestError(
             f"structured_outputs {said}; it takes one of {', '.join(_OUTPUT_KINDS)}", param="structured_outputs"
         )
-    kind = given[0]
+    kind = kinds[0]
     if kind == "structural_tag":
         return structural_tag(
             _object_of(value[kind], f"structured_outputs.{kind}"), f"structured_outputs.{kind}", token_of
@@ -63,7 +63,7 @@ def from_structured_outputs(value: dict[str, Any], token_of: TokenOf) -> Grammar
 
 
 def _object_of(value: Any, field: str) -> dict[str, Any]:
-    """Return ``value``, an object or its JSON text. Raise RequestError where it is neither."""
+    """Return ``value``, an object or its JSON text. Raise RequestError if it is neither."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

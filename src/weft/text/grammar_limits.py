@@ -1,17 +1,16 @@
 """Limits on the shape of a grammar, checked before a compiler written in native code sees it.
 
-    length       in bytes                  where the grammar is written down (``weft.text.grammars``)
+    length       in bytes                  where the grammar is written (``weft.text.grammars``)
     choices      texts of one choice       likewise
     nesting      of a JSON schema          here, in the process that compiles
     references   different $ref targets    here
     rules        of a lark grammar         here
-    items        of the parser, a token    by the compiler, as ``parser_limits`` says
+    items        of the parser, a token    by the compiler, with ``parser_limits``
 
-The compiler descends through nesting, references and rules by calling itself, so their number bounds its stack. The
-limits are a fraction of the depth that overflows a stack of 8 MiB, and far above the depth of schemas of the field.
-
-A limit gives the client a clear sentence. It is not the only guard: a grammar within the limits is still compiled in a
-process that may die (``weft.text.grammar_sandbox``).
+The compiler recurses through nesting, references and rules, so their number bounds its stack. The limits are a fraction
+of the depth that overflows a stack of 8 MiB, and far above the depth of real schemas. A limit gives the client a clear
+message, but it is not the only protection: a grammar within the limits is still compiled in a process that may die
+(``weft.text.grammar_sandbox``).
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ _MASK_ITEMS_MAX = 50_000
 
 
 def parser_limits(step_s: float) -> Any:
-    """Return llguidance's limits for grammars that may take ``step_s`` of a step. An ambiguous grammar keeps one item
-    for each place where something may have begun, and completing a token costs the square of their number or more."""
+    """Return llguidance's limits for grammars that may take ``step_s`` of a step. The parser of an ambiguous grammar
+    keeps an item for each position where a rule may have begun, and completing a token costs at least the square of
+    their number."""
     from llguidance import LLParserLimits
 
     step_ms = step_s * 1e3
@@ -76,7 +76,7 @@ def check_nesting(schema: Any, field: str) -> None:
 
 
 def check_shape(grammars: Sequence[dict[str, Any]]) -> None:
-    """Raise ValueError with the number and the limit for a grammar beyond them. ``grammars``: the list that a
+    """Raise ValueError with the number and the limit for a grammar beyond a limit. ``grammars``: the list that a
     ``Grammar`` holds, parsed."""
     rules = 0
     targets: set[str] = set()

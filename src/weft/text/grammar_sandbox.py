@@ -1,14 +1,13 @@
-"""The engine's end of the process that compiles grammars of strangers (``weft.text.grammar_worker``).
+"""The engine's client of the process that compiles untrusted grammars (``weft.text.grammar_worker``).
 
     check(grammar)   any thread; waits for the verdict        RequestError | VettedGrammar
     compile(build)   runs ``build`` on a stack of 64 MiB, at low priority
 
 The compiler is native code that a grammar can crash, so the engine compiles only grammars that a separate process has
 compiled before: within the limits of time, memory and stack, with its first masks built. The second compilation costs
-the time of the first, in a thread that lets others run, and gives the engine matchers that need no process.
+the same time again, in a thread of low priority, and gives the engine matchers that need no process.
 
-The worker starts with the first grammar and ends with the engine. One that died is replaced at the next
-grammar.
+The worker starts with the first grammar and ends with the engine. A worker that died is replaced at the next grammar.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from weft.units import parse_bytes
 
 ENGINE_STACK_BYTES = 64 << 20
 _VERDICT_WITHIN_S = 120.0
-"""Seconds until a worker counts as hung: far more than any grammar may take, even after others in the line."""
+"""Seconds until a worker counts as hung: far more than any grammar may take, even after others in the queue."""
 _PRIORITY = 10
 _PREDICATES = ("has ", "is ", "takes ", "needs ", "refers ", "cannot ")
 """First words of weft's own reasons; the compiler's reasons do not continue a sentence."""
@@ -45,14 +44,15 @@ Built = TypeVar("Built")
 
 
 def in_one_line(error: str) -> str:
-    """Return the compiler's error without its pictures of the text. A regex is quoted with the error in it."""
+    """Return the compiler's error in one line, without its drawings of the text. For a regex, return the regex and its
+    error."""
     regex = re.search(r'(invalid regex ".*?") \(in regex\).*\berror: ([^\n]+)', error, re.DOTALL)
     return f"{regex[1]}: {regex[2]}" if regex else error.split("\n", 1)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class VettedGrammar:
-    """A grammar that compiled within the limits. ``size_bytes``: memory that it held then."""
+    """A grammar that compiled within the limits. ``size_bytes``: memory of the compiled grammar."""
 
     text: str
     size_bytes: int
@@ -60,7 +60,8 @@ class VettedGrammar:
 
 class GrammarSandbox:
     """The engine's side of the grammar worker. ``read_tokenizer`` returns the text of the tokenizer.json. ``seconds``
-    of CPU and ``memory_bytes`` are the limits of one grammar, ``step_s`` the seconds of a step that all may take."""
+    of CPU and ``memory_bytes`` are the limits of one grammar, ``step_s``: the seconds of a step that all grammars
+    together may take."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class GrammarSandbox:
 
         def run() -> None:
             try:
-                if sys.platform == "linux":  # on Linux a thread has a priority of its own
+                if sys.platform == "linux":  # on Linux each thread has its own priority
                     thread = threading.get_native_id()
                     present = os.getpriority(os.PRIO_PROCESS, thread)
                     # A server under `nice` may not raise its priority.
@@ -113,7 +114,7 @@ class GrammarSandbox:
         return result.result()
 
     def close(self) -> None:
-        """End the worker. Idempotent. Checks that wait raise EngineUnavailableError."""
+        """End the worker. Idempotent. Waiting checks raise EngineUnavailableError."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None:
@@ -139,15 +140,15 @@ class GrammarSandbox:
             answer = worker.receive(worker.send(grammar.encode()), _VERDICT_WITHIN_S)
             if answer is None:
                 raise TimeoutError
-        except OSError:  # TimeoutError is one
+        except OSError:  # TimeoutError is an OSError
             worker.end()
             raise EngineUnavailableError("the process that compiles grammars has ended; try again") from None
         return msgspec.msgpack.decode(answer, type=Verdict)
 
 
 def grammar_sandbox(config: EngineConfig, directory: Path, eos_ids: tuple[int, ...]) -> GrammarSandbox | None:
-    """Return the sandbox for the checkpoint in ``directory``; None where it has no tokenizer.json. Raise ConfigError
-    for impossible limits."""
+    """Return the sandbox for the checkpoint in ``directory``; None if it has no tokenizer.json. Raise ConfigError for
+    limits that cannot work."""
     if config.grammar_seconds < 1:
         raise ConfigError(
             f"limits.grammar_seconds is {config.grammar_seconds}; it must be at least 1", param="limits.grammar_seconds"

@@ -1,4 +1,4 @@
-"""The worker of grammars: it compiles a grammar of a stranger, in a fork (``weft.text.workers``).
+"""The worker of grammars: it compiles each untrusted grammar in a fork (``weft.text.workers``).
 
     Start -> tokenizer (built once) ---fork---> lark -> compile -> first masks -> Verdict
 
@@ -6,15 +6,15 @@
     num  ::= [0-9]{1,3}    ->     NUM: /[0-9]/{1,3}
 
 The tokenizer is built once. Every job runs in a fork, which shares it and costs some milliseconds. So a grammar that is
-slow, large or deadly holds up no other grammar, and leaves nothing in the process.
+slow, large or crashes the compiler delays no other grammar, and leaves nothing in the process.
 
-The first masks are built on a stack of 1 MiB, half the stack of the engine's mask threads. The grammar is
-compiled on at most 8 MiB, an eighth of the stack in the engine. Compiling is a function of the grammar, so a
-grammar that passed here stays within its stack there.
+The first masks are built on a stack of 1 MiB, half the stack of the engine's mask threads. The grammar is compiled on
+at most 8 MiB, an eighth of the stack in the engine. Compiling is deterministic, so a grammar that passed here stays
+within the engine's stack too.
 
-GBNF, the notation of llama.cpp, is rewritten as lark. llguidance parses it; its rules are resolved here, in
-time linear in their number. A rule becomes a terminal once all rules below it are. A rule that names itself
-never gets there, and neither does ``root``.
+GBNF, the notation of llama.cpp, is rewritten as lark. llguidance parses it; its rules are resolved here, in time linear
+in their number. A rule becomes a terminal once all rules that it refers to are terminals. A recursive rule never
+becomes a terminal, and neither does ``root``.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _CAMEL_CASE = re.compile(r"([a-z])([A-Z])")
 
 
 def lark_of(grammar: str) -> str:
-    """Return ``grammar`` in lark; a text that is lark already comes back unchanged. Raise ValueError with the place
-    that cannot be read."""
+    """Return ``grammar`` in lark; a text that is lark already is returned unchanged. Raise ValueError that names the
+    position of an error."""
     if "::=" not in grammar or _LARK_START.search(grammar):
         return grammar
     from llguidance.gbnf_to_lark import GbnfToLarkError, GrammarParser
@@ -109,7 +109,7 @@ def _references(rule: Any) -> Iterator[Any]:
 
 
 class Start(msgspec.Struct):
-    """The start of a worker. ``seconds`` of CPU and ``memory_bytes`` are limits of one job. ``tokenizer``: text of its
+    """The start of a worker. ``seconds`` of CPU and ``memory_bytes`` are limits of one job. ``tokenizer``: text of the
     tokenizer.json. ``step_s``: seconds of a step that grammars may take."""
 
     tokenizer: str
@@ -130,7 +130,7 @@ class Verdict(msgspec.Struct):
 
 
 class CheckGrammar:
-    """The job that compiles a grammar. The sentences of ``failed`` name the flags."""
+    """The job that compiles a grammar. The messages of ``failed`` name the flags."""
 
     def __init__(self, start: Start) -> None:
         from llguidance import LLTokenizer
@@ -181,7 +181,7 @@ def _verdict(tokenizer: Any, grammar_json: bytes, limits: Any) -> Verdict:
 
 
 def _on_small_stack(walker: Any) -> str:
-    """Build the first masks of ``walker`` along some answer. Return the error, if any."""
+    """Build the first masks of ``walker`` along a possible answer. Return the error, if any."""
     errors: list[str] = []
 
     def walk() -> None:
@@ -190,7 +190,7 @@ def _on_small_stack(walker: Any) -> str:
             if walker.is_error():
                 errors.append(str(walker.get_error()))
                 return
-            word = next((at for at, byte in enumerate(mask) if byte), None)
+            word = next((token for token, byte in enumerate(mask) if byte), None)
             if word is None or walker.is_stopped():
                 return
             walker.consume_token(word * 8 + (mask[word] & -mask[word]).bit_length() - 1)
@@ -221,8 +221,8 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _used_bytes() -> int:
-    """Return the bytes that this process holds from malloc; its largest resident size where the C library does not
-    say."""
+    """Return the bytes that this process holds from malloc; the largest resident size if the C library does not report
+    them."""
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,14 +7,14 @@ A ``Grammar`` is text: the list of grammars that llguidance reads, the first of 
 elsewhere (``weft.text.grammar_sandbox``, ``weft.engine.grammars``), so functions here check only the type and size of a
 schema, not its content.
 
-*Forcing is off.* Where only one text can follow, the library would allow only that text's usual tokens. It
-then takes a text that looks like a special token ("<think>" in an enum) for that token, and refuses it
-afterwards. Without forcing every spelling of the text is allowed, and the model has its habits anyway.
+*Forcing is off.* If only one text can follow, the library would allow only the usual tokens of that text. It would then
+take a text that looks like a special token ("<think>" in an enum) for that token, and refuse it afterwards. Without
+forcing, every tokenization of the text is allowed; the model prefers the usual one anyway.
 
-*Whitespace is bounded.* JSON allows any amount between two tokens, and a weak model will use it to the last.
+*Whitespace is bounded.* JSON allows any amount between two tokens, and a weak model may write whitespace without end.
 
 *Reasoning comes first.* A model that thinks before it answers is constrained after the end of its reasoning: the
-grammar begins with free text up to the end marker. Markers that are tokens of the vocabulary are named by their id, as
+grammar begins with free text up to the end marker. Markers that are tokens of the vocabulary are written by id, because
 free text never contains such a token.
 """
 
@@ -43,7 +43,7 @@ _ESCAPED = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 _LINE_ENDS = "LINE_ENDS: /\\n{0,3}/\n"
 
 TokenOf = Callable[[str], int | None]
-"""The id of a text that is one added token of the vocabulary (a marker), else None."""
+"""A function from a text to its id, if the text is one added token of the vocabulary (a marker), else to None."""
 
 
 def grammar_from(kind: str, value: Any, field: str, *, whitespace: str | None = WHITESPACE) -> Grammar:
@@ -62,13 +62,13 @@ def grammar_from(kind: str, value: Any, field: str, *, whitespace: str | None = 
 
 def json_grammar(schema: Any, *, field: str, whitespace: str | None = WHITESPACE) -> Grammar:
     """Return a grammar of JSON. ``schema``: a JSON schema as an object, True or its JSON text. ``whitespace``: a regex
-    of the text allowed between two tokens of JSON; None allows nothing. Raise RequestError when ``schema`` is
-    neither."""
+    of the text allowed between two tokens of JSON; None allows nothing. Raise RequestError if ``schema`` is none of
+    these."""
     return _grammar({"json_schema": json_schema(schema, field=field, whitespace=whitespace)}, field)
 
 
 def json_schema(schema: Any, *, field: str, whitespace: str | None = WHITESPACE) -> dict[str, Any]:
-    """Return ``schema`` with the options that weft compiles it with; its own ``x-guidance`` goes before them."""
+    """Return ``schema`` with weft's compile options; ``x-guidance`` of the schema overrides them."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -93,10 +93,10 @@ def regex_grammar(regex: str, *, field: str) -> Grammar:
 
 
 def choice_grammar(choices: Sequence[str], *, field: str) -> Grammar:
-    """Return a grammar of answers that are one of ``choices``. Raise RequestError when there is none, one is empty, or
-    they are too many.
+    """Return a grammar of answers that are one of ``choices``. Raise RequestError for no choices, an empty choice, or
+    too many choices.
 
-    One regex: as texts of a rule, 100,000 of them took 25 seconds to compile."""
+    The grammar is one regex: 100,000 texts as alternatives of a rule took 25 seconds to compile."""
     if not choices:
         raise RequestError(f"{field} is empty: it needs at least one text to choose", param=field)
     if not all(choices):
@@ -122,8 +122,8 @@ def lark_grammar(rules: str, *, field: str) -> Grammar:
 def behind_reasoning(
     grammar: Grammar, *, start: str, end: str, opened: bool, token_of: TokenOf, budget: int | None = None
 ) -> Grammar:
-    """Return ``grammar`` for an answer that may reason first: between ``start`` and ``end``, or up to ``end`` where
-    the prompt has ``opened`` the reasoning already. ``budget``: tokens between the two, at most."""
+    """Return ``grammar`` for an answer that may reason first: between ``start`` and ``end``, or up to ``end`` if the
+    prompt has ``opened`` the reasoning already. ``budget``: most tokens of the reasoning."""
     grammars = json.loads(grammar.grammar)["grammars"]
     inner = grammars[0]["lark_grammar"].removeprefix(NO_FORCING)
     rest = [{"name": "answer", "lark_grammar": inner}, *grammars[1:], *bounded_thoughts(budget)]
@@ -134,9 +134,10 @@ def behind_reasoning(
 
 def bounded_reasoning(*, start: str, end: str, opened: bool, again: bool, token_of: TokenOf, budget: int) -> Grammar:
     """Return the grammar of an answer whose reasoning has ``budget`` tokens at most, and whose other text is free. Both
-    markers are tokens. ``again``: models reason after some content too; then they do so once."""
-    # A start marker is bounded wherever it comes: models write spaces before it, and a rule for these would compete
-    # with one for an answer without reasoning.
+    markers are tokens. ``again``: whether the model may also reason after some content; the grammar then allows it
+    once."""
+    # Reasoning is bounded wherever its start marker comes: models write spaces before the marker, and a rule for the
+    # spaces would compete with the rule for an answer without reasoning.
     before = f"<[^{token_of(start)}]>*"
     rest = before if again else ANY_TOKENS
     rules = reasoning_rule(start=start, end=end, opened=opened, token_of=token_of, budget=budget)
@@ -146,15 +147,16 @@ def bounded_reasoning(*, start: str, end: str, opened: bool, again: bool, token_
 
 
 def bounded_thoughts(budget: int | None) -> list[dict[str, Any]]:
-    """Return the grammar ``thoughts``, free text of ``budget`` tokens at most; nothing without a budget. As a rule of
-    the grammar that uses it, the library would refuse other beginnings of the same text."""
+    """Return the grammar ``thoughts``, free text of ``budget`` tokens at most; nothing without a budget. It is a
+    grammar of its own: as a rule of the grammar that uses it, the library would refuse other texts with the same
+    beginning."""
     text = f"{NO_FORCING}start[max_tokens={budget}]: {FREE_TEXT}"
     return [] if budget is None else [{"name": "thoughts", "lark_grammar": text}]
 
 
 def reasoning_rule(*, start: str, end: str, opened: bool, token_of: TokenOf, budget: int | None = None) -> str:
-    """Return the lark rule ``reasoning``: with the line ends that follow it. With a ``budget`` of tokens ``end`` is a
-    token, and ``bounded_thoughts`` belong to the grammar."""
+    """Return the lark rule ``reasoning``, including the line ends that follow. With a ``budget``, ``end`` must be a
+    token, and ``bounded_thoughts`` must be added to the grammar."""
     begin = "" if opened else literal(start, token_of) + " "
     token = token_of(end)
     if budget is not None:
@@ -165,23 +167,23 @@ def reasoning_rule(*, start: str, end: str, opened: bool, token_of: TokenOf, bud
 
 
 def literal(text: str, token_of: TokenOf) -> str:
-    """Return ``text`` in a lark rule: its markers by token id, the rest quoted."""
+    """Return ``text`` for a lark rule: markers by token id, the rest quoted."""
     whole = token_of(text)
     if whole is not None:
         return f"<[{whole}]>"
     parts: list[str] = []
     plain = ""
-    at = 0
-    while at < len(text):
-        marker = _marker_at(text, at, token_of)
+    position = 0
+    while position < len(text):
+        marker = _marker_at(text, position, token_of)
         if marker is None:
-            plain += text[at]
-            at += 1
+            plain += text[position]
+            position += 1
             continue
         parts += [quoted(plain)] if plain else []
         parts.append(f"<[{token_of(marker)}]>")
         plain = ""
-        at += len(marker)
+        position += len(marker)
     parts += [quoted(plain)] if plain else []
     return " ".join(parts)
 
@@ -202,17 +204,17 @@ def slashed(regex: str) -> str:
     return "/" + "".join(out) + "/"
 
 
-def _marker_at(text: str, at: int, token_of: TokenOf) -> str | None:
-    """Return the marker that begins at ``at``: from an opening bracket to the next closing one."""
-    closing = {"<": ">", "[": "]"}.get(text[at])
-    end = text.find(closing, at + 1) if closing else -1
-    marker = text[at : end + 1]
+def _marker_at(text: str, start: int, token_of: TokenOf) -> str | None:
+    """Return the marker that begins at ``start``: from an opening bracket to the next closing one."""
+    closing = {"<": ">", "[": "]"}.get(text[start])
+    end = text.find(closing, start + 1) if closing else -1
+    marker = text[start : end + 1]
     return marker if end >= 0 and token_of(marker) is not None else None
 
 
 def _grammar(body: dict[str, Any], field: str) -> Grammar:
-    """Return the grammar ``body``. Raise RequestError for one that is too long or nested too deeply to be written
-    down."""
+    """Return the grammar ``body``. Raise RequestError for a grammar that is too long, or nested too deeply to be
+    written as JSON."""
     grammars = [{"lark_grammar": f"{NO_FORCING}start: @{_BODY}"}, {"name": _BODY, **body}]
     try:
         text = msgspec.json.encode({"grammars": grammars})

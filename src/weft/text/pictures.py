@@ -1,4 +1,4 @@
-"""Pictures and videos of a conversation: taken out before its template is rendered, put into the rendered text.
+"""Pictures and videos of a conversation: taken out before the template is rendered, and put into the rendered text.
 
     messages  {"type": "image_url", "image_url": {"url": "data:..."}}      split_pictures
               {"type": "image"}  + PicturePart                             the template sees no pixels
@@ -6,10 +6,10 @@
               ... <|image_start|><image><image>...<|image_end|> ...        with_pictures: one for each row
     tokens    ... 498  396 396 396 ...  499 ...                            placed: where the rows stand
 
-A video is a picture of another kind, with a token of its own. A dialect writes either as a ``PicturePart``, or leaves
-OpenAI's form and those that other engines have for videos. A picture belongs where the template writes the token of its
-kind, in the order of the messages. A text that spells the token itself is not the place of a picture
-(``weft.text.control_tokens``); where such texts are trusted, the conversation is refused.
+A video is a picture of another kind, with its own token. A dialect makes a ``PicturePart``, or passes on OpenAI's form
+and other engines' forms for videos. Pictures belong where the template writes the tokens of their kind, in the order of
+the messages. A token that a text of the request spells is not a picture (``weft.text.control_tokens``); if texts are
+trusted to spell tokens, the conversation is refused.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _KIND_OF: dict[str, PictureKind] = {
 
 
 class PicturePart(msgspec.Struct, frozen=True):
-    """A part of a message that is a picture. ``source``: an address, or the bytes of a file of this program; of a video
-    also its frames, each an address or bytes. ``where``: the part of the request that has it, for errors. The last
-    three are of videos (``weft.images.video.Sampling``)."""
+    """A part of a message that is a picture. ``source``: an address, or the bytes of a file; for a video also a list of
+    frames, each an address or bytes. ``where``: the part of the request, for errors. The last three fields are for
+    videos (``weft.images.video.Sampling``)."""
 
     source: str | bytes | list[str | bytes]
     where: str
@@ -59,17 +59,17 @@ class PicturePart(msgspec.Struct, frozen=True):
 def split_pictures(
     messages: list[ChatMessage], *, reads: Collection[PictureKind]
 ) -> tuple[list[ChatMessage], list[PicturePart]]:
-    """Return the messages with a bare ``{"type": "image"}`` for each picture, and the pictures in their order; videos
-    alike. ``reads``: kinds that the model reads. Raise RequestError for a part without an address, and for one that the
+    """Return the messages with a bare ``{"type": "image"}`` for each picture, and the pictures and videos in order.
+    ``reads``: kinds that the model reads. Raise RequestError for a part without an address, and for a kind that the
     model does not read."""
     pictures: list[PicturePart] = []
     shown = []
-    for at, message in enumerate(messages):
+    for number, message in enumerate(messages):
         if isinstance(message.content, list) and any(map(_is_picture, message.content)):
             parts = []
             for index, part in enumerate(message.content):
                 if _is_picture(part):
-                    picture = _read(part, f"messages[{at}].content[{index}]", reads)
+                    picture = _read(part, f"messages[{number}].content[{index}]", reads)
                     pictures.append(picture)
                     part = {"type": picture.kind}
                     if picture.cache_control is not None:
@@ -83,11 +83,11 @@ def split_pictures(
 def without_unread_results(
     messages: list[ChatMessage], *, reads: Collection[PictureKind]
 ) -> tuple[list[ChatMessage], list[str]]:
-    """Replace each picture that the model does not read, in the result of a tool, by a text that says so, and return
-    also the places of these pictures. An agent opened a file, and a refusal would end its conversation. A picture in
-    a message of the user stays, to be refused."""
+    """Replace each picture in a tool result that the model does not read by a text that says so. Return the messages,
+    and the fields of the replaced pictures. (An agent opened a file, and a refusal would end the conversation.)
+    Pictures in messages of the user stay, to be refused."""
     shown, places = [], []
-    for at, message in enumerate(messages):
+    for number, message in enumerate(messages):
         if message.role == "tool" and isinstance(message.content, list):
             parts = list(message.content)
             for index, part in enumerate(parts):
@@ -95,7 +95,7 @@ def without_unread_results(
                 if kind is not None and kind not in reads:
                     what = "a picture" if kind == "image" else "a video"
                     parts[index] = {"type": "text", "text": f"[{what}, which this model cannot read]"}
-                    places.append(f"messages.{at}.{kind}")
+                    places.append(f"messages.{number}.{kind}")
             message = msgspec.structs.replace(message, content=parts)
         shown.append(message)
     return shown, places
@@ -117,13 +117,13 @@ def with_pictures(
     quoted: Collection[int] = (),
 ) -> tuple[str, list[ShownPicture], list[list[int]]]:
     """Replace each token of a picture in ``text`` by the text of the picture's rows, and move the lists of ``places``
-    (characters) with it. ``tokens``: by kind; ``quoted``: places at which a text spells one. Raise RequestError where
-    the number of tokens in the template's text differs from the number of pictures of their kind."""
+    (characters) with it. ``tokens``: by kind; ``quoted``: positions at which a text spells a token. Raise RequestError
+    if the template writes another number of tokens of a kind than there are pictures."""
     spelled = frozenset(quoted)
     pattern = "|".join(map(re.escape, tokens.values()))
-    spots = [one for one in re.finditer(pattern, text) if one.start() not in spelled]
-    written_tokens = [one[0] for one in spots]
-    bounds = [0, *(at for one in spots for at in one.span()), len(text)]
+    spots = [spot for spot in re.finditer(pattern, text) if spot.start() not in spelled]
+    written_tokens = [spot[0] for spot in spots]
+    bounds = [0, *(position for spot in spots for position in spot.span()), len(text)]
     pieces = [text[first:last] for first, last in pairwise(bounds)][::2]
     if written_tokens != [tokens[picture.kind] for picture in pictures]:
         shown_of = Counter(picture.kind for picture in pictures)
@@ -137,31 +137,31 @@ def with_pictures(
             "template leaves some out or moves them",
             param="messages",
         )
-    shown, out, at = [], [pieces[0]], len(pieces[0])
+    shown, out, position = [], [pieces[0]], len(pieces[0])
     ends, shifts = [], []
     for picture, token, after in zip(pictures, written_tokens, pieces[1:], strict=True):
-        spans, begin = [], at
+        spans, begin = [], position
         for part in picture.text:
             written = part if isinstance(part, str) else token * part
             if not isinstance(part, str):
-                spans.append((at, len(written), part))
+                spans.append((position, len(written), part))
             out.append(written)
-            at += len(written)
+            position += len(written)
         shown.append(ShownPicture(picture.digest, picture.to_bytes(), spans))
         ends.append(begin)
-        shifts.append(at - begin - len(token))
+        shifts.append(position - begin - len(token))
         out.append(after)
-        at += len(after)
-    # Places after a picture move by the growth of it and of those before it; ``ends`` are in the new text.
+        position += len(after)
+    # A position after a picture moves by the growth of all pictures before that position; ``ends`` are in the new text.
     starts = [end - shift for end, shift in zip(ends, (0, *accumulate(shifts)), strict=False)]
     grown = [0, *accumulate(shifts)]
-    moved = [[place + grown[bisect_left(starts, place)] for place in one] for one in places]
+    moved = [[place + grown[bisect_left(starts, place)] for place in group] for group in places]
     return "".join(out), shown, moved
 
 
 def placed(pictures: Sequence[ShownPicture], positions: Sequence[int]) -> list[PlacedPicture]:
-    """Return the pictures at their places in tokens. ``positions``: in tokens, of the first character of each span, in
-    order."""
+    """Return the pictures with positions in tokens. ``positions``: the token position of each span's first character,
+    in order."""
     following = iter(positions)
     return [
         PlacedPicture(
@@ -202,24 +202,24 @@ def _read(part: Any, where: str, reads: Collection[PictureKind]) -> PicturePart:
 
 def _video(part: dict[str, Any], where: str, name: str) -> PicturePart:
     """Read ``{"type": "video_url", "video_url": {"url": ...}}``, or ``{"type": "video", "video": [frame, ...]}``;
-    ``fps`` and the like are keys of the part, or of the inner object."""
+    ``fps``, ``min_frames`` and ``max_frames`` are keys of the part or of the inner object."""
     field = "video" if name == "video" else "video_url"
     value = part.get(field)
     inner = value if isinstance(value, dict) else {}
     source: Any = inner.get("url") if inner else value
     frames = source if isinstance(source, list) else [source]
-    if not frames or not all(isinstance(one, str) and one for one in frames):
+    if not frames or not all(isinstance(frame, str) and frame for frame in frames):
         raise RequestError(
-            f"{where}.{field}: expected a data: URL of a video, or a list of those of its frames",
+            f"{where}.{field}: expected a data: URL of a video, or a list of data: URLs of its frames",
             param=f"{where}.{field}",
         )
-    given = {key: inner.get(key, part.get(key)) for key in ("fps", "min_frames", "max_frames")}
-    return PicturePart(source, where, part.get("cache_control"), "video", **checked_sampling(given, where))
+    sampling = {key: inner.get(key, part.get(key)) for key in ("fps", "min_frames", "max_frames")}
+    return PicturePart(source, where, part.get("cache_control"), "video", **checked_sampling(sampling, where))
 
 
-def checked_sampling(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return ``given``, checked: ``fps``, ``min_frames``, ``max_frames`` of a part. Raise RequestError."""
-    for key, value in given.items():
+def checked_sampling(sampling: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return ``sampling``, checked: ``fps``, ``min_frames``, ``max_frames`` of a part. Raise RequestError."""
+    for key, value in sampling.items():
         right = isinstance(value, int | float if key == "fps" else int) and not isinstance(value, bool)
         if value is not None and not (right and 0 < value <= 1000):
             raise RequestError(
@@ -227,4 +227,4 @@ def checked_sampling(given: Mapping[str, Any], where: str) -> dict[str, Any]:
                 f"{'number above 0' if key == 'fps' else 'whole number from 1'}, to 1000",
                 param=f"{where}.{key}",
             )
-    return dict(given)
+    return dict(sampling)

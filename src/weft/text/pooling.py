@@ -1,4 +1,4 @@
-"""Embeddings and scores: settings of a checkpoint, prompts, and values out of pooled rows.
+"""Embeddings and scores: the settings of a checkpoint, prompts, and values from pooled rows.
 
     modules.json, 1_Pooling/config.json, config_sentence_transformers.json      of sentence-transformers
     config.json: sentence_transformers, classifier_from_token
@@ -6,13 +6,13 @@
     text                --embedding--> PooledPrompt --engine--> float32 bytes --vector--> [float, ...]
     (query, document)   --scoring----> PooledPrompt --engine--> float32 bytes --score---> one float
 
-A checkpoint without these files is pooled at its last token and normalised. Scores come in two ways. A model
-with a score head reads the pair as its tokenizer joins pairs. A generative reranker is asked whether the
-document answers the query, and compares its logits of "yes" and "no".
+A checkpoint without these files is pooled at its last token and normalised. Scores come in two ways. A model with a
+score head reads the pair as its tokenizer joins pairs. A generative reranker reads a prompt that asks whether the
+document answers the query; the score compares the logits of "yes" and "no".
 
-Nothing is cut unless the request asks for it, and then the answer says so. A setting of a checkpoint that weft does not
-compute is a refusal, at the first request that needs it. Every fixed beginning (an instruction, the query of a rerank)
-is a boundary, so that the prefix cache keeps a state there.
+An input is cut only if the request allows it, and the answer then says so. A checkpoint with a setting that weft does
+not compute is refused at the first request that needs it. The end of every shared beginning (an instruction, the query
+of a rerank) is a boundary, so that the prefix cache keeps a state there.
 
 Sources: sentence-transformers 5.1 (``models/Pooling.py``, ``cross_encoder/CrossEncoder.py``); the model card
 of Qwen3-Reranker.
@@ -58,9 +58,10 @@ _NO_REFUSAL = ""
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """How a checkpoint embeds. ``includes_prompt``: the mean counts the tokens of the instruction. ``prompts``: texts
-    that go before, by name; ``default_prompt``: the name of one. ``tokens_max``: longest text that the model was
-    trained for, 0 for any. ``refusal``: why it embeds nothing here."""
+    """A checkpoint's settings of embeddings. ``includes_prompt``: whether the mean counts the tokens of the
+    instruction. ``prompts``: texts that come before inputs, by name; ``default_prompt``: the name of the default.
+    ``tokens_max``: longest text that the model was trained for, 0 for any. ``refusal``: why weft cannot embed with
+    it."""
 
     kind: Kind = "last"
     normalize: bool = True
@@ -70,7 +71,7 @@ class EmbeddingSettings:
     tokens_max: int = 0
     refusal: str = _NO_REFUSAL
     dense: tuple[Path, ...] = ()
-    """Directories of the modules that project the pooled vector, in order."""
+    """Directories of the Dense modules that project the pooled vector, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +85,20 @@ class PooledPrompt:
 
 
 def is_embedder(directory: Path) -> bool:
-    """Return whether the checkpoint was saved to embed: its head, if it has one, was not trained with it."""
+    """Return whether the checkpoint was saved to embed. Its language-model head, if any, was then not trained."""
     return (directory / "modules.json").is_file()
 
 
 def read_embedding_settings(directory: Path) -> EmbeddingSettings:
-    """Read how the checkpoint embeds. Raise CheckpointError for a file that is not JSON of its form."""
+    """Return the checkpoint's settings of embeddings. Raise CheckpointError for a file that is not JSON of the expected
+    form."""
     path = directory / "modules.json"
     if not path.is_file():
         return EmbeddingSettings()
     modules = parse_json(read_text(path, bytes_max=_BYTES_MAX), str(path))
-    if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(f"{path}: expected a list of modules", param="model")
-    kinds = [str(one.get("type", "")).rpartition(".")[2] for one in modules]
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     refusal = ""
     others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]
     dense: list[Path] = []
@@ -104,8 +106,8 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
         refusal = f"its modules.json has {others[0]}, which weft does not compute"
     kind: Kind = "last"
     includes_prompt = True
-    for one, name in zip(modules, kinds, strict=True):
-        inside = directory / str(one.get("path", ""))
+    for module, name in zip(modules, kinds, strict=True):
+        inside = directory / str(module.get("path", ""))
         if ".." in inside.parts or not inside.resolve().is_relative_to(directory.resolve()):
             raise CheckpointError(f"{path}: the path of its {name} leads elsewhere", param="model")
         if name == "Dense":
@@ -144,14 +146,14 @@ def _modes(settings: Mapping[str, Any]) -> list[str]:
     if isinstance(named, str):
         return [named]
     if isinstance(named, list):
-        return [str(one) for one in named]
+        return [str(named_mode) for named_mode in named]
     return [mode for key, mode in _MODE_KEYS.items() if settings.get(key) is True]
 
 
 def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     settings = _optional(directory / "config_sentence_transformers.json")
-    given = settings.get("prompts")
-    prompts = {name: text for name, text in (given if isinstance(given, dict) else {}).items() if isinstance(text, str)}
+    named = settings.get("prompts")
+    prompts = {name: text for name, text in (named if isinstance(named, dict) else {}).items() if isinstance(text, str)}
     default = settings.get("default_prompt_name")
     return prompts, default if isinstance(default, str) and default in prompts else None
 
@@ -159,7 +161,7 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
 def _read_all_dense(settings: EmbeddingSettings) -> list[DenseModule]:
     if settings.refusal or not settings.dense:
         return []
-    from weft.text.dense import read_dense  # a server without such a model starts without numpy
+    from weft.text.dense import read_dense  # imported here: a server without such a model needs no numpy
 
     return [read_dense(directory) for directory in settings.dense]
 
@@ -169,8 +171,8 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 class Pooler:
-    """Prompts and values of one model's embeddings and scores. ``score_labels``: rows of its score head, 0 without one.
-    ``control``: control tokens, which texts of requests never become."""
+    """Prompts and values of one model's embeddings and scores. ``score_labels``: rows of the score head, 0 without one.
+    ``control``: control tokens that texts of requests can only spell."""
 
     def __init__(
         self,
@@ -200,7 +202,7 @@ class Pooler:
 
     def embedding(
         self,
-        given: str | Sequence[int],
+        text_or_ids: str | Sequence[int],
         *,
         limit: int,
         prompt: str | None = None,
@@ -208,9 +210,9 @@ class Pooler:
         truncate_to: int | None = None,
         param: str = "input",
     ) -> PooledPrompt:
-        """Return the prompt of an embedding. ``limit``: the served context. ``prompt``: a text that goes before,
-        ``prompt_name``: one of the checkpoint's. ``truncate_to``: the end of a longer input may be left out; None: it
-        is an error. Raise RequestError, ContextLengthError."""
+        """Return the prompt of an embedding. ``limit``: the served context. ``prompt``: a text before the input;
+        ``prompt_name``: the name of such a text in the checkpoint. ``truncate_to``: cut a longer input at its end;
+        None: a longer input is an error. Raise RequestError, ContextLengthError."""
         settings = self.settings
         if settings.refusal:
             raise RequestError(
@@ -218,15 +220,15 @@ class Pooler:
             )
         before = self._instruction(prompt, prompt_name)
         bound = min(limit, settings.tokens_max or limit)
-        if not isinstance(given, str):
+        if not isinstance(text_or_ids, str):
             if before and (prompt is not None or prompt_name is not None):
                 raise RequestError(
                     "prompt and prompt_name go before texts; this input is token ids",
                     param="prompt_name" if prompt is None else "prompt",
                 )
-            tokens, front, tail = list(given), 0, 0
+            tokens, front, tail = list(text_or_ids), 0, 0
         else:
-            text, quoted = self._written((before, prompt is not None), (given, True))
+            text, quoted = self._written((before, prompt is not None), (text_or_ids, True))
             tokens, [front] = self._tokenizer.encode_with_boundaries(text, [len(before)], quoted=quoted)
             front = front if before else 0
             tail = self._special_tail(tokens)
@@ -250,10 +252,11 @@ class Pooler:
         return PooledPrompt(tokens, pooling, [front] if front else [], left_out)
 
     def _written(self, *parts: tuple[str, bool]) -> tuple[str, list[int]]:
-        """Return the text of ``parts``, and the places where parts from the request (True) spell control tokens."""
+        """Return the joined text of ``parts``, and the positions at which parts from the request (True) spell control
+        tokens."""
         text, quoted = "", list[int]()
         for part, is_said in parts:
-            quoted += [len(text) + at for at in self._control.spelled(part)] if is_said else []
+            quoted += [len(text) + place for place in self._control.spelled(part)] if is_said else []
             text += part
         return text, quoted
 
@@ -276,7 +279,7 @@ class Pooler:
         return prompts[name]
 
     def _special_tail(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens at the end the tokenizer adds to every text: they stay when the end is left out."""
+        """Return how many of the last ``tokens`` the tokenizer adds to every text: a cut at the end keeps these."""
         added = self._tokenizer.encode("")
         count = 0
         while count < min(len(added), len(tokens)) and added[-1 - count] == tokens[-1 - count]:
@@ -284,12 +287,12 @@ class Pooler:
         return count
 
     def width(self, hidden_size: int) -> int:
-        """Return how many numbers an embedding has."""
+        """Return the number of dimensions of an embedding."""
         return self._dense[-1].width if self._dense else hidden_size
 
     def vector(self, pooled: bytes, dimensions: int | None = None) -> array[float]:
-        """Return the embedding in ``pooled``, float32. ``dimensions``: the first of them (Matryoshka), normalised
-        again. Raise RequestError."""
+        """Return the embedding in ``pooled``, float32. ``dimensions``: keep only the first of its numbers (Matryoshka),
+        and normalise again. Raise RequestError."""
         values = array("f", pooled)
         for project in self._dense:
             values = project(values)
@@ -316,7 +319,7 @@ class Pooler:
         truncate_to: int | None = None,
         param: str = "documents",
     ) -> PooledPrompt:
-        """Return the prompt that scores how well ``document`` answers ``query``. ``instruction``: for a generative
+        """Return the prompt that scores ``document`` as an answer to ``query``. ``instruction``: for a generative
         reranker. Raise RequestError, ContextLengthError."""
         if self._score_refusal:
             raise RequestError(
@@ -362,10 +365,10 @@ class Pooler:
         return PooledPrompt(tokens, pooling, [front], left_out)
 
     def score(self, pooled: bytes) -> float:
-        """Return the score in ``pooled``: between 0 and 1, but for a score head whose checkpoint wants the logit as it
-        is."""
+        """Return the score in ``pooled``: between 0 and 1, or the logit if the checkpoint of a score head wants
+        that."""
         values = array("f", pooled)
-        if len(values) == 2:  # of no and yes
+        if len(values) == 2:  # logits of no and yes
             return _sigmoid(values[1] - values[0])
         return _sigmoid(values[0]) if self._sigmoid else values[0]
 
@@ -383,7 +386,7 @@ def _has_identity(config: Mapping[str, Any]) -> bool:
 def _judging(
     config: Mapping[str, Any], directory: Path, name: str, tokenizer: Tokenizer
 ) -> tuple[tuple[int, ...], str]:
-    """Return the tokens of no and yes, or why there are none."""
+    """Return the tokens of no and yes, or the reason why the model cannot be asked."""
     words = config.get("classifier_from_token")
     if not (isinstance(words, list) and len(words) == 2 and all(isinstance(word, str) for word in words)):
         if "rerank" not in name.lower() and "rerank" not in directory.name.lower():
@@ -393,7 +396,7 @@ def _judging(
             )
         words = ["no", "yes"]
     ids = [tokenizer.encode(word, add_special_tokens=False) for word in words]
-    if any(len(one) != 1 for one in ids):
+    if any(len(tokens) != 1 for tokens in ids):
         return (), f"{words[0]!r} and {words[1]!r} are not one token each"
     if tokenizer.added_id("<|im_start|>") is None:
         return (), "weft asks rerankers in the form of Qwen3-Reranker, and its tokenizer has no <|im_start|>"

@@ -1,4 +1,4 @@
-"""A prompt in tokens, made of the text that a template wrote.
+"""Prompts in tokens, made from the text that a template wrote.
 
     ChatPrompt --show_pictures--> ChatPrompt --encode_prompt--> Prompt: token ids, cache positions, rows of pictures
                                    KnownPrefix ---^
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 class Prompt(msgspec.Struct, frozen=True):
     """A prompt in tokens. ``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``,
-    ``marks``, ``prediction``, ``pictures`` and ``pooling`` as in ``Request``."""
+    ``marks``, ``prediction``, ``pictures`` and ``pooling``: see ``Request``."""
 
     tokens: list[int]
     text: str | None = None
@@ -44,8 +44,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
-    """Tokens that a model has read and written: an earlier prompt and its answer. Their text has ``chars``
-    characters and the SHA-256 ``digest``."""
+    """Tokens of an earlier prompt and its answer, as the model read and wrote them. Their text has ``chars`` characters
+    and the SHA-256 ``digest``."""
 
     tokens: list[int]
     chars: int
@@ -62,19 +62,19 @@ def text_digest(text: str) -> bytes:
 def encode_prompt(
     tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_tokens: bool = False, known: KnownPrefix | None = None
 ) -> Prompt:
-    """Tokenize ``prompt``. ``known``: tokens that replace the beginning of the text, if it is the same text. A model
-    writes a text in other tokens than the tokenizer does, and the cache has the model's own."""
-    places = [*prompt.ends, *prompt.marks, *(at for picture in prompt.pictures for at, _, _ in picture.spans)]
+    """Tokenize ``prompt``. ``known``: tokens for the beginning of the text, used if their text is the same: the
+    tokenizer may split a text into other tokens than the model wrote, and the cache has the model's tokens."""
+    places = [*prompt.ends, *prompt.marks, *(place for picture in prompt.pictures for place, _, _ in picture.spans)]
     # The digest of a text does not cover its pictures.
     if known is not None and not prompt.pictures and known.begins(prompt.text):
         rest, positions = tokenizer.encode_with_boundaries(
             prompt.text[known.chars :],
-            [max(at - known.chars, 0) for at in places],
+            [max(place - known.chars, 0) for place in places],
             add_special_tokens=False,
-            quoted=[at - known.chars for at in prompt.quoted if at >= known.chars],
+            quoted=[place - known.chars for place in prompt.quoted if place >= known.chars],
         )
-        if rest and tokenizer.is_added(rest[0]):  # a token could reach over the boundary
-            positions = [len(known.tokens) + at for at in positions]
+        if rest and tokenizer.is_added(rest[0]):  # an added token might begin before the boundary
+            positions = [len(known.tokens) + place for place in positions]
             return _encoded([*known.tokens, *rest], positions, prompt)
     if not places:
         tokens = tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens, quoted=prompt.quoted)
@@ -92,14 +92,13 @@ def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> Pro
         tokens,
         prompt.text,
         sorted(set(positions[:ends])),
-        [at for at in positions[ends:marks] if at],
+        [position for position in positions[ends:marks] if position],
         pictures=pictures,
     )
 
 
 def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture], tokens: Mapping[PictureKind, str]) -> ChatPrompt:
-    """Return ``prompt``, as the template wrote it, with the tokens of each picture's rows. ``tokens``: as in
-    ``with_pictures``. Raise RequestError."""
+    """Return ``prompt`` with the text of each picture's rows. ``tokens``: see ``with_pictures``. Raise RequestError."""
     text, shown, (ends, marks, quoted) = with_pictures(
         prompt.text, (prompt.ends, prompt.marks, prompt.quoted), pictures, tokens, quoted=prompt.quoted
     )
@@ -107,8 +106,8 @@ def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture], tokens: Mappi
 
 
 class PictureSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of a picture in a prompt, one span for each tile. ``part``: of the request. ``offset``: in tokens.
-    ``digest``: of the picture, in hex."""
+    """Rows of a picture in a prompt; each tile has a span. ``part``: the part of the request. ``offset``: in tokens.
+    ``digest``: of the picture, hex."""
 
     part: str
     kind: PictureKind

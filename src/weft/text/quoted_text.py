@@ -1,14 +1,15 @@
 """Token ids of a text in which some added tokens are only spelled.
 
     text     <|im_start|>user\\nHi<|im_end|>...        quoted: the place of <|im_end|>
-    marked   ?<|im_start|>user\\nHi<|im_end|>...       a noncharacter before each added token that is one
+    marked   ?<|im_start|>user\\nHi<|im_end|>...       a noncharacter before each real added token
     twin     the same pieces, and ?<|im_start|>, ?<|im_end|>, ... as added tokens
 
-Owns the second tokenizer that this takes. It shares normalizer, pre-tokenizer and model with the first one, so it costs
-milliseconds and little memory; only its added tokens differ. Their ids are above all ids of the first tokenizer, and
-are put back. Runs of white space, and tokens that must be words (``single_word``), are added as they are.
+This needs a second tokenizer, the *twin*. It shares normalizer, pre-tokenizer and model with the first tokenizer, so it
+costs milliseconds and little memory; only the added tokens differ. The twin's ids of added tokens are above all ids of
+the first tokenizer, and are mapped back. Runs of white space, and tokens that must be words (``single_word``), are
+added unchanged.
 
-A vocabulary may spell a control token by its merges too: such a token is cut in two where the text spells it.
+The merges of a vocabulary may also produce a control token: if a text spells such a token, it is cut in two.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from weft.errors import RequestError
 from weft.text.control_tokens import TokenFinder
 
 MARKS = tuple(chr(plane + low) for plane in (0x10_0000, 0xF_0000, 0x1_0000) for low in (0xFFFE, 0xFFFF))
-"""Noncharacters: the first that a text does not have is its mark."""
+"""Noncharacters: the mark of a text is the first that the text does not contain."""
 _SPACES = "▁"
 
 
 class QuotedText:
-    """The second tokenizer of a text whose added tokens may be only spelled. ``backend``: of the tokenizer; ``mark``: a
-    character that no text of it has; ``letters``: of the bytes, where the pieces are made of these."""
+    """The twin tokenizer for texts that spell added tokens. ``backend``: the first tokenizer; ``mark``: a character
+    that the texts do not contain; ``letters``: the letters of bytes, if the pieces consist of these."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, finder: TokenFinder, mark: str, *, letters: Mapping[int, str] | None = None
@@ -65,21 +66,21 @@ class QuotedText:
             for index, token in added.items()
             if token.content in finder.tokens and token.content not in unknown
         }
-        """Ids that the model's pieces may give."""
+        """Added tokens that the model's merges can produce, by id."""
 
     def marked(self, text: str, quoted: Collection[int]) -> tuple[str, list[int]]:
-        """Return the text with marks, and the places in ``text`` that they precede."""
-        places, at = [], 0
+        """Return the text with marks, and the positions in ``text`` before which they were inserted."""
+        places, position = [], 0
         for start, token in self._finder.starts(text):
-            if start >= at and start not in quoted:
+            if start >= position and start not in quoted:
                 places.append(start)
-                at = start + len(token)
+                position = start + len(token)
         parts = [text[first:last] for first, last in pairwise([0, *places, len(text)])]
         return self.mark.join(parts), places
 
     def read(self, encoding: tokenizers.Encoding) -> tuple[list[int], list[int] | None]:
-        """Return the ids of the tokenizer for those of the twin, and how many of them come before each token of
-        ``encoding``; None where the numbers of ids are equal."""
+        """Return the tokenizer's ids for the twin's ids, and for each token of ``encoding`` the number of ids before it
+        (None if both have the same number of ids)."""
         ids: list[int] = encoding.ids
         if self._spellable.keys().isdisjoint(ids):
             return [self._ids.get(index, index) for index in ids], None
@@ -87,14 +88,14 @@ class QuotedText:
         counts = []
         for index, is_template in zip(ids, encoding.special_tokens_mask, strict=True):
             counts.append(len(out))
-            if index in self._spellable and not is_template:  # a token of the post-processor
+            if index in self._spellable and not is_template:  # added by the post-processor
                 out += self._cut(self._spellable[index])
             else:
                 out.append(self._ids.get(index, index))
         return out, [*counts, len(out)]
 
     def _cut(self, text: str) -> list[int]:
-        """Return ids of the model's pieces of ``text``, none of which is all of the text."""
+        """Return ids of at least two pieces that make up ``text``."""
         model: Any = self.twin.model
         parts = [part for part in (text[:1], text[1:]) if part]
         if self._letters:
@@ -103,20 +104,20 @@ class QuotedText:
 
 
 def moved(place: int, marks: Sequence[int]) -> int:
-    """Return the new position of ``place`` in a text once there is a mark before each of ``marks``. The mark of a token
-    belongs to the token."""
+    """Return the position of ``place`` after a mark was inserted before each of ``marks``. The mark of a token belongs
+    to the token."""
     return place + bisect_left(marks, place)
 
 
 def quotable(added: Iterable[tokenizers.AddedToken]) -> TokenFinder:
-    """Return a finder of the tokens that a text may only spell."""
+    """Return a finder of the added tokens that a text can spell."""
     return TokenFinder(
         [token.content for token in added if token.content.strip().strip(_SPACES) and not token.single_word]
     )
 
 
 def unused_mark(text: str) -> str:
-    """Return a noncharacter that ``text`` does not have. Raise RequestError."""
+    """Return a noncharacter that ``text`` does not contain. Raise RequestError if there is none."""
     mark = next((mark for mark in MARKS if mark not in text), None)
     if mark is None:
         raise RequestError("the text has noncharacters of Unicode, and spells control tokens of this model")

@@ -1,21 +1,20 @@
-"""The reasoning of a model, told apart from its answer.
+"""Separation of a model's reasoning from its answer.
 
-    <think>            the model opens it, or its prompt template did
+    <think>            written by the model, or by the prompt template
     ... reasoning ...
     </think>
     ... content ...
 
-``ReasoningSplitter`` takes the text of an answer in pieces of any size and divides each into reasoning and content. How
-the text is cut into pieces changes nothing; joined, both have every character that came but the markers and the line
-ends next to them.
+``ReasoningSplitter`` takes the text of an answer in pieces of any size and divides each into reasoning and content. The
+result does not depend on how the text is cut into pieces. Together, reasoning and content have every character of the
+answer, except the markers and the line ends next to them.
 
-Reasoning is at the beginning of an answer or nowhere: a ``<think>`` in the middle of a content is content. Gemma 4
-may reason again after some content (``again``). Where the prompt ends with the start marker (templates that open
-it) the answer begins inside. A marker that a model writes once more is forgiven, at the start and at the end. An
-answer that ends before its reasoning does has no content.
+Reasoning can only be at the beginning of an answer: a ``<think>`` after some content is content, except for Gemma 4,
+which may reason again (``again``). If the prompt ends with the start marker, the answer begins inside the reasoning. A
+repeated marker is skipped, at the start and at the end. An answer that ends within its reasoning has no content.
 
-A format is a row of FORMATS. ``auto`` takes the first one whose markers the chat template writes, or that the
-vocabulary has as tokens of their own.
+Each format is a row of FORMATS. ``auto`` takes the first format whose markers the chat template writes, or whose
+markers are tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ AUTO, NONE = "auto", "none"
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
     """A format of reasoning. ``opened``: answers begin inside the reasoning, even if the prompt does not show it.
-    ``signs``: texts that tell the format, where these are not its markers. ``label``: a line after the start marker
-    that is not reasoning. ``again``: reasoning may also follow content. ``harmony`` and ``inkling`` are read by
+    ``signs``: texts that identify the format, if the markers do not. ``label``: a line after the start marker that is
+    not part of the reasoning. ``again``: reasoning may also follow content. ``harmony`` and ``inkling`` are read by
     ``weft.text.channels``."""
 
     name: str
@@ -66,8 +65,8 @@ NAMES = tuple(row.name for row in FORMATS)
 
 
 def reasoning_format(name: str, template: str, has_token: Callable[[str], bool]) -> ReasoningFormat | None:
-    """Return the row called ``name``; with "auto" the one whose signs are in ``template`` (its source) or the
-    vocabulary; None for "none", or where there are no signs. Raise ConfigError that lists the names."""
+    """Return the row called ``name``; with "auto" the row whose signs are in ``template`` (its source) or the
+    vocabulary; None for "none", and if no row matches. Raise ConfigError that lists the names."""
     check_reasoning_parser(name)
     if name == NONE:
         return None
@@ -93,7 +92,7 @@ def check_reasoning_parser(name: str) -> None:
 
 def begins_inside(row: ReasoningFormat, prompt: str, continued: str | None = None) -> bool:
     """Return whether the text that follows ``prompt`` is reasoning from its first character. ``continued``: the
-    beginning of the answer, where the prompt has one."""
+    beginning of the answer, if the prompt ends with one."""
     if continued is not None:
         return continued.rfind(row.start) > continued.rfind(row.end)
     return row.opened or prompt.rstrip().endswith(row.start)
@@ -107,7 +106,7 @@ class Split:
 
 class _State(Enum):
     BEFORE = auto()
-    """Only whitespace came: a start marker may follow."""
+    """Only whitespace so far: a start marker may follow."""
     INSIDE = auto()
     BEHIND = auto()
     """After the end marker: line ends, and more end markers."""
@@ -115,7 +114,7 @@ class _State(Enum):
 
 
 class ReasoningSplitter:
-    """The reasoning and content of one answer. ``inside``: the prompt has opened the reasoning."""
+    """A splitter of one answer. ``inside``: whether the prompt has opened the reasoning."""
 
     def __init__(self, row: ReasoningFormat, *, inside: bool) -> None:
         self._row = row
@@ -125,25 +124,25 @@ class ReasoningSplitter:
         self._is_labelled = False
         """Whether the label was read, or is missing."""
         self._has_emitted = False
-        """Whether some reasoning was given out: line ends at its beginning are not part of it."""
+        """Whether some reasoning was emitted: line ends at the beginning of the reasoning are dropped."""
         self._waits = True
-        """Whether more text must come before the held text is known."""
+        """Whether more text is needed to classify the held-back text."""
         self.over = False
-        """Whether the end marker came."""
+        """Whether the end marker was read."""
 
     @property
     def inside(self) -> bool:
-        """Whether the next text is reasoning, as far as one can know."""
+        """Whether the next text is reasoning, as far as is known."""
         return self._state is _State.INSIDE or (self._state is _State.BEFORE and self._opened)
 
     @property
     def undecided(self) -> bool:
-        """Whether the held text may be the beginning of a start marker, or of a content."""
+        """Whether the held-back text may begin a start marker, or content."""
         return self._state is _State.BEFORE and not self._opened
 
     @property
     def has_more(self) -> bool:
-        """Whether text of the last piece waits for ``push("")``: a piece may have content before a reasoning."""
+        """Whether text of the last piece waits for ``push("")``: a piece may have content before further reasoning."""
         return self._state is _State.INSIDE and not self._has_emitted and bool(self._held) and not self._waits
 
     def push(self, text: str) -> Split:
@@ -161,10 +160,10 @@ class ReasoningSplitter:
 
     def finish(self) -> Split:
         """End the answer: text that was held back for a marker is plain text."""
-        held, self._held = self._held, ""
+        rest, self._held = self._held, ""
         if self.inside:
-            return Split(reasoning=held.rstrip("\n") if self._has_emitted else held.strip("\n"))
-        return Split(content=held)
+            return Split(reasoning=rest.rstrip("\n") if self._has_emitted else rest.strip("\n"))
+        return Split(content=rest)
 
     def _skip_ends(self) -> None:
         end = self._row.end
@@ -177,12 +176,12 @@ class ReasoningSplitter:
     def _content(self) -> str:
         """Return the content up to the next reasoning."""
         start = self._row.start
-        at = self._held.find(start) if self._row.again else -1
-        safe = at if at >= 0 else len(self._held)
-        if at < 0 and self._row.again:
+        position = self._held.find(start) if self._row.again else -1
+        safe = position if position >= 0 else len(self._held)
+        if position < 0 and self._row.again:
             safe -= held_characters(self._held, (start,))
         content, self._held = self._held[:safe], self._held[safe:]
-        if at >= 0:
+        if position >= 0:
             self._held = self._held[len(start) :]
             self._state, self.over = _State.INSIDE, False
             self._has_emitted = self._is_labelled = self._waits = False
@@ -209,10 +208,10 @@ class ReasoningSplitter:
             if self._held.startswith((f"{label}\n", f"{label}{end[:1]}")):
                 self._held = self._held[len(label) :].lstrip("\n")
         self._waits = True
-        at = self._held.find(end)
-        if at >= 0:
-            reasoning = self._held[:at].rstrip("\n")
-            self._held, self._state, self.over = self._held[at + len(end) :], _State.BEHIND, True
+        position = self._held.find(end)
+        if position >= 0:
+            reasoning = self._held[:position].rstrip("\n")
+            self._held, self._state, self.over = self._held[position + len(end) :], _State.BEHIND, True
             return reasoning
         safe = self._held[: len(self._held) - held_characters(self._held, (end,))].rstrip("\n")
         self._held = self._held[len(safe) :]

@@ -1,9 +1,9 @@
-"""Advice on a JSON schema that the compiler refuses: the place of the keyword, and its replacement.
+"""Advice on a JSON schema that the compiler refuses: the position of the keyword, and a replacement.
 
     'Unimplemented keys: ["not"]', schema  -->  "the keyword 'not' at #/properties/a cannot be enforced token by token:
                                                  list the allowed values, with enum, const or anyOf"
 
-The compiler names a keyword without its place, and a schema of a client may come from a library that wrote it.
+The compiler names a keyword without its position, and a library may have written the client's schema.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INSTEAD = {
     "$recursiveRef": "use $ref",
     "oneOf": "its parts may match one value together: write anyOf, or give each part a const that tells them apart",
 }
-"""Replacement by keyword of JSON Schema that no grammar enforces."""
+"""Replacements for keywords of JSON Schema that no grammar enforces."""
 _NAMES_OF_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _PARTS = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 _LISTS_OF_PARTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -41,13 +41,13 @@ _ONE_OF = "oneOf constraints are not supported"
 
 
 def explained(reason: str, grammar: str) -> str:
-    """Return the compiler's ``reason`` with the place of its keyword and a remedy. ``grammar``: the text of a
+    """Return the compiler's ``reason`` with the position of the keyword and a remedy. ``grammar``: the text of a
     ``Grammar``."""
     match = _KEYWORDS.search(reason)
     keywords = _KEYWORD.findall(match[1]) if match else ["oneOf"] if _ONE_OF in reason else []
     if not keywords:
         return reason
-    schemas = [one["json_schema"] for one in json.loads(grammar)["grammars"] if "json_schema" in one]
+    schemas = [part["json_schema"] for part in json.loads(grammar)["grammars"] if "json_schema" in part]
     for keyword in keywords:
         place = next((place for schema in schemas for place in _places_of(schema, keyword, "#")), None)
         if place is not None:
@@ -56,19 +56,19 @@ def explained(reason: str, grammar: str) -> str:
     return reason
 
 
-def _places_of(schema: Any, keyword: str, at: str) -> Iterator[str]:
+def _places_of(schema: Any, keyword: str, pointer: str) -> Iterator[str]:
     """Yield the JSON pointer of each subschema that has ``keyword``."""
     if not isinstance(schema, dict):
         return
     if keyword in schema:
-        yield at
+        yield pointer
     for name in _PARTS:
-        yield from _places_of(schema.get(name), keyword, f"{at}/{name}")
+        yield from _places_of(schema.get(name), keyword, f"{pointer}/{name}")
     for name in _LISTS_OF_PARTS:
         parts = schema.get(name)
         for number, part in enumerate(parts if isinstance(parts, list) else ()):
-            yield from _places_of(part, keyword, f"{at}/{name}/{number}")
+            yield from _places_of(part, keyword, f"{pointer}/{name}/{number}")
     for name in _NAMES_OF_PARTS:
         parts = schema.get(name)
         for own, part in (parts if isinstance(parts, dict) else {}).items():
-            yield from _places_of(part, keyword, f"{at}/{name}/{str(own).replace('~', '~0').replace('/', '~1')}")
+            yield from _places_of(part, keyword, f"{pointer}/{name}/{str(own).replace('~', '~0').replace('/', '~1')}")

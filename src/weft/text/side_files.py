@@ -1,7 +1,7 @@
 """Keys of the files next to config.json that weft does not know, reported at the start.
 
-Keys that are not served are errors of the readers: ``added_tokens``, ``images.settings``. Settings that ``generate`` of
-transformers applies and weft does not are named by ``models.generation``.
+The readers (``added_tokens``, ``images.settings``) raise errors for known keys that are not served.
+``models.generation`` reports settings that transformers' ``generate`` applies and weft does not.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from weft.files import read_json
 
 _WHOLE = (TOKENIZER_CONFIG, SPECIAL_TOKENS, PREPROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG)
 _NESTED = {"image_processor": PREPROCESSOR_CONFIG, "video_processor": VIDEO_PREPROCESSOR_CONFIG}
-"""Objects of processor_config.json that replace files."""
+"""Objects in processor_config.json that replace separate files."""
 
 
 def unknown_keys(directory: Path) -> Iterator[str]:
-    """Yield a line for each file with keys that weft does not know. Raises CheckpointError for one that is not JSON."""
+    """Yield a line for each file with keys that weft does not know. Raise CheckpointError for a file that is not
+    JSON."""
     for name in _WHOLE:
         if (directory / name).is_file() and (line := unknown_line(name, read_json(directory / name))):
             yield line

@@ -1,4 +1,4 @@
-"""Structural tags: text that is free up to a trigger, and has a form after it.
+"""Structural tags: text that is free up to a trigger, and follows a grammar after it.
 
     {"type": "structural_tag", "triggers": [...], "structures": [{"begin", "schema", "end"}, ...]}   of vLLM 0.8
     {"type": "structural_tag", "format": {"type": ...}}                                              of xgrammar
@@ -9,8 +9,8 @@
     tags_with_separator {tags, separator, at_least_one, stop_after_first}
 
 A format becomes an expression of lark and, for schemas and grammars of the client, a grammar of its own. Free text ends
-at a trigger: as a token of the vocabulary, which free text cannot contain, or by a lazy lexeme. Sources: the
-documentation of xgrammar's structural tag and of llguidance's lazy lexemes.
+at a trigger: if the trigger is a token of the vocabulary, free text cannot contain it; otherwise a lazy lexeme ends it.
+Sources: the documentation of xgrammar's structural tag and of llguidance's lazy lexemes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from weft.text.grammars import FREE_TEXT, NO_FORCING, TokenOf, json_schema, lite
 
 def structural_tag(value: dict[str, Any], path: str, token_of: TokenOf) -> Grammar:
     """Return the grammar of the structural tag ``value``, a field called ``path``. Raise RequestError that names the
-    part of it which is missing, has another type, or is not known."""
+    part that is missing, has another type, or is unknown."""
     check_nesting(value, path)
     if "format" in value:
-        form, at = value["format"], f"{path}.format"
+        form, form_path = value["format"], f"{path}.format"
     else:
         structures = _list(value, "structures", path)
         form = {
             "type": "triggered_tags",
             "triggers": value.get("triggers"),
-            "tags": [_from_structure(one) for one in structures],
+            "tags": [_from_structure(structure) for structure in structures],
         }
-        at = path
+        form_path = path
     lark = _Lark(token_of)
-    start = lark.expression(form, at)
+    start = lark.expression(form, form_path)
     rules = "\n".join([f"start: {start}", *lark.rules])
     grammars = [{"lark_grammar": f"{NO_FORCING}{rules}\nTEXT: {FREE_TEXT}\n"}, *lark.grammars]
     text = json.dumps({"grammars": grammars})
@@ -50,7 +50,7 @@ def structural_tag(value: dict[str, Any], path: str, token_of: TokenOf) -> Gramm
 
 
 def _from_structure(structure: Any) -> Any:
-    """Return the tag that a structure of vLLM's first form means; anything else as it is, for its error."""
+    """Return a structure of vLLM's older form as a tag; return anything else unchanged, for the error."""
     if not isinstance(structure, dict):
         return structure
     content = {"type": "json_schema", "json_schema": structure.get("schema", True)}
@@ -59,7 +59,7 @@ def _from_structure(structure: Any) -> Any:
 
 @dataclass(slots=True)
 class _Lark:
-    """The rules and grammars that the expressions made so far refer to."""
+    """Rules and grammars to which the expressions made so far refer."""
 
     token_of: TokenOf
     rules: list[str] = field(default_factory=list)
@@ -92,7 +92,8 @@ class _Lark:
         return f"TEXT <[{token}]>" if token is not None else self.rule(f"TEXT {quoted(end)}", "[lazy]")
 
     def tag(self, tag: Any, path: str, *, after: str = "") -> str:
-        """Return the expression of the tag at ``path``, without the part ``after`` of its begin. Raise RequestError."""
+        """Return the expression of the tag at ``path``, without the text ``after``, with which its ``begin`` starts.
+        Raise RequestError."""
         if not isinstance(tag, dict) or tag.get("type", "tag") != "tag":
             _wrong(path, "is not a tag: an object with begin, content and end")
         begin, ends = _text(tag, "begin", path)[len(after) :], tag.get("end")
@@ -131,12 +132,12 @@ def _any_text(lark: _Lark, form: dict[str, Any], path: str) -> str:
 
 def _sequence(lark: _Lark, form: dict[str, Any], path: str) -> str:
     parts = enumerate(_list(form, "elements", path))
-    return " ".join(f"({lark.expression(part, f'{path}.elements[{at}]')})" for at, part in parts)
+    return " ".join(f"({lark.expression(part, f'{path}.elements[{index}]')})" for index, part in parts)
 
 
 def _or(lark: _Lark, form: dict[str, Any], path: str) -> str:
     parts = enumerate(_list(form, "elements", path))
-    return " | ".join(f"({lark.expression(part, f'{path}.elements[{at}]')})" for at, part in parts)
+    return " | ".join(f"({lark.expression(part, f'{path}.elements[{index}]')})" for index, part in parts)
 
 
 def _tag(lark: _Lark, form: dict[str, Any], path: str) -> str:
@@ -146,10 +147,17 @@ def _tag(lark: _Lark, form: dict[str, Any], path: str) -> str:
 def _triggered_tags(lark: _Lark, form: dict[str, Any], path: str) -> str:
     tags, triggers = _list(form, "tags", path), _list(form, "triggers", path)
     rests: dict[str, list[str]] = {}
-    for at, tag in enumerate(tags):
-        where = f"{path}.tags[{at}]"
+    for index, tag in enumerate(tags):
+        where = f"{path}.tags[{index}]"
         begin = _text(tag, "begin", where) if isinstance(tag, dict) else ""
-        trigger = next((one for one in triggers if isinstance(one, str) and one and begin.startswith(one)), None)
+        trigger = next(
+            (
+                candidate
+                for candidate in triggers
+                if isinstance(candidate, str) and candidate and begin.startswith(candidate)
+            ),
+            None,
+        )
         if trigger is None:
             _wrong(f"{where}.begin", f"is {begin!r}, which begins with none of the triggers")
         rests.setdefault(trigger, []).append(lark.rule(lark.tag(tag, where, after=trigger) or '""'))
@@ -162,9 +170,9 @@ def _triggered_tags(lark: _Lark, form: dict[str, Any], path: str) -> str:
 
 def _tags_with_separator(lark: _Lark, form: dict[str, Any], path: str) -> str:
     tags = enumerate(_list(form, "tags", path))
-    one = lark.rule(" | ".join(f"({lark.tag(tag, f'{path}.tags[{at}]')})" for at, tag in tags))
+    any_tag = lark.rule(" | ".join(f"({lark.tag(tag, f'{path}.tags[{index}]')})" for index, tag in tags))
     separator = literal(_text(form, "separator", path), lark.token_of) if form.get("separator") else ""
-    several = one if form.get("stop_after_first") else f"{one} ({separator} {one})*"
+    several = any_tag if form.get("stop_after_first") else f"{any_tag} ({separator} {any_tag})*"
     return several if form.get("at_least_one") else f"({several})?"
 
 

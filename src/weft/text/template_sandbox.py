@@ -3,11 +3,10 @@
     write(messages) --small--> worker 1 \\
                     --large--> worker 2 / --> ChatPrompt | RequestError
 
-A template comes with the weights, from a stranger, and messages come from clients. Either can make a
-rendering endless. So it runs in a process with limits of time, memory and characters. A worker that exceeds
-its time is killed; the next conversation starts another. Small conversations have a worker of their own:
-they never wait for one of megabytes. Each worker takes one conversation at a time, and the line before it is
-bounded (law L11).
+A template comes with the weights, from a stranger, and messages come from clients. Either can make a rendering run for
+ever. So it runs in a process with limits of time, memory and characters. A worker that exceeds its time is killed; the
+next conversation starts another. Small conversations have their own worker, so they never wait for a conversation of
+megabytes. Each worker takes one conversation at a time, and its queue is bounded (law L11).
 """
 
 from __future__ import annotations
@@ -29,23 +28,22 @@ from weft.text.workers import BoundedWorker, WorkerLane
 
 _decode_answer = msgspec.msgpack.Decoder[Answer](Answer).decode
 LARGE_BYTES = 256 << 10
-"""Bytes from which on a conversation waits in the line of large ones."""
+"""Bytes from which on a conversation waits in the queue for large ones."""
 LINE_MAX = 256
 _START_WITHIN_S = 10.0
-"""Seconds for the start of Python, which is slow on a machine that is busy."""
+"""Seconds for the start of Python, which is slow on a busy machine."""
 
 
 def template_worker(memory_bytes: int) -> BoundedWorker:
-    """Return a process that may begin with a template later. By then it has imported the modules that rendering
-    needs."""
+    """Return a process that gets its template later. Until then it imports the modules for rendering."""
     return BoundedWorker(JobFunction("weft.text.template_worker:prepare", memory_bytes))
 
 
 class TemplateSandbox:
-    """The process that renders one model's template, within limits. ``source`` is the template, ``origin`` says where
-    it came from. ``worker``: one that has not begun. ``control``: tokens that no text of a request becomes. ``calls``:
-    how the model writes calls, if that is known. Raises CheckpointError if the template cannot be compiled within the
-    limits."""
+    """The process that renders one model's template, within limits. ``source``: the template; ``origin``: where it came
+    from. ``worker``: a worker without a template yet. ``control``: tokens that texts of requests can only spell.
+    ``calls``: the model's format of calls, if known. Raises CheckpointError if the template cannot be compiled within
+    the limits."""
 
     def __init__(
         self,
@@ -74,11 +72,11 @@ class TemplateSandbox:
         self.reads_tools = facts.reads_tools
 
     async def write(self, messages: list[ChatMessage], *, key: str = "", **job: Any) -> ChatPrompt:
-        """Render ``messages`` in a worker. ``key``: the API key that asks; ``job``: the arguments of
+        """Render ``messages`` in a worker. ``key``: the API key of the request; ``job``: the arguments of
         ``weft.text.template_worker.chat_prompt``.
 
-        Raises RequestError for a refusal of the template and for an exceeded limit, and EngineUnavailableError where
-        too many conversations wait."""
+        Raise RequestError for a refusal of the template and for an exceeded limit, and EngineUnavailableError if too
+        many conversations wait."""
         try:
             body = marshal.dumps({"messages": msgspec.to_builtins(messages), **job})
         except (RecursionError, ValueError):
@@ -108,7 +106,7 @@ class TemplateSandbox:
         return self._begun(template_worker(self._memory_bytes))[0]
 
     def _begun(self, worker: BoundedWorker) -> tuple[BoundedWorker, TemplateFacts]:
-        """Return the worker, once it has compiled the template. Raises CheckpointError."""
+        """Return the worker, once it has compiled the template. Raise CheckpointError."""
         worker.begin(self._start)
         limit_s = self._seconds + _START_WITHIN_S
         try:

@@ -1,4 +1,4 @@
-"""The worker of templates: it renders a chat template of a stranger (``weft.text.workers``).
+"""The worker of templates: it renders an untrusted chat template (``weft.text.workers``).
 
     start:  TemplateStart -> TemplateFacts or Refused
     job:    a conversation (marshal) -> ChatPrompt or Refused
@@ -6,21 +6,21 @@
     messages --render--> text --render shorter conversations--> ends, marks
 
     {"role": "system", "content": [
-        {"type": "text", "text": HANDBOOK, "cache_control": {"type": "ephemeral"}},      behind this part
+        {"type": "text", "text": HANDBOOK, "cache_control": {"type": "ephemeral"}},      after this part
         {"type": "text", "text": "Today is Monday."}]}
-    {"role": "user", "content": "...", "cache_control": {"type": "ephemeral"}}            behind this message
-    {"type": "function", "function": {...}, "cache_control": {"type": "ephemeral"}}       behind this tool
+    {"role": "user", "content": "...", "cache_control": {"type": "ephemeral"}}            after this message
+    {"type": "function", "function": {...}, "cache_control": {"type": "ephemeral"}}       after this tool
 
-Everything that runs the template runs here: compiling it, where constants are folded (``10**(10**9)``),
-rendering it, and the further renderings that find boundaries in the text. So a conversation costs one round
-trip. Characters are counted while the template writes. A conversation arrives in marshal, which is fast; its
-sender is trusted. Answers go back in msgpack, since the template is not.
+Everything that runs the template runs here: compiling it, where constants are folded (``10**(10**9)``), rendering it,
+and the further renderings that find boundaries in the text. So a conversation costs one round trip. Characters are
+counted while the template writes. A conversation arrives in marshal, which is fast: the sender is trusted. Answers are
+in msgpack, because the template is not trusted.
 
-``cache_control`` asks to keep the prefix before it for requests that begin alike. It becomes a position, and the
-position a checkpoint that goes before all others (``schedule.snapshots``). A mark is found as a boundary is: the
-conversation is rendered again with another text after the mark, and is the same up to there. So if the template does
-not write the place of a mark, or writes it elsewhere, the position is at the latest where the two texts part. ``ttl``
-is accepted and ignored.
+``cache_control`` asks to keep the prefix up to it for requests with the same beginning. It becomes a position, at which
+a snapshot is kept with priority (``schedule.snapshots``). The position is found like a boundary: the conversation is
+rendered again with another text after the mark, and the two texts are equal up to the mark. So if the template leaves
+out the marked part, or moves it, the position is at the latest where the two texts differ. ``ttl`` is accepted and
+ignored.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ def marked_characters(
     tools: Sequence[Any] = (),
 ) -> list[int]:
     """Return characters of ``text``, which ``template`` made of ``messages`` and ``variables``, at which the client set
-    a mark; ascending. ``tools`` as it sent them; the template reads them from ``variables``.
-
-    Raises RequestError for an invalid ``cache_control``, or more than CACHE_CONTROLS_MAX of them."""
+    a mark; ascending. ``tools``: as the client sent them; the template reads them from ``variables``. Raise
+    RequestError for an invalid ``cache_control``, or more than CACHE_CONTROLS_MAX of them."""
     marks = [*_in_tools(tools), *_in_messages(messages)]
     if len(marks) > CACHE_CONTROLS_MAX:
         raise RequestError(
@@ -73,7 +72,7 @@ def marked_characters(
 
 
 def without_marks(tools: Sequence[Any]) -> list[Any]:
-    """Return ``tools`` as a template may show them."""
+    """Return ``tools`` without their marks, as the template sees them."""
     return [
         {name: value for name, value in tool.items() if name != "cache_control"} if isinstance(tool, dict) else tool
         for tool in tools
@@ -81,20 +80,20 @@ def without_marks(tools: Sequence[Any]) -> list[Any]:
 
 
 def _in_tools(tools: Sequence[Any]) -> Iterator[tuple[int, None, None]]:
-    for at, tool in enumerate(tools):
-        if isinstance(tool, dict) and _is_mark(tool.get("cache_control"), f"tools[{at}]"):
-            yield at, None, None
+    for index, tool in enumerate(tools):
+        if isinstance(tool, dict) and _is_mark(tool.get("cache_control"), f"tools[{index}]"):
+            yield index, None, None
 
 
 def _in_messages(messages: Sequence[ChatMessage]) -> Iterator[tuple[int, int, int | None]]:
     """Yield (0, message, part or None) of each mark in ``messages``."""
-    for at, message in enumerate(messages):
-        where = f"messages[{at}]"
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
         for part_at, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if isinstance(part, dict) and _is_mark(part.get("cache_control"), f"{where}.content[{part_at}]"):
-                yield 0, at, part_at
+                yield 0, index, part_at
         if _is_mark(message.cache_control, where):
-            yield 0, at, None
+            yield 0, index, None
 
 
 def _is_mark(value: Any, where: str) -> bool:
@@ -115,7 +114,7 @@ def _behind(
     text: str,
     variables: Mapping[str, Any] | None,
 ) -> int:
-    """Return where ``messages[message]``, or its content up to ``part``, ends in ``text``."""
+    """Return the position in ``text`` at which ``messages[message]``, or its content up to ``part``, ends."""
     if part is None:
         beginning = template.beginning(messages[: message + 1], variables)
         if beginning and text.startswith(beginning):
@@ -163,9 +162,10 @@ class TemplateFacts(msgspec.Struct, tag=True):
 
 
 class ChatPrompt(msgspec.Struct, tag=True):
-    """A conversation as text. ``ends``: characters after which it may differ from another conversation; ``marks``:
-    characters at which the client set a ``cache_control``. ``pictures``: those in the text, which the template does not
-    see. ``quoted``: characters at which a text of the request spells a control token (``weft.text.control_tokens``)."""
+    """A conversation as text. All positions are in characters. ``ends``: positions after which another conversation may
+    differ; ``marks``: positions at which the client set a ``cache_control``. ``pictures``: pictures in the text, which
+    the template does not see. ``quoted``: positions at which a text of the request spells a control token
+    (``weft.text.control_tokens``)."""
 
     text: str
     ends: list[int]
@@ -174,10 +174,11 @@ class ChatPrompt(msgspec.Struct, tag=True):
     quoted: list[int] = []
 
     def last(self, text: str) -> ChatPrompt:
-        """Return the prompt of ``text``, the end of this prompt's text, with the places in it. It has no pictures."""
+        """Return the prompt of ``text``, which is an end of this prompt's text, with the positions in it. It must have
+        no pictures."""
         before = len(self.text) - len(text)
-        ends, marks = ([at - before for at in places if at > before] for places in (self.ends, self.marks))
-        return ChatPrompt(text, ends, marks, quoted=[at - before for at in self.quoted if at >= before])
+        ends, marks = ([place - before for place in places if place > before] for places in (self.ends, self.marks))
+        return ChatPrompt(text, ends, marks, quoted=[place - before for place in self.quoted if place >= before])
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -198,8 +199,8 @@ def chat_prompt(
     variables: dict[str, Any] | None = None,
     **render: Any,
 ) -> ChatPrompt:
-    """Return the text, and the places in it. A text of more than ``chars_cut`` characters gets no places: it is too
-    long to be served. Raises RequestError."""
+    """Return the text, and the positions in it. A text of more than ``chars_cut`` characters is too long to be served
+    and gets no positions. Raise RequestError."""
     messages = [_with_objects(message) for message in messages]
     quoting = template.control.quoting(variables, *map(_texts_of, messages))
     if quoting is not None:
@@ -217,7 +218,7 @@ def chat_prompt(
 
 
 def _with_objects(message: ChatMessage) -> ChatMessage:
-    """Return ``message`` with the arguments of its calls as objects: JSON may spell a text in many ways."""
+    """Return ``message`` with the arguments of its calls as objects: a JSON text may spell a string in several ways."""
     if not message.tool_calls:
         return message
     return msgspec.structs.replace(message, tool_calls=[with_parsed_arguments(call) for call in message.tool_calls])
@@ -254,18 +255,18 @@ def _encoded(answer: Answer) -> bytes:
 
 def prepare(start: bytes) -> tuple[bytes, Callable[[bytes], bytes] | None]:
     """Return the facts of the template, and the job that renders it."""
-    given = msgspec.msgpack.decode(start, type=TemplateStart)
+    settings = msgspec.msgpack.decode(start, type=TemplateStart)
     try:
         template = ChatTemplate(
-            given.source,
-            special_tokens=given.special_tokens,
-            origin=given.origin,
-            chars_max=given.chars_max,
-            control=given.control,
-            calls=tool_format(given.calls, given.source),
+            settings.source,
+            special_tokens=settings.special_tokens,
+            origin=settings.origin,
+            chars_max=settings.chars_max,
+            control=settings.control,
+            calls=tool_format(settings.calls, settings.source),
         )
     except (WeftError, MemoryError, RecursionError, ValueError, OverflowError) as error:
-        reason = error.message if isinstance(error, WeftError) else f"{given.origin}: {type(error).__name__}"
+        reason = error.message if isinstance(error, WeftError) else f"{settings.origin}: {type(error).__name__}"
         return _encoded(Refused(reason, "--chat-template")), None
     facts = TemplateFacts(sorted(template.variables), template.reads_tools)
     return _encoded(facts), lambda body: _encoded(_answer(template, body))

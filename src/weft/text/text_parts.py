@@ -1,17 +1,18 @@
-r"""Very long texts, tokenized part by part with the ids of the complete text.
+r"""Tokenization of very long texts in parts, with the same ids as for the complete text.
 
     text   |---- part 1 ----|---- part 2 ----|---- part 3 ...     each cut between "...x" and " y..."
 
 The library tokenizes a text at once: its memory grows with the text (30 MB took 3 GB), and one list of all ids is built
 while Python's other threads wait. Parts keep both small, and several are encoded together on all cores.
 
-A cut is right if tokens on either side do not depend on the other side. In byte-level BPE merges stay inside a word,
-and a regex ends the words. No alternative of ``_ALTERNATIVES`` matches a letter and then a space: a space comes first,
-or there is no letter. So the match with the letter ends before the space. ``\s+`` matches any space, so the space
-begins the next match. No alternative looks at the text before it. A step that splits pieces further keeps the cut.
+A cut is correct if the tokens on each side do not depend on the other side. In byte-level BPE, merges stay inside a
+word, and a regex ends the words. No alternative of ``_ALTERNATIVES`` matches a letter and then a space: a space comes
+first, or there is no letter. So the match with the letter ends before the space. ``\s+`` matches any space, so the
+space begins the next match. No alternative looks at the text before it. A step that splits pieces further keeps the
+cut.
 
-An added token is cut out of the text before the regex sees it. None may contain a space, or take adjacent spaces. A
-text without spaces, and a tokenizer of another kind, are not cut.
+An added token is cut out of the text before the regex runs. No added token may contain a space or absorb adjacent
+spaces. A text without spaces is not cut, and neither is any text if the tokenizer is of another kind.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _ANY_SPACE = r"\s+"
 
 
 def cuts(text: str) -> list[int]:
-    """Return where the parts of ``text`` begin: each has PART_CHARS characters or more."""
+    """Return the positions at which parts of ``text`` begin; each part has at least PART_CHARS characters."""
     places = [0]
     while (cut := next_cut(text, places[-1] + PART_CHARS)) is not None:
         places.append(cut)
@@ -53,10 +54,10 @@ def cuts(text: str) -> list[int]:
 
 
 def next_cut(text: str, start: int) -> int | None:
-    """Return the first place from ``start`` on where ``text`` may be cut. Python's other threads run meanwhile: a
-    search in a text without a cut takes a third of a second, and holds the interpreter's lock."""
-    for at in range(start, len(text), _SEARCHED_CHARS):
-        if cut := _CUT.search(text, at, at + _SEARCHED_CHARS + 2):
+    """Return the first position from ``start`` on at which ``text`` may be cut. The search goes in steps, so that other
+    threads can run: without a cut it takes a third of a second and holds the interpreter's lock."""
+    for position in range(start, len(text), _SEARCHED_CHARS):
+        if cut := _CUT.search(text, position, position + _SEARCHED_CHARS + 2):
             return cut.start() + 1
     return None
 
@@ -76,7 +77,7 @@ class TextParts:
         self._behind = behind
 
     def of(self, backend: tokenizers.Tokenizer) -> TextParts:
-        """Return the same for ``backend``, which differs only in its added tokens."""
+        """Return this encoder for ``backend``, which differs only in its added tokens."""
         return TextParts(backend, self._before, self._behind)
 
     def encode(
@@ -86,14 +87,14 @@ class TextParts:
         spans = list(itertools.pairwise([*cuts(text), len(text)]))
         ids = list(self._before) if add_special_tokens else []
         for first in range(0, len(spans), PARTS_TOGETHER):
-            parts = [text[at:end] for at, end in spans[first : first + PARTS_TOGETHER]]
+            parts = [text[begin:end] for begin, end in spans[first : first + PARTS_TOGETHER]]
             for encoding in self._backend.encode_batch_fast(parts, add_special_tokens=False):
                 ids += read(encoding)
         return ids + self._behind if add_special_tokens else ids
 
 
 def text_parts(backend: tokenizers.Tokenizer) -> TextParts | None:
-    """Return the parts of a tokenizer's texts; None for a tokenizer whose texts cannot be cut."""
+    """Return an encoder in parts; None for a tokenizer whose texts cannot be cut."""
     form = json.loads(backend.to_str())
     model, normalizer = form.get("model") or {}, form.get("normalizer")
     if model.get("type") != "BPE" or model.get("dropout") or model.get("continuing_subword_prefix"):
@@ -107,14 +108,14 @@ def text_parts(backend: tokenizers.Tokenizer) -> TextParts | None:
             return None
     plain = backend.encode("a", add_special_tokens=False).ids
     whole = backend.encode("a", add_special_tokens=True).ids
-    for at in range(len(whole) - len(plain) + 1):
-        if plain and whole[at : at + len(plain)] == plain:
-            return TextParts(backend, whole[:at], whole[at + len(plain) :])
+    for start in range(len(whole) - len(plain) + 1):
+        if plain and whole[start : start + len(plain)] == plain:
+            return TextParts(backend, whole[:start], whole[start + len(plain) :])
     return None
 
 
 def _cuts_words(form: dict[str, Any]) -> bool:
-    """Return whether a step splits by known alternatives, and no step sees beyond a word."""
+    """Return whether a step splits by known alternatives and no step looks beyond a word."""
     splits = byte_level = False
     for step in form.get("pretokenizers", [form]):
         kind = step.get("type")
@@ -129,18 +130,18 @@ def _cuts_words(form: dict[str, Any]) -> bool:
         elif kind == "ByteLevel":
             if step.get("add_prefix_space"):
                 return False
-            byte_level, splits = True, splits or bool(step.get("use_regex"))  # GPT-2's expression, which is built in
+            byte_level, splits = True, splits or bool(step.get("use_regex"))  # GPT-2's regex, which is built in
         elif kind != "Digits":
             return False
     return splits and byte_level
 
 
 def alternatives(pattern: str) -> list[str]:
-    """Return the alternatives between the bars of a regex, outside of its brackets."""
-    parts, part, depth, in_class, at = [], "", 0, False, 0
-    while at < len(pattern):
-        char = pattern[at]
-        step = pattern[at : at + 2] if char == "\\" else char
+    """Return the alternatives of a regex: its parts between bars that are outside of brackets."""
+    parts, part, depth, in_class, position = [], "", 0, False, 0
+    while position < len(pattern):
+        char = pattern[position]
+        step = pattern[position : position + 2] if char == "\\" else char
         if char == "|" and not depth and not in_class:
             parts.append(part)
             step, part = "|", ""
@@ -148,5 +149,5 @@ def alternatives(pattern: str) -> list[str]:
             part += step
             in_class = (in_class or char == "[") and char != "]"
             depth += 0 if in_class else (char == "(") - (char == ")")
-        at += len(step)
+        position += len(step)
     return [*parts, part]

@@ -4,20 +4,20 @@
                            a World vocabulary (``tokenizer_file``)
     tokenizer_config.json  further tokens, and the names of the special ones, which chat templates use
 
-Owns the only use of the ``tokenizers`` library. The rest of weft sees only this class and, in the engine, the
+Only this module uses the ``tokenizers`` library. The rest of weft sees only this class and, in the engine, the
 two-argument ``decode`` of the ``TextDecoder`` protocol. Two things in a tokenizer.json are switched off at load,
 because they would change prompts silently: ``truncation`` and ``padding``.
 
-*Bytes of a token.* Logprobs report each token's bytes. One token may be half a character, so its text does not
-determine them. The bytes follow from the decoder that the file declares: a byte-level alphabet (each byte drawn as one
-printable character), byte fallback (``<0xE2>`` pieces), or neither (then the bytes are those of the text).
+*Bytes of a token.* Logprobs report each token's bytes. A token may be half a character, so its text does not determine
+its bytes. The bytes follow from the decoder that the file declares: a byte-level alphabet (each byte drawn as one
+printable character), byte fallback (``<0xE2>`` pieces), or neither (then they are the bytes of the text).
 
-*Threads.* ``encode_batch`` of the library lets other threads run, ``encode`` does not: a long text goes through the
-first, in a batch of one. Nor does loading, which takes half a second for 150,000 tokens. So a process that answers
-meanwhile passes its loaded tokenizers (``known``).
+*Threads.* ``encode_batch`` of the library lets other threads run; ``encode`` does not, so a long text is encoded as a
+batch of one. Loading does not either, and takes half a second for 150,000 tokens: a process that must go on answering
+passes its loaded tokenizers (``known``).
 
-*Quoted places.* ``quoted`` are characters of a text at which it spells an added token that it does not have
-(``weft.text.control_tokens``): the ids there are those of text.
+*Quoted positions.* ``quoted``: positions (characters) at which a text spells an added token without meaning it
+(``weft.text.control_tokens``); there the ids are those of plain text.
 
 *Bad words.* Both spellings of a text, inside a word and after a space, become banned sequences of tokens. As in other
 engines, a word that the model spells with other tokens (``c``, ``at``) passes. Law L11 (``BAD_WORDS_MAX`` words of
@@ -50,9 +50,9 @@ LONG_TEXT_CHARS = 4096
 """Characters from which on tokenizing takes milliseconds: a server does it in a thread."""
 _SHOWN_CHARS = 24
 _CHAR_BYTES = 44
-"""Bytes of a list of ids, per character."""
+"""Memory of a list of ids, bytes per character."""
 _UNCUT_CHAR_BYTES = 160
-"""Bytes of the library per character of a part, for the parts that it has together."""
+"""Memory of the library for the parts that it encodes together, bytes per character."""
 
 
 @contextmanager
@@ -98,12 +98,12 @@ class Tokenizer:
         self._byte_fallback = "ByteFallback" in kinds
         self.joins_bytes = kinds == {"ByteLevel"}
         self.digest = b""
-        """Digest of the files that it was loaded from."""
+        """Digest of the files that the tokenizer was loaded from."""
 
     @classmethod
     def load(cls, directory: Path, known: Iterable[Tokenizer] = ()) -> Tokenizer:
-        """Load the tokenizer, or return one of ``known`` with the same files. Raise CheckpointError that names the file
-        when it is missing or cannot be read."""
+        """Load the tokenizer, or return one of ``known`` with the same files. Raise CheckpointError that names a file
+        that is missing or cannot be read."""
         path = tokenizer_path(directory)
         if not path.is_file():
             raise CheckpointError(
@@ -121,7 +121,7 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_str(text)
             decoder = parsed.get("decoder")
-        except BaseException as error:  # tokenizers raises bare Exception, and panics
+        except BaseException as error:  # the library raises bare Exception, and panics
             if not (isinstance(error, Exception) or is_panic(error)):
                 raise
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
@@ -131,15 +131,15 @@ class Tokenizer:
 
     @cached_property
     def _parts(self) -> TextParts | None:
-        """The tokenizer of very long texts, made at the first one: it reads tokenizer.json again."""
+        """Encoder of very long texts; made at the first such text, because it reads tokenizer.json again."""
         return text_parts(self._backend)
 
     def memory_of(self, text: str, *, whole: bool) -> int:
-        """Return the bytes that tokenizing a long ``text`` takes, at most. ``whole``: with the offsets of its tokens,
-        which a text in parts does not have."""
+        """Return an upper bound of the memory that tokenizing a long ``text`` takes, bytes. ``whole``: with offsets of
+        tokens, for which a text is not cut into parts."""
         longest = len(text)
         if not whole and self._parts is not None:
-            longest = max(end - at for at, end in pairwise([*cuts(text), len(text)]))
+            longest = max(end - begin for begin, end in pairwise([*cuts(text), len(text)]))
         return _CHAR_BYTES * len(text) + _UNCUT_CHAR_BYTES * min(len(text), PARTS_TOGETHER * longest)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, quoted: Collection[int] = ()) -> list[int]:
@@ -153,7 +153,7 @@ class Tokenizer:
                 backend, parts = twin.twin, parts and parts.of(twin.twin)
             read = _ids_of if twin is None else (lambda encoding: twin.read(encoding)[0])
             if parts is None:
-                # Offsets of tokens are left out: they are a quarter of the time.
+                # without offsets of tokens, which take a quarter of the time
                 [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 return read(encoding)
             return parts.encode(text, add_special_tokens=add_special_tokens, read=read)
@@ -168,37 +168,40 @@ class Tokenizer:
             if quoted:
                 twin = self._quoted_text(text)
                 text, marks = twin.marked(text, frozenset(quoted))
-                backend, boundaries = twin.twin, [moved(at, marks) for at in boundaries]
+                backend, boundaries = twin.twin, [moved(position, marks) for position in boundaries]
             if len(text) < LONG_TEXT_CHARS:
                 encoding = backend.encode(text, add_special_tokens=add_special_tokens)
             else:
                 [encoding] = backend.encode_batch([text], add_special_tokens=add_special_tokens)
         ids, before = (_ids_of(encoding), None) if twin is None else twin.read(encoding)
         count = len(encoding.ids)
-        counts = [count if at >= len(text) else encoding.char_to_token(at) for at in boundaries]
+        counts = [count if position >= len(text) else encoding.char_to_token(position) for position in boundaries]
         if None in counts:
             # A token that the post-processor adds has no characters; a normalizer may reorder within a word.
             ends = list(accumulate((end for _, end in encoding.offsets), max))
-            counts = [bisect_right(ends, at) for at in boundaries]
+            counts = [bisect_right(ends, position) for position in boundaries]
         # The tokens before the one that has the character end at or before it.
-        return ids, [before[at] if before is not None else at for at in counts if at is not None]
+        return ids, [
+            before[position] if before is not None else position for position in counts if position is not None
+        ]
 
     def encode_pair(
         self, first: str, second: str, *, quoted: tuple[Collection[int], Collection[int]] = ((), ())
     ) -> tuple[list[int], int, int]:
-        """Return the ids of two texts as the post-processor joins them, the number of ids before those of the second
-        text, and the number after them."""
+        """Return the ids of two texts, joined by the post-processor, and the numbers of ids before and after the second
+        text."""
         with _encodable(first, second):
             twin, backend = None, self._backend
             if any(quoted):
                 twin = self._quoted_text(first + second)
                 first, second = (
-                    twin.marked(text, frozenset(at))[0] for text, at in zip((first, second), quoted, strict=True)
+                    twin.marked(text, frozenset(places))[0]
+                    for text, places in zip((first, second), quoted, strict=True)
                 )
                 backend = twin.twin
             [encoding] = backend.encode_batch([(first, second)])
         ids, before = (_ids_of(encoding), None) if twin is None else twin.read(encoding)
-        of_second = [at for at, number in enumerate(encoding.sequence_ids) if number == 1]
+        of_second = [places for places, number in enumerate(encoding.sequence_ids) if number == 1]
         if not of_second:
             return ids, len(ids), 0
         start, end = of_second[0], of_second[-1] + 1
@@ -222,7 +225,7 @@ class Tokenizer:
 
     @property
     def end_id(self) -> int | None:
-        """The id of ``eos_token``, where the vocabulary has it."""
+        """Id of ``eos_token``; None if the vocabulary does not have it."""
         end: int | None = self._backend.token_to_id(self.special_tokens.get("eos_token", ""))
         return end
 
@@ -231,7 +234,7 @@ class Tokenizer:
         return self._added_ids.get(text)
 
     def is_added(self, token: int) -> bool:
-        """Return whether text is cut at this token before it is tokenized."""
+        """Return whether this is an added token, at which text is cut before it is tokenized."""
         return token in self.added
 
     def showing(self, ids: frozenset[int]) -> Tokenizer | ShowingDecoder:
@@ -239,7 +242,7 @@ class Tokenizer:
         return ShowingDecoder(self, self.special_ids - ids) if ids else self
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that this token adds to a text; a special token's are those of its name."""
+        """Return the bytes that this token adds to a text; for a special token, the bytes of its name."""
         if token in self.added:
             return self.added[token].encode()
         piece = self._backend.id_to_token(token)

@@ -1,16 +1,17 @@
-"""The tokenizer of a checkpoint as the text of a tokenizer.json: its file, or the translation of a World vocabulary.
+"""The tokenizer of a checkpoint as the text of a tokenizer.json: read from that file, or translated from a World
+vocabulary.
 
     rwkv_vocab_v20230424.txt    261 '\\n\\n' 2          id, a Python literal of text or bytes, its bytes
-    a trie of the tokens        (?:a(?:b(?:c)?)?|d)    its longest match, as one regular expression
+    a trie of the tokens        (?:a(?:b(?:c)?)?|d)    the longest match, as one regular expression
     text                        bytes as letters  ->  cut by the expression  ->  each piece is a token
 
-Releases of RWKV bring that vocabulary and Python code for it. The code's rule is short: at each place the longest token
-wins. A trie as an expression gives the ``tokenizers`` library the same rule, so encoding, bytes of tokens, offsets and
-grammars have no second way. Every token that ends inside of a longer one makes the rest optional, and a regular
-expression tries the rest first.
+RWKV checkpoints come with this vocabulary and Python code for it. The code's rule is short: at each position the
+longest token wins. A trie as an expression gives the ``tokenizers`` library the same rule, so encoding, bytes of
+tokens, offsets and grammars need no second implementation. Where a token ends inside a longer one, the rest is
+optional, and a regular expression tries the rest first.
 
-Id 0 ends a text. It is in no line of the file. Further tokens that a tokenizer_config.json adds are not
-read: the converter's ``eos_token`` "\\n\\n" would get an id of its own, and no model was trained with it.
+Id 0 ends a text and is in no line of the file. Further tokens that a tokenizer_config.json adds are not read: the
+converter's ``eos_token`` "\\n\\n" would get an id of its own, and no model was trained with it.
 
 Source: the tokenizer of the package ``rwkv`` (``rwkv_tokenizer.py``), for the format and the rule.
 """
@@ -35,25 +36,24 @@ END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"
 _LINE = re.compile(r"(\d{1,9}) (b?(?:'.*'|\".*\")) (\d{1,9})")
 Trie = dict[str, "Trie"]
 _ENDS = ""
-"""Key of a trie's node at which a token ends."""
+"""Key in a trie's node that marks the end of a token."""
 _NESTED = 12
-"""Letters of a token that are nested groups in the expression. Libraries of expressions take some 64 groups; beyond
-these the ends of tokens are a plain list, the longest first."""
+"""Depth up to which the expression nests a group for each letter. Regex libraries take about 64 groups; deeper ends of
+tokens are written as a plain list, the longest first."""
 TOKEN_BYTES_MAX = 256
-"""Most bytes of a token; the longest of the World vocabulary has 128."""
+"""Most bytes of a token; the longest token of the World vocabulary has 128."""
 
 
 def tokenizer_path(directory: Path) -> Path:
-    """Return the path of tokenizer.json, also where it is missing, or of the World vocabulary, where only that is
-    there."""
+    """Return the path of tokenizer.json, even if it is missing; of the World vocabulary, if only that exists."""
     path = directory / "tokenizer.json"
     worlds = [] if path.is_file() else sorted(directory.glob(WORLD_FILES))
     return worlds[0] if worlds else path
 
 
 def tokenizer_text(path: Path) -> str:
-    """Return the text of a tokenizer.json, for a path of ``tokenizer_path``, with the tokens that the files
-    next to it add. Raises CheckpointError."""
+    """Return the text of a tokenizer.json, for a path of ``tokenizer_path``, with the tokens that the files next to it
+    add. Raise CheckpointError."""
     text = read_text(path, bytes_max=TOKENIZER_BYTES_MAX)
     if path.suffix != ".json":
         return json.dumps(_world(path, text), ensure_ascii=False)
@@ -68,8 +68,8 @@ def tokenizer_digest(path: Path) -> str:
 
 @cache
 def byte_of_character() -> dict[str, int]:
-    """Return the alphabet of byte-level BPE (GPT-2): printable bytes stand for themselves, and the n-th of the
-    others for character 256 + n."""
+    """Return the alphabet of byte-level BPE (GPT-2): printable bytes map to themselves, and the n-th other byte to
+    character 256 + n."""
     spans = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
     table = {chr(byte): byte for first, last in spans for byte in range(ord(first), ord(last) + 1)}
     others = [byte for byte in range(256) if chr(byte) not in table]
@@ -160,6 +160,7 @@ def _expression(node: Trie, depth: int = 0) -> str:
 
 
 def _ends_of(node: Trie) -> Iterator[str]:
-    """Return the regex of the tokens below ``node``. Recursion is as deep as the longest token has bytes."""
+    """Yield alternatives of the regex of the tokens below ``node``. The recursion is as deep as the longest token is
+    long."""
     for letter, behind in node.items():
         yield from [_ENDS] if letter == _ENDS else (letter + end for end in _ends_of(behind))

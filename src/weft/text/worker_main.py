@@ -1,14 +1,14 @@
 """The child of ``weft.text.workers``: it runs jobs in place, or each in a fork.
 
     stdin:   a JobFunction, its start, then jobs; its end means that the parent is gone
-    stdout:  one answer for the start and one for each job, with its number
+    stdout:  one answer for the start and one for each job, with the job's number
 
                             fork per job
     start -> function ---------------------> limits -> job(body) -> answer -> exit
              (once, shared)                  '--- may crash, hang or grow ---'
 
-A function of forks has ``failed``: its answer for a fork that ended at a limit. The loop has one thread, so
-that a fork is safe. This module imports no torch.
+A function for forks has ``failed``: the answer for a fork that ended at a limit. The loop has only one thread, so that
+forking is safe. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ HEAD = struct.Struct("<QQ")
 _PART_BYTES = 1 << 20
 Limit = Literal["seconds", "memory", "stack"]
 _TRIM_ABOVE_BYTES = 1 << 20
-"""Size of a job, bytes, above which memory goes back to the system afterwards."""
+"""Size of a job, bytes, above which memory is returned to the system afterwards."""
 _WALL_FACTOR = 4
-"""Factor on a fork's CPU limit: a fork ends after these seconds, however little it computes."""
+"""Wall-clock limit of a fork, as a multiple of its CPU limit."""
 _PRIORITY = 10
 
 
 class JobFunction(msgspec.Struct, frozen=True):
     """The function of a worker, and its limits. ``name``: "module:function" of the child. ``memory_bytes``: most growth
-    of a child in place, or of a fork; 0: no limit. ``seconds`` of CPU and ``stack_bytes`` bound a fork."""
+    of the child, or of a fork; 0: no limit. ``seconds`` of CPU and ``stack_bytes`` bound a fork."""
 
     name: str
     memory_bytes: int = 0
@@ -60,8 +60,7 @@ def write_frame(stream: IO[bytes], number: int, body: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes]) -> tuple[int, bytes] | None:
-    """Return (number, body); None at the end of the stream. On an unbuffered stream it reads nothing after the
-    frame."""
+    """Return (number, body); None at the end of the stream. From an unbuffered stream, read nothing after the frame."""
     head = _read_all(stream, HEAD.size)
     if head is None:
         return None
@@ -89,7 +88,7 @@ class ForkedJob(Protocol):
 
 
 def limit_memory(growth_bytes: int) -> None:
-    """Limit the growth of this process in bytes; 0: no limit. It leaves no core file."""
+    """Limit the growth of this process, bytes (0: no limit), and disable core files."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if growth_bytes and sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -103,7 +102,7 @@ def _limit(kind: int, wanted: int) -> None:
 
 @dataclass(slots=True)
 class _Fork:
-    """A job that runs in a fork. ``output``: bytes that its pipe gave so far."""
+    """A job that runs in a fork. ``output``: bytes read from its pipe so far."""
 
     number: int
     pid: int
@@ -187,7 +186,7 @@ def _limit_of(fork: _Fork, status: int) -> Limit:
 
 
 def _run_in_fork(function: JobFunction, job: ForkedJob, body: bytes, pipe: int) -> None:
-    """Run ``job`` in this fork. Never returns: the fork exits, or dies at one of its limits."""
+    """Run ``job`` in this fork, and never return: the fork exits, or dies at one of its limits."""
     code = 1
     try:
         silent = os.open(os.devnull, os.O_RDWR)
@@ -224,7 +223,7 @@ def main() -> None:
     function = msgspec.msgpack.decode(named[1], type=JobFunction)
     module, _, name = function.name.partition(":")
     prepare = getattr(importlib.import_module(module), name)
-    start = read_frame(jobs)  # it may come much later: the imports are done by then
+    start = read_frame(jobs)  # it may come much later, so import before
     if start is None:
         return
     if not function.forks:

@@ -1,4 +1,4 @@
-"""Workers: processes that run functions on input of strangers, within bounds.
+"""Workers: processes that run functions on untrusted input, within bounds.
 
     parent                                       child: weft.text.worker_main
     BoundedWorker(JobFunction, start)  ------->  function(start) -> (first answer, job)      once
@@ -8,12 +8,12 @@
     in place     jobs run one after another in the child: templates, large bodies
     forks=N      each job runs in a fork of the child, N at once: grammars
 
-A job has seconds, bytes and a function. A child in place has a limit of memory, and the parent kills it when a job is
-late. A fork has limits of CPU time, memory and stack of its own, and leaves nothing in the child.
+Time and memory of a job are limited. A child that runs jobs in place has a limit of memory, and the parent kills it
+when a job is late. A fork has its own limits of CPU time, memory and stack, and leaves nothing in the child.
 
-The child imports little, and has no terminal signals and no secret of the environment. A worker ends with its stdin,
-so it never outlives the parent. When it ends, every open job fails with BrokenPipeError. A ``WorkerLane``
-is one or two workers of an event loop, replaced after a job that was late or deadly.
+The child imports little, and has no terminal signals and no secret of the environment. A worker ends with its stdin, so
+it never outlives the parent. When it ends, every open job fails with BrokenPipeError. A ``WorkerLane`` is one or two
+workers of an event loop; a worker is replaced after a job that was late or killed it.
 
 The lane waits for a millisecond before it yields. Most conversations are rendered in a tenth of that. A
 future, a task and a thread for each cost more than the rendering did.
@@ -41,22 +41,22 @@ from weft.shares import KeyShares
 from weft.text.worker_main import HEAD, JobFunction
 
 _PART_BYTES = 64 << 10
-"""Bytes of one read: all that a pipe holds. A larger read would take memory of its own from the system each time."""
+"""Bytes of one read: the capacity of a pipe. A larger buffer would be allocated from the system each time."""
 _PIPE_BYTES = 32 << 10
-"""Bytes that are written at once; a larger body is written in a thread."""
+"""Most bytes that are written on the event loop; a larger body is written in a thread."""
 _PATIENCE_S = 0.001
 _TURN_S = 0.01
-"""Seconds of a turn of the threads that wait for one worker and read in turns."""
+"""Seconds that a thread reads for all threads that wait for the same worker, before another takes its turn."""
 _LINE_S = 0.005
-"""Most seconds that a line of jobs keeps the event loop."""
+"""Most seconds that queued jobs keep the event loop."""
 
 
 class BoundedWorker:
-    """A child process that runs jobs within bounds. ``start`` goes to the function. The answer to it has the number 0.
-    Without ``start`` the child imports the modules that the function needs, and waits for ``begin``."""
+    """A child process that runs jobs within bounds. ``start``: the argument of the function; its answer has the number
+    0. Without ``start`` the child imports the modules that the function needs, and waits for ``begin``."""
 
     def __init__(self, function: JobFunction, start: bytes | None = None) -> None:
-        # A session of its own: signals of the terminal go only to the parent.
+        # a new session: signals of the terminal reach only the parent
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-c", "from weft.text.worker_main import main; main()"],
             stdin=subprocess.PIPE,
@@ -76,7 +76,7 @@ class BoundedWorker:
         self._unread = bytearray()
         self._answers: dict[int, bytes] = {}
         self._numbers = 0
-        with contextlib.suppress(OSError):  # a child that died at once is seen by ``receive``
+        with contextlib.suppress(OSError):  # ``receive`` notices a child that died at once
             self._write(0, msgspec.msgpack.encode(function))
         if start is not None:
             self.begin(start)
@@ -101,8 +101,8 @@ class BoundedWorker:
             return self._numbers
 
     def receive(self, number: int, seconds: float) -> bytes | None:
-        """Return the answer to the job, None if it has not come in time. Any thread. Raise BrokenPipeError when the
-        child has ended."""
+        """Return the answer to the job; None if it has not come in time. Any thread may call this. Raise
+        BrokenPipeError if the child has ended."""
         deadline_s = time.monotonic() + seconds
         while True:
             with self._reading:
@@ -136,8 +136,7 @@ class BoundedWorker:
             left = left[os.write(self._input, left) :]
 
     def _read(self, seconds: float) -> bool:
-        """Read the bytes that the child has written until then, and return whether there were any. Raise
-        BrokenPipeError."""
+        """Read for up to ``seconds``, and return whether the child has written anything. Raise BrokenPipeError."""
         if not self._poll.poll(seconds * 1e3):
             return False
         part = os.read(self._output, _PART_BYTES)
@@ -156,7 +155,7 @@ class BoundedWorker:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job of a lane. ``number``: of a job that the worker has, 0 if it was not sent."""
+    """A job of a lane. ``number``: the worker's number of the job, 0 if it was not sent."""
 
     key: str
     body: bytes
@@ -165,7 +164,7 @@ class _Job:
 
 
 class JobLine:
-    """Jobs that wait, first come first served for each API key. ``next``: a job of the key that used the fewest
+    """Waiting jobs, first come first served within an API key. ``next`` takes a job of the key that used the fewest
     seconds."""
 
     def __init__(self) -> None:
@@ -212,12 +211,12 @@ class JobLine:
 
 class WorkerLane:
     """Workers of the event loop, each of which takes one job at a time, within ``seconds``. ``waiting``: jobs that wait
-    or run, ``line_max`` at most. ``workers``: their greatest number, each started when it is needed. One of several is
-    left to other API keys.
+    or run, at most ``line_max``. ``workers``: their greatest number; each is started when it is needed. One of several
+    workers is left free for other API keys.
 
-    A turn of a busy loop takes the time of tens of jobs. With one job a turn, the line grows while the worker has
-    nothing to do. So waiting jobs are answered in one turn, up to _LINE_S. Keys take turns, and a job whose client has
-    left does not begin."""
+    A turn of a busy event loop takes as long as tens of jobs. With one job a turn, the queue would grow while the
+    worker is idle, so waiting jobs are answered in one turn, for at most _LINE_S. Keys take turns, and a job whose
+    client has left is not started."""
 
     def __init__(
         self,
@@ -240,8 +239,8 @@ class WorkerLane:
         self._serving: set[asyncio.Task[None]] = set()
 
     def check_line(self, key: str, what: str) -> None:
-        """Raise EngineUnavailableError where ``line_max`` jobs wait, or half of it of one API key. ``what``: name of
-        the jobs in the sentence."""
+        """Raise EngineUnavailableError if ``line_max`` jobs wait, or half of that number from this API key. ``what``: a
+        name of the jobs for the message."""
         own, half = self._line.count(key) + self._running[key], self._line_max // 2
         for count, limit in ((self.waiting, self._line_max), *(((own, half),) if key else ())):
             if count >= limit:
@@ -249,11 +248,11 @@ class WorkerLane:
                 raise EngineUnavailableError(f"{count} {what}{whose}; the limit is {limit}. Try again later")
 
     async def ask(self, body: bytes, key: str = "") -> bytes:
-        """Return the answer to a job. ``key``: the API key that asks. Raise TimeoutError for a job that takes too long,
-        OSError for one that ends its process, and the errors of ``start``."""
+        """Return the answer to a job. ``key``: the API key of the request. Raise TimeoutError for a job that takes too
+        long, OSError for a job that kills its process, and the errors of ``start``."""
         number, worker = 0, self._workers[0]
         if worker is not None and 0 in self._idle and not len(self._line) and len(body) < _PIPE_BYTES:
-            with contextlib.suppress(OSError):  # a child that has died since is replaced below
+            with contextlib.suppress(OSError):  # a child that has died meanwhile is replaced below
                 number = worker.send(body)
             try:
                 if number and (answer := worker.receive(number, _PATIENCE_S)) is not None:
@@ -270,7 +269,7 @@ class WorkerLane:
             self._line.add(job)
             self._serve_waiting()
         try:
-            # A client that goes away must not leave half a question in the pipe: a job that began goes on without it.
+            # A client that leaves must not leave half a job in the pipe: a job that has begun is finished.
             return await asyncio.shield(job.result)
         except asyncio.CancelledError:
             self.waiting -= self._line.drop(job)
@@ -300,7 +299,7 @@ class WorkerLane:
         task.add_done_callback(self._serving.discard)
 
     async def _serve(self, place: int, job: _Job | None) -> None:
-        """Answer ``job`` and those in the line, and return."""
+        """Answer ``job`` and the jobs in the queue, and return."""
         began_s = time.monotonic()
         while job is not None:
             job_began_s = time.monotonic()
@@ -338,6 +337,6 @@ class WorkerLane:
                         return answer
                 number = number or await asyncio.to_thread(worker.send, job.body)
                 return await worker.receive_later(number)
-        except OSError:  # TimeoutError is one
+        except OSError:  # TimeoutError is an OSError
             self._end(place)
             raise

@@ -1,11 +1,12 @@
-"""The limit of a measured run, flags that would make it faster, and its distance from the machine's ceilings.
+"""Diagnosis of a measured run: the limiting part, flags that would make it faster, and the distance from the machine's
+ceilings.
 
     engine   least seconds at the ceilings, of prompts, of reading weights, of products    --> of_engine
-    server   means of what clients saw, and of the queue if the server tells               --> of_server
+    server   means of the clients' times, and of the queue if the server reports it               --> of_server
 
-Both are functions of only figures. A share below SHARE_OF_CEILINGS means that something other than weights and products
-takes the time, so neither is blamed. Flags that the run already had are not proposed, nor are defaults of a server
-whose flags are unknown.
+Both use only these figures. With a share below SHARE_OF_CEILINGS something other than weights and products takes the
+time, so neither is named as the limit. Flags that the run already had are not proposed, and neither are defaults of a
+server with unknown flags.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class LeastSeconds:
-    """Least seconds at the ceilings: products of prompts, then the decode steps' reading of weights and their products,
-    which go on at once."""
+    """Least seconds at the ceilings: products of prompts; in decode steps, reading weights and computing products,
+    which overlap."""
 
     prefill: float
     read: float
@@ -49,8 +50,8 @@ class LeastSeconds:
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """Figures of a run of the engine. ``byte_gain``: speed of products of bytes here over those of the run's dtype, 1
-    if unknown. ``cpp_kernels`` is True where none are needed."""
+    """Figures of a run of the engine. ``byte_gain``: speed of byte products here, relative to products in the run's
+    dtype; 1 if unknown. ``cpp_kernels``: True also if none are needed."""
 
     seconds: float
     least: LeastSeconds
@@ -65,8 +66,9 @@ class EngineRun:
 
 @dataclass(frozen=True, slots=True)
 class ServerRun:
-    """Mean seconds of a request; ``queued`` None if the server does not tell. ``at_once``: most open requests.
-    ``here``: the server is on this machine. ``client_share`` of the time this client worked or waited for a core."""
+    """Mean seconds of a request; ``queued``: None if the server does not report it. ``at_once``: most open requests.
+    ``here``: whether the server is on this machine. ``client_share``: share of the time in which this client worked or
+    waited for a core."""
 
     ttft: float
     e2el: float
@@ -124,7 +126,7 @@ def _less_reading(run: EngineRun) -> list[str]:
 
 
 def of_server(run: ServerRun) -> Diagnosis:
-    """Return the diagnosis of a server. The flags are the server's, but for those of the load."""
+    """Return the diagnosis of a server. Proposed flags are the server's, except those of the load."""
     queued = run.queued or 0.0
     prefill, decode = max(0.0, run.ttft - queued), run.e2el - run.ttft
     of_all = f"of {run.e2el * 1e3:,.0f} ms a request"

@@ -4,12 +4,12 @@
     prompt P         one request of P tokens after another                seconds to the first token
     second turn      the first turn's prompt, its answer, and new tokens  seconds to the first token, cached tokens
 
-A cell ends after its limit of time. Results are written after each cell, so a run that was ended goes on where it was:
-the file is the run. Prompts are random tokens of a seed that the file keeps; another run has another seed, because a
-server that has seen a prompt finds it in its cache.
+A cell ends at its time limit. Results are written after each cell, so an interrupted run can continue from its file.
+Prompts are random tokens from a seed that the file keeps; another run has another seed, because a server would find
+known prompts in its cache.
 
-The second turn repeats the answer's own tokens where the server returns them (``return_token_ids``), else stand-ins:
-then no server can find the answer in its cache, and ``answer_known`` is false.
+The second turn repeats the tokens of the answer if the server returns them (``return_token_ids``). Otherwise it has
+stand-ins, which no server can find in its cache, and ``answer_known`` is false.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that the longest request of the cell takes of the server's context."""
+        """Tokens of the longest request of the cell."""
         second = SECOND_TURN_TOKENS if self.kind == "second turn" else 0
         return self.input_tokens + 2 * self.output_tokens * bool(second) + self.output_tokens * (not second) + second
 
@@ -58,7 +58,7 @@ class Cell:
 def cells_of(
     streams: Sequence[int], prompts: Sequence[int], *, input_len: int, output_len: int, turn_len: int, repetitions: int
 ) -> list[Cell]:
-    """Return the cells in the order in which they are measured: short ones first, so that a limit ends little."""
+    """Return the cells in the order in which they are measured: the short ones first."""
     return [
         *(Cell("streams", count, input_len, output_len) for count in sorted(streams)),
         Cell("second turn", repetitions, turn_len, output_len),
@@ -68,7 +68,7 @@ def cells_of(
 
 @dataclass(frozen=True, slots=True)
 class GridRun:
-    """The settings of a run; equal ones may go on with each other's file."""
+    """The settings of a run. A run may continue a file with equal settings."""
 
     url: str
     model: str
@@ -87,8 +87,8 @@ class GridRun:
 
 
 def resumed(path: Path, run: GridRun) -> tuple[GridRun, dict[str, Any]]:
-    """Return the run with the seed of the file ``path``, and the file's results; the run as it is where there is no
-    file. Raise ConfigError for a file of another run."""
+    """Return the run with the seed of the file ``path``, and the file's results; without a file, return the run
+    unchanged. Raise ConfigError for the file of a run with other settings."""
     if not path.exists():
         return run, {}
     known = read_grid(path)
@@ -114,8 +114,8 @@ def read_grid(path: Path) -> dict[str, Any]:
 
 
 async def measure_cell(server: Server, served: Served, cell: Cell, run: GridRun, vocab_size: int) -> dict[str, Any]:
-    """Return the figures of ``cell``, in seconds and tokens a second; {"skipped": why} where the server's context is
-    too small or the limit of time ended it, {"failed": why} where a request failed."""
+    """Return the figures of ``cell``, in seconds and tokens a second; {"skipped": why} if the server's context is too
+    small or the time limit ended the cell, {"failed": why} if a request failed."""
     if served.max_model_len and cell.context_tokens > served.max_model_len:
         return {
             "skipped": f"needs {cell.context_tokens:,} tokens of context, and the server has {served.max_model_len:,}"
@@ -135,7 +135,7 @@ async def measure_cell(server: Server, served: Served, cell: Cell, run: GridRun,
 
 
 def hash_of(seed: int, cell: Cell) -> int:
-    """Return a seed of the cell's own, the same in each process."""
+    """Return a seed for the cell, the same in every process."""
     return seed * 1_000_003 + zlib.crc32(cell.name.encode()) % 1_000_003
 
 
@@ -204,7 +204,7 @@ async def _asked(server: Server, served: Served, request: SampleRequest) -> Timi
 
 
 def _failure(timings: Sequence[Timing]) -> str | None:
-    """Return the first error, or a sentence for an answer without tokens; None where all went well."""
+    """Return the first error, or a sentence for an answer without tokens; None if there is none."""
     for timing in timings:
         if timing.error is not None or not timing.chunks:
             return timing.error or "an answer brought no token"

@@ -1,8 +1,8 @@
-"""Each kernel compared with torch and with the machine's own ceiling, in one run.
+"""Comparison of each kernel with torch and with the ceiling of the machine, in one run.
 
     ceiling     copy bandwidth, matrix rate                                 (measured)
-    round 1     own  torch        every side had one uncounted call; the order rotates;
-    round 2     torch  own        a sample is as many calls as fill some milliseconds
+    round 1     own  torch        each side has one uncounted call; the order rotates;
+    round 2     torch  own        a sample consists of calls for some milliseconds
     share       (the least time at the ceiling) / (own time)
 
 ``benchmarks.kernels`` adds small ops, copies of memory and the kernels of other libraries.
@@ -52,7 +52,7 @@ _CALLS_MAX = 1000
 
 @dataclass(slots=True)
 class Result:
-    """Seconds of one call by side; None for a side that refused, and ``refusals`` has its reason."""
+    """Seconds of one call by side; None for a side that refused, with the reason in ``refusals``."""
 
     geometry: str
     name: str
@@ -65,8 +65,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The sides of a comparison. ``own``: the name of our side; ``choose(side)``: makes the process compute with it, or
-    with "torch"."""
+    """The sides of a comparison. ``own``: the name of weft's side; ``choose(side)``: makes the process use ``own`` or
+    "torch"."""
 
     own: str
     choose: Callable[[str], None]
@@ -75,8 +75,7 @@ class Sides:
 def bench_of(
     device_name: str, dtype: str, decode_rows: tuple[int, ...], prefill_tokens: tuple[int, ...], context: int | None
 ) -> Bench:
-    """Return the sizes of a run; those that are not given default to the device's. Raise ConfigError for a missing
-    device."""
+    """Return the sizes of a run; missing sizes get the device's defaults. Raise ConfigError for a missing device."""
     if device_name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device is cuda, and torch sees no CUDA device here; use --device cpu", param="--device")
     device = torch.device(device_name)
@@ -91,7 +90,7 @@ def bench_of(
 
 
 def sides_of(device: torch.device) -> Sides:
-    """Return the sides. Raise ConfigError where the device's own kernels are not available."""
+    """Return the sides. Raise ConfigError if weft's kernels are not available for the device."""
     if device.type == "cuda":
         gpu.choose("triton")
         return Sides("triton", lambda side: gpu.choose("torch" if side == "torch" else "triton"))
@@ -157,7 +156,7 @@ def measure(geometry: str, case: Case, bench: Bench, sides: Sides, ceiling: Ceil
 
 
 def facts_of(bench: Bench, sides: Sides, ceiling: Ceiling, rounds: int) -> dict[str, Any]:
-    """Return the circumstances of a figure."""
+    """Return the facts of a run that its figures depend on."""
     on_gpu = bench.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(bench.device) if on_gpu else cpu_name_and_flags()[0],
@@ -206,7 +205,7 @@ class Bench:
     """Other libraries' kernels for (bench, mixer, rows, tokens, tokens before, *tensors)."""
 
     def __post_init__(self) -> None:
-        scratch.device = self.device  # torch's side takes its buffers on this device
+        scratch.device = self.device  # torch's side allocates buffers on this device
 
     def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return normal numbers of spread 0.5."""
@@ -285,7 +284,7 @@ def _attention(of: Attention, bench: Bench) -> Iterator[Case]:
         k, v = pages_of(bench, runs, kv_heads, dim)
         q = bench.noise(rows * tokens, heads, dim)
         read = 2 * rows * (before + tokens) * kv_heads * dim * bench.dtype.itemsize
-        seen = rows * sum(before + at + 1 for at in range(tokens))
+        seen = rows * sum(before + index + 1 for index in range(tokens))
         call = partial(paged_attention, q, k, v, runs, of.scale)
         yield Case(
             f"attention {name}",

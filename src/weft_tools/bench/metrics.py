@@ -1,11 +1,11 @@
-"""From timings to the standard metrics.
+"""The standard metrics, from timings.
 
     TTFT   from sending to the first token                     E2EL   from sending to the last token
     TPOT   (E2EL - TTFT) / (tokens - 1), for two tokens or more
     ITL    each gap between two tokens (tokens of one chunk share the gap before it)
 
-Goodput counts answers within every objective. Failed requests count in ``failed`` and nowhere else.
-Percentiles interpolate between neighbours.
+Goodput counts answers within every objective. Failed requests count only in ``failed``. Percentiles interpolate between
+neighbours.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
 
 
 def keeps(times: Times, promises: Mapping[str, float]) -> bool:
-    """Return whether each objective, in milliseconds, is met. An answer without a TPOT meets an objective for it."""
+    """Return whether each objective (milliseconds) is met. An answer without a TPOT meets an objective for TPOT."""
     return all((getattr(times, name) or 0.0) * 1e3 <= limit for name, limit in promises.items())
 
 
@@ -128,14 +128,16 @@ def figures(
         "acceptance_rate": accepted / (accepted + rejected) if accepted + rejected else None,
         "accepted_length": decoded / (decoded - accepted) if accepted + rejected else None,
         "request_throughput": len(done) / seconds,
-        "request_goodput": (sum(keeps(one, promises) for one in times) / seconds) if promises else None,
+        "request_goodput": (sum(keeps(answer_times, promises) for answer_times in times) / seconds)
+        if promises
+        else None,
         "output_throughput": generated / seconds,
         "total_token_throughput": (read + generated) / seconds,
         "max_output_tokens_per_s": busiest_second(done),
         "max_concurrent_requests": most_at_once(done),
     }
     for name in names:
-        values = [value * 1e3 for one in times for value in _values(one, name)]
+        values = [value * 1e3 for answer_times in times for value in _values(answer_times, name)]
         results |= _spread(values, name, percentiles)
     return results
 
@@ -160,7 +162,7 @@ def _spread(values: list[float], name: str, percentiles: Sequence[float]) -> dic
 
 
 def busiest_second(timings: Sequence[Timing]) -> int:
-    """Return the most tokens that arrived in one second, seconds counted from the first sending."""
+    """Return the most tokens that arrived within a second; seconds count from the first sending."""
     if not timings:
         return 0
     began = min(timing.sent for timing in timings)

@@ -28,7 +28,7 @@ def exactly(tokens: int, n: int = 1) -> SamplingParams:
 
 
 def check_lengths(engine: Engine, requests: Sequence[SampleRequest]) -> None:
-    """Raise ConfigError where a request is longer than the engine's context."""
+    """Raise ConfigError if a request is longer than the engine's context."""
     limit = engine.info.sizes.max_model_len
     longest = max(_tokens(engine, request) + request.output_tokens for request in requests)
     if longest > limit:
@@ -76,8 +76,8 @@ def latency(
 
 
 def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1, warmups: int = 0) -> dict[str, Any]:
-    """Return results by the standard keys; token counts include prompts and answers unless the key says the
-    opposite."""
+    """Return results by the standard keys; token counts include prompts and answers unless the key names only one of
+    them."""
     check_lengths(engine, requests)
     sampling = [exactly(request.output_tokens, n) for request in requests]
     prompts = [request.prompt for request in requests]
@@ -87,8 +87,8 @@ def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1,
     began = time.perf_counter()
     done = engine.generate(prompts, sampling)
     seconds = time.perf_counter() - began
-    read = sum(len(one.prompt_tokens) for one in done if one.index == 0)
-    generated = sum(len(one.tokens) for one in done)
+    read = sum(len(completion.prompt_tokens) for completion in done if completion.index == 0)
+    generated = sum(len(completion.tokens) for completion in done)
     return {
         "elapsed_time": seconds,
         "num_requests": len(requests),
@@ -98,5 +98,5 @@ def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1,
         "total_input_tokens": read,
         "total_output_tokens": generated,
         "output_tokens_per_second": generated / seconds,
-        "total_cached_tokens": sum(one.cached_tokens for one in done if one.index == 0),
+        "total_cached_tokens": sum(completion.cached_tokens for completion in done if completion.index == 0),
     }

@@ -1,6 +1,6 @@
 """The requests of a benchmark: prompts and their output lengths, from a seed or from a file.
 
-    random              own tokens after a prefix that all requests share     --random-prefix-len
+    random              random tokens after a prefix that all requests share     --random-prefix-len
     prefix_repetition   some prefixes, each shared by an equal part of the requests
     sharegpt            JSON: the first turn is the prompt, the second gives the output length
     custom              JSON lines: "prompt", and "output_tokens" where it differs
@@ -27,7 +27,7 @@ ORDINARY_ID_MIN = 300
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
     """A request of a load. ``prompt``: token ids, or text. ``answer``: a text with the wanted number of output tokens,
-    if they are not counted yet; ``output_tokens`` is then 0."""
+    if that is not counted yet; ``output_tokens`` is then 0."""
 
     prompt: list[int] | str
     output_tokens: int
@@ -60,11 +60,13 @@ def random_requests(
 def prefix_repetition_requests(
     count: int, *, prefix_len: int, suffix_len: int, prefixes: int, output_len: int, vocab_size: int, seed: int
 ) -> list[SampleRequest]:
-    """Return requests in random order; each of ``prefixes`` prefixes serves the same number of them, or one more."""
+    """Return requests in random order; each of ``prefixes`` prefixes is used by the same number of requests, or one
+    more."""
     dice = random.Random(seed)
     shared = [_tokens(dice, prefix_len, vocab_size) for _ in range(prefixes)]
     requests = [
-        SampleRequest(shared[at % prefixes] + _tokens(dice, suffix_len, vocab_size), output_len) for at in range(count)
+        SampleRequest(shared[index % prefixes] + _tokens(dice, suffix_len, vocab_size), output_len)
+        for index in range(count)
     ]
     dice.shuffle(requests)
     return requests
@@ -89,7 +91,7 @@ def file_requests(kind: str, path: Path, count: int, *, output_len: int | None, 
             requests.append(SampleRequest(prompt, 0, wanted))
         else:
             raise ConfigError(
-                f"--dataset-path {path}: how many tokens shall be made for {prompt[:40]!r}? "
+                f"--dataset-path {path}: the number of output tokens for {prompt[:40]!r} is not known. "
                 'Give "output_tokens" in its line, or --custom-output-len',
                 param="--dataset-path",
             )
@@ -107,8 +109,8 @@ def _turns(path: Path, text: str) -> Iterator[tuple[str, int | str]]:
         turns = row.get("conversations") if isinstance(row, dict) else None
         values = [turn.get("value") for turn in turns or () if isinstance(turn, dict)]
         match values:
-            case [str(asked), str(answered), *_] if asked and answered:
-                yield asked, answered
+            case [str(question), str(answered), *_] if question and answered:
+                yield question, answered
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[str, int | str]]:
@@ -147,5 +149,5 @@ def warm_up_of(request: SampleRequest, number: int) -> SampleRequest:
     unchanged."""
     if isinstance(request.prompt, str):
         return request
-    backwards, at = request.prompt[::-1], number % len(request.prompt)
-    return SampleRequest(backwards[at:] + backwards[:at], request.output_tokens)
+    backwards, start = request.prompt[::-1], number % len(request.prompt)
+    return SampleRequest(backwards[start:] + backwards[:start], request.output_tokens)

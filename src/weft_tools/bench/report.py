@@ -1,4 +1,4 @@
-"""Results on the screen and in a file. The file also has the circumstances of the figures."""
+"""Results on the screen and in a file. The file also has facts of the machine and the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def facts() -> dict[str, Any]:
 
 
 def check_writable(path: Path | None, flag: str) -> None:
-    """Raise ConfigError where the file cannot be written, before hours of measuring."""
+    """Raise ConfigError if the file cannot be written, before hours of measuring."""
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise ConfigError(f"{flag} {path}: there is no folder {path.parent} that can be written", param=flag)
 

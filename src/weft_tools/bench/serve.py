@@ -29,7 +29,7 @@ from weft.errors import ConfigError, EngineUnavailableError, UserError
 from weft_tools.bench.prompts import SampleRequest, warm_up_of
 
 VOCAB_SIZE_UNKNOWN = 1024
-"""Vocabulary size where the server names none: every real vocabulary has the ids below it."""
+"""Vocabulary size if the server reports none: every real vocabulary has the ids below it."""
 _CONNECT_S = 10.0
 
 
@@ -78,8 +78,8 @@ class Server:
                 base_url=self.url,
                 headers=headers,
                 transport=transport,
-                # A connection of its own for each request, as in vllm bench: a server may close an idle one in the
-                # moment in which the next request is sent on it, and llama-server does.
+                # A new connection for each request, as in vllm bench: a server may close an idle connection just when
+                # the # next request is sent on it, and llama-server does.
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
                 timeout=httpx.Timeout(request_timeout_s, connect=_CONNECT_S, pool=None),
             )
@@ -104,7 +104,7 @@ class Server:
 
     async def queue_seconds(self) -> tuple[float, float]:
         """Return (seconds that requests waited, requests), summed since the server's start; zeros if it has no such
-        metric. Every engine that took over vLLM's names has ``..:request_queue_time_seconds``."""
+        metric. Engines with vLLM's names of metrics have ``..:request_queue_time_seconds``."""
         try:
             lines = (await self.http.get("/metrics")).text.splitlines()
         except httpx.HTTPError:
@@ -206,7 +206,7 @@ async def run_load(
         )
     gate = asyncio.Semaphore(load.max_concurrency or len(bodies))
 
-    async def one(body: dict[str, Any], due_s: float) -> Timing:
+    async def send(body: dict[str, Any], due_s: float) -> Timing:
         await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
         async with gate:
             timing = await one_request(server.http, body, server.endpoint_format)
@@ -214,11 +214,11 @@ async def run_load(
         return timing
 
     together = load.max_concurrency or max(load.warmups, 1)
-    for at in range(0, load.warmups, together):
-        await asyncio.gather(*map(rehearse, range(at + 1, min(at + together, load.warmups) + 1)))
+    for start in range(0, load.warmups, together):
+        await asyncio.gather(*map(rehearse, range(start + 1, min(start + together, load.warmups) + 1)))
     times = arrival_times(len(bodies), load.request_rate, load.burstiness, seed=load.seed)
     began = time.perf_counter()
-    timings = await asyncio.gather(*(one(body, began + at) for body, at in zip(bodies, times, strict=True)))
+    timings = await asyncio.gather(*(send(body, began + arrival) for body, arrival in zip(bodies, times, strict=True)))
     return timings, max(time.perf_counter() - began, 1e-9)
 
 

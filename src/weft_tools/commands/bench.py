@@ -1,4 +1,4 @@
-"""``weft bench``: a group whose commands are imported when they are asked for, as the verbs are."""
+"""``weft bench``: a group whose commands are imported at their first use, like the verbs."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 @click.group("bench", cls=CommandGroup, table=COMMANDS)
 def command() -> None:
-    """Measure kernels, the engine or a server, here and now. Flags and results have the field's names."""
+    """Measure kernels, the engine or a server. Flags and results have the names of other engines' benchmarks."""

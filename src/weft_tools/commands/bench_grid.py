@@ -56,11 +56,14 @@ def numbers(text: str, flag: str) -> list[int]:
             show_default=True,
             help="Server of any engine, with or without /v1.",
         ),
-        click.Option(["--model"], help="Name to ask for; default: the first that the server lists."),
+        click.Option(["--model"], help="Name of the model; default: the first that the server lists."),
         click.Option(["--api-key"], envvar="WEFT_API_KEY", help="Its key."),
         click.Option(["--streams"], default=STREAMS, show_default=True, help="Requests at once, one cell for each."),
         click.Option(
-            ["--prompts"], default=PROMPTS, show_default=True, help="Tokens to the first token of, one cell for each."
+            ["--prompts"],
+            default=PROMPTS,
+            show_default=True,
+            help="Prompt lengths whose first token is timed, one cell for each.",
         ),
         click.Option(
             ["--input-len"], type=Count(1, TOKENS_MAX), default=512, show_default=True, help="Prompt of a stream."
@@ -90,14 +93,16 @@ def numbers(text: str, flag: str) -> list[int]:
             help="Seconds after which a cell is given up.",
         ),
         click.Option(
-            ["--vocab-size"], type=Count(2, VOCABULARY_MAX), help="Random tokens are below; default: as served."
+            ["--vocab-size"],
+            type=Count(2, VOCABULARY_MAX),
+            help="Bound of random token ids; default: the vocabulary of the server.",
         ),
         click.Option(
             ["--output-json"],
             type=click.Path(path_type=Path, dir_okay=False),
             default=Path("grid.json"),
             show_default=True,
-            help="File of the run. One that is there goes on where it ended.",
+            help="File of the run. An existing file is continued.",
         ),
     ],
 )
@@ -109,7 +114,9 @@ def grid(files: tuple[Path, ...], **values: Any) -> int:
     """
     if files:
         names = [path.stem for path in files]
-        titles = names if len(set(names)) == len(names) else [f"{at}. {path}" for at, path in enumerate(files, 1)]
+        titles = (
+            names if len(set(names)) == len(names) else [f"{number}. {path}" for number, path in enumerate(files, 1)]
+        )
         show_together({title: read_grid(path) for title, path in zip(titles, files, strict=True)})
         return 0
     cells = cells_of(
@@ -138,8 +145,8 @@ async def _measure(values: Mapping[str, Any], cells: Sequence[Any]) -> dict[str,
         run, results = resumed(path, fresh)
         vocab_size = values["vocab_size"] or served.vocab_size or VOCAB_SIZE_UNKNOWN
         with progress_bar("cells") as show:
-            for at, cell in enumerate(run.cells):
-                show(at, len(run.cells), cell.name)
+            for index, cell in enumerate(run.cells):
+                show(index, len(run.cells), cell.name)
                 if "failed" in results.get(cell.name, {"failed": ""}):
                     results[cell.name] = await measure_cell(server, served, cell, run, vocab_size)
                 whole = {**run.header(), "seed": run.seed, **report.facts(), "results": results}
@@ -172,7 +179,7 @@ def show_one(whole: Mapping[str, Any]) -> None:
 
 
 def show_together(runs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print each figure of each cell of several runs, with ratios to the first; above 1 is better than it."""
+    """Print each figure of each cell of several runs, with ratios to the first run; above 1 is better."""
     first, *others = runs
     table: Table = table_of(["cell", "figure"], [first, *(title for name in others for title in (name, "ratio"))])
     for cell, figures in runs[first]["results"].items():

@@ -25,7 +25,7 @@ GEOMETRIES = ("Qwen3.5-4B", "granite-4.0-h-micro", "LFM2-1.2B")
 
 _PARAMS: list[click.Parameter] = [
     click.Option(["--device"], type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
-                 help="Where; auto is a GPU if there is one."),
+                 help="Device; auto is a GPU if there is one."),
     click.Option(["--geometry", "geometries"], multiple=True, default=GEOMETRIES, show_default=True,
                  help="Model of `weft plan`'s table whose layers are measured; may be given several times."),
     click.Option(["--dtype"], type=click.Choice(["bfloat16", "float32"]), default="bfloat16",
@@ -103,7 +103,7 @@ def _kernels(
 
 
 class GroupChoice(click.Choice[str]):
-    """A choice that knows the place of the other groups."""
+    """A choice whose error says where the other groups are measured."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value in MOVED_GROUPS and value not in self.choices:

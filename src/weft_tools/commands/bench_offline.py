@@ -1,4 +1,4 @@
-"""``weft bench latency`` and ``weft bench throughput``: ``weft_tools.bench.offline`` with the field's flags."""
+"""``weft bench latency`` and ``weft bench throughput``: ``weft_tools.bench.offline`` with the usual flags."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _N = click.Option(["--n"], type=Count(1, SEQUENCES_MAX), default=1, show_default
             ["--input-len"], type=Count(1, TOKENS_MAX), default=32, show_default=True, help="Tokens of each prompt."
         ),
         click.Option(
-            ["--output-len"], type=Count(1, TOKENS_MAX), default=128, show_default=True, help="Tokens to make."
+            ["--output-len"], type=Count(1, TOKENS_MAX), default=128, show_default=True, help="Tokens to generate."
         ),
         click.Option(
             ["--batch-size"], type=Count(1, STEP_TOKENS_MAX), default=8, show_default=True, help="Prompts at once."
@@ -50,7 +50,9 @@ _N = click.Option(["--n"], type=Count(1, SEQUENCES_MAX), default=1, show_default
             show_default=True,
             help="Runs that are not counted.",
         ),
-        click.Option(["--num-iters"], type=Count(1, COUNT_MAX), default=10, show_default=True, help="Runs that are."),
+        click.Option(
+            ["--num-iters"], type=Count(1, COUNT_MAX), default=10, show_default=True, help="Runs that are counted."
+        ),
         _OUTPUT,
     ],
 )
@@ -69,7 +71,7 @@ def latency(
 ) -> int:
     """Time one batch, from the prompts to the last token, without a server.
 
-    MODEL as for `weft serve`. Without --prefix-cache given by hand nothing is cached.
+    MODEL as for `weft serve`. The prefix cache is off unless --prefix-cache is given.
     """
     report.check_writable(output_json, "--output-json")
     config = build(EngineConfig, values)

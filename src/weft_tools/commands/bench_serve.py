@@ -1,4 +1,4 @@
-"""``weft bench serve``: ``weft_tools.bench.serve`` with the field's flags, as a table and a file."""
+"""``weft bench serve``: ``weft_tools.bench.serve`` with the usual flags, as a table and a file."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ DATASET_FLAGS: list[click.Parameter] = [
                       'file; custom: JSON lines with "prompt".'),
     click.Option(["--dataset-path"], type=click.Path(path_type=Path), help="File of sharegpt and custom."),
     click.Option(["--num-prompts"], type=_REQUESTS, default=100, show_default=True,
-                 help="Requests in all."),
+                 help="Number of requests."),
     click.Option(["--random-input-len", "--input-len", "input_len"], type=_TOKENS, default=1024,
-                 show_default=True, help="Tokens of each prompt's own."),
+                 show_default=True, help="Tokens of each prompt after the shared prefix."),
     click.Option(["--random-output-len", "--output-len", "output_len"], type=_TOKENS, default=128,
                  show_default=True, help="Tokens to make."),
     click.Option(["--random-prefix-len", "--prefix-len", "prefix_len"], type=Count(0, TOKENS_MAX), default=0,
@@ -104,8 +104,8 @@ def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
         click.Option(
             ["--base-url"], envvar="WEFT_URL", help="Server, with or without /v1; default: of --host and --port."
         ),
-        click.Option(["--host"], default="127.0.0.1", show_default=True, help="Where it listens."),
-        click.Option(["--port"], type=Count(1, PORTS_MAX), default=8000, show_default=True, help="Its port there."),
+        click.Option(["--host"], default="127.0.0.1", show_default=True, help="Host of the server."),
+        click.Option(["--port"], type=Count(1, PORTS_MAX), default=8000, show_default=True, help="Port of the server."),
         click.Option(
             ["--backend"],
             type=click.Choice(list(BACKENDS)),
@@ -114,7 +114,7 @@ def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
             help="How it is asked: openai (completions, token ids), openai-chat; vllm is openai.",
         ),
         click.Option(["--endpoint"], help="Path to ask; default: the backend's."),
-        click.Option(["--model"], help="Name to ask for; default: the first that the server lists."),
+        click.Option(["--model"], help="Name of the model; default: the first that the server lists."),
         click.Option(["--api-key"], envvar="WEFT_API_KEY", help="Its key."),
         *DATASET_FLAGS,
         click.Option(
@@ -137,7 +137,7 @@ def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
             type=Count(0, COUNT_MAX),
             default=0,
             show_default=True,
-            help="Requests before the load that are not counted. One always goes ahead.",
+            help="Uncounted requests before the load, after the first one, which is always sent.",
         ),
         click.Option(
             ["--request-timeout"],
@@ -152,7 +152,7 @@ def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
             show_default=True,
             help="Generate exactly the requested number of tokens.",
         ),
-        click.Option(["--extra-body"], help="JSON object that goes over the fields of each request."),
+        click.Option(["--extra-body"], help="JSON object whose fields replace those of each request."),
         click.Option(
             ["--goodput"],
             multiple=True,
@@ -195,8 +195,8 @@ def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
 def serve(**values: Any) -> int:
     """Put a load on a running server and measure it as its clients do.
 
-    Any OpenAI-compatible server will do. The prompts are functions of --seed, so two servers get the same.
-    Exit code 1 when a request failed.
+    Any OpenAI-compatible server works. The prompts depend only on the flags and --seed, so two servers get the same
+    prompts. Exit code 1 when a request failed.
     """
     values["base_url"] = values["base_url"] or f"http://{values['host']}:{values['port']}"
     load = _load(values)
@@ -204,7 +204,7 @@ def serve(**values: Any) -> int:
     percentiles, notes = parse_percentiles(values["metric_percentiles"]), _metadata(values["metadata"])
     if values["save_result"] or values["save_detailed"]:
         report.check_writable(values["result_dir"] / "result.json", "--result-dir")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the client's work must be small
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # keep the client's work small
         served, asks, timings, seconds, queued, share = runner.run(_measure(values, load))
     results = figures(timings, seconds, names=names, percentiles=percentiles, promises=promises)
     _show(results, names, percentiles)
@@ -299,7 +299,7 @@ async def _measure(
 
 
 def _busy_s() -> float:
-    """Return the seconds that this thread ran or, where the system tells, waited for a core."""
+    """Return the seconds that this thread ran or, if the system reports it, waited for a core."""
     try:
         ran, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
     except OSError:
@@ -310,14 +310,19 @@ def _busy_s() -> float:
 def _diagnosis(
     base_url: str, timings: list[Timing], at_once: int, queued: float | None, client_share: float
 ) -> Diagnosis | None:
-    """Return the diagnosis; None where no request was answered."""
+    """Return the diagnosis; None if no request was answered."""
     times = [times_of(timing) for timing in timings if timing.error is None and timing.chunks]
     if not times:
         return None
     here = urlsplit(base_url).hostname in ("localhost", "127.0.0.1", "::1")
     return of_server(
         ServerRun(
-            fmean(one.ttft for one in times), fmean(one.e2el for one in times), at_once, here, queued, client_share
+            fmean(answer_times.ttft for answer_times in times),
+            fmean(answer_times.e2el for answer_times in times),
+            at_once,
+            here,
+            queued,
+            client_share,
         )
     )
 
@@ -370,7 +375,7 @@ def _show(results: Mapping[str, Any], names: tuple[str, ...], percentiles: tuple
 
 
 def _details(timings: list[Timing]) -> dict[str, Any]:
-    """Return figures per request, in the order of sending; None where a request did not come so far."""
+    """Return figures per request, in the order of sending; None for steps that a request did not reach."""
     began = min(timing.sent for timing in timings)
     return {
         "input_lens": [timing.prompt_tokens for timing in timings],

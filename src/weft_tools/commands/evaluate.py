@@ -1,12 +1,11 @@
 """``weft eval``: tasks whose answers are known, as tables.
 
-    recall    lists of names and numbers: do the answers come from the memory, by length of the prompt
+    recall    questions about lists of names and numbers, by length of the prompt
     tools     tool calls and answers from their results
     json      structured output over facts in the conversation
 
-The scorers (``weft_tools.eval.score``) talk HTTP only, so the same command scores a running
-server (``--url``), or starts one on a model and scores that. Wrong memory shows as a wrong answer: these are
-tests that a user can run on their own machine.
+The scorers (``weft_tools.eval.score``) talk HTTP only, so the same command scores a running server (``--url``), or
+starts one on a model and scores that. Faults of memory show as wrong answers, so users can test their own machine.
 """
 
 from __future__ import annotations
@@ -77,10 +76,8 @@ def _skill_options() -> list[click.Parameter]:
 
 @command.command("recall", cls=FlagCommand, configs=(EngineConfig,), params=_options(LENGTHS, 200))
 def recall(**values: Any) -> int:
-    """Ask about lists of made-up names and numbers, and count the exact answers.
-
-    MODEL is started for the purpose; without one, the embedded model. With --url it is the name to ask
-    that server for.
+    """Ask about lists of made-up names and numbers, and count the exact answers. A server of MODEL is started; without
+    MODEL, of the embedded model. With --url MODEL is a name on that server.
     """
     return _run("recall", score_recall, values)
 
@@ -106,7 +103,8 @@ def json_command(controls: bool, **values: Any) -> int:
 
 
 def _run(name: str, scorer: Callable[..., Awaitable[Report]], values: dict[str, Any]) -> int:
-    """Score a server, or one that is started for it; the exit code says whether it passed."""
+    """Score a running server, or a server that is started for this. Return the exit code: 1 if the accuracy is too
+    low."""
     flags = {key: values.pop(key) for key in ("url", "pass_at", "as_json")}
     task = {
         "lengths": values.pop("lengths"),
@@ -132,7 +130,7 @@ def _run(name: str, scorer: Callable[..., Awaitable[Report]], values: dict[str, 
 def _score(
     name: str, scorer: Callable[..., Awaitable[Report]], url: str, model_name: str | None, task: dict[str, Any]
 ) -> Report:
-    """Run the scorer with a progress bar; an error on the way becomes one sentence."""
+    """Run the scorer with a progress bar. Raise errors as one sentence."""
     from weft.cli.remote import RemoteModel
 
     model = RemoteModel(url, model=model_name, api_key=task["api_key"])
@@ -150,7 +148,7 @@ def _score(
 
 
 def _one_sentence(url: str, error: Exception) -> Exception:
-    """Return the error for the whole score that a failed conversation means; a bug is returned unchanged."""
+    """Return a failed conversation's error as the error of the score; return a bug unchanged."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, httpx.HTTPStatusError):

@@ -1,7 +1,7 @@
 """``weft quantize SOURCE OUT --form int8``: a checkpoint in fewer bits, which other engines read too.
 
-The writing is ``models.quantized_copy`` and, of GGUF files, ``models.gguf.writing``; here are the flags and
-the report.
+``weft_tools.quantize`` writes the files (``quantized_copy``, ``gguf_writing``); this module has the flags and the
+report.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _LAYER = re.compile(r".*?\.\d+(?=\.)")
 def command(source: str, out: Path, form: str, revision: str | None) -> int:
     """Write a checkpoint in int8 or int4, as compressed-tensors does, or as a GGUF file.
 
-    SOURCE is a checkpoint directory or a hub name in 16 or 32 bits; OUT is a new directory, or with q4_k a
-    new file, which appears when it is complete. A run that was broken off goes on where it was.
+    SOURCE is a checkpoint directory or a hub name in 16 or 32 bits; OUT is a new directory, or with q4_k a new file,
+    which appears once it is complete. An interrupted run can be continued.
     """
     from weft.models.hub import resolve_model
     from weft.text.pooling import is_embedder, read_embedding_settings
@@ -55,7 +55,7 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
     directory = resolve_model(source, revision)
     embedding = read_embedding_settings(directory)
     if form != "q4_k":
-        errors = write_quantized(directory, out, next(one for one in FORMATS if one == form))
+        errors = write_quantized(directory, out, next(known for known in FORMATS if known == form))
     elif embedding.refusal or embedding.dense:
         raise CheckpointError(
             f"{directory}: a GGUF file can only name a pooling, of the first token, the last one or the mean; "
@@ -64,7 +64,7 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
         )
     else:
         errors = write_gguf(directory, out, pooling=embedding.kind if is_embedder(directory) else None)
-    stored, copied = sum(one.stored_bytes for one in errors), sum(one.copied_bytes for one in errors)
+    stored, copied = sum(error.stored_bytes for error in errors), sum(error.copied_bytes for error in errors)
     click.echo(f"{out}: {len(errors)} matrices in {form}, {format_bytes(stored)} became {format_bytes(copied)}")
     click.echo("\n".join(error_lines(errors)))
     return 0
@@ -73,13 +73,13 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
 def error_lines(errors: Sequence[MatrixError]) -> list[str]:
     """Return a line for each layer: the error of all its matrices, and the matrix with the largest one."""
     by_layer: dict[str, list[MatrixError]] = {}
-    for one in errors:
-        above = _LAYER.match(one.name)
-        by_layer.setdefault(above[0] if above else one.name, []).append(one)
+    for matrix in errors:
+        above = _LAYER.match(matrix.name)
+        by_layer.setdefault(above[0] if above else matrix.name, []).append(matrix)
     lines = ["errors, relative to the rounded weights: a layer's, and the largest of its matrices"]
     for layer, own in by_layer.items():
-        size = sum(one.stored_bytes for one in own)
-        whole = math.sqrt(sum(one.stored_bytes * one.error**2 for one in own) / size)
-        worst = max(own, key=lambda one: one.error)
+        size = sum(matrix.stored_bytes for matrix in own)
+        whole = math.sqrt(sum(matrix.stored_bytes * matrix.error**2 for matrix in own) / size)
+        worst = max(own, key=lambda matrix: matrix.error)
         lines.append(f"  {layer:<20}{whole:8.3%}{worst.error:10.3%}  {worst.name.removeprefix(layer + '.')}")
     return lines

@@ -1,4 +1,4 @@
-"""``weft simulate TRACE``: the hits of the cache on this traffic, without a device.
+"""``weft simulate TRACE``: replay traffic through the cache without a device, and count hits.
 
     TRACE        a file (Mooncake's form, or a recording of `weft serve --record`), or `sample`
     --model      a directory, a public model by name, or a hub name: its geometry; a recording has its own
@@ -94,7 +94,7 @@ LINK = "25GB/s"
         ),
         click.Option(
             ["--device"],
-            help=f"The device: {', '.join(one.name for one in DEVICES.values())}. "
+            help=f"The device: {', '.join(spec.name for spec in DEVICES.values())}. "
             f"Default: {DEFAULT_DEVICE}, or times fitted from the recording.",
         ),
         click.Option(

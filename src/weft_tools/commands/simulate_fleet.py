@@ -1,10 +1,10 @@
 """``weft simulate TRACE --replicas N``: the same trace through N replicas, once for each router.
 
-    --router seconds,prefix-hash     one row for each, beside one engine with N times the memory
+    --router seconds,prefix-hash     one row for each, next to one engine with N times the memory
     --kill 2@600s                    the engine of replica 2 dies after 600 s, and restarts
-    --roles 2p2d --link 25GB/s       prefill apart from decode, beside the same replicas without roles
+    --roles 2p2d --link 25GB/s       prefill and decode replicas, next to the same replicas without roles
 
-Everything is computed by ``weft_tools.sim.fleet_replay``; here are the flags and the screen.
+``weft_tools.sim.fleet_replay`` computes everything; this module has the flags and the screen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KILL = re.compile(r"(\d{1,4})@(\d{1,7}(?:\.\d+)?)s?")
 
 
 def parse_kills(text: str | None, replicas: int, roles: str | None = None) -> list[Kill]:
-    """Parse ``2@600s,0@900``: replica and seconds. ``roles``: those that were asked for. Raise ConfigError."""
+    """Parse ``2@600s,0@900``: replica and seconds. ``roles``: the value of --roles. Raise ConfigError."""
     kills = []
     for item in (text or "").split(",") if text is not None else ():
         matched = _KILL.fullmatch(item.strip())
@@ -45,8 +45,8 @@ def parse_kills(text: str | None, replicas: int, roles: str | None = None) -> li
             )
         replica = int(matched[1])
         if replica >= replicas:
-            asked = f"--replicas {replicas}" if roles is None else f"--roles {roles}"
-            raise ConfigError(f"--kill names replica {replica}; {asked} has 0 to {replicas - 1}", param="--kill")
+            flag_text = f"--replicas {replicas}" if roles is None else f"--roles {roles}"
+            raise ConfigError(f"--kill names replica {replica}; {flag_text} has 0 to {replicas - 1}", param="--kill")
         kills.append(Kill(replica, float(matched[2])))
     return kills
 
@@ -80,8 +80,8 @@ def roles_of(text: str | None, replicas: int | None, routers: Sequence[str]) -> 
 
 
 class FleetStudy:
-    """Reports for each memory size: one of each router; and of one engine with the memory of all replicas, or with
-    ``roles`` of the same replicas without them."""
+    """Reports for each memory size: one for each router, and for comparison one engine with the memory of all replicas,
+    or with ``roles`` the same replicas without roles."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class FleetStudy:
             "kills": [{"replica": kill.replica, "at_s": kill.at_s} for kill in self.kills],
             **({"roles": self.roles} if self.roles else {}),
             "results": results,
-            "unsplit" if self.roles else "one_engine": [one.to_json() for _, _, one in self.by_size],
+            "unsplit" if self.roles else "one_engine": [other.to_json() for _, _, other in self.by_size],
         }
 
 
@@ -201,15 +201,15 @@ def show_fleet(trace: str, words: Sequence[str], study: FleetStudy) -> None:
         _show_roles(study)
         return
     table = table_of(["memory", "router"], ["hits", "predicted", "TTFT 50/99", "TPOT 50/99", "load"])
-    for size, reports, one in study.by_size:
-        for at, report in enumerate(reports):
+    for size, reports, single in study.by_size:
+        for index, report in enumerate(reports):
             predicted = (
                 ""
                 if not report.predicted_tokens
                 else (f"{report.predicted_tokens / max(1, report.admitted_tokens):.1%}")
             )
             table.add_row(
-                f"{_decimal(size)} each" if not at else "",
+                f"{_decimal(size)} each" if not index else "",
                 report.router,
                 f"{report.hit_rate:.1%}",
                 predicted,
@@ -217,23 +217,29 @@ def show_fleet(trace: str, words: Sequence[str], study: FleetStudy) -> None:
                 f"{report.load_max_share:.2f}x",
             )
         table.add_row(
-            _decimal(size * study.replicas), "one engine", f"{one.hit_rate:.1%}", "", *_times(one), "", style="dim"
+            _decimal(size * study.replicas),
+            "one engine",
+            f"{single.hit_rate:.1%}",
+            "",
+            *_times(single),
+            "",
+            style="dim",
         )
     print_table(table)
     if study.kills:
         reports = study.by_size[0][1]
         resumes = ", ".join(f"{report.router} {report.resumes}" for report in reports)
-        console.print(f"{len(study.kills)} deaths; requests that went on elsewhere: {resumes}.", markup=False)
+        console.print(f"{len(study.kills)} deaths; requests resumed elsewhere: {resumes}.", markup=False)
 
 
 def _show_roles(study: FleetStudy) -> None:
     table = table_of(["memory", "roles", "router"], ["split", "sent", "hits", "TTFT 50/99", "gaps 50/99"])
     for size, reports, other in study.by_size:
         assert isinstance(other, FleetReplayReport)
-        for at, report in enumerate([*reports, other]):
+        for index, report in enumerate([*reports, other]):
             is_split = report is not other
             table.add_row(
-                f"{_decimal(size)} each" if not at else "",
+                f"{_decimal(size)} each" if not index else "",
                 study.roles if is_split else "none",
                 report.router,
                 f"{report.splits / max(1, report.requests):.0%}" if is_split else "",

@@ -57,7 +57,7 @@ class Setup:
 
 
 def setup_of(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
-    """Return geometry and costs. Raise ConfigError where neither the flags nor the recording have them."""
+    """Return geometry and costs. Raise ConfigError if neither the flags nor the recording have them."""
     if more["model"] is None:
         return _as_recorded(memory, recording, more)
     from weft.memory.frames.plan import plan_arena
@@ -67,11 +67,11 @@ def setup_of(memory: str | None, recording: Recording | None, more: dict[str, An
 
     name, config = find_config(more["model"], more["revision"])
     sizes = _sizes(memory or DEFAULT_MEMORY)
-    asked = PlanOptions(
+    options = PlanOptions(
         arena_bytes=max(sizes), **stored_as({flag: more[flag] for flag in ("tp", "kv_dtype", "quantize")})
     )
-    tp, kv_dtype = asked.tp, asked.kv_dtype
-    plan = make_plan(name, config, asked)
+    tp, kv_dtype = options.tp, options.kv_dtype
+    plan = make_plan(name, config, options)
 
     def plan_for(size: int) -> ArenaPlan:
         return _enough(plan_arena(plan.spec, size, kv_dtype=kv_dtype, compress=True), size)
@@ -95,7 +95,7 @@ def setup_of(memory: str | None, recording: Recording | None, more: dict[str, An
         f"{format_bytes(plan.state_bytes)} of state a sequence{where}",
         _cost_words(cost),
     ]
-    whole = make_plan(name, config, replace(asked, tp=1))
+    whole = make_plan(name, config, replace(options, tp=1))
     arena = plan_arena(whole.spec, max(sizes), kv_dtype=kv_dtype)
     packing = packing_of(arena.kv_dtype, "float32") if more["store_pack"] == "auto" else None
     stores = _stores(more, arena.page_bytes, whole.state_bytes, ranks=tp, packing=packing)
@@ -159,11 +159,11 @@ def _packing_words(stores: list[StoreModel | None]) -> list[str]:
 
     return list(
         dict.fromkeys(
-            f"stored KV is packed to {one.packing.kv:.0%} and states to {one.packing.state:.0%} of their bytes, "
-            f"at {one.packing.pack_bytes_s / 1e9:.1f} GB/s, and unpacked at "
-            f"{one.packing.unpack_bytes_s / 1e9:.1f} GB/s"
-            for one in stores
-            if one is not None and one.packing != NO_PACKING
+            f"stored KV is packed to {store.packing.kv:.0%} and states to {store.packing.state:.0%} of their bytes, "
+            f"at {store.packing.pack_bytes_s / 1e9:.1f} GB/s, and unpacked at "
+            f"{store.packing.unpack_bytes_s / 1e9:.1f} GB/s"
+            for store in stores
+            if store is not None and store.packing != NO_PACKING
         )
     )
 
@@ -183,7 +183,7 @@ def _stores(
 
 
 def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -> CostModel | None:
-    """Return the cost of the steps of --fit, or of the trace where no device is named; None: a roofline it is."""
+    """Return the costs fitted to the steps of --fit, or of the trace if no device is named; None for a roofline."""
     from weft.costs.fit import STEPS_MIN, fit_steps
     from weft_tools.sim.recording import read_trace
 

@@ -1,6 +1,6 @@
 """The screen of ``weft simulate``: a row for each policy and memory size, with hits and losses by reason.
 
-Every number is one of the study's; nothing is computed here but shares. It must read well at 80 columns.
+Every number comes from the study; only shares are computed here. The screen must be readable at 80 columns.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def show(trace: str, words: Sequence[str], study: Study, recording: Recording | 
     for line in words:
         console.print(line, markup=False)
     console.print()
-    for at, table in enumerate((_results(study), _lost(study))):
-        if at:
+    for index, table in enumerate((_results(study), _lost(study))):
+        if index:
             console.print()
         # A narrow terminal wraps its lines; an ellipsis would hide figures.
         width = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
@@ -85,8 +85,8 @@ def _results(study: Study) -> Table:
     table = table_of(["memory", "policy", *(["store"] if stores else [])], _STORE_TITLES if stores else _TITLES)
     cells, pad = (_store_cells, ("",)) if stores else (_cells, ())
     for size in study.sizes:
-        for at, report in enumerate(size.reports):
-            table.add_row(_size(size) if not at else "", report.arm, *cells(report))
+        for index, report in enumerate(size.reports):
+            table.add_row(_size(size) if not index else "", report.arm, *cells(report))
         if size.oracle is not None:
             table.add_row(
                 "", "oracle", *pad, f"{size.oracle.hit_rate:.1%}", *pad, f"{size.oracle.saved_s:,.0f} s", style="dim"
@@ -138,11 +138,11 @@ def _lost(study: Study) -> Table:
         title="Matched in part, and computed again; states",
     )
     for size in study.sizes:
-        for at, report in enumerate(size.reports):
+        for index, report in enumerate(size.reports):
             shares = [f"{report.lost[reason] / max(1, report.prompt_tokens):.1%}" for reason in reasons]
             store = (report.store.name if report.store is not None else "",) if stores else ()
             table.add_row(
-                _size(size) if not at else "",
+                _size(size) if not index else "",
                 report.arm,
                 *store,
                 *shares,
@@ -170,7 +170,7 @@ _MARKERS = "oD^vPX"
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigError where the file cannot be drawn: its kind, its folder, or no matplotlib."""
+    """Raise ConfigError if the file cannot be drawn, because of its kind, its folder, or missing matplotlib."""
     if path.suffix.lower() not in PLOT_SUFFIXES:
         raise ConfigError(f"--plot {path}: the file's name must end in {', '.join(PLOT_SUFFIXES)}", param="--plot")
     folder = path.expanduser().absolute().parent
@@ -191,9 +191,9 @@ def draw(path: Path, title: str, study: Study) -> None:
     axes = figure.add_subplot()
     sizes = [size.memory_bytes / 1e9 for size in study.sizes]
     arms = [report.arm for report in study.sizes[0].reports]
-    for at, arm in enumerate(arms):
-        rates = [size.reports[at].hit_rate for size in study.sizes]
-        _line(axes, sizes, rates, arm, "-", _MARKERS[at % len(_MARKERS)])
+    for index, arm in enumerate(arms):
+        rates = [size.reports[index].hit_rate for size in study.sizes]
+        _line(axes, sizes, rates, arm, "-", _MARKERS[index % len(_MARKERS)])
     known = [size.oracle.hit_rate for size in study.sizes if size.oracle is not None]
     if known:
         _line(axes, sizes, known, "oracle", "--", "s", color="0.45")

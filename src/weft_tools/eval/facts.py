@@ -111,7 +111,7 @@ def write_json(value: Any, *, keys_known: bool, opening_known: bool, values_know
         if isinstance(part, dict):
             writer.add("{", free=not writer.text and not opening_known)
             for index, (key, inner) in enumerate(part.items()):
-                # Without keys in the question, its text does not tell whether another one follows.
+                # Without keys in the question, the text does not determine whether another key follows.
                 writer.add(", " if index else "", free=not keys_known)
                 writer.add(f'"{key}": ', free=not keys_known)
                 write(inner)
@@ -159,7 +159,7 @@ def _columns(rng: random.Random, split: Split) -> list[str]:
 
 
 def _sentence(rng: random.Random, record: Record) -> str:
-    """Return the record as a person would write it."""
+    """Return a sentence about the record in plain language."""
     parts = []
     for key, value in record.items():
         if key == "name":
@@ -187,17 +187,17 @@ def _facts_text(rng: random.Random, records: Sequence[Record], form: str) -> str
 
 
 def _asked(rng: random.Random, record: Record) -> Record:
-    """Return the part of a record that is asked for, name first."""
+    """Return the fields of a record for a question, with the name first."""
     keys = [key for key in record if key != "name"]
     chosen = rng.sample(keys, rng.randint(1, len(keys))) if rng.random() < 0.4 else keys
     name = {} if rng.random() < 0.1 else {"name": record["name"]}
     return name | {key: record[key] for key in chosen}
 
 
-def _question(rng: random.Random, record: Record, asked: Record, *, alone: bool) -> tuple[str, bool, bool]:
+def _question(rng: random.Random, record: Record, fields: Record, *, alone: bool) -> tuple[str, bool, bool]:
     """Return the text, whether it names the keys, and whether it asks for JSON."""
     in_json, keys_known = rng.random() < 0.35, rng.random() < 0.35
-    key = next(key for key in asked if key != "name")
+    key = next(key for key in fields if key != "name")
     if alone:
         text = rng.choice(ALONE) or ("As JSON." if in_json else "")
         text = f"{text} Answer in JSON." if in_json and "JSON" not in text else text
@@ -205,16 +205,16 @@ def _question(rng: random.Random, record: Record, asked: Record, *, alone: bool)
         text = rng.choice(JSON_QUESTIONS if in_json else QUESTIONS).format(name=record["name"], key=key)
     if keys_known:
         form = rng.choice((" Keys: {0}.", " With {0}.", " The keys are {0}.", " Answer with {0}."))
-        text += form.format(", ".join(asked))
+        text += form.format(", ".join(fields))
     return text.strip(), keys_known, in_json
 
 
 def _record_turn(rng: random.Random, record: Record, before: str = "") -> EpisodeTurn:
-    asked = _asked(rng, record)
-    question, keys_known, in_json = _question(rng, record, asked, alone=bool(before) and rng.random() < 0.7)
-    if in_json and not keys_known and rng.random() < 0.7:  # "as JSON" without keys means all of the record
-        asked, keys_known = record, True
-    reply = write_json(asked, keys_known=keys_known, opening_known=in_json)
+    fields = _asked(rng, record)
+    question, keys_known, in_json = _question(rng, record, fields, alone=bool(before) and rng.random() < 0.7)
+    if in_json and not keys_known and rng.random() < 0.7:  # "as JSON" without keys means the complete record
+        fields, keys_known = record, True
+    reply = write_json(fields, keys_known=keys_known, opening_known=in_json)
     text = f"{before}\n\n{question}".strip() if before else question
     return EpisodeTurn(text, reply.text, "json", reply.free, reply.schema)
 
@@ -303,6 +303,6 @@ def make_facts_episodes(
     split: Split = "held_out",
     form: str | None = None,
 ) -> list[Episode]:
-    """Return `count` conversations that depend on nothing but the arguments."""
+    """Return `count` conversations that depend only on the arguments."""
     rng = random.Random(f"facts {split} {seed} {length_tokens} {form}")
     return [make_facts_episode(rng, length_tokens, count_tokens, split=split, form=form) for _ in range(count)]

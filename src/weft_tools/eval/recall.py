@@ -13,11 +13,11 @@ every scored form of question was also trained. The names of the two sides never
 The answer repeats the name ("Bemo: 4821"), so name and number are adjacent as they are in the list. A small model
 learns this lookup far sooner than an answer with only the number (train/README.md).
 
-Why a memory bug shows: the answer is four to six random digits that occur once, far back. Nothing in the
-weights and nothing near the question helps. Wrong KV, a page of another request or a lost page is a wrong
-digit, and scoring is exact match, no partial credit.
+A memory bug shows because the answer is four to six random digits that occur only once, far back: neither the weights
+nor the text near the question help. Wrong KV, a page of another request or a lost page gives a wrong digit, and only
+exact answers count.
 
-The caller passes `count_tokens`, which fits the length: the generator knows no tokenizer.
+The caller passes `count_tokens`, since the generator knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ QUESTIONS = (
 class EpisodeTurn:
     """One user message and the one right reply. Turns of the kinds in `SCORED` are scored.
 
-    `free` are the ranges of characters of the reply that nothing in the conversation decides. `schema` is the
-    one that a JSON answer must match.
+    `free`: ranges of characters of the reply that the conversation does not determine. `schema`: the schema of a JSON
+    answer.
     """
 
     user: str
@@ -105,7 +105,7 @@ class EpisodeTurn:
     schema: dict[str, Any] | None = None
 
     def cost(self, count_tokens: CountTokens) -> int:
-        """Return the number of tokens that it takes."""
+        """Return the number of tokens of the turn."""
         return count_tokens(self.user) + count_tokens(self.reply) + TURN_OVERHEAD_TOKENS
 
 
@@ -113,7 +113,7 @@ class EpisodeTurn:
 class Episode:
     """A conversation whose prompt at its last question is close to `length_tokens` long.
 
-    `names` are those of the list.
+    `names`: of the list.
     """
 
     system: str | None
@@ -148,7 +148,7 @@ def is_right(answer: str, expected: str) -> bool:
 
 @dataclass
 class _Draft:
-    """A conversation being written, and how many tokens it may still take."""
+    """A conversation that is being written, and the number of tokens left."""
 
     rng: random.Random
     split: Split
@@ -206,7 +206,7 @@ def _make_pairs(draft: _Draft, count: int) -> list[tuple[str, str]]:
 def _pairs_count(rng: random.Random, list_room_tokens: int, *, prefer_long: bool) -> int:
     """Return a log-uniform number of pairs, so that short lists in long texts are as common as long lists.
 
-    `prefer_long` leans towards long ones, which teach more: a short list can be guessed.
+    `prefer_long` prefers long lists, which teach more: a short list can be guessed.
     """
     most = max(2, min(PAIRS_MAX, list_room_tokens // LINE_TOKENS))
     chance = rng.random()
@@ -239,13 +239,13 @@ def _write_list(draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int,
 def _write_questions(
     draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int, questions: int | None, absent_rate: float
 ) -> None:
-    """Write questions until the room or the questions are used up, with the left-over filler told on the way."""
+    """Write questions until the room or the questions are used up, with the remaining filler between them."""
     rng = draft.rng
     names = dict(pairs)
     last = ""
-    asked = sum(turn.kind == "recall" for turn in draft.turns)
-    while questions is None or asked < questions:
-        is_last = questions is not None and asked == questions - 1
+    written = sum(turn.kind == "recall" for turn in draft.turns)
+    while questions is None or written < questions:
+        is_last = questions is not None and written == questions - 1
         if filler_tokens > 12 and (is_last or rng.random() < 0.5):
             here = filler_tokens if is_last or rng.random() < 0.4 else rng.randint(12, filler_tokens)
             draft.add(" ".join(draft.sentences(here)), NOTED, "told")
@@ -256,15 +256,15 @@ def _write_questions(
             name = make_name(rng, draft.split, names)
             user, reply = draft.question(name), f"{name} is not in the list."
         else:
-            # Drawn again each time: asked in turn, the last ones could be told by elimination.
+            # Drawn at random each time: in order, the last answers could be found by elimination.
             name, number = rng.choice([pair for pair in pairs if pair[0] != last])
             last = name
             user, reply = draft.question(name), answer_for(name, number)
         cost = draft.count_tokens(user) + draft.count_tokens(reply) + TURN_OVERHEAD_TOKENS
-        if cost > draft.room_tokens and asked:
+        if cost > draft.room_tokens and written:
             return
         draft.add(user, reply, kind)
-        asked += 1
+        written += 1
 
 
 def make_episode(
@@ -308,6 +308,6 @@ def make_episodes(
     split: Split = "held_out",
     questions: int | None = 8,
 ) -> list[Episode]:
-    """Return `count` conversations that depend on nothing but the arguments."""
+    """Return `count` conversations that depend only on the arguments."""
     rng = random.Random(f"recall {split} {seed} {length_tokens}")
     return [make_episode(rng, length_tokens, count_tokens, split=split, questions=questions) for _ in range(count)]

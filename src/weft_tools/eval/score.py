@@ -10,8 +10,8 @@ the prompt of the earlier one, so the score covers prefix hits, carried states a
 fitted to the counts of the server's `/tokenize`. For a server without it they are estimated from characters.
 
 In the other tasks each scored turn is asked after the right earlier turns, because a wrong call would make the
-following result nonsense. Controls are the same questions with tools, or facts, of another conversation. A score means
-something only where theirs is near zero.
+following result nonsense. Controls are the same questions with tools, or facts, of another conversation. A score is
+meaningful only if the score of the controls is near zero.
 
 Decoding is greedy, so a score measures the server and not luck. A bounded number of requests runs at once.
 """
@@ -47,10 +47,15 @@ class RecallRow:
     """The result at one length; `tokens_prompt_median` is the server's count, not the requested length."""
 
     length: int
-    asked: int
+    questions: int
     right: int
     accuracy: float
     tokens_prompt_median: int
+
+
+def _row_json(row: RecallRow | SkillRow) -> dict[str, Any]:
+    """Return the fields of a row for JSON, where the number of questions is called ``asked``."""
+    return {"asked" if name == "questions" else name: value for name, value in asdict(row).items()}
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,8 @@ class RecallReport:
     rows: tuple[RecallRow, ...]
 
     @property
-    def asked(self) -> int:
-        return sum(row.asked for row in self.rows)
+    def questions(self) -> int:
+        return sum(row.questions for row in self.rows)
 
     @property
     def right(self) -> int:
@@ -67,12 +72,12 @@ class RecallReport:
 
     @property
     def accuracy(self) -> float:
-        return self.right / self.asked if self.asked else 0.0
+        return self.right / self.questions if self.questions else 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "rows": [asdict(row) for row in self.rows],
-            "asked": self.asked,
+            "rows": [_row_json(row) for row in self.rows],
+            "asked": self.questions,
             "right": self.right,
             "accuracy": self.accuracy,
         }
@@ -80,15 +85,15 @@ class RecallReport:
     def as_table(self) -> str:
         lines = ["length   asked   right   accuracy   median prompt"]
         for row in self.rows:
-            counts = f"{row.length:6}  {row.asked:6}  {row.right:6}"
+            counts = f"{row.length:6}  {row.questions:6}  {row.right:6}"
             lines.append(f"{counts}  {row.accuracy:9.2%}  {row.tokens_prompt_median:14}")
-        lines.append(f"   all  {self.asked:6}  {self.right:6}  {self.accuracy:9.2%}")
+        lines.append(f"   all  {self.questions:6}  {self.right:6}  {self.accuracy:9.2%}")
         return "\n".join(lines)
 
 
 @dataclass
 class _Asker:
-    """One open connection pool, and the bound on how many requests are under way."""
+    """A connection pool, and the bound on the number of concurrent requests."""
 
     client: httpx.AsyncClient
     model: str | None
@@ -103,13 +108,13 @@ class _Asker:
         return answer
 
     async def reply(self, messages: list[dict[str, str]]) -> tuple[str, int]:
-        """Return the model's answer, and how long the server says the prompt was."""
+        """Return the model's answer, and the server's count of prompt tokens."""
         answer = await self.answer({"messages": messages, "max_tokens": ANSWER_TOKENS_MAX})
         tokens = (answer.get("usage") or {}).get("prompt_tokens") or 0
         return answer["choices"][0]["message"].get("content") or "", tokens
 
     async def hold(self, episode: Episode, heard: Callable[[bool, int], None]) -> None:
-        """Hold one conversation from its first turn to its last; `heard` gets every scored answer."""
+        """Run one conversation from the first turn to the last; `heard` gets every scored answer."""
         replies: list[str] = []
         async with self.turns_at_once:
             for index, turn in enumerate(episode.turns):
@@ -133,7 +138,7 @@ def _connected(base_url: str, api_key: str | None, transport: httpx.AsyncBaseTra
 
 
 async def _prompt_tokens(asker: _Asker, episode: Episode) -> int | None:
-    """Return how long the prompt of the last question is on this server; None where it cannot be asked."""
+    """Return the number of tokens of the last question's prompt on this server; None if the server cannot count."""
     messages = episode.messages_before(len(episode.turns) - 1)
     body = {"messages": messages} | ({"model": asker.model} if asker.model else {})
     response = await asker.client.post("/tokenize", json=body)
@@ -155,12 +160,12 @@ async def _fitted_episodes(asker: _Asker, seed: int, length: int, questions: int
 
         candidates = make_episodes(seed, length, questions, count, questions=QUESTIONS_PER_EPISODE)
         chosen: list[Episode] = []
-        asked = 0
+        planned = 0
         for episode in candidates:
-            if asked >= questions:
+            if planned >= questions:
                 break
             chosen.append(episode)
-            asked += sum(turn.kind == "recall" for turn in episode.turns)
+            planned += sum(turn.kind == "recall" for turn in episode.turns)
         return chosen
 
     rate = CHARACTERS_PER_TOKEN
@@ -187,12 +192,12 @@ async def score_recall(
 ) -> RecallReport:
     """Ask at least `questions_per_length` questions per length; `on_progress` gets (answered, planned).
 
-    `base_url` may end with /v1 or not. `transport` lets a test answer instead of a server.
+    `base_url` may end with /v1 or not. `transport`: replaces the server in tests.
     """
     async with _connected(base_url, api_key, transport) as client:
         asker = _Asker(client, model, asyncio.Semaphore(concurrency))
         plan = {length: await _fitted_episodes(asker, seed, length, questions_per_length) for length in lengths}
-        planned = sum(turn.kind == "recall" for held in plan.values() for e in held for turn in e.turns)
+        planned = sum(turn.kind == "recall" for fitted in plan.values() for e in fitted for turn in e.turns)
         answered = 0
         rows = []
         for length, episodes in plan.items():
@@ -267,12 +272,12 @@ def _parsed(text: str) -> Any:
 @dataclass
 class SkillRow:
     case: str
-    asked: int = 0
+    questions: int = 0
     right: int = 0
 
     @property
     def accuracy(self) -> float:
-        return self.right / self.asked if self.asked else 0.0
+        return self.right / self.questions if self.questions else 0.0
 
 
 @dataclass
@@ -284,16 +289,20 @@ class SkillReport:
 
     @property
     def accuracy(self) -> float:
-        asked = sum(row.asked for row in self.rows)
-        return sum(row.right for row in self.rows) / asked if asked else 0.0
+        total = sum(row.questions for row in self.rows)
+        return sum(row.right for row in self.rows) / total if total else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"accuracy": self.accuracy}
+        return {
+            "rows": [_row_json(row) for row in self.rows],
+            "controls": [_row_json(row) for row in self.controls],
+            "accuracy": self.accuracy,
+        }
 
     def as_table(self) -> str:
         lines = [f"{'case':32}  asked   right   accuracy"]
         for row in [*self.rows, *self.controls]:
-            lines.append(f"{row.case:32} {row.asked:6}  {row.right:6}  {row.accuracy:9.2%}")
+            lines.append(f"{row.case:32} {row.questions:6}  {row.right:6}  {row.accuracy:9.2%}")
         return "\n".join(lines)
 
 
@@ -390,16 +399,16 @@ async def score_skill(
             nonlocal answered
             async with asker.turns_at_once:
                 answer = await asker.answer(question.body())
-            row.asked += 1
+            row.questions += 1
             row.right += question.is_right(answer["choices"][0]["message"])
             answered += 1
             if on_progress is not None:
                 on_progress(answered, len(questions) + len(spoilt))
 
         async with asyncio.TaskGroup() as group:
-            for rows, asked in ((report.rows, questions), (report.controls, spoilt)):
+            for rows, questions_of_rows in ((report.rows, questions), (report.controls, spoilt)):
                 row_of: dict[str, SkillRow] = {}
-                for question in asked:
+                for question in questions_of_rows:
                     row = row_of.setdefault(question.case, SkillRow(question.case))
                     group.create_task(ask(question, row))
                 rows += row_of.values()

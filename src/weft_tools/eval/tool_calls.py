@@ -211,7 +211,7 @@ class ToolParameter:
 
 @dataclass(frozen=True)
 class CallableTool:
-    """A tool and the words in which a user asks for it. `listed`: its second argument is in a list."""
+    """A tool, and phrases with which a user asks for it. `listed`: its second argument is in a list."""
 
     name: str
     verb: str
@@ -237,7 +237,7 @@ def _lower_word(rng: random.Random, split: Split) -> str:
 
 
 def _value(rng: random.Random, split: Split, parameter: ToolParameter) -> tuple[Any, str]:
-    """Return a value, and how a user writes it."""
+    """Return a value, and the text in which a user writes it."""
     schema = parameter.schema
     if "enum" in schema:
         value = rng.choice(schema["enum"])
@@ -431,7 +431,7 @@ class _Draft:
 def _make_functions(rng: random.Random, split: Split, listed: str) -> list[CallableTool]:
     functions = [make_function(rng, split, listed=listed)]
     for _ in range(rng.choice((0, 1, 1, 1, 2))):
-        # The noun of another tool: then only the verb tells them apart.
+        # The noun of another tool, so that only the verb distinguishes them.
         noun = functions[0].noun if rng.random() < 0.15 else ""
         other = make_function(rng, split, noun=noun)
         if all((other.name != f.name and (other.noun, other.verb) != (f.noun, f.verb)) for f in functions):
@@ -508,6 +508,6 @@ def make_tools_episode(
 def make_tools_episodes(
     seed: int, length_tokens: int, count: int, count_tokens: recall.CountTokens, *, split: Split = "held_out"
 ) -> list[recall.Episode]:
-    """Return `count` conversations that depend on nothing but the arguments."""
+    """Return `count` conversations that depend only on the arguments."""
     rng = random.Random(f"tools {split} {seed} {length_tokens}")
     return [make_tools_episode(rng, length_tokens, count_tokens, split=split) for _ in range(count)]

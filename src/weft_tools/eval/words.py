@@ -1,14 +1,13 @@
-"""Made-up names, the rule that keeps the names of a test out of training, and plain English around them.
+"""Made-up names, the rule that keeps names of tests out of training, and plain English filler.
 
     crc32("bemo") % 8 == 0  ->  held out, scoring only      (about one word in eight)
     anything else           ->  training only
 
-A recall test is honest only when the answer cannot come from the weights. So names are made of random
-syllables, or of random letters. The checksum of every *word* of a name says to which side it belongs. The two
-cannot meet under any seeds. Numbers are not split: four to six random digits carry nothing that could be
-learned by heart.
+A recall test is valid only if the answer cannot come from the weights. So names are made of random syllables, or of
+random letters. The checksum of every *word* of a name says to which side it belongs. The two cannot meet under any
+seeds. Numbers are not split: four to six random digits carry nothing that could be learned by heart.
 
-Filler has to look like text, cost little to generate and never hold a number that could be an answer.
+Filler must look like text, be cheap to generate, and never contain a number that could be an answer.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ FEELINGS = ["glad", "proud", "calm", "surprised", "hungry", "sleepy", "cheerful"
 
 
 def filler_sentence(rng: random.Random) -> str:
-    """Return one sentence about nothing in particular, without digits and without made-up names."""
+    """Return a filler sentence, without digits and made-up names."""
     form = rng.randrange(6)
     if form == 0:
         return f"{rng.choice(WEATHERS)} {rng.choice(TIMES)}."

@@ -1,11 +1,11 @@
-"""Stored tensors of a checkpoint as the matrices that a GGUF file has one by one, and made-up ones.
+"""Matrices for a GGUF file, split out of the stored tensors of a checkpoint or computed from its config.
 
     granite      shared_mlp.input_linear [2I, H]            gate_proj | up_proj
     experts      experts.gate_up_proj [E, 2I, H]            experts.{e}.gate_proj | experts.{e}.up_proj
     gpt-oss      experts.gate_up_proj [E, H, 2I]            the same, with rows first, of even and odd columns
     qwen3_next   in_proj_qkvz, in_proj_ba                   in_proj_qkv | in_proj_z, in_proj_b | in_proj_a
     falcon-h1    multipliers of config.json                 folded into the matrices
-    llama 3.1    rope_type llama3                           rope_freqs: what divides the frequencies
+    llama 3.1    rope_type llama3                           rope_freqs: divisors of the frequencies
 
 Source: llama.cpp's ``conversion`` package.
 """
@@ -26,8 +26,7 @@ Shape = tuple[int, ...]
 
 
 def apart(name: str, shape: Shape, config: Mapping[str, Any]) -> Iterator[tuple[str, Shape, Take]]:
-    """Yield (our name, shape, the function that takes it out of the stored tensor) of each matrix of the stored
-    tensor."""
+    """Yield weft's name, shape, and the function that extracts it, for each matrix in the stored tensor."""
     kind = config["model_type"]
     place, _, last = name.rpartition(".experts.")
     if kind == "gpt_oss" and place:
@@ -97,7 +96,8 @@ def _at(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def scaled(config: Mapping[str, Any], name: str) -> Take:
-    """Return Falcon-H1's multipliers of the matrix ``name``; of others nothing."""
+    """Return the function that applies Falcon-H1's multipliers to the matrix ``name``; for other models, one that
+    changes nothing."""
     if config["model_type"] != "falcon_h1" or name.endswith(("bias", "norm.weight")):
         return _same
     read = config.get
@@ -121,15 +121,15 @@ def scaled(config: Mapping[str, Any], name: str) -> Take:
 
 
 def without_multipliers(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``config`` as it is when the multipliers of Falcon-H1 are in the weights."""
+    """Return ``config`` for weights that include the multipliers of Falcon-H1."""
     if config["model_type"] != "falcon_h1":
         return config
     return {name: value for name, value in config.items() if not name.endswith(("multiplier", "multipliers"))}
 
 
 def _of_rows(config: Mapping[str, Any]) -> torch.Tensor:
-    """Return multipliers of each row of Mamba's first projection: z, x, B, C and the steps have multipliers of their
-    own."""
+    """Return multipliers of each row of Mamba's first projection: z, x, B, C and the steps have different
+    multipliers."""
     inner = config.get("mamba_d_ssm") or config["mamba_n_heads"] * config["mamba_d_head"]
     group = config["mamba_n_groups"] * config["mamba_d_state"]
     counts = torch.tensor([inner, inner, group, group, config["mamba_n_heads"]])

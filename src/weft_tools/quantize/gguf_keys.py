@@ -6,7 +6,7 @@
                      the expression that cuts text       tokenizer.ggml.pre, by the table of ``vocabulary``
 
 A key that config.json leaves out has the default that a reader of the file assumes, so it is left out here too. The
-written header is read back at once (``writing``): the architecture must come out as it went in.
+written header is read back at once (``gguf_writing``), and must give the same architecture.
 
 Source: llama.cpp's ``conversion`` package, for names and types of keys.
 """
@@ -80,12 +80,12 @@ _YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "attn_fac
 _SIGMOID = 2
 _NORM_EPS = 1e-5
 _LONGEST = 1 << 20
-"""Context of models that have no positions, tokens."""
+"""Context of models without positions, tokens."""
 _TYPES = {"normal": 1, "control": 3, "user defined": 4, "unused": 5}
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """Return ``general.architecture``. Raise CheckpointError for a family that GGUF files are not written of."""
+    """Return ``general.architecture``. Raise CheckpointError for a family that cannot be written as a GGUF file."""
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURE_OF:
         raise CheckpointError(
@@ -101,7 +101,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def kinds_of(config: Mapping[str, Any]) -> list[bool]:
-    """Return for each layer whether it is attention."""
+    """Return a list with, for each layer, whether it is attention."""
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if kinds:
         return ["attention" in kind and "linear" not in kind for kind in kinds]
@@ -113,7 +113,7 @@ def kinds_of(config: Mapping[str, Any]) -> list[bool]:
 
 
 def add_numbers(writer: GGUFWriter, config: Mapping[str, Any], feed_forward: int) -> None:
-    """Add the hyper-parameters. ``feed_forward``: the width of a dense layer, as its tensors have it."""
+    """Add the hyper-parameters. ``feed_forward``: the width of a dense layer, from its tensors."""
     kinds, read = kinds_of(config), config.get
     rope = read("rope_parameters") or read("rope_scaling") or {}
     integers: dict[str, Any] = {
@@ -144,7 +144,7 @@ def add_numbers(writer: GGUFWriter, config: Mapping[str, Any], feed_forward: int
         name: next((read(ours) for ours in names.split() if read(ours) is not None), None)
         for name, names in _FLOATS.items()
     } | {"rope.freq_base": theta}
-    if writer.arch.startswith("nemotron_h"):  # llama.cpp wants both
+    if writer.arch.startswith("nemotron_h"):  # llama.cpp needs both
         floats["attention.layer_norm_epsilon"] = read("layer_norm_epsilon", _NORM_EPS)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in ("linear", "yarn"):
@@ -171,7 +171,7 @@ def _kv_heads(config: Mapping[str, Any], kinds: list[bool]) -> int | list[int]:
 
 
 def _recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers for which the ``ssm.*`` keys of a family have no name of their own."""
+    """Return the values of ``ssm.*`` keys that differ between families."""
     read = config.get
     if "linear_num_value_heads" in config:
         heads = config["linear_num_value_heads"]
@@ -194,7 +194,7 @@ def _recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
 def _of_family(config: Mapping[str, Any], arch: str, kinds: list[bool]) -> dict[str, Any]:
     read = config.get
     more: dict[str, Any] = {}
-    if arch in ("mamba", "mamba2"):  # keys of attention must be there
+    if arch in ("mamba", "mamba2"):  # keys of attention are required
         more = {
             "attention.head_count": 0,
             "attention.key_length": None,
@@ -268,12 +268,12 @@ def add_vocabulary(writer: GGUFWriter, directory: Path, size: int) -> None:
     writer.add_token_list([by_id.get(index, f"[PAD{index}]") for index in range(size)])
     writer.add_token_types([_TYPES[kind(index)] for index in range(size)])
     special = SpecialVocab(directory, load_merges=True, n_vocab=size)
-    special.merges = special.merges or [f"{by_id[0]} {by_id[0]}"]  # readers want one
+    special.merges = special.merges or [f"{by_id[0]} {by_id[0]}"]  # readers need one
     special.add_to_gguf(writer, quiet=True)
 
 
 def _pre_tokenizer(content: Mapping[str, Any], arch: str, path: Path) -> str:
-    """Return the name under which llama.cpp knows how this tokenizer cuts text."""
+    """Return llama.cpp's name for the way in which this tokenizer cuts text."""
     cuts = pieces_of(content)
     names = [name for name, pre in PRE_TOKENIZERS.items() if (pre.expression, pre.whole, pre.nfc) == cuts]
     if not names:

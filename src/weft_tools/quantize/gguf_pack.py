@@ -5,7 +5,7 @@
     Q8_0    gguf's own packer
 
 A group's scale and minimum come from least squares over several candidate ranges of its codes; then they are rounded to
-six bits of the block's largest, and the codes are chosen again. Nothing is calibrated: each column counts alike.
+six bits of the block's largest, and the codes are chosen again. Nothing is calibrated: all columns have equal weight.
 
 Source: the block structures of ggml (``ggml-common.h``).
 """
@@ -20,7 +20,7 @@ from weft.tensor.weights.quantized import BLOCK, LINE
 _GROUPS = BLOCK // LINE
 _MOST, _STEPS = 63, 15
 _SPANS = (15.0, 14.3, 13.6, 15.8)
-"""Steps from a group's least number to its largest that are tried; beyond 15 both ends saturate."""
+"""Candidate numbers of steps between a group's smallest and largest number; above 15 both ends saturate."""
 _LEAST = 1e-30
 _TOGETHER = 512
 """Blocks at once, so that the temporaries stay in the cache."""
@@ -30,7 +30,7 @@ def q4_k(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (blocks uint8 [R, bytes], their values [R, columns]) of ``rows``, float32 [R, columns], complete
     blocks."""
     groups = rows.reshape(-1, _GROUPS, LINE)
-    parts = [_q4_k(groups[at : at + _TOGETHER]) for at in range(0, len(groups), _TOGETHER)]
+    parts = [_q4_k(groups[start : start + _TOGETHER]) for start in range(0, len(groups), _TOGETHER)]
     blocks, values = (torch.cat(each) for each in zip(*parts, strict=True))
     return blocks.reshape(rows.shape[0], -1), values.reshape(rows.shape)
 
@@ -88,7 +88,7 @@ def _ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             + LINE * minimum * minimum
             - 2 * (scale * both + scale * minimum * count - minimum * total)
         )
-        # All alike and below zero: no code, only the minimum.
+        # All equal and below zero: no code, only the minimum.
         flat = alone & (total < 0) & (squares - total * total / LINE < error)
         error = torch.where(flat, squares - total * total / LINE, error)
         scale, minimum = torch.where(flat, 0.0, scale), torch.where(flat, -total / LINE, minimum)

@@ -3,18 +3,18 @@
     stored tensors  --apart-->  our names, one matrix each  --redo-->  file's names, rows, columns, values
     mlp.gate_up_proj [E,2I,H]   ...experts.{e}.gate_proj.weight        blk.0.ffn_gate_exps.weight  [E,I,H]
 
-    matrices      Q4_K, or Q8_0 where rows are no whole blocks of 256 columns
+    matrices      Q4_K, or Q8_0 if rows are not whole blocks of 256 columns
     embedding, head       Q8_0
     convolutions, routers, norms and other vectors      F32
     rows of beta and decay, steps of Mamba-1            as stored
 
-The reader's own ``FileLayout`` says which of our tensors a tensor of the file is, and how its values were changed; here
-each ``Undo`` is done again. A list of names for writing would be a second truth. The written header is read back before
-a weight is: its architecture must be that of config.json.
+The reader's ``FileLayout`` maps tensors of the file to weft's tensors and describes changes of values; here each
+``Undo`` is reversed. A separate list of names for writing could disagree with the reader. The written header is read
+back before any weight is written: it must give the architecture of config.json.
 
-The file grows as OUT.partial/model.gguf, and ``done.json`` in the same folder says how many tensors of it are on disk.
-A run that was broken off cuts the file there and goes on. OUT takes its name when every byte is written. Rows are
-packed a few MB at a time, out of the mapped files.
+The file grows as OUT.partial/model.gguf, and ``done.json`` in the same folder has the number of complete tensors. The
+next run cuts the file there and continues. The file is renamed to OUT when every byte is written. Rows are packed a few
+MB at a time, out of the mapped files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PACKERS = {"Q4_K": q4_k, "Q8_0": q8_0}
 _AT_ONCE = 1 << 21
-"""Numbers that are packed at once."""
+"""Numbers packed at once."""
 _SYNCED_BYTES = 64 << 20
 _ALIGNMENT = 32
 _NAMES_SHOWN = 4
@@ -78,8 +78,9 @@ Take = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A tensor under our name. ``parts``: of each of its matrices (experts), or of all of it, the stored tensor and the
-    function that takes the piece out of it; both in ``shape`` or, of a stack, in ``shape[1:]``."""
+    """A tensor under weft's name. ``parts``: the stored tensor and the function that extracts the piece from it, for
+    each matrix (expert) of a stack or once for the tensor. Pieces have ``shape``; matrices of a stack have
+    ``shape[1:]``."""
 
     shape: tuple[int, ...]
     parts: list[tuple[StoredTensor | None, Take]]
@@ -93,7 +94,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor of the file: its pieces, and where the reader looks for their rows."""
+    """A tensor of the file, with its pieces and the rows at which a reader expects them."""
 
     name: str
     kind: str
@@ -111,15 +112,15 @@ class _Entry:
 def write_gguf(
     source: Path,
     out: Path,
-    on_matrix: Callable[[MatrixError], None] = lambda one: None,
+    on_matrix: Callable[[MatrixError], None] = lambda error: None,
     *,
     pooling: Literal["first", "last", "mean"] | None = None,
 ) -> list[MatrixError]:
-    """Write ``source`` to the new file ``out``. Returns the tensors that were rounded. ``pooling``: of an embedder; of
-    a checkpoint without a head it is "last" where nothing is said.
+    """Write ``source`` to the new file ``out``. Return the rounded tensors. ``pooling``: of an embedder; default for a
+    checkpoint without a head: "last".
 
-    Raises CheckpointError where ``out`` is there or is not a .gguf. Likewise where the source is quantised, is not
-    served, or is of a family without an architecture of GGUF."""
+    Raise CheckpointError if ``out`` exists or is not a .gguf, and if the source is quantised, is not served, or its
+    family has no GGUF architecture."""
     from gguf import PoolingType
 
     if out.suffix != ".gguf":
@@ -128,9 +129,7 @@ def write_gguf(
     config = text_config(checkpoint.config)
     arch = architecture_of(config)
     if not read_architecture(checkpoint.config).causal:
-        raise CheckpointError(
-            f"{source}: GGUF files are written of causal models, and this one is none", param="SOURCE"
-        )
+        raise CheckpointError(f"{source}: only causal models can be written as GGUF files", param="SOURCE")
     partial_dir = out.with_name(f"{out.name}.partial")
     partial_dir.mkdir(parents=True, exist_ok=True)
     begin_partial(partial_dir, checkpoint, "q4_k")
@@ -156,7 +155,7 @@ def _write_tensors(
     path: Path, done: Path, entries: list[_Entry], on_matrix: Callable[[MatrixError], None]
 ) -> list[MatrixError]:
     state = json.loads(done.read_text())
-    errors, first = [MatrixError(*one) for one in state["errors"]], state["count"]
+    errors, first = [MatrixError(*error) for error in state["errors"]], state["count"]
     with path.open("r+b") as file:
         file.truncate(state["bytes"])
         synced = file.seek(state["bytes"])
@@ -184,14 +183,16 @@ def _write_tensors(
                     {
                         "count": number,
                         "bytes": synced,
-                        "errors": [[one.name, one.error, one.stored_bytes, one.copied_bytes] for one in errors],
+                        "errors": [
+                            [error.name, error.error, error.stored_bytes, error.copied_bytes] for error in errors
+                        ],
                     },
                 )
     return errors
 
 
 def _rows(entry: _Entry, squares: list[float]) -> Iterator[torch.Tensor]:
-    """Yield ``entry`` as the file has it, some rows at a time. ``squares``: of errors and of values, added to."""
+    """Yield the bytes of ``entry``, some rows at a time. Add the squares of errors and values to ``squares``."""
     pack = _PACKERS.get(entry.kind)
     for matrix in _matrices(entry):
         by_row = matrix.reshape(-1, matrix.shape[-1]) if matrix.ndim else matrix.view(1, 1)
@@ -202,8 +203,8 @@ def _rows(entry: _Entry, squares: list[float]) -> Iterator[torch.Tensor]:
                 yield rows.to(_STORED[entry.kind])
                 continue
             values = rows.float().contiguous()
-            blocks, held = pack(values)
-            squares[0] += float((held - values).square().sum())
+            blocks, rounded = pack(values)
+            squares[0] += float((rounded - values).square().sum())
             squares[1] += float(values.square().sum())
             yield blocks
 
@@ -217,13 +218,13 @@ def _matrices(entry: _Entry) -> Iterator[torch.Tensor]:
             with _mapped(stored) as values:
                 yield _redone(take(values), undo)
         return
-    whole = torch.empty(entry.shape)  # rows of several, each where the reader looks for it
+    whole = torch.empty(entry.shape)  # rows of several pieces, each where the reader expects it
     begin = 0
     for piece, undo in entry.pieces:
         [(stored, take)] = piece.parts
-        at = np.arange(begin, begin + piece.shape[0]) if undo.rows is None else undo.rows
+        order = np.arange(begin, begin + piece.shape[0]) if undo.rows is None else undo.rows
         with _mapped(stored) as values:
-            whole[torch.from_numpy(at)] = _redone(take(values), replace(undo, rows=None)).float()
+            whole[torch.from_numpy(order)] = _redone(take(values), replace(undo, rows=None)).float()
         begin += piece.shape[0]
     yield whole
 
@@ -236,7 +237,7 @@ def _mapped(stored: StoredTensor | None) -> Iterator[torch.Tensor]:
         return
     files = MappedFiles()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so are weights
+        warnings.simplefilter("ignore", UserWarning)  # the map is read-only, as are weights
         bits = torch.from_numpy(files.view(stored))
     values = bits.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
     if not is_finite(values, stored.dtype):
@@ -246,7 +247,7 @@ def _mapped(stored: StoredTensor | None) -> Iterator[torch.Tensor]:
 
 
 def _redone(x: torch.Tensor, undo: Undo) -> torch.Tensor:
-    """Return the tensor of which the reader's ``undo`` makes ``x`` again."""
+    """Return the tensor that the reader's ``undo`` turns into ``x``."""
     if undo.values == "log":
         x = -torch.exp(x.float())
     elif undo.values == "minus_one":
@@ -257,7 +258,7 @@ def _redone(x: torch.Tensor, undo: Undo) -> torch.Tensor:
 
 
 class _Anything(dict[str, FileTensor]):
-    """A table of every tensor that a reader may ask for: its names do not depend on which there are."""
+    """A table that has every tensor a reader may ask for, to find the names that it uses."""
 
     def __init__(self, table: _Piece) -> None:
         super().__init__()
@@ -278,8 +279,8 @@ def _entries(
     table = next(piece for name, piece in pieces.items() if name.endswith(_TABLES))
     read = ARCHITECTURES[arch]
     names = _names(read(GgufKeys(Header(checkpoint.source, numbers, _Anything(table)), arch)), arch, pieces)
-    shapes = {theirs: _shape(theirs, [pieces[one] for one in ours], config) for theirs, ours in names.items()}
-    left = set(pieces) - {one for ours in names.values() for one in ours}
+    shapes = {theirs: _shape(theirs, [pieces[own_name] for own_name in ours], config) for theirs, ours in names.items()}
+    left = set(pieces) - {own_name for ours in names.values() for own_name in ours}
     if left:
         raise CheckpointError(
             f"{checkpoint.source}: GGUF files of {arch} have no name for {', '.join(sorted(left)[:_NAMES_SHOWN])}",
@@ -298,7 +299,7 @@ def _entries(
     entries = []
     for theirs, ours in names.items():
         key = theirs.split(".", 2)[2] if theirs.startswith("blk.") else theirs
-        own = [(pieces[one], _undo(layout, key.removesuffix(".weight"), one)) for one in ours]
+        own = [(pieces[own_name], _undo(layout, key.removesuffix(".weight"), own_name)) for own_name in ours]
         entries.append(_Entry(theirs, _kind(theirs, shapes[theirs], own), shapes[theirs], own))
     divisors = rope_divisors(config)
     if divisors is not None:
@@ -319,7 +320,7 @@ def _undo(layout: FileLayout, key: str, ours: str) -> Undo:
 
 
 def _names(layout: FileLayout, arch: str, pieces: Mapping[str, _Piece]) -> dict[str, list[str]]:
-    """Return our names of the contents by name in the file; the first name where there are several."""
+    """Return weft's names by name in the file; the first if there are several."""
     # A file has the rows of beta and decay in one tensor or in two, by its architecture.
     other = ("ssm_alpha", "ssm_beta") if arch == "qwen3next" else ("ssm_ba",)
     layers = sorted({int(layer[1]) for name in pieces for layer in _LAYER.finditer(name)})
@@ -363,10 +364,9 @@ def _kind(theirs: str, shape: tuple[int, ...], pieces: list[tuple[_Piece, Undo]]
 
 
 def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str, _Piece]:
-    """Return pieces by our names, as a view of the file would have them. Heads for multi-token prediction and towers
-    are left out."""
-    asked, tied = matrices_of(checkpoint), architecture_in(checkpoint).tied_embeddings
-    matrices = asked.matrices | asked.stacks.keys()
+    """Return pieces by weft's names. Heads for multi-token prediction and towers are left out."""
+    factors, tied = matrices_of(checkpoint), architecture_in(checkpoint).tied_embeddings
+    matrices = factors.matrices | factors.stacks.keys()
     out: dict[str, _Piece] = {}
     stacks: dict[str, dict[int, tuple[StoredTensor, Take]]] = {}
     for name, stored in checkpoint.tensors.items():
@@ -383,7 +383,7 @@ def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str,
                 stack = f"{part[: expert.start()]}.experts.{{e}}.{part[expert.end() :]}"
                 stacks.setdefault(stack, {})[int(expert[1])] = stored, take
             elif "{e}" in part and part.endswith("weight"):
-                each = [(stored, lambda x, take=take, at=at: take(x[at : at + 1])[0]) for at in range(shape[0])]
+                each = [(stored, lambda x, take=take, i=i: take(x[i : i + 1])[0]) for i in range(shape[0])]
                 out[part] = _Piece(shape, list(each), name in matrices)
             else:
                 out[part] = _Piece(shape, [(stored, take)], name in matrices)
@@ -426,7 +426,7 @@ def _write_header(
     writer.close()
     with path.open("ab") as file:
         file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-        # The reader wants the bytes that a header claims: a hole until they are written.
+        # The reader checks that the file has the bytes that the header claims; they are a hole until they are written.
         begin = file.tell()
         file.truncate(begin + sum(-(-entry.bytes_in_file // _ALIGNMENT) * _ALIGNMENT for entry in entries))
     with path.open("r+b") as file:
@@ -440,8 +440,8 @@ def _write_header(
 
 
 def _apart_from_joins(names: Names) -> dict[str, Any]:
-    """Return the fields of ``names`` without the way in which a checkpoint joins projections: a GGUF file has one way.
-    Two ``Names`` are equal only if they are the same object."""
+    """Return the fields of ``names`` without the joins of projections, which differ between a checkpoint and a GGUF
+    file. Two ``Names`` are equal only if they are the same object."""
     spelled = {
         mixer: rest
         for mixer, settings in names.spelled.items()
@@ -451,7 +451,7 @@ def _apart_from_joins(names: Names) -> dict[str, Any]:
 
 
 def _check(path: Path, checkpoint: CheckpointFiles) -> None:
-    """Check that the architecture that a reader makes of the header is that of config.json."""
+    """Check that a reader of the header finds the architecture of config.json."""
     wanted = architecture_in(replace(checkpoint, config=without_multipliers(checkpoint.config)))
     as_read = read_architecture(read_layout(read_header(path)).config)
     for field in fields(wanted):

@@ -1,4 +1,4 @@
-"""A checkpoint written again in int8 or int4, in the form of compressed-tensors, which other engines read.
+"""Copies of a checkpoint in int8 or int4, in the format of compressed-tensors, which other engines read.
 
     SOURCE/model-00001-of-2.safetensors --tensor by tensor--> OUT.partial/model-00001-of-2.safetensors
                                                               ...            written, synced, renamed
@@ -9,9 +9,9 @@
     int4    pack-quantized     the same, a scale for 32 columns
     w8a8    int-quantized      x.weight I8, x.weight_scale for a row; inputs are rounded when the model runs
 
-Matrices are those that the model's code multiplies by. Rows of beta and decay, steps of Mamba-1, routers,
-embeddings and the head stay as they are. A tensor of all experts is cut into each expert's matrices. Their
-names are those of checkpoints that quantising tools write (experts.3.gate_proj.weight_packed).
+The matrices with which the model's code multiplies are rounded. Rows of beta and decay, steps of Mamba-1, routers,
+embeddings and the head are copied. A tensor of all experts is cut into each expert's matrices. The names are those that
+quantising tools write (experts.3.gate_proj.weight_packed).
 
 One matrix is in memory at a time. OUT appears completely or not at all, and a complete file of OUT.partial is not
 written again. Scales are rounded to the dtype of the model before the codes are chosen, so every engine reads the same
@@ -50,7 +50,7 @@ from weft.tensor.weights.quantized import GROUPS, ZERO_POINT, floats_of, rounded
 CopyForm = Literal["int8", "int4", "w8a8"]
 FORMATS: dict[CopyForm, str] = {"int8": "pack-quantized", "int4": "pack-quantized", "w8a8": "int-quantized"}
 _LEFT = ("in_proj_a", "in_proj_b", "in_proj_ba", "b_proj", "a_proj", "x_proj", "dt_proj")
-"""Matrices that steer decay: docs/quantization.md has the cost of rounding them."""
+"""Matrices of beta, decay and steps: docs/quantization.md has the loss if they are rounded."""
 _NAMES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -66,7 +66,7 @@ _NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json")
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A tensor of all experts. ``parts``: the matrices of an expert, one below the other, by their own names
+    """A tensor of all experts. ``parts``: names of an expert's matrices, which are stacked by rows
     ("….experts.{}.gate_proj.weight"). ``transposed``, ``order``: of ``TensorSource.all_experts``."""
 
     parts: tuple[str, ...]
@@ -74,15 +74,15 @@ class Stack:
     order: Order | None
 
     def matrices_of(self, expert: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the matrices of ``expert``: [rows, columns] as it is stored."""
+        """Return the matrices of ``expert``, which is stored as [rows, columns]."""
         rows = (expert.T if self.transposed else expert).unsqueeze(0)
         return (rows if self.order is None else self.order(rows))[0].chunk(len(self.parts))
 
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """A tensor of ``OUT``'s source, or a matrix of one. ``layout``: names, dtypes and shapes that it becomes; None for
-    a tensor that is copied."""
+    """A tensor of the source, or a matrix in it. ``layout``: names, dtypes and shapes of its rounded form; None for a
+    tensor that is copied."""
 
     name: str
     dtype: str
@@ -102,15 +102,14 @@ class MatrixError:
 
 
 def write_quantized(
-    source: Path, out: Path, form: CopyForm, on_matrix: Callable[[MatrixError], None] = lambda one: None
+    source: Path, out: Path, form: CopyForm, on_matrix: Callable[[MatrixError], None] = lambda error: None
 ) -> list[MatrixError]:
-    """Write ``source`` in ``form`` to the new directory ``out``. Returns the matrices that were rounded.
-
-    Raises CheckpointError where ``out`` is there, or the source is quantised already, cannot be served or has
-    no matrix that ``form`` can round."""
+    """Write ``source`` in ``form`` to the new directory ``out``. Return the errors of the rounded matrices. Raise
+    CheckpointError if ``out`` exists, and if the source is quantised already, cannot be served or has no matrix that
+    ``form`` can round."""
     checkpoint = opened(source, out)
-    asked = matrices_of(checkpoint)
-    if not any(one.layout for stored in checkpoint.tensors.values() for one in _copied(stored, asked, form)):
+    factors = matrices_of(checkpoint)
+    if not any(copy.layout for stored in checkpoint.tensors.values() for copy in _copied(stored, factors, form)):
         raise CheckpointError(
             f"{source}: no matrix has columns in whole groups of "
             f"{GROUPS[4 if form == 'int4' else 8]}; --form w8a8 rounds by rows",
@@ -123,19 +122,21 @@ def write_quantized(
     weight_map: dict[str, str] = {}
     left: list[str] = []
     for file in sorted({stored.file for stored in checkpoint.tensors.values()}):
-        tensors = [one for one in checkpoint.tensors.values() if one.file == file]
+        tensors = [tensor for tensor in checkpoint.tensors.values() if tensor.file == file]
         target = partial / file.name
         report = target.with_suffix(".errors.json")
         if not (target.exists() and report.exists()):
-            file_errors = _write_file(tensors, target, asked, form, on_matrix)
-            write_json(report, [[one.name, one.error, one.stored_bytes, one.copied_bytes] for one in file_errors])
-        errors += [MatrixError(*one) for one in json.loads(report.read_text())]
+            file_errors = _write_file(tensors, target, factors, form, on_matrix)
+            write_json(
+                report, [[error.name, error.error, error.stored_bytes, error.copied_bytes] for error in file_errors]
+            )
+        errors += [MatrixError(*entry) for entry in json.loads(report.read_text())]
         written = read_header(target)
         weight_map |= dict.fromkeys(written, file.name)
         left += [
-            one.name.removesuffix(".weight")
-            for one in written.values()
-            if len(one.shape) == 2 and one.name.endswith(".weight") and one.dtype != "I8"
+            tensor.name.removesuffix(".weight")
+            for tensor in written.values()
+            if len(tensor.shape) == 2 and tensor.name.endswith(".weight") and tensor.dtype != "I8"
         ]
     for other in source.iterdir():
         if other.is_file() and not other.name.endswith(_NOT_COPIED) and other.name != "config.json":
@@ -157,10 +158,9 @@ _STATE = "weft-quantize.json"
 
 
 def opened(source: Path, out: Path) -> CheckpointFiles:
-    """Return the checkpoint ``source``, which is not quantised. Raise CheckpointError for one that is, and where
-    ``out`` is there."""
+    """Return the checkpoint ``source``. Raise CheckpointError if it is quantised, and if ``out`` exists."""
     if out.exists():
-        raise CheckpointError(f"{out}: it is there already; name another one", param="OUT")
+        raise CheckpointError(f"{out} exists already; name another one", param="OUT")
     checkpoint = CheckpointFiles.open(source)
     settings = checkpoint.config.get("quantization_config") or text_config(checkpoint.config).get("quantization_config")
     if settings:
@@ -172,9 +172,10 @@ def opened(source: Path, out: Path) -> CheckpointFiles:
 
 
 def begin_partial(partial: Path, checkpoint: CheckpointFiles, form: str) -> None:
-    """Delete files that an earlier run wrote of another source or form."""
+    """Delete files of an earlier run with another source or form."""
     sizes = {
-        one.file.name: [one.file.stat().st_size, one.file.stat().st_mtime_ns] for one in checkpoint.tensors.values()
+        tensor.file.name: [tensor.file.stat().st_size, tensor.file.stat().st_mtime_ns]
+        for tensor in checkpoint.tensors.values()
     }
     state, path = {"form": form, "files": sizes}, partial / _STATE
     if not path.exists() or json.loads(path.read_text()) != state:
@@ -184,17 +185,17 @@ def begin_partial(partial: Path, checkpoint: CheckpointFiles, form: str) -> None
 
 
 def _folders(source: Path) -> list[str]:
-    """Return the folders of a model of sentence-transformers: those of its modules, which are one name each."""
+    """Return the folders of the modules of a sentence-transformers model."""
     path = source / "modules.json"
     modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    paths = [str(one.get("path", "")) for one in modules]
+    paths = [str(module.get("path", "")) for module in modules]
     return [path for path in paths if Path(path).name == path and (source / path).is_dir() and path]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The factors of the model's products: names of ``matrices``, and ``stacks`` of experts by their names. ``dtype``:
-    of scales."""
+class Factors:
+    """The factors of the model's products: names of ``matrices``, and ``stacks`` of experts by name. ``dtype``: of
+    scales."""
 
     matrices: set[str]
     stacks: dict[str, Stack]
@@ -202,7 +203,7 @@ class Asked:
 
 
 class _Recorder(TensorCheck):
-    """A recorder of the names of factors, as the model's code asks for them."""
+    """A tensor source that records which factors the model's code asks for."""
 
     def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype) -> None:
         super().__init__(checkpoint, dtype)
@@ -232,17 +233,17 @@ class _Recorder(TensorCheck):
     ) -> ExpertWeights:
         if apart:
             prefix = self.checkpoint.prefix
-            self.stacks[prefix + names[0]] = Stack(tuple(prefix + one for one in apart), transposed, order)
+            self.stacks[prefix + names[0]] = Stack(tuple(prefix + name for name in apart), transposed, order)
         return super().all_experts(names, count, rows, columns, transposed=transposed, order=order)
 
 
-def matrices_of(checkpoint: CheckpointFiles) -> Asked:
+def matrices_of(checkpoint: CheckpointFiles) -> Factors:
     dtype = DTYPES[named_dtype(checkpoint.config) or "bfloat16"]
     recorder = _Recorder(checkpoint, dtype)
     with torch.inference_mode():
         build(architecture_in(checkpoint), recorder)
         recorder.raise_problems()
-    return Asked(
+    return Factors(
         {name for name in recorder.matrices if not any(f".{part}." in name for part in _LEFT)}, recorder.stacks, dtype
     )
 
@@ -273,13 +274,13 @@ def _settings(form: CopyForm, ignored: list[str]) -> dict[str, Any]:
     }
 
 
-def _copied(stored: StoredTensor, asked: Asked, form: CopyForm) -> list[_Copied]:
-    """Return the parts of ``stored`` that are copied or rounded by themselves: the matrices of each expert, or all of
-    it."""
-    stack = asked.stacks.get(stored.name)
+def _copied(stored: StoredTensor, factors: Factors, form: CopyForm) -> list[_Copied]:
+    """Return the parts of ``stored`` that are copied or rounded separately: the matrices of each expert, or the
+    complete tensor."""
+    stack = factors.stacks.get(stored.name)
     if stack is None:
-        layout = _layout(stored.name, stored.shape, form, asked.dtype)
-        rounds = stored.name in asked.matrices and stored.dtype in _FLOATS
+        layout = _layout(stored.name, stored.shape, form, factors.dtype)
+        rounds = stored.name in factors.matrices and stored.dtype in _FLOATS
         return [_Copied(stored.name, stored.dtype, stored.shape, stored.stored_bytes, layout if rounds else None)]
     count, rows, columns = stored.shape
     rows, columns = (columns, rows) if stack.transposed else (rows, columns)
@@ -292,14 +293,14 @@ def _copied(stored: StoredTensor, asked: Asked, form: CopyForm) -> list[_Copied]
             stored.dtype,
             shape,
             size,
-            _layout(name, shape, form, asked.dtype) if stored.dtype in _FLOATS else None,
+            _layout(name, shape, form, factors.dtype) if stored.dtype in _FLOATS else None,
         )
         for name in names
     ]
 
 
 def _layout(name: str, shape: tuple[int, ...], form: CopyForm, dtype: torch.dtype) -> Layout | None:
-    """Return the layout of a matrix; None for one whose columns are not complete groups."""
+    """Return the layout of a matrix; None if its columns are not complete groups."""
     if len(shape) != 2:
         return None
     rows, columns = shape
@@ -316,7 +317,7 @@ def _layout(name: str, shape: tuple[int, ...], form: CopyForm, dtype: torch.dtyp
 
 
 def _rounded(weight: torch.Tensor, form: CopyForm, dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return (tensors in the order of ``_layout``, the values that they mean)."""
+    """Return the tensors in the order of ``_layout``, and the values that they represent."""
     rows, columns = weight.shape
     wide = weight.float()
     if form == "w8a8":
@@ -339,21 +340,25 @@ def _steps(wide: torch.Tensor, scales: torch.Tensor, least: int, most: int) -> t
 
 
 def _write_file(
-    tensors: list[StoredTensor], target: Path, asked: Asked, form: CopyForm, on_matrix: Callable[[MatrixError], None]
+    tensors: list[StoredTensor],
+    target: Path,
+    factors: Factors,
+    form: CopyForm,
+    on_matrix: Callable[[MatrixError], None],
 ) -> list[MatrixError]:
-    copies = {one.name: _copied(one, asked, form) for one in tensors}
+    copies = {tensor.name: _copied(tensor, factors, form) for tensor in tensors}
     files, errors = MappedFiles(), []
     unfinished = target.with_suffix(".writing")
     with unfinished.open("wb") as file:
-        text = _header(one for own in copies.values() for one in own)
+        text = _header(copy for own in copies.values() for copy in own)
         file.write(struct.pack("<Q", len(text)) + text)
         for stored in tensors:
-            if stored.name not in asked.stacks and copies[stored.name][0].layout is None:
+            if stored.name not in factors.stacks and copies[stored.name][0].layout is None:
                 file.write(files.view(stored).data)
                 continue
-            parts = zip(copies[stored.name], _values(stored, asked.stacks.get(stored.name), files), strict=True)
-            for one, weight in parts:
-                error = _write(file, one, weight, form, asked.dtype)
+            parts = zip(copies[stored.name], _values(stored, factors.stacks.get(stored.name), files), strict=True)
+            for copy, weight in parts:
+                error = _write(file, copy, weight, form, factors.dtype)
                 if error is not None:
                     errors.append(error)
                     on_matrix(error)
@@ -367,13 +372,13 @@ def _write_file(
 def _header(copies: Iterable[_Copied]) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
-    for one in copies:
+    for copy in copies:
         parts = (
-            [(one.name, one.dtype, one.shape, one.stored_bytes)]
-            if one.layout is None
+            [(copy.name, copy.dtype, copy.shape, copy.stored_bytes)]
+            if copy.layout is None
             else [
                 (name, _NAMES[kind], shape, kind.itemsize * math.prod(shape))
-                for name, (kind, shape) in one.layout.items()
+                for name, (kind, shape) in copy.layout.items()
             ]
         )
         for name, dtype, shape, size in parts:
@@ -401,10 +406,10 @@ def _values(stored: StoredTensor, stack: Stack | None, files: MappedFiles) -> It
 
 
 def _write(
-    file: BinaryIO, one: _Copied, weight: torch.Tensor, form: CopyForm, dtype: torch.dtype
+    file: BinaryIO, copied: _Copied, weight: torch.Tensor, form: CopyForm, dtype: torch.dtype
 ) -> MatrixError | None:
     parts, values = [weight], None
-    if one.layout is not None:
+    if copied.layout is not None:
         parts, values = _rounded(weight, form, dtype)
     for part in parts:
         file.write(part.contiguous().view(torch.uint8).numpy().data)
@@ -413,9 +418,9 @@ def _write(
     wide = weight.float()
     norm = float(wide.norm())
     return MatrixError(
-        one.name,
+        copied.name,
         float((values - wide).norm()) / norm if norm else 0.0,
-        one.stored_bytes,
+        copied.stored_bytes,
         sum(part.numel() * part.itemsize for part in parts),
     )
 

@@ -1,12 +1,12 @@
-"""The cache policies that can be compared, by name: where states are kept, and the order of evictions.
+"""The cache policies that can be compared, by name: the positions of states, and the order of evictions.
 
     arm         states are kept                                     leaves first
-    value       as ``--snapshots auto``                           what saves the fewest seconds per byte
+    value       as ``--snapshots auto``                           fewest saved seconds per byte
     marconi     as ``--snapshots auto``                           least recent and fewest FLOP per byte
     lru         as ``--snapshots auto``                           least recently used
     prompt      at the end of prompts and of requests               least recently used
     every:N     every N tokens of a prompt, at forks, at its end    least recently used
-    none        nowhere: nothing is cached                          -
+    none        nowhere, nothing is cached                          -
     ARM+compressed  as ARM                                          as ARM; KV and states are compressed first
     ARM+compressed4 as ARM                                          the same, KV in 4 bits
 
@@ -30,7 +30,7 @@ from weft.spec import CompressedKvName
 
 Clock = Callable[[], float]
 MakeMemory = Callable[[ArenaPlan, CostModel, Clock], Memory]
-"""A factory of the memory. Its arguments are all that a policy needs: geometry, the cost of computing, and the time."""
+"""A factory of the memory. A policy needs its arguments: geometry, the cost of computing, and a clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _compression(make: MakeMemory, dtype: CompressedKvName) -> MakeMemory:
 
 
 def _ranked_by(policy: str) -> MakeMemory:
-    """Return a memory whose snapshots go as ``policy`` says, compressed first where ``plan`` allows that."""
+    """Return a memory that evicts snapshots by ``policy``, and compresses them first if ``plan`` allows it."""
 
     def make(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
         return Memory(plan, cache=True, policy=make_policy(policy, plan, prefill_cost(cost), clock))

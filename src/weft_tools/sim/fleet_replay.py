@@ -5,19 +5,19 @@
                         |              ...
                         '-- reports of snapshots, first tokens, ends
 
-The router is the code of ``weft serve``. Each player steps until its clock reaches the next arrival. The router hears
-of a step when it has ended, and not before: news of all players wait in one queue by time. A request is placed at its
-arrival, with the router's knowledge of that moment.
+The router is the code of ``weft serve``. Each player steps until its clock reaches the next arrival. The router learns
+of a step only when it has ended: news of all players wait in one queue by time. A request is placed at its arrival,
+with the knowledge that the router has then.
 
-**Deaths.** ``Kill(replica, at_s)`` ends an engine. Its requests go to others with the tokens that they have,
-and their prefill starts again, as in ``weft.fleet``. A new engine with an empty cache joins ``restart_s``
-later. While no replica serves, requests are held.
+**Deaths.** ``Kill(replica, at_s)`` ends an engine. The requests go to other engines with the tokens so far, and start
+their prefill again, as in ``weft.fleet``. A new engine with an empty cache joins ``restart_s`` later. While no replica
+serves, requests are held.
 
 **Roles.** A prompt that the router splits is computed on one player, whose chunks wait for its link (``handoffs``).
-Once the last one has arrived, the request goes on at another player. Players with roles are stepped in the order of
-their clocks, so that none is ahead of arriving records.
+Once the last chunk has arrived, the request continues at another player. Players with roles are stepped in the order of
+their clocks, so that no player is ahead of arriving records.
 
-The *load* of a replica is the tokens that it computed: cached ones cost it nothing. Times count from the
+The *load* of a replica is the number of tokens that it computed; cached tokens cost nothing. Times count from the
 arrival of a request to its first token, through deaths.
 """
 
@@ -52,7 +52,7 @@ from weft_tools.sim.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class PlayedReplica:
-    """One replica, all engines that it had. ``requests`` were placed on it."""
+    """Totals of one replica, over all its engines. ``requests``: placed there."""
 
     requests: int
     computed_tokens: int
@@ -62,10 +62,10 @@ class PlayedReplica:
 
 @dataclass(frozen=True, slots=True)
 class FleetReplayReport:
-    """The result of a replay. ``predicted_tokens``: cached tokens that the router expected, 0 for a router that expects
-    nothing; ``admitted_tokens``: those that engines had for the same requests. ``resumes``: requests that went to
-    another engine after a death. ``gaps``: seconds between two tokens of an answer. ``splits``: requests whose answer
-    went on at another replica than that of their prompt; ``sent_bytes``: their records."""
+    """The result of a replay. ``predicted_tokens``: cached tokens that the router expected, 0 for a router without
+    predictions; ``admitted_tokens``: cached tokens that engines had for the same requests. ``resumes``: requests that
+    went to another engine after a death. ``gaps``: seconds between two tokens of an answer. ``splits``: requests whose
+    prompt and answer were computed by different replicas; ``sent_bytes``: of their records."""
 
     router: str
     replicas: tuple[PlayedReplica, ...]
@@ -121,9 +121,8 @@ class Kill:
 
 @dataclass(slots=True)
 class _News:
-    """Result of one step of a player. ``admitted``: requests with a first token, and the tokens of each
-    that were cached. ``ended``: requests. ``report``: snapshots. ``moved``: a request whose records are
-    there."""
+    """Result of one step of a player. ``admitted``: requests with a first token, and the tokens of each that were
+    cached. ``ended``: requests. ``report``: snapshots. ``moved``: a request whose records have arrived."""
 
     player: _ReplicaPlayer
     admitted: list[tuple[int, int]]
@@ -134,8 +133,8 @@ class _News:
 
 @dataclass(slots=True)
 class _Order:
-    """A prompt that is computed here for ``decode``, which has ``start`` tokens of it. ``sent``: where the last parcel
-    ends, which arrives at ``arrives_s``."""
+    """A prompt that this player computes for the replica ``decode``, which has ``start`` tokens of it. ``sent``: end of
+    the last parcel, which arrives at ``arrives_s``."""
 
     decode: int
     start: int
@@ -146,7 +145,7 @@ class _Order:
 _AGAIN_S = 0.02
 """Seconds after which a sender asks a full receiver again."""
 _ORDER_S = 1e-3
-"""Seconds between the clocks of players below which these may step in any order."""
+"""Difference of two players' clocks, seconds, below which they may step in any order."""
 
 
 class _ReplicaPlayer(Player):
@@ -166,7 +165,7 @@ class _ReplicaPlayer(Player):
         )
         self.number = number
         self.orders: dict[int, _Order] = {}
-        """Requests of which only the prompt is computed here."""
+        """Requests whose prompt is computed here for another replica."""
         self._wire = None if fleet.link is None else VirtualLink(fleet.link)
         self.meter = StepMeter()
         self.seqs: dict[int, Played] = {}
@@ -187,7 +186,7 @@ class _ReplicaPlayer(Player):
         return 0 if self._wire is None else self._wire.sent_bytes
 
     def take(self, index: int, answered: int, route: Route, now_s: float) -> None:
-        """Take request ``index``, which arrives with ``answered`` tokens of its answer."""
+        """Take request ``index`` with ``answered`` tokens of its answer."""
         if not self.scheduler.has_work:
             self.clock.advance_to(now_s)
         request, boundaries = self._traffic.requests[index], route.boundaries
@@ -397,7 +396,7 @@ class _FleetReplay:
             on_progress(len(requests), len(requests))
 
     def _advance(self, at_s: float) -> None:
-        """Advance to ``at_s``, through deaths and joins."""
+        """Advance to ``at_s``, with all deaths and joins before it."""
         events = self._events
         while events.next_s() <= at_s and events.next_s() < _NEVER:
             event_s = events.next_s()
@@ -554,7 +553,7 @@ class _FleetReplay:
         """End an engine. A step that was in progress is lost: its tokens do not count."""
         player = self._players.pop(kill.replica, None)
         if player is None:
-            return  # it restarts at this moment
+            return  # it is restarting
         self.router.left(kill.replica)
         self._places[kill.replica].add(player)
         for index in list(player.seqs):

@@ -2,10 +2,10 @@
 
     prefill player    a chunk is computed --> its KV and a state leave the device, then wait for the link
     ``VirtualLink``   one parcel after the other, at the rate of the link
-    decode player     the last one is there --> ``VirtualInbox`` --> ``StoreTier``: match, fetch, load
+    decode player     the last one has arrived --> ``VirtualInbox`` --> ``StoreTier``: match, fetch, load
 
-The receiving side is the engine's own: the inbox with its limit, the restore, its buffers and the steps that load it.
-On the sending side only the times are modelled, chunk by chunk as ``store.peer_store`` sends.
+The receiving side is the engine's code: the inbox with its limit, the restore with buffers, and the steps that load
+records. On the sending side only the times are modelled, chunk by chunk like ``store.peer_store``.
 
 Left out: checksums (10 GB/s on one core), records of an engine that died in the middle, the fallback.
 """
@@ -76,7 +76,7 @@ class LinkModel:
 
 
 class VirtualLink:
-    """The link of one sending engine: parcels leave one after the other."""
+    """The link of one sending engine, which sends parcels one after the other."""
 
     def __init__(self, model: LinkModel) -> None:
         self.sent_bytes = 0
@@ -84,7 +84,7 @@ class VirtualLink:
         self._free_s = 0.0
 
     def send(self, start: int, end: int, now_s: float) -> float:
-        """Return when the KV of [``start``, ``end``) and a state have arrived."""
+        """Return the time at which the KV of [``start``, ``end``) and a state have arrived."""
         model = self._model
         nbytes = ceil_div(end - start, PAGE_TOKENS) * model.page_bytes + model.state_bytes
         self.sent_bytes += nbytes

@@ -1,8 +1,8 @@
-"""Upper references for policies: the hits of a cache without end, and those that one could reach with the future known.
+"""Upper bounds for policies: the hits of an infinite cache, and the hits that knowledge of the future allows.
 
     root of a salt
       └─ [0..512)                     an edge is a run of tokens, named by (request, start, end)
-           ├─ [512..1093)             nodes stand where sequences part, end, or where somebody looks
+           ├─ [512..1093)             nodes are where sequences diverge or end, or where a position is looked up
            └─ [512..768)
 
     time ->        begin         end                     begin
@@ -16,13 +16,13 @@ tokens: an edge names the request whose tokens it has.
 The oracle knows every request in advance, and when each began and ended (from a replay with the same memory). Each
 possible use is a *hold*: a request, a position of its prompt at which an earlier one left its state, and the time
 between. Holds are chosen greedily, the most seconds saved per byte-second first. A hold needs room at each of its
-moments, in addition to the memory of the running requests. KV that two holds share is paid once. A hold that goes
-further than one taken before for the same request pays and earns the difference.
+moments, in addition to the memory of the running requests. KV that two holds share is paid once. A hold with a later
+position than one chosen before for the same request costs and saves only the difference.
 
 Placement is that of ``--snapshots auto`` with every fork seen: ``wanted_positions`` of the real scheduler, given the
 length of the prompt's known prefix. With ``foresight`` the last grid point that any later request will share is added.
-The parts left out flatter it: frames, complete pages, steps in which memory is given up. A search through all choices
-on tiny instances is the test of the greed.
+Frames, complete pages, and steps in which memory is freed are left out, which makes the oracle look better. The greedy
+choice is tested against a search through all choices on tiny instances.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Place:
 
 
 class Forest:
-    """The prefixes of a trace. It grows one sequence at a time; ``common`` says how far each was there before."""
+    """The prefixes of a trace. It grows one sequence at a time; ``common``: tokens of each sequence that an earlier one
+    had."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
@@ -65,8 +66,8 @@ class Forest:
         self._last: dict[int, Place] = {}
 
     def add(self, index: int, length: int) -> tuple[int, Place]:
-        """Add the first ``length`` tokens of request ``index``. Returns how many of them an earlier one had, and the
-        place at their end."""
+        """Add the first ``length`` tokens of request ``index``. Return the number of these tokens that an earlier
+        request had, and the place at their end."""
         tokens = self._tokens(index)[:length]
         root = self._roots.get(self._traffic.requests[index].salt)
         if root is None:
@@ -88,8 +89,8 @@ class Forest:
         return length, place
 
     def place_at(self, index: int, position: int) -> Place:
-        """Return the place of request ``index``, which was added, that ends at ``position``; an edge is cut if need
-        be."""
+        """Return the place of request ``index``, which was added, that ends at ``position``; split an edge if
+        necessary."""
         place = self._last[index]
         assert 0 < position <= place.end
         while place.start >= position:
@@ -107,13 +108,13 @@ class Forest:
         return places[::-1]
 
     def _same(self, tokens: Int32s, child: Place) -> int:
-        """Return the position up to which ``tokens`` go along the edge of ``child``."""
+        """Return the position up to which ``tokens`` match the edge of ``child``."""
         end = min(child.end, tokens.size)
         differ = np.flatnonzero(tokens[child.start : end] != self._tokens(child.owner)[child.start : end])
         return child.start + int(differ[0]) if differ.size else end
 
     def _split(self, place: Place, position: int) -> Place:
-        """Cut the edge of ``place``, which stays the lower part; returns the upper one."""
+        """Split the edge of ``place``, which becomes the lower part, and return the upper part."""
         assert place.parent is not None
         assert place.start < position < place.end
         tokens = self._tokens(place.owner)
@@ -125,14 +126,15 @@ class Forest:
 
 
 def computed_tokens(traffic: Traffic, index: int) -> int:
-    """Return how far request ``index`` is in memory when it ends: its last token is chosen and never computed."""
+    """Return the tokens of request ``index`` in memory at its end: all but the last, which is chosen but never
+    computed."""
     request = traffic.requests[index]
     return request.prompt_tokens + max(0, request.output_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class InfiniteCache:
-    """Tokens of all prompts, and how many of them a cache without end finds: a bound that no cache can exceed.
+    """Tokens of all prompts, and of these the tokens that an infinite cache finds: a bound that no cache can exceed.
 
         of each prompt     the longest prefix that any request which arrived before it had, prompt and answer,
                            and one token less than the prompt, as its last logits choose the first token
@@ -140,8 +142,8 @@ class InfiniteCache:
         states             that, down to a multiple of the engine's grid, or the end of an earlier request if
                            that lies further on: where a recurrent state can stand
 
-    Arrivals count and not ends: a request may take up a prefix that another has not computed yet, so that no policy
-    that waits well, or computes twins once, can be better."""
+    Arrivals count, not ends: a request may use a prefix that another has not computed yet, so that no policy that waits
+    for running requests can be better."""
 
     prompt_tokens: int
     at_pages: int
@@ -171,7 +173,7 @@ def infinite_cache(traffic: Traffic, grid_tokens: int = CHUNK_TOKENS) -> Infinit
 
 
 def _deepest(ends: set[Place], place: Place | None, common: int) -> int:
-    """Return the end of an earlier request on the way to ``place``, not after ``common``."""
+    """Return the position of the last end of an earlier request on the path to ``place``, at most ``common``."""
     while place is not None:
         if place.end <= common and place in ends:
             return place.end
@@ -205,7 +207,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """The oracle's result. ``cached_tokens`` by request, of those that ran."""
+    """The oracle's result. ``cached_tokens``: by request, for requests that ran."""
 
     prompt_tokens: int
     cached_tokens: tuple[int, ...]
@@ -249,7 +251,7 @@ def oracle(
     traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, cost: CostModel, *, foresight: bool = True
 ) -> Hindsight:
     """Return the oracle's hits. ``spans`` by request, None for one that did not run. ``foresight``: states are also
-    kept where a later request will part; else only where ``auto`` keeps them."""
+    kept where a later request will diverge; otherwise only where ``auto`` keeps them."""
     instance = possible_holds(traffic, spans, memory, foresight=foresight)
     ledger = HoldLedger(instance, memory)
     cached = greedy(instance, ledger, cost)
@@ -306,8 +308,8 @@ def possible_holds(
 def _placement(
     traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, forest: Forest
 ) -> tuple[list[list[int]], set[Place]]:
-    """Return positions at which each request leaves states by ``auto``, and the places where any parts from earlier
-    prefixes. ``forest`` gets every request, and a place at each of these."""
+    """Return positions at which each request leaves states by ``auto``, and the places where a request diverges from
+    earlier prefixes. Add every request to ``forest``, with a place at each of these positions."""
     first = insurance_tokens(int(memory.state_bytes), int(PAGE_TOKENS * memory.kv_token_bytes))
     saved: list[list[int]] = []
     forks: list[int] = []
@@ -387,11 +389,11 @@ class HoldLedger:
 
 
 class Choices:
-    """Where each request begins so far, and which of them must compute through a place for others: a request that
+    """The chosen begin of each request, and the requests that must compute through a place for others: a request that
     begins after a place leaves no state there.
 
     At first (``binding`` False) only requests that could never begin after the place count as sources. So no chosen
-    hold is in the way of another."""
+    hold blocks another."""
 
     def __init__(self, instance: Instance) -> None:
         count = len(instance.begins)
@@ -403,7 +405,7 @@ class Choices:
             self._possible[hold.request] = max(self._possible[hold.request], hold.place.end)
 
     def source(self, hold: Hold) -> Source | None:
-        """Return the latest that serves; None: the hold must not be taken, or brings nothing."""
+        """Return the latest usable source; None if the hold must not be chosen, or saves nothing."""
         if not self.cached[hold.request] < hold.place.end <= self._most[hold.request]:
             return None
         begins = self.cached if self.binding else self._possible
@@ -415,8 +417,8 @@ class Choices:
 
 
 def greedy(instance: Instance, ledger: HoldLedger, cost: CostModel) -> list[int]:
-    """Return cached tokens by request. Holds that block no other hold come first. Then come those of states that a
-    request leaves again because it gives up beginning after them."""
+    """Return cached tokens by request. Holds that block no other hold are chosen first. In the second round a request
+    may begin earlier, so that it leaves states for others."""
     choices = Choices(instance)
     _take_best(instance, ledger, cost, choices)
     choices.binding = True
@@ -425,8 +427,8 @@ def greedy(instance: Instance, ledger: HoldLedger, cost: CostModel) -> list[int]
 
 
 def _take_best(instance: Instance, ledger: HoldLedger, cost: CostModel, choices: Choices) -> None:
-    """Take holds by seconds saved per byte-second, the best first; each is looked at again when its turn comes, as
-    holds taken meanwhile may have made it dearer, cheaper or useless."""
+    """Take holds by seconds saved per byte-second, the best first; a hold is evaluated again when its turn comes, since
+    earlier choices may have changed the cost or made the hold useless."""
 
     def worth(hold: Hold) -> tuple[float, Source | None, Floats]:
         source = choices.source(hold)

@@ -6,10 +6,10 @@
 
 The first line says which form a file has.
 
-Equal beginnings have equal blocks, so a replay's pages match where the engine's did. One kind of boundary is inside of
-blocks: a request ends inside one, its state is kept there, and the next turn goes on from that very token. The *front*
-of a block has it: hashes token by token, up to where an earlier request ended there. A replay of speculation needs
-``tokens``: hashes show nothing that repeats inside a text.
+Equal beginnings have equal blocks, so a replay's pages match where the engine's did. Only ends of requests are inside
+of blocks: the state is kept there, and the next turn continues from that token. The *front* of a block covers this:
+hashes token by token, up to the end of an earlier request in the block. A replay of speculation needs ``tokens``:
+hashes show nothing that repeats inside a text.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def resized(arena: ArenaPlan, memory_bytes: int) -> ArenaPlan:
 
 
 class _Reader:
-    """Numbers for hashes: a block each, and one for each token of a front, which then represents that token."""
+    """Numbers for hashes: one for each block, and one for each token of a front, which then represents that token."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -180,7 +180,8 @@ class _Reader:
 
 MOONCAKE_BLOCK_TOKENS = 512
 _BLOCKS_SHARED_MIN = 2
-"""Least full blocks that a continued conversation shares: one is the service's own beginning."""
+"""Least number of full blocks that a continued conversation shares: the first block may be the service's system
+prompt."""
 
 
 def mooncake_traffic(rows: Iterable[Mapping[str, Any]], *, linked: bool = True, name: str = "the trace") -> Traffic:
@@ -235,8 +236,8 @@ def _checked_row(row: Mapping[str, Any], where: str) -> _Row:
 
 
 class _Links:
-    """Links between requests. ``next_turn``: request -> the one that goes on with it. ``_tails``: block -> (block it
-    begins with, tokens of that)."""
+    """Links between requests. ``next_turn``: request -> the request that continues it. ``_tails``: block -> (block with
+    which it begins, number of its tokens)."""
 
     def __init__(self, rows: Sequence[_Row], blocks: Sequence[tuple[int, ...]]) -> None:
         self._rows = rows
@@ -269,7 +270,7 @@ class _Links:
                 return
 
     def fronts(self) -> dict[int, Int32s]:
-        """Return tokens by block. A block that begins with another's front does so to the token."""
+        """Return tokens by block. A block that begins with another's front has exactly its tokens."""
         fronts: dict[int, Int32s] = {}
 
         def tokens_of(block: int) -> Int32s:
@@ -330,7 +331,7 @@ def _rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
                     row = json.loads(line)
                 except ValueError as error:
                     if number > 1 and not line.endswith("\n"):
-                        return  # the server was killed, or the disk was full, in the middle of the last line
+                        return  # the last line is incomplete: the server was killed, or the disk was full
                     raise ConfigError(f"{name}, line {number}: not JSON ({error})", param="TRACE") from None
                 if not isinstance(row, dict):
                     raise ConfigError(f"{name}, line {number}: a JSON object is needed", param="TRACE")

@@ -3,16 +3,16 @@
     arrivals due --> scheduler.submit        as an engine takes its messages, between two steps
     scheduler.plan --> commit                the same code as in the engine, to the last line
     clock += cost of the step                in place of the executor
-    scheduler.advance --> ends               a sequence ends with its last recorded token
+    scheduler.advance --> ends               a sequence ends at its recorded length
 
 Agreement with an engine on the same requests and step times is a test: the same hits, the same evictions, the
 same cached tokens for each request. A store (``store_tier``) is the engine's tier over a modelled disk. If
 every request waits for it, the clock moves to its next event.
 
-**Jumps.** Most steps only decode, and many of them change nothing: no page, no arrival, no end. Such a
-*still* plan would be planned again, one position on, until a sequence crosses into a page or ends, or a
-request is due. These steps are advanced in one go, the clock by the cost of each: the same result as one by
-one (tested with ``jump`` False), for a tenth of the work.
+**Jumps.** Most steps only decode, and many of them change nothing: no page, no arrival, no end. Such a *still* plan
+would be planned again, one position on, until a sequence crosses into a page or ends, or a request is due. These steps
+are done at once, with the clock advanced by the cost of each: the same result as step by step (tested with ``jump``
+False), with a tenth of the work.
 
 Not here: text; sampling; the host's own time; clients that wait for an answer before they ask again;
 refusals.
@@ -67,7 +67,7 @@ STEP_TOKENS_MAX = 8192
 _REPORT_EVERY = 16
 """Requests that end between two calls of ``on_progress``."""
 _LOOK_EVERY = 16
-"""Steps between two looks at the uses of memory."""
+"""Steps between two samples of the uses of memory."""
 
 _SAMPLED = SamplingParams()
 _PROMPT_ONLY = SamplingParams(max_tokens=0)
@@ -150,8 +150,8 @@ def sizes_for(
     length_max: int | None = None,
     grid_tokens: int = CHUNK_TOKENS,
 ) -> Sizes:
-    """Return sizes that let in every request of ``traffic`` that fits the arena by itself and is no longer than
-    ``length_max``."""
+    """Return sizes that allow every request of ``traffic`` that fits into the arena by itself and is at most
+    ``length_max`` long."""
     frames = plan.frame_count - (plan.slots_per_frame > 0)
     holds = frames * plan.pages_per_frame * PAGE_TOKENS if plan.pages_per_frame else traffic.length_max
     if plan.slots_per_frame:
@@ -201,8 +201,8 @@ class PlayerCounts:
 
 
 class Player:
-    """One engine that plays requests of ``traffic``: all of them (``run``), or those that it is given.
-    ``link``: other engines send it records."""
+    """One engine that plays requests of ``traffic``: all of them (``run``), or only requests that are passed to it.
+    ``link``: the link over which other engines send records."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class Player:
         return self._report()
 
     def _store_due_s(self) -> float:
-        """Return when the store next changes anything."""
+        """Return the time at which the store next changes anything."""
         source = self._disk or self.inbox
         if self.tier is None or source is None:
             return inf
@@ -371,11 +371,11 @@ class Player:
     # ------------------------------------------------------------------ jumps
 
     def _leap(self, plan: StepPlan, work: Work) -> None:
-        """Do the steps that would be this one again, but for the positions."""
+        """Do the following steps that differ from this one only in positions."""
         rows, table = plan.rows, self.scheduler.rows
         seqs = [self._live[seq_id] for seq_id in plan.seqs]
         computed = table.computed[rows]
-        # A page begins, or an answer passes a place where its state is kept, at multiples of these only.
+        # Only at multiples of these does a page begin, or an answer pass a position where its state is kept.
         most = min(
             int((table.capacity[rows] - computed).min()),
             int((-computed % CHUNK_TOKENS).min()),
@@ -398,7 +398,7 @@ class Player:
             counts.computed_tokens += steps * len(seqs)
 
     def _due_s(self) -> float:
-        """Return when the world outside next changes anything."""
+        """Return the time of the next event outside of the engine."""
         requests = self._traffic.requests
         arrival = requests[self._next].at_s if self._next < len(requests) else inf
         return min([arrival, self._store_due_s(), *self._cancels.values()])
@@ -435,8 +435,8 @@ class Player:
 
 
 def _still(plan: StepPlan, running: int) -> bool:
-    """Return whether the next plan is this one, one position on, as long as no page, end or arrival comes
-    between."""
+    """Return whether the next plan differs from this one only by one position, unless a page, an end or an arrival
+    comes between."""
     if plan.decode_count != running or plan.run_count != running or not running:
         return False
     return not (plan.reclaiming or plan.finished or plan.preempted or plan.store or plan.arena_work.stores) and (

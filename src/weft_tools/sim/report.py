@@ -1,8 +1,8 @@
 """The results of a replay: one frozen value, the same for the same inputs, down to its hash.
 
-Rates are of prompt tokens of requests that ran. *Saved* seconds are those that computing the cached tokens would
-have added by the cost model. Lost tokens matched in part and had to be computed (law L8), by reason; a
-sequence that was preempted and comes back is counted again there, as it looks again.
+Rates are of prompt tokens of requests that ran. *Saved* seconds: the time to compute the cached tokens, by the cost
+model. Lost tokens matched in part and had to be computed (law L8), by reason; a preempted sequence is counted again,
+since it looks up its prefix again.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class MeanBytes:
     open: float = 0.0
     free: float = 0.0
     seconds: float = 0.0
-    """Seconds that these are means of."""
+    """Seconds over which the means are taken."""
 
     def add(self, now: MeanBytes) -> None:
         """Add ``now``, which held for ``now.seconds``."""

@@ -1,10 +1,10 @@
-"""Routers of simulations: those of a server, and two that look at no cache, as a comparison.
+"""Routers of simulations: those of a server, and for comparison two that ignore caches.
 
     round-robin     the next replica
-    prefix-hash     by the first tokens of the prompt; another replica where that one has too much in flight
+    prefix-hash     by the first tokens of the prompt; another replica if that one has too much in flight
 
-The hash is rendezvous hashing: if a replica leaves, only its own prefixes move. A replica with more than
-LOAD_SHARE_MAX of the mean load is passed over, so a prefix that all prompts have spreads.
+The hash is rendezvous hashing: if a replica leaves, only its own prefixes move. A replica with more than LOAD_SHARE_MAX
+of the mean load is passed over, so a prefix that all prompts share is spread over replicas.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PrefixHash(Router):
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         length = min(len(request.tokens), self._prefix_tokens)
         digests = prefix_digests(request.tokens[: max(length, PAGE_TOKENS)], request.salt)
-        if not digests.size:  # shorter than a page: there is nothing to share
+        if not digests.size:  # shorter than a page, so nothing can be shared
             return Route(least_loaded(candidates).replica)
         prefix = int(digests[-1])
         sequences = sum(load.sequences for load in candidates) + request.sequences

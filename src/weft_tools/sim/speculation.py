@@ -1,11 +1,11 @@
 """The drafts that speculation would accept on recorded traffic, and the decode steps that it would save.
 
     recording with tokens       every source that needs nothing but text: tree, suffix
-    recording without tokens    tree alone, on block numbers in place of tokens
+    recording without tokens    only tree, on block numbers instead of tokens
 
-A hash covers a block and all tokens before it. So it shows how far two requests are equal from their first token on, as
-the tree needs. It shows nothing that repeats inside a text, or between two texts that begin differently. A recording
-never has predictions or grammars, so these sources are left out.
+A hash covers a block and all tokens before it. So hashes show the common beginning of two requests, as the tree needs,
+but no repetition inside a text or between texts with different beginnings. A recording never has predictions or
+grammars, so these sources are left out.
 
 Requests are replayed in the order of arrival, one at a time, with a cache that forgets nothing: later texts find
 earlier answers of their salt, as on a server with little load. The verification is exact, as drafts change no token:
@@ -67,8 +67,8 @@ class ReplayedSpeculation:
 def replay(
     drafter: Drafter, texts: Iterable[KnownText], costs: RowCosts, tree: PrefixTree | None = None
 ) -> ReplayedSpeculation:
-    """Replay answers with drafts. ``costs``: of the machine that is imagined. The drafter's own table is another
-    object. ``tree``: an unpaged tree that the drafter reads."""
+    """Replay answers with drafts. ``costs``: of the simulated machine, separate from the drafter's own table. ``tree``:
+    an unpaged tree that the drafter reads."""
     total = ReplayedSpeculation()
     for key, text in enumerate(texts):
         answer = list(text.answer)

@@ -89,11 +89,11 @@ class VirtualDisk:
         self.model = model
         self._now_s = self._reads_end_s = 0.0
         self._writes: deque[tuple[Ticket, float]] = deque()
-        """Writes under way with the bytes that are left of them."""
+        """Writes under way, with their remaining bytes."""
         self._written: list[Ticket] = []
 
     def read(self, nbytes: int, now_s: float) -> float:
-        """Return the time at which a read of ``nbytes`` that begins now has arrived."""
+        """Return the arrival time of a read of ``nbytes`` that begins now."""
         self._advance(now_s)
         self._reads_end_s = max(self._reads_end_s, now_s) + nbytes / self.model.bytes_s
         return self._reads_end_s + self.model.latency_s
@@ -110,7 +110,7 @@ class VirtualDisk:
 
     @property
     def next_written_s(self) -> float:
-        """Return when the next write ends if no read begins; infinity without one."""
+        """Return the time at which the next write ends if no read begins; infinity without writes."""
         if self._written:
             return self._now_s
         if not self._writes:
@@ -175,14 +175,14 @@ class VirtualStore:
 
     @property
     def next_event_s(self) -> float:
-        """When ``poll`` next has an event; infinity for never."""
+        """Time of the next event of ``poll``; infinity for none."""
         arrival_s = self._arrivals[0][0] if self._arrivals else inf
         packed_s = self._packing_puts[0][0] if self._packing_puts else inf
         return min(arrival_s, packed_s, self._disk.next_written_s)
 
     @property
     def stored_share(self) -> float:
-        """Bytes that the disk writes for a byte of a put, so far."""
+        """Bytes that the disk has written per byte of puts, so far."""
         return self._packed_bytes / self._raw_bytes if self._raw_bytes else 1.0
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
@@ -304,7 +304,7 @@ class VirtualStore:
         )
 
     def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+        """Do nothing: nothing needs to be closed."""
 
     def _packed(self, request: PutRequest) -> PutRequest:
         """Return ``request`` with the sizes of packed records."""

@@ -1,7 +1,6 @@
-"""Several replays side by side: arms x stores x memory sizes, with the bound that none can pass and the
-oracle that knows.
+"""Several replays for comparison: arms x stores x memory sizes, with the bound of an infinite cache and the oracle.
 
-The oracle of a size is told when requests ran in the replay of the first arm at that size.
+The oracle of a size gets the times of requests from the replay of the first arm at that size.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ OnStudyProgress = Callable[[str, int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """One memory size: a report for each arm under each store, and the oracle's where it was asked."""
+    """One memory size: a report for each arm and store, and the oracle's report if requested."""
 
     memory_bytes: int
     reports: tuple[Report, ...]

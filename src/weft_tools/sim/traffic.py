@@ -1,18 +1,18 @@
-"""Requests to replay: when each arrived, how long it was, and tokens that are equal where its tokens were.
+"""Requests to replay: arrival times, lengths, and made-up tokens that are equal where the real tokens were equal.
 
-A trace has no text. It names the blocks of a prompt by ids, and equal ids are equal tokens. That is all the
-memory, the tree and the scheduler ever look at, so tokens are made up here: each block number owns a stretch
-of the integers, and an unshared block gets a stretch of its own.
+A trace has no text. It names the blocks of a prompt by ids, and equal ids are equal tokens. Memory, tree and scheduler
+need no more, so tokens are made up here: each block number has a range of integers, and an unshared block gets a new
+range.
 
     blocks        [ 7 | 3 | 9 | 12.. ]     block b is tokens b * block_tokens + (0, 1, 2, ...)
-    fronts        {9: [...]}               the first tokens of a block that are another's, to the token
-    tokens(i)     prompt and answer of request i, int32, made when asked for
+    fronts        {9: [...]}               first tokens of a block that equal another block's
+    tokens(i)     prompt and answer of request i, int32, made on demand
 
-Made lazily: 53 million prompt tokens would be 213 MB, and a replay holds only the tokens in its cache. A front is how a
-conversation goes on in the middle of a block: the next turn's block begins with the tokens that end the last one, and
-then differs.
+Made lazily: 53 million prompt tokens would be 213 MB, and a replay holds only the tokens in its cache. A front
+describes a conversation that continues in the middle of a block: the next turn's block begins with the tokens that end
+the last turn, and then differs.
 
-Tokens are not drawn at random: numbers that are different by construction need no luck.
+Tokens are not random: they differ by construction.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _TOKENS_MAX = 2**31 - 1
 class TrafficRequest:
     """One sequence. ``at_s``: arrival, seconds from the start of the trace. ``output_tokens``: how many it made.
     ``blocks``: numbers of the blocks of the prompt, or of prompt and answer where ``whole``. ``next_turn``: the request
-    whose prompt goes on with this one's answer. ``cancelled_at_s``: a client that went away before the first token did
-    so then."""
+    whose prompt goes on with this one's answer. ``cancelled_at_s``: time at which the client left before the first
+    token."""
 
     at_s: float
     prompt_tokens: int
@@ -53,9 +53,8 @@ class TrafficRequest:
 
 class Traffic:
     """Requests to replay. ``requests`` in order of arrival. ``fronts``: by block number, tokens that begin it instead
-    of its own. ``block_count``: numbers that are taken, where those are more than the blocks of ``requests``.
-
-    Raises ConfigError when there are more different tokens than an int32 can tell apart."""
+    of its own. ``block_count``: number of used block numbers, if larger than in ``requests``. Raises ConfigError for
+    more different tokens than an int32 can represent."""
 
     def __init__(
         self,

@@ -1,15 +1,15 @@
-"""From a Messages body to the turn of every dialect, and an answer as a Messages object or its events.
+"""The Messages dialect: a body becomes a ``ChatTurn``, and an answer becomes a Messages object or its events.
 
-    system                       -> a system message where it is, in front of or between the turns
+    system                       -> a system message at the same position, before or between the turns
     user: tool_result            -> a tool message for each result, before the text that follows
     assistant: text, tool_use    -> an assistant message with tool calls; thinking -> its reasoning
     a final assistant message    -> the beginning of the answer (``continue_final_message``)
-    blocks of tools that another server ran -> left out, and named as ignored
+    blocks of tools that another server ran -> left out, and reported as ignored
 
     message_start, content_block_start ... delta ... stop, message_delta, message_stop
 
 ``message_start`` waits for the first piece: only then does the server know how many tokens came from the cache.
-``cache_creation_input_tokens`` are computed tokens in front of the client's last ``cache_control``.
+``cache_creation_input_tokens`` are computed tokens before the client's last ``cache_control``.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def conversation(body: CountTokensBody) -> ConversationFields:
     return ConversationFields(
         messages=messages,
         continue_final_message=continued or None,
-        tools=[_tool(f"tools.{at}", tool) for at, tool in enumerate(body.tools or ())] or None,
+        tools=[_tool(f"tools.{index}", tool) for index, tool in enumerate(body.tools or ())] or None,
         tool_choice=choice,
         parallel_tool_calls=several,
         variables={"enable_thinking": thinks(body.thinking)},
@@ -195,9 +195,9 @@ def cache_marked(body: CountTokensBody) -> bool:
 
 
 _BILLING = "x-anthropic-billing-header:"
-"""Beginning of a line that Claude Code puts in front of its instructions. It is for the accounts of Anthropic's server,
-and differs with the first question of a conversation: in the prompt, no conversation would share the cache with
-another."""
+"""Beginning of a line that Claude Code puts in front of its instructions. Anthropic's server reads it for its accounts.
+It depends on the first question of a conversation, so if it were in the prompt, no two conversations would share a
+cached prefix."""
 
 
 def _system(system: str | list[Block] | None) -> list[ChatMessage]:
@@ -208,7 +208,7 @@ def _system(system: str | list[Block] | None) -> list[ChatMessage]:
         return []
     if isinstance(system, str):
         return [ChatMessage(role="system", content=system)]
-    blocks = [_text(f"system.{at}", block) for at, block in enumerate(system)]
+    blocks = [_text(f"system.{index}", block) for index, block in enumerate(system)]
     remaining = [block for block in blocks if not block["text"].startswith(_BILLING)]
     if len(remaining) < len(blocks):
         note_ignored("system.billing_header")
@@ -220,7 +220,7 @@ def _turn(place: str, turn: MessageTurn) -> list[ChatMessage]:
         raise RequestError(f"{place}.role is {turn.role!r}; it is user, assistant or system", param=f"{place}.role")
     if turn.content is None or isinstance(turn.content, str):
         return [ChatMessage(role=turn.role, content=turn.content or "")]
-    blocks = [(f"{place}.content.{at}", block) for at, block in enumerate(turn.content) if not _is_hosted(block)]
+    blocks = [(f"{place}.content.{index}", block) for index, block in enumerate(turn.content) if not _is_hosted(block)]
     if turn.role == "assistant":
         return [_assistant(blocks)]
     if turn.role == "system":
@@ -240,8 +240,8 @@ _HOSTED_BLOCKS = (
 
 
 def _is_hosted(block: Block) -> bool:
-    """Return whether ``block`` comes from a tool that another server ran, or from that server itself: it is then named
-    as ignored."""
+    """Return whether ``block`` comes from another server or from a tool that it ran. Such a block is reported as
+    ignored."""
     kind = block.get("type")
     if not isinstance(kind, str) or not (kind in _HOSTED_BLOCKS or kind.endswith("_tool_result")):
         return False
@@ -272,18 +272,22 @@ def _tool_result(place: str, block: Block) -> ChatMessage:
     shown: str | list[Any]
     if content is None or isinstance(content, str):
         shown = content or ""
-    elif isinstance(content, list) and all(isinstance(one, dict) for one in content):
-        shown = [part for at, one in enumerate(content) for part in _shown(f"{place}.content.{at}", one, of_tool=True)]
-        if all(isinstance(one, dict) for one in shown):
-            shown = "\n".join(one["text"] for one in shown)
+    elif isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
+        shown = [
+            part
+            for index, entry in enumerate(content)
+            for part in _shown(f"{place}.content.{index}", entry, of_tool=True)
+        ]
+        if all(isinstance(entry, dict) for entry in shown):
+            shown = "\n".join(entry["text"] for entry in shown)
     else:
         raise RequestError(f"{place}.content: expected text or a list of blocks", param=f"{place}.content")
     return ChatMessage(role="tool", tool_call_id=name, content=shown, cache_control=block.get("cache_control"))
 
 
 def _shown(place: str, block: Block, *, of_tool: bool = False) -> list[Block | PicturePart]:
-    """Return the parts of a block of the user, or of the result of a tool, where a text that says so replaces a
-    document that is not text: an agent opened a file, and a refusal would end its conversation."""
+    """Return the parts of a block of the user or of a tool result. In a tool result a sentence replaces a document that
+    is not text: an agent opened the file, and a refusal would end the conversation."""
     source = block.get("source")
     match block.get("type"):
         case "image":
@@ -293,9 +297,9 @@ def _shown(place: str, block: Block, *, of_tool: bool = False) -> list[Block | P
         ):
             return [{**_text(place, {**block, "type": "text", "text": source["data"]})}]
         case "document" if isinstance(source, dict) and isinstance(source.get("content"), list):
-            return [part for at, one in enumerate(source["content"]) for part in _shown(f"{place}.{at}", one)]
+            return [part for index, inner in enumerate(source["content"]) for part in _shown(f"{place}.{index}", inner)]
         case "search_result" if isinstance(block.get("content"), list):
-            return [part for at, one in enumerate(block["content"]) for part in _shown(f"{place}.{at}", one)]
+            return [part for index, inner in enumerate(block["content"]) for part in _shown(f"{place}.{index}", inner)]
         case "document" if of_tool:
             note_ignored("messages.document")
             return [{"type": "text", "text": "[a document, which this model cannot read]"}]
@@ -328,10 +332,10 @@ def _assistant(blocks: Sequence[tuple[str, Block]]) -> ChatMessage:
 
 
 def _tool_use(place: str, block: Block) -> dict[str, Any]:
-    name, given, call_id = block.get("name"), block.get("input"), block.get("id")
+    name, tool_input, call_id = block.get("name"), block.get("input"), block.get("id")
     if not isinstance(name, str) or not isinstance(call_id, str):
         raise RequestError(f"{place}: a tool_use block has an id, a name and an input object", param=place)
-    arguments = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+    arguments = tool_input if isinstance(tool_input, str) else msgspec.json.encode(tool_input).decode()
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -369,8 +373,10 @@ def _tool(place: str, tool: Block) -> dict[str, Any]:
     kind = tool.get("type") or "custom"
     if kind != "custom":
         if isinstance(kind, str) and "input_schema" not in tool:
-            return {"type": kind}  # of another server: left out with those of the other APIs
-        raise RequestError(f"{place} has type {kind!r}; a tool with an input_schema is custom", param=f"{place}.type")
+            return {"type": kind}  # a tool that another server would run: left out, as in the other APIs
+        raise RequestError(
+            f"{place} has type {kind!r}; a tool with an input_schema has the type custom", param=f"{place}.type"
+        )
     function: dict[str, Any] = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     function.update({name: tool[name] for name in ("description", "strict") if name in tool})
     marked = {"cache_control": tool["cache_control"]} if tool.get("cache_control") is not None else {}
@@ -396,9 +402,8 @@ def thinks(thinking: Block | None) -> bool:
         raise RequestError(
             f"thinking.type is {thinking.get('type')!r}; it is enabled, adaptive or disabled", param="thinking.type"
         )
-    if (
-        thinking.get("display") == "omitted"
-    ):  # sent all the same: an answer sent back without it finds less in the cache
+    if thinking.get("display") == "omitted":
+        # The reasoning is sent all the same: without it the next turn matches less of the cached prefix.
         note_ignored("thinking.display")
     return bool(thinking["type"] != "disabled")
 
@@ -406,9 +411,13 @@ def thinks(thinking: Block | None) -> bool:
 def _response_format(body: MessagesBody) -> dict[str, Any] | None:
     """Return ``output_format``, or ``output_config.format``, as a response format: a JSON schema that the answer must
     match."""
-    asked = body.output_format or (body.output_config or {}).get("format")
-    if asked is None:
+    output_format = body.output_format or (body.output_config or {}).get("format")
+    if output_format is None:
         return body.response_format
-    if not isinstance(asked, dict) or asked.get("type") != "json_schema" or "schema" not in asked:
-        raise RequestError("output_format has the type json_schema and a schema", param="output_format")
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": asked["schema"]}}
+    if (
+        not isinstance(output_format, dict)
+        or output_format.get("type") != "json_schema"
+        or "schema" not in output_format
+    ):
+        raise RequestError("output_format needs the type json_schema and a schema", param="output_format")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": output_format["schema"]}}

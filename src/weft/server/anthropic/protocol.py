@@ -68,7 +68,8 @@ def error_json(error: WeftError, request_id: str | None = None) -> bytes:
 
 
 def _message(error: WeftError) -> str:
-    """Return the message of ``error``; a prompt that is too long has the words that clients of this API look for."""
+    """Return the message of ``error``; for a prompt that is too long, in the words that clients of this API look
+    for."""
     if not isinstance(error, ContextLengthError) or error.tokens is None or error.limit is None:
         return error.message
     if error.tokens < error.limit:  # the prompt is not too long

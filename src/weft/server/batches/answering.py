@@ -1,9 +1,9 @@
-"""Lines of a batch to answers: the jobs of the endpoints, without HTTP.
+"""Answers to the lines of a batch: the jobs of the endpoints, without HTTP.
 
     url, body --the type and ``prepare`` of that endpoint--> Job --start, answer--> status, body
 
 A line gets the answer that the endpoint would have sent: the same checks, the same answer, the same errors. A full
-queue and an engine that sleeps or restarts are not answers: ``RetryLaterError`` is raised, and the line waits.
+queue, or an engine that sleeps or restarts, is not an answer: ``RetryLaterError`` is raised, and the line waits.
 
 Lines run below interactive requests: without a ``priority`` of their own they get BATCH_PRIORITY.
 """
@@ -49,7 +49,7 @@ BATCH_PRIORITY = 1_000_000
 
 
 class RetryLaterError(Exception):
-    """The engine takes no request now; the line is to be tried again."""
+    """The engine takes no request now; try the line again later."""
 
 
 async def _prepare_response(service: Service, body: ResponsesBody) -> Job:
@@ -95,7 +95,7 @@ async def answer_line(service: Service, url: str, raw: bytes, *, tenant: Tenant 
             job.generation.close()
             if tenant is not None:
                 tenant.spend(job.generation.usage().total_tokens)
-    except ModelLoadError as error:  # of one model of several: other lines are answered
+    except ModelLoadError as error:  # only this line's model is not ready: lines for other models are still answered
         return error.status, error_body(error)
     except (QueueFullError, EngineUnavailableError) as error:
         raise RetryLaterError(error.message) from error
@@ -123,12 +123,12 @@ _PAUSE_S = 0.5
 
 
 def window_of(service: Service) -> int:
-    """Return how many lines are in work at once."""
+    """Return how many lines are computed at once."""
     return service.models.first.lines_at_once()
 
 
 def in_order(lines: Iterable[IndexedLine]) -> list[IndexedLine]:
-    """Return the lines so that neighbours share the longest beginnings."""
+    """Return the lines in an order in which neighbours share the longest prefixes."""
     return sorted(lines, key=lambda line: (line.url, line.key, line.offset))
 
 
@@ -180,8 +180,8 @@ async def run_lines(
 
 @dataclass(slots=True)
 class BatchCounts:
-    """Counts of a run. ``earlier`` answers were in the output already; ``failed`` of all are errors. ``seconds``: from
-    the first line to the last answer, without the start of the engine."""
+    """Counts of a run. ``earlier``: answers that were in the output already; ``failed``: answers that are errors.
+    ``seconds``: from the first line to the last answer, without the start of the engine."""
 
     total: int
     earlier: int = 0
@@ -196,7 +196,7 @@ class BatchCounts:
 
 
 class RunInterruptedError(Exception):
-    """Ctrl-C; ``counts`` says how far it came."""
+    """Ctrl-C was pressed; ``counts`` says how far the run came."""
 
     def __init__(self, counts: BatchCounts) -> None:
         super().__init__()

@@ -5,9 +5,9 @@
         file-ID.data          the bytes of a file, 0600
         batch-ID.*.part       a batch's answers so far
 
-Records belong to the API key that made them, by a hash that leads to no key. Number, bytes and age of files
-are bounded (law L11); the results of a batch are always stored. A record is written after its bytes are
-complete; bytes without a record are removed at the next start.
+Records belong to the API key that made them, named by a hash from which no key can be found. Number, bytes and age of
+files are bounded (law L11); the results of a batch are always stored. A record is written after its bytes are complete;
+bytes without a record are removed at the next start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("weft.server")
 
 
 class UnknownFileError(NotFoundError):
-    """No file of this key has that id."""
+    """The API key has no file with that id."""
 
 
 class FileStoreFullError(RequestError):
@@ -42,7 +42,7 @@ class FileStoreFullError(RequestError):
 
 
 class FileObject(msgspec.Struct, kw_only=True):
-    """A file as the API shows it, and as it is stored, without its end."""
+    """A file as the API shows it. The stored record has no date of expiry."""
 
     id: str
     object: str = "file"
@@ -59,7 +59,7 @@ _decode = msgspec.json.Decoder(FileObject).decode
 
 def open_file_store(root: Path | None, limits: Bounds, *, is_default: bool) -> FileStore | None:
     """Return the store; None where it is off. Raise ConfigError where another server uses ``root``; for the default
-    place that is only logged."""
+    directory this is only logged."""
     try:
         return None if root is None else FileStore(root, limits)
     except ConfigError as error:
@@ -70,7 +70,7 @@ def open_file_store(root: Path | None, limits: Bounds, *, is_default: bool) -> F
 
 
 class FileStore:
-    """A store of files. ``root`` is made at the first upload. Raises ConfigError where another server uses it."""
+    """A store of files. ``root`` is made at the first upload. Raises ConfigError if another server uses it."""
 
     def __init__(self, root: Path, limits: Bounds) -> None:
         self.root = root
@@ -78,12 +78,13 @@ class FileStore:
         self._lock: BinaryIO | None = None
         self._objects: ObjectDatabase | None = None
         self._one_thread = threading.RLock()
-        """Held in threads, as uploads are stored there."""
+        """Lock of the store: uploads are stored in threads."""
         if root.is_dir():
             self._open()
 
     def add(self, owner: str, filename: str, purpose: str, source: BinaryIO, *, bounded: bool = True) -> FileObject:
-        """Store a file. ``bounded``: it is an upload. Raise FileStoreFullError, ConfigError."""
+        """Store a file. ``bounded``: whether the limits apply, as they do to uploads. Raise FileStoreFullError,
+        ConfigError."""
         objects = self._open()
         size = source.seek(0, os.SEEK_END)
         source.seek(0)
@@ -216,10 +217,10 @@ class FileStore:
                 param="limits.max_stored_files",
                 code="file_store_full",
             )
-        held = sum(record.bytes for record in records)
-        if held + size > limit_bytes:
+        used = sum(record.bytes for record in records)
+        if used + size > limit_bytes:
             raise FileStoreFullError(
-                f"{who} {held} bytes of files and this one has {size}; the limit is {limit_bytes}{of} "
+                f"{who} {used} bytes of files and this one has {size}; the limit is {limit_bytes}{of} "
                 "(limits.file_store_size). Delete some",
                 param="limits.file_store_size",
                 code="file_store_full",

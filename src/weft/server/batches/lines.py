@@ -4,9 +4,8 @@
     {"id": "batch_req_1f", "custom_id": "a", "error": null,
      "response": {"status_code": 200, "request_id": "9c", "body": {...}}}
 
-``read_index`` reads the input once and keeps where each line is, not its body: a line takes 100 bytes, and
-the bytes of ``prefix_key``. A bad line spoils the whole input, before anything is computed. The message names
-the line.
+``read_index`` reads the input once and keeps the position of each line, not its body: a line takes 100 bytes, and the
+bytes of ``prefix_key``. A bad line is an error of the input, before anything is computed; the message names the line.
 
 ``response`` has the status and the body that the endpoint would have sent, errors too. ``error`` is for a
 line that never ran: its batch was cancelled or expired.
@@ -62,7 +61,7 @@ class OutputLine(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class IndexedLine:
-    """The place of a line in the input, and the key of its order."""
+    """The position of a line in the input, and its sort key."""
 
     custom_id: str
     url: str
@@ -103,7 +102,7 @@ def read_index(
                 before = number_by_id.setdefault(line.custom_id, number)
                 if before != number:
                     raise RequestError(
-                        f"custom_id {line.custom_id!r} is that of line {before} too", code="duplicate_custom_id"
+                        f"custom_id {line.custom_id!r} is also that of line {before}", code="duplicate_custom_id"
                     )
                 if lines_max is not None and len(index) >= lines_max:
                     raise RequestError(
@@ -127,7 +126,7 @@ def _checked(raw: bytes, urls: Collection[str]) -> BatchLine:
     try:
         line = _line_decoder.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise RequestError(f"it is not a batch line: {error}", code="invalid_json_line") from None
+        raise RequestError(f"this is not a batch line: {error}", code="invalid_json_line") from None
     if not line.custom_id or len(line.custom_id) > CUSTOM_ID_CHARS_MAX:
         raise RequestError(
             f"custom_id has {len(line.custom_id)} characters; it must have 1 to {CUSTOM_ID_CHARS_MAX}",
@@ -180,9 +179,9 @@ def prefix_key(body: bytes) -> bytes:
         system A, question 7        A1 A2 q7      sorted by key: neighbours
         system B, question 1        B1 q1
 
-    That is the order in which a depth-first walk visits the tree of prefixes: one is computed once, and used
-    while it is warm. Those of one model come together: each of several is loaded once. It is the text of the
-    request and not of the template, which costs more to render. Any JSON has a key."""
+    This is the order in which a depth-first walk visits the tree of prefixes: each prefix is computed once, and reused
+    while it is cached. Requests for one model come together, so each of several models is loaded once. The key is made
+    from the fields of the request, not from the rendered template, which costs more. Any JSON has a key."""
     try:
         fields = msgspec.json.decode(body)
         text = b"".join(_parts(fields)) if isinstance(fields, dict) else body
@@ -190,7 +189,7 @@ def prefix_key(body: bytes) -> bytes:
         text, fields = body, None
     model = msgspec.json.encode(fields.get("model")) if isinstance(fields, dict) else b""
     blocks = range(0, min(len(text), BLOCK_CHARS * KEY_BLOCKS_MAX), BLOCK_CHARS)
-    pieces = [model, *(text[at : at + BLOCK_CHARS] for at in blocks)]
+    pieces = [model, *(text[start : start + BLOCK_CHARS] for start in blocks)]
     return b"".join(hashlib.blake2b(piece, digest_size=_HASH_BYTES).digest() for piece in pieces)
 
 
@@ -207,8 +206,8 @@ _decoder = msgspec.json.Decoder(OutputLine)
 
 
 class OutputFile:
-    """Answers appended line by line. An interrupted run leaves complete lines and at most one torn one: the next run
-    cuts that off and computes only the missing ones. A lock on the file keeps other runs away.
+    """Answers appended line by line. An interrupted run leaves complete lines and at most one incomplete line: the next
+    run cuts that line off and computes only the missing answers. A lock on the file keeps other runs away.
 
     ``known_ids``: the custom_ids of the input; a file with other answers stays as it is. Raises RequestError, which
     names --output, and OSError."""
@@ -245,7 +244,7 @@ class OutputFile:
         good = 0
         for number, raw in enumerate(self._file, start=1):
             if not raw.endswith(b"\n"):
-                break  # torn: only the last line has no end
+                break  # incomplete: only the last line may lack its end
             try:
                 line = _decoder.decode(raw)
             except (msgspec.DecodeError, ValueError, RecursionError):

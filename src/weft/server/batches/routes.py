@@ -83,7 +83,7 @@ _log = logging.getLogger("weft.server")
 
 
 class UnknownBatchError(NotFoundError):
-    """No batch of this key has that id."""
+    """The API key has no batch with that id."""
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):
@@ -123,7 +123,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
 
 class BatchRunner:
-    """The batches of one server. ``tenant_of`` finds the key of an owner; ``keys``: clients need one."""
+    """The batches of one server. ``tenant_of`` finds the API key of an owner; ``keys``: whether clients need a key."""
 
     def __init__(
         self,
@@ -148,10 +148,10 @@ class BatchRunner:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._current: dict[str, tuple[str, asyncio.Task[None]]] = {}
-        """The batch that is computed and its task, by owner; each API key has one at once."""
+        """The batch that is being computed and its task, by owner; each API key has one at a time."""
 
     def start(self) -> None:
-        """Go on with unfinished batches, when the model is ready."""
+        """Continue unfinished batches, once the model is ready."""
         self._task = asyncio.create_task(self._run_all())
 
     async def stop(self) -> None:
@@ -203,7 +203,7 @@ class BatchRunner:
         self._news.set()
         return batch
 
-    # ------------------------------------------------------------------ the work
+    # ------------------------------------------------------------------ computing
 
     async def _run_all(self) -> None:
         try:
@@ -241,7 +241,7 @@ class BatchRunner:
                 read_index, source, urls=(batch.endpoint,), lines_max=self._lines_max, param="input_file_id"
             )
             tenant = self._tenant_of(record.owner)
-            # No owner: the client needed no key, as where only operators have some.
+            # No owner: the client needed no key, for example because only operators have keys.
             if tenant is None and (record.owner or self._keys):
                 raise RequestError(
                     "the API key of this batch is not one of the server's any more", code="invalid_api_key"
@@ -273,7 +273,7 @@ class BatchRunner:
         errors: OutputFile,
         tenant: Tenant | None,
     ) -> list[IndexedLine]:
-        """Compute the lines, and return those without an answer: the batch is cancelled, or its time is over."""
+        """Compute the lines. Return the lines without an answer: their batch was cancelled, or its time is over."""
         missing = {line.custom_id: line for line in lines}
         if batch.status == "validating":
             self._set(batch, "in_progress")
@@ -381,7 +381,7 @@ class BatchHandlers:
         purpose = request.query_params.get("purpose")
         if purpose is not None and purpose not in PURPOSES:
             raise RequestError(f"purpose is {purpose[:50]!r}; it is {' or '.join(PURPOSES)}", param="purpose")
-        chosen = [one for one in listed if purpose in (None, one.purpose)]
+        chosen = [file for file in listed if purpose in (None, file.purpose)]
         return json_response(page_of(chosen, request, _id_of))
 
     async def retrieve_file(self, request: Request) -> Response:
@@ -430,8 +430,8 @@ class BatchHandlers:
         return self._runner_or_none
 
 
-def _id_of(one: FileObject | BatchObject) -> str:
-    return one.id
+def _id_of(item: FileObject | BatchObject) -> str:
+    return item.id
 
 
 def _admit(request: Request) -> None:

@@ -4,8 +4,8 @@
     OllamaGenerateBody ----------------> the same, with one message                >-- OllamaJob --> lines
     raw                ----------------> RawTurn: the prompt as it is             /
 
-A stream is one JSON object a line. The last one has ``done``, the reason and the counts. A call of a tool is
-sent when it is complete, with its number: clients tell calls of one stream by it. Times are nanoseconds.
+A stream has one JSON object per line. The last one has ``done``, the reason and the counts. A tool call is sent when it
+is complete, with a number by which clients tell the calls of a stream apart. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from weft.text.tokenizer import banned_sequences
 from weft.units import parse_duration
 
 _EFFORTS = {"low": 1024, "medium": 4096, "high": 16384}
-"""Most tokens of the reasoning at each level of ``think``, where the template does not read the level itself."""
+"""Most tokens of the reasoning at each level of ``think``, for templates that do not read the level."""
 _REASONS = {"length": "length"}
-"""Ollama's reasons by weft's; every other end is "stop", calls included."""
+"""Ollama's reasons by weft's reasons; every other end, tool calls included, is "stop"."""
 _NEVER = "2318-04-04T00:00:00Z"
 """Value of ``expires_at`` for a model that stays in memory."""
 _encoder = msgspec.json.Encoder()
@@ -74,8 +74,8 @@ class RawTurn:
 
 
 class OllamaJob:
-    """One request to Ollama's API. ``chat``: the answer is a message, else text. ``prompt``: its tokens and those of
-    the answer are the ``context`` of the last line."""
+    """One request to Ollama's API. ``chat``: the answer is a message, else text. ``prompt``: its tokens, then the
+    answer's, are the ``context`` of the last line."""
 
     def __init__(
         self, turn: PreparedTurn | RawTurn, *, chat: bool, shows_thinking: bool, prompt: Prompt | None = None
@@ -159,7 +159,7 @@ class OllamaJob:
 
 async def prepare_ollama_chat(service: Service, body: OllamaChatBody) -> OllamaJob:
     """Prepare a request. Raise as ``prepare_turn``, and RequestError for a prompt beyond ``num_ctx``."""
-    messages = [_message(at, message) for at, message in enumerate(body.messages)]
+    messages = [_message(index, message) for index, message in enumerate(body.messages)]
     return await _job(service, body, messages, tools=body.tools, chat=True)
 
 
@@ -172,8 +172,8 @@ async def prepare_ollama_generate(service: Service, body: OllamaGenerateBody) ->
         raise RequestError(
             "images together with context are not served; send the conversation to /api/chat", param="images"
         )
-    asked = _message(0, OllamaMessage(role="user", content=body.prompt, images=body.images))
-    return await _job(service, body, [*system, asked], chat=False, before=body.context)
+    question = _message(0, OllamaMessage(role="user", content=body.prompt, images=body.images))
+    return await _job(service, body, [*system, question], chat=False, before=body.context)
 
 
 OLLAMA_CHAT = Way(OllamaChatBody, UNSERVED_IN_OLLAMA, prepare_ollama_chat)
@@ -227,7 +227,7 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
     if body.images:
         raise RequestError("images go into the chat template, which raw leaves out", param="images")
     if body.context:
-        raise RequestError("context goes on with an answer, which raw leaves out", param="context")
+        raise RequestError("context continues a conversation, which raw does not read", param="context")
     await model.check_text(body.prompt, param="prompt")
     prompt = Prompt(await model.encode(body.prompt, add_special_tokens=True), body.prompt)
     check_context(model, prompt, options.num_ctx)
@@ -255,13 +255,13 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
     return OllamaJob(RawTurn(model, model.name_for(fields.model), generation), chat=False, shows_thinking=False)
 
 
-def keep_alive_of(given: str | float | None, model: HostedModel) -> KeepAlive:
-    """Return how long the model stays. Raise RequestError. Where the model is never unloaded, the field is named as
+def keep_alive_of(keep_alive: str | float | None, model: HostedModel) -> KeepAlive:
+    """Return how long the model stays. Raise RequestError. If the model is never unloaded, the field is reported as
     ignored."""
-    if given is None:
+    if keep_alive is None:
         return msgspec.UNSET
     try:
-        seconds = parse_duration(given, flag="keep_alive")
+        seconds = parse_duration(keep_alive, flag="keep_alive")
     except ConfigError as error:
         raise RequestError(error.message, param="keep_alive") from None
     if model.stays:
@@ -271,12 +271,12 @@ def keep_alive_of(given: str | float | None, model: HostedModel) -> KeepAlive:
 
 
 async def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateBody) -> dict[str, Any] | None:
-    """Return the answer to a request without messages or prompt, by which clients load or unload a model; None for
-    any other request."""
+    """Return the answer to a request without messages or prompt, with which clients load or unload a model; None for
+    other requests."""
     if body.messages if isinstance(body, OllamaChatBody) else body.prompt:
         return None
-    asked = served_name(body.model)
-    name, model = service.own_name(asked), service.host_of(asked)
+    requested = served_name(body.model)
+    name, model = service.own_name(requested), service.host_of(requested)
     stays_s = keep_alive_of(body.keep_alive, model)
     unloads = body.keep_alive is not None and parse_duration(body.keep_alive, flag="keep_alive") == 0
     if unloads:
@@ -294,7 +294,7 @@ async def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateB
 
 
 def _think(body: OllamaBody, model: ServedModel) -> tuple[bool | None, str | None]:
-    """Return (whether the model reasons first, None for the template's default; the effort)."""
+    """Return whether the model reasons first (None: the template's default), and the effort."""
     if isinstance(body.think, str) and body.think not in _EFFORTS:
         raise RequestError(f"think is {body.think[:50]!r}; it is true, false, {', '.join(_EFFORTS)}", param="think")
     if body.think and model.dialect.reasoning is None:
@@ -308,24 +308,24 @@ def _think(body: OllamaBody, model: ServedModel) -> tuple[bool | None, str | Non
     return body.think, None
 
 
-def _message(at: int, given: OllamaMessage) -> ChatMessage:
-    message = ChatMessage(role=given.role, content=given.content)
-    if given.images:
+def _message(index: int, turn: OllamaMessage) -> ChatMessage:
+    message = ChatMessage(role=turn.role, content=turn.content)
+    if turn.images:
         message.content = [
-            PicturePart(f"data:;base64,{data}", f"messages[{at}].images[{number}]")
-            for number, data in enumerate(given.images)
+            PicturePart(f"data:;base64,{data}", f"messages[{index}].images[{number}]")
+            for number, data in enumerate(turn.images)
         ]
-        message.content += [{"type": "text", "text": given.content}] if given.content else []
-    if given.tool_calls:
+        message.content += [{"type": "text", "text": turn.content}] if turn.content else []
+    if turn.tool_calls:
         message.tool_calls = [
-            _given_call(f"messages[{at}].tool_calls[{number}]", call, number)
-            for number, call in enumerate(given.tool_calls)
+            _given_call(f"messages[{index}].tool_calls[{number}]", call, number)
+            for number, call in enumerate(turn.tool_calls)
         ]
-    if given.thinking:
-        message.reasoning_content = given.thinking
-    if given.role == "tool":
-        message.name = given.tool_name
-        message.tool_call_id = given.tool_call_id
+    if turn.thinking:
+        message.reasoning_content = turn.thinking
+    if turn.role == "tool":
+        message.name = turn.tool_name
+        message.tool_call_id = turn.tool_call_id
     return message
 
 
@@ -350,8 +350,8 @@ def _call(block: AnswerBlock) -> dict[str, Any]:
 
 
 def model_card(listed: ListedModel) -> dict[str, Any]:
-    """Return the model as /api/tags lists it. ``digest``: of the settings that determine its output, once it was
-    loaded."""
+    """Return the model as /api/tags lists it. ``digest``: of the settings that determine the output; known once the
+    model was loaded."""
     info = listed.info
     decisive = [sorted(info.identity.items()) or info.directory, listed.adapter, listed.preset]
     return {
@@ -365,14 +365,14 @@ def model_card(listed: ListedModel) -> dict[str, Any]:
 
 
 def running_cards(service: Service) -> list[dict[str, Any]]:
-    """Return the models in memory as /api/ps lists them, and created names of them. Raise EngineUnavailableError,
-    PresetStoreError."""
+    """Return the models in memory, and created names of these models, as /api/ps lists them. Raise
+    EngineUnavailableError, PresetStoreError."""
     cards, now_s = [], time.monotonic()
-    for one in service.listed():
-        model = service.models.find(one.name if one.preset is None else one.preset.model)
-        if model.fleet is not None and (one.name == model.name or one.preset is not None):
+    for listed in service.listed():
+        model = service.models.find(listed.name if listed.preset is None else listed.preset.model)
+        if model.fleet is not None and (listed.name == model.name or listed.preset is not None):
             expires_s = None if model.resident is None else model.resident.expires_s
-            cards.append(_running_card(one, None if expires_s is None else time.time() + expires_s - now_s))
+            cards.append(_running_card(listed, None if expires_s is None else time.time() + expires_s - now_s))
     return cards
 
 
@@ -413,14 +413,14 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
 
 
 def _parameter_lines(defaults: Mapping[str, Any], preset: Preset | None) -> list[str]:
-    """Return parameters in Ollama's form, a stop string each on a line of its own."""
+    """Return parameters in Ollama's text form; each stop string has a line of its own."""
     theirs = {ours: name for name, ours in SAMPLING_NAMES.items()}
     chosen = {theirs.get(name, name): value for name, value in defaults.items()}
     chosen |= {} if preset is None else preset.parameters
     return [
-        f"{name} {msgspec.json.encode(one).decode() if isinstance(one, str) else one}"
+        f"{name} {msgspec.json.encode(item).decode() if isinstance(item, str) else item}"
         for name, value in chosen.items()
-        for one in (value if isinstance(value, list) else [value])
+        for item in (value if isinstance(value, list) else [value])
     ]
 
 
@@ -446,7 +446,7 @@ def _said_by(preset: Preset | None) -> dict[str, Any]:
     said = {
         "system": preset.system,
         "license": "\n".join(preset.license),
-        "messages": [{"role": one.role, "content": one.content} for one in preset.messages],
+        "messages": [{"role": message.role, "content": message.content} for message in preset.messages],
     }
     return {name: value for name, value in said.items() if value}
 

@@ -5,9 +5,9 @@
     pull            hub --``models.pulling``, in a thread--> the directory of models, with lines of progress
     delete          a created name; else a model on disk that no process has loaded
 
-They answer in lines of JSON, the last of which says success. With --pulled a model that is on disk is served before
-that line comes; without it by the next ``weft serve NAME``, and a line says so. A client that goes away ends its pull,
-and the next pull goes on where it ended. Operators' paths, as ``gate`` says.
+Answers are lines of JSON, the last of which says success. With --pulled the server serves a new model on disk before
+that line is sent. Without it the next ``weft serve NAME`` does, and a line says so. A client that disconnects ends its
+pull, and the next pull resumes. These are operators' paths (``gate``).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from weft.models.pulling import PullProgress
 
 PULLS_MAX = 2
-"""Most pulls at once, of one HTTP process: each has threads and connections of its own (law L11)."""
+"""Most pulls at once in one HTTP process: each has its own threads and connections (law L11)."""
 UPLOADS_MAX = 4
-"""Most uploads at once, of one HTTP process."""
+"""Most uploads at once in one HTTP process."""
 _PIECE_BYTES = 1 << 20
 """Bytes of a piece of an upload, which a thread hashes and writes."""
 _LOOK_S = 0.1
-"""Seconds between two looks at a pull: lines of progress are no more frequent."""
+"""Seconds between two lines of progress of a pull, at least."""
 _DONE = {"status": "success"}
 _HUBS = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
-"""Prefixes of hub names in Ollama's words."""
+"""Prefixes that Ollama's clients put before hub names."""
 
 
 class OllamaModelHandlers:
@@ -80,14 +80,16 @@ class OllamaModelHandlers:
         digest = read_digest(request.path_params["digest"], param="digest")
         if self._uploads >= UPLOADS_MAX:
             raise QueueFullError(
-                f"{self._uploads} files are being uploaded, which is the limit; try again when one is there",
+                f"{self._uploads} files are being uploaded, which is the limit; try again when one is complete",
                 param="digest",
                 code="queue_full",
             )
         self._uploads += 1
         try:
             if await asyncio.to_thread(blob, digest) is not None:
-                async for _ in _pieces(request):  # clients that did not ask first read no answer before the end
+                async for _ in _pieces(
+                    request
+                ):  # read to the end: a client that did not check first reads the answer only then
                     pass
                 return Response(status_code=200)
             upload = await asyncio.to_thread(Upload, digest, self._service.config.blob_bytes())
@@ -103,11 +105,11 @@ class OllamaModelHandlers:
         return Response(status_code=201)
 
     async def _from_file(self, body: protocol.OllamaCreateBody) -> list[dict[str, Any]]:
-        """Make a model on disk of the files that ``body`` names, and serve it with --pulled; return lines for the
-        answer. Raise RequestError, CheckpointError, ModelInUseError.
+        """Make a model on disk of the files that ``body`` names; with --pulled, serve it. Return lines for the answer.
+        Raise RequestError, CheckpointError, ModelInUseError.
 
-        Weights of a name with a system prompt or parameters of its own are called NAME:gguf, and ``body`` then begins
-        with them."""
+        If ``body`` has a system prompt or parameters, the weights are called NAME:gguf, and ``body`` then refers to
+        that name."""
         from weft.models.blobs import FILES_MAX, PROJECTOR, create_model, read_digest
 
         name = self._free_name(_named(body.model or body.name), param="model", may_be_pulled=not body.has_beginning)
@@ -131,11 +133,11 @@ class OllamaModelHandlers:
         model = await asyncio.to_thread(create_model, name, digests)
         lines = [{"status": f"{name} is on disk"}]
         if any(file.path == PROJECTOR for file in model.manifest.files):
-            lines.append({"status": "the projector is kept and not read: the model takes only text"})
+            lines.append({"status": "the projector is kept but not read: the model takes only text"})
         return [*lines, *await self._serve_pulled(name)]
 
     async def _serve_pulled(self, name: str) -> list[dict[str, Any]]:
-        """Serve the models that are on disk by now, with --pulled; return a line where ``name`` is not served then."""
+        """Serve new models on disk, with --pulled. Return a line for the answer if ``name`` is not served."""
         await self._service.models.look()
         if self._service.is_own(name):
             return []
@@ -175,7 +177,7 @@ class OllamaModelHandlers:
             name = name.removeprefix(hub)
         if self._pulls >= PULLS_MAX:
             raise QueueFullError(
-                f"{self._pulls} models are being pulled, which is the limit; try again when one is there",
+                f"{self._pulls} models are being pulled, which is the limit; try again when one is complete",
                 param="model",
                 code="queue_full",
             )
@@ -204,8 +206,8 @@ class OllamaModelHandlers:
         return store
 
     def _free_name(self, name: str, *, param: str, may_be_pulled: bool = False) -> str:
-        """Return ``name`` if it may be created. Raise RequestError for an invalid name, and for one that the server has
-        by itself; ``may_be_pulled``: unless it may forget that one."""
+        """Return ``name`` if it may be created. Raise RequestError for an invalid name and for the name of a model or
+        adapter of this server. ``may_be_pulled``: allow a name that is served only because it is on disk."""
         name = check_preset_name(protocol.served_name(name), param=param)
         is_free = may_be_pulled and self._service.models.forgets(name)
         if name == ANY_NAME or (self._service.is_own(name) and not is_free):
@@ -216,19 +218,19 @@ class OllamaModelHandlers:
 
     def _beginning(self, source: str, *, param: str) -> Preset:
         """Return the first settings of a name made from ``source``. Raise RequestError, UnknownModelError."""
-        asked = protocol.served_name(source)
-        own, preset = self._service.meant(asked)
+        requested = protocol.served_name(source)
+        own, preset = self._service.meant(requested)
         if preset is not None:
             return preset
-        if own not in (listed := [one.name for one in self._service.listed()]) and own != ANY_NAME:
+        if own not in (listed := [model.name for model in self._service.listed()]) and own != ANY_NAME:
             from weft.models.local import find
 
             place = (
-                f". {asked} is on this machine's disk: `weft serve {asked}` serves it"
-                if find(asked) is not None
+                f". {requested} is on this machine's disk: `weft serve {requested}` serves it"
+                if find(requested) is not None
                 else ""
             )
-            error = unknown_model(asked, listed)
+            error = unknown_model(requested, listed)
             raise UnknownModelError(f"{error.message}{place}", param=param)
         return Preset(name="", model=self._service.own_name(own), created_s=0.0)
 
@@ -253,54 +255,55 @@ class OllamaModelHandlers:
         )
         side = await self._service.text_side(preset.model)
         SamplingParams(**preset.defaults).check(side.info.vocab_size)
-        await self._service.under(preset, side)  # compiles its template
+        await self._service.under(preset, side)  # compiles the template, to find errors
         return preset
 
 
 def _named(name: str | None) -> str:
-    """Return the name. Raise RequestError."""
+    """Return the name in the body. Raise RequestError if it is missing."""
     if not name:
         raise RequestError("model is missing", param="model", code="missing_required_parameter")
     return protocol.served_name(name)
 
 
-def _parameters(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the parameters, checked. Raise RequestError for a value of another type, and name those without effect."""
-    given = {name: value for name, value in (given or {}).items() if value is not None}
-    options = msgspec.structs.asdict(protocol.read_options(given, prefix="parameters"))
+def _parameters(parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the parameters, checked, and report those without effect as ignored. Raise RequestError for a value of
+    another type."""
+    parameters = {name: value for name, value in (parameters or {}).items() if value is not None}
+    options = msgspec.structs.asdict(protocol.read_options(parameters, prefix="parameters"))
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _messages(body: protocol.OllamaCreateBody) -> tuple[str | None, list[ChatMessage] | None]:
-    """Return the system prompt, also where it is the first message; the messages. Raise RequestError."""
+    """Return the system prompt, which may be the first message, and the other messages. Raise RequestError."""
     if body.messages is None:
         return body.system, None
     system, messages = body.system, list(body.messages)
     if messages and messages[0].role == "system" and not system:
         system = messages.pop(0).content
     begin = len(body.messages) - len(messages)
-    return system, [_first_message(at, message) for at, message in enumerate(messages, begin)]
+    return system, [_first_message(index, message) for index, message in enumerate(messages, begin)]
 
 
-def _first_message(at: int, message: protocol.OllamaMessage) -> ChatMessage:
+def _first_message(index: int, message: protocol.OllamaMessage) -> ChatMessage:
     if message.role not in ("user", "assistant"):
         raise RequestError(
-            f"messages[{at}].role is {message.role[:50]!r}; a name begins with one system prompt, then "
+            f"messages[{index}].role is {message.role[:50]!r}; a name begins with one system prompt, then "
             "messages of user and assistant",
-            param=f"messages[{at}].role",
+            param=f"messages[{index}].role",
         )
     for field in ("images", "tool_calls", "thinking"):
         if getattr(message, field):
             raise RequestError(
-                f"messages[{at}].{field} is not supported: a name begins with texts",
-                param=f"messages[{at}].{field}",
+                f"messages[{index}].{field} is not supported: a name begins with texts",
+                param=f"messages[{index}].{field}",
                 code="unsupported_parameter",
             )
     return ChatMessage(role=message.role, content=message.content)
 
 
-def _texts(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
+def _texts(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
@@ -335,8 +338,8 @@ def _answer(lines: list[dict[str, Any]], *, whole: bool) -> Response:
 
 
 class _Pull:
-    """One pull, in a thread of its own, which ends when the hub next sends something after ``close``.
-    ``on_end``: called once, when there is no thread, or no more."""
+    """One pull, in its own thread. After ``close`` the thread ends when the hub next sends something. ``on_end``:
+    called once, when no thread runs any more."""
 
     def __init__(
         self, name: str, *, serve: Callable[[str], Awaitable[list[dict[str, Any]]]], on_end: Callable[[], None]
@@ -347,7 +350,7 @@ class _Pull:
         self._has_begun = False
 
     def close(self) -> None:
-        """End the pull: its client has the complete answer, or is gone."""
+        """End the pull: the client has the complete answer, or has disconnected."""
         self._gone.set()
         if not self._has_begun:
             self._on_end()
@@ -381,8 +384,8 @@ class _Pull:
             raise
 
     async def _progress(self) -> AsyncGenerator[PullProgress, None]:
-        """Yield the progress of each file when it changed since the last look."""
-        from weft.models.pulling import pull  # with the hub's client
+        """Yield the progress of each file that changed since the last check."""
+        from weft.models.pulling import pull  # imports the hub's client
 
         shown: dict[str, PullProgress] = {}
         self._has_begun = True
@@ -402,7 +405,7 @@ class _Pull:
     def _ended(self, work: asyncio.Future[Any]) -> None:
         self._on_end()
         if not work.cancelled():
-            work.exception()  # asyncio logs one that is never read
+            work.exception()  # read it: asyncio logs an exception that is never read
 
     def _note(self, now: PullProgress) -> None:
         """Note the progress; called in several threads."""

@@ -3,8 +3,8 @@
     {"model", "messages" | "prompt", "options": {"num_predict", "temperature", ...}, "format", "think", ...}
         --sampling_fields--> SamplingFields     what every dialect that generates takes
 
-An option with no counterpart (``num_gpu``, ``mirostat``) changes nothing, and X-Weft-Ignored names it. ``num_ctx``
-bounds the prompt: a longer one is an error, where Ollama drops its beginning silently.
+An option with no counterpart (``num_gpu``, ``mirostat``) has no effect, and X-Weft-Ignored names it. ``num_ctx`` bounds
+the prompt: a longer one is an error, where Ollama drops its beginning silently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.server.presets import NO_LIMIT, SAMPLING_NAMES, OllamaOptions
 from weft.server.protocol import Int, SamplingFields, Unserved, check_known
 
 PROTOCOL_VERSION = "0.12.0"
-"""The version of Ollama whose fields are served. Clients refuse a server with an old one."""
+"""The version of Ollama whose fields are served. Clients refuse a server with an old version."""
 _TAG = ":latest"
 UNSERVED_IN_OLLAMA: Unserved = {
     "suffix": ("filling in the middle is not served", ("",)),
@@ -70,7 +70,7 @@ class OllamaChatBody(OllamaBody, kw_only=True):
 
 class OllamaGenerateBody(OllamaBody, kw_only=True):
     """The body of /api/generate. ``raw``: the prompt goes to the model as it is, without the chat template.
-    ``context``: that of an earlier answer, which goes on."""
+    ``context``: of an earlier answer, which this one continues."""
 
     prompt: str = ""
     system: str | None = None
@@ -80,8 +80,8 @@ class OllamaGenerateBody(OllamaBody, kw_only=True):
 
 
 class OllamaEmbedBody(msgspec.Struct, kw_only=True):
-    """The body of /api/embed. ``truncate``: a longer input loses its end; it is false by default here, and an error
-    tells of it."""
+    """The body of /api/embed. ``truncate``: whether an input that is too long loses its end; by default such an input
+    is an error here."""
 
     model: str
     input: str | list[Any]
@@ -109,8 +109,8 @@ class OllamaShowBody(msgspec.Struct, kw_only=True):
 
 
 class OllamaCreateBody(msgspec.Struct, kw_only=True):
-    """The body of /api/create. ``parameters``: as ``options``, for requests that leave them out. ``template``: Jinja.
-    ``files``: the digest of an uploaded GGUF file, by its name."""
+    """The body of /api/create. ``parameters``: defaults of the requests' ``options``. ``template``: Jinja. ``files``:
+    the digest of an uploaded GGUF file, by its name."""
 
     model: str | None = None
     name: str | None = None
@@ -148,18 +148,18 @@ class OllamaPullBody(msgspec.Struct, kw_only=True):
     insecure: bool | None = None
 
 
-def read_options(given: dict[str, Any] | None, *, prefix: str = "options") -> OllamaOptions:
-    """Return the options, checked. ``prefix``: their field of the request. 2.0 is 2, as clients with one type of number
-    write it. Raise RequestError that names the option."""
+def read_options(options: dict[str, Any] | None, *, prefix: str = "options") -> OllamaOptions:
+    """Return the options, checked. ``prefix``: the field of the request that has the options. 2.0 counts as 2: some
+    clients have only one type of number. Raise RequestError that names the option."""
     known = OllamaOptions.__struct_fields__
-    given = {
+    options = {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in (given or {}).items()
+        for name, value in (options or {}).items()
         if value is not None
     }
-    check_known([f"{prefix}.{name}" for name in given], [f"{prefix}.{name}" for name in known])
+    check_known([f"{prefix}.{name}" for name in options], [f"{prefix}.{name}" for name in known])
     try:
-        return msgspec.convert({name: given[name] for name in known if name in given}, OllamaOptions)
+        return msgspec.convert({name: options[name] for name in known if name in options}, OllamaOptions)
     except msgspec.ValidationError as error:
         said, _, place = str(error).partition(" - at `$.")
         name = f"{prefix}.{place.rstrip('`')}"
@@ -189,14 +189,14 @@ def served_name(name: str) -> str:
     return name.removesuffix(_TAG)
 
 
-def _response_format(asked: str | dict[str, Any] | None) -> dict[str, Any] | None:
-    if asked is None or asked == "":
+def _response_format(answer_format: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    if answer_format is None or answer_format == "":
         return None
-    if asked == "json":
+    if answer_format == "json":
         return {"type": "json_object"}
-    if isinstance(asked, str):
-        raise RequestError(f'format is {asked[:50]!r}; it is "json" or a JSON schema', param="format")
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": asked}}
+    if isinstance(answer_format, str):
+        raise RequestError(f'format is {answer_format[:50]!r}; it is "json" or a JSON schema', param="format")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": answer_format}}
 
 
 def error_line(error: WeftError) -> bytes:

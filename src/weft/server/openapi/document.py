@@ -36,7 +36,7 @@ ERRORS: dict[int, str] = {
     404: "The server has no such model or object (model_not_found), or nothing at this path (unknown_path).",
     405: "The path has other methods (method_not_allowed); Allow lists them.",
     408: "Head or body came too slowly (limits.header_timeout, limits.body_timeout, limits.min_body_rate).",
-    409: "Requests are in the way, or a replica is in another state; the message says more.",
+    409: "Running requests prevent it, or a replica is in another state; the message says more.",
     413: "The body is larger than limits.max_body_mb (body_too_large), or the text than "
     "limits.max_tokenize_chars "
     "(text_too_long).",
@@ -110,13 +110,13 @@ def _operation(row: Endpoint, schema_of: dict[int, Schema]) -> Schema:
     if row.parameters:
         operation["parameters"] = [
             {
-                "name": one.name,
-                "in": one.place,
-                "required": one.place == "path",
-                "schema": one.schema,
-                "description": one.text,
+                "name": parameter.name,
+                "in": parameter.place,
+                "required": parameter.place == "path",
+                "schema": parameter.schema,
+                "description": parameter.text,
             }
-            for one in row.parameters
+            for parameter in row.parameters
         ]
     if row.body is not None:
         operation["requestBody"] = {
@@ -156,7 +156,7 @@ def _responses(row: Endpoint, schema_of: dict[int, Schema]) -> Schema:
 
 
 def _error(status: int, text: str, other: Schema | None = None) -> Schema:
-    """Return the schema of an error. ``other``: a second shape that it may have."""
+    """Return the schema of an error. ``other``: a second shape that the error may have."""
     schema: Schema = {"$ref": _REF.format(name="ErrorBody")}
     if other is not None:
         schema = {"anyOf": [other, schema]}
@@ -178,7 +178,7 @@ def _body_schema(row: Endpoint, schema_of: dict[int, Schema]) -> Schema:
 
 
 def _bodies(components: dict[str, Schema]) -> list[str]:
-    """Return names of the types in requests: the bodies, and the types that they refer to."""
+    """Return names of the types in requests: the bodies, and types that bodies refer to."""
     reached: list[str] = []
     waiting = [kind.__name__ for row in ENDPOINTS for kind in _body_types(row)]
     while waiting:
@@ -224,8 +224,8 @@ _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 @dataclass(frozen=True, slots=True)
 class FieldWords:
-    """Words and limits of a field. ``limits``: JSON Schema that is added to the field's own; ``whole``: instead of it.
-    ``default``: value of a request without the field; a text in ``unless`` names the setting that decides instead."""
+    """Description and limits of a field. ``limits``: JSON Schema that is added to the field's own; ``whole``: replaces
+    it. ``default``: value if a request has no such field; ``unless``: the setting that decides instead."""
 
     text: str
     default: Any = _NOT_GIVEN
@@ -253,7 +253,7 @@ _INPUTS = {
     ]
 }
 FIELDS: dict[str, FieldWords] = {
-    "model": FieldWords("A name of the model, or default. Without it: the model that is served."),
+    "model": FieldWords("A name of the model, or default. Without this field: the served model."),
     "messages": FieldWords("The conversation.", limits={"minItems": 1}),
     "prompt": FieldWords("A text.", limits={}),
     "CompletionBody.prompt": FieldWords(
@@ -394,32 +394,32 @@ FIELDS: dict[str, FieldWords] = {
     "OllamaChatBody.format": FieldWords("Form of the answer: json, or a JSON schema."),
     "OllamaGenerateBody.format": FieldWords("Form of the answer: json, or a JSON schema."),
     "think": FieldWords("Whether to reason: true, false, low, medium or high."),
-    "keep_alive": FieldWords("Accepted: the one model stays loaded."),
+    "keep_alive": FieldWords("Accepted without effect on a server with one model."),
     "images": FieldWords("Pictures, in base64, of a model that reads them."),
     "OllamaGenerateBody.context": FieldWords("The context of an earlier answer, which goes on."),
     "raw": FieldWords("The prompt goes to the model without the chat template.", False),
     "verbose": FieldWords("Accepted; it changes nothing.", False),
     **{f"Ollama{body}Body.name": FieldWords("The same as model.") for body in ("Show", "Create", "Delete", "Pull")},
-    "OllamaCreateBody.model": FieldWords("The new name; one that is there gets another meaning."),
+    "OllamaCreateBody.model": FieldWords("The new name; an existing name gets the new meaning."),
     "OllamaCreateBody.from": FieldWords("A served model, an adapter or a created name."),
     "OllamaCreateBody.files": FieldWords("The digest of an uploaded GGUF file by its name, instead of from."),
     "OllamaCreateBody.system": FieldWords("The system prompt of requests that have none."),
     "OllamaCreateBody.template": FieldWords("A chat template in Jinja, instead of the model's own."),
-    "OllamaCreateBody.parameters": FieldWords("As options, for requests that do not say."),
-    "OllamaCreateBody.messages": FieldWords("Messages in front of those of a request."),
+    "OllamaCreateBody.parameters": FieldWords("Defaults of the options of requests."),
+    "OllamaCreateBody.messages": FieldWords("Messages that come before those of a request."),
     "OllamaCreateBody.license": FieldWords("Shown by /api/show."),
     "OllamaCreateBody.stream": FieldWords("Answer in lines of JSON.", True),
     "OllamaCopyBody.source": FieldWords("A served model, an adapter or a created name."),
     "OllamaCopyBody.destination": FieldWords("The new name."),
     "OllamaDeleteBody.model": FieldWords("A created name, or a pulled model."),
     "OllamaPullBody.model": FieldWords("owner/name, or owner/name:Q4_K_M for one GGUF file of it."),
-    "OllamaPullBody.stream": FieldWords("Tell of the progress in lines of JSON.", True),
+    "OllamaPullBody.stream": FieldWords("Report the progress in lines of JSON.", True),
     "insecure": FieldWords("Accepted; it changes nothing: HF_ENDPOINT names the hub.", False),
     "EmbeddingBody.input": FieldWords("A text, token ids, or a list of either.", whole=_INPUTS),
     "OllamaEmbedBody.input": FieldWords("A text, token ids, or a list of either.", whole=_INPUTS),
     "encoding_format": FieldWords("float: numbers; base64: their float32 bytes.", "float"),
     "dimensions": FieldWords("The first of an embedding, normalised again.", limits={"minimum": 1}),
-    "prompt_name": FieldWords("One of the checkpoint's prompts goes before each text."),
+    "prompt_name": FieldWords("The name of a prompt of the checkpoint that comes before each text."),
     "EmbeddingBody.prompt": FieldWords("A text that goes before each text."),
     **{
         f"{body}.truncate_prompt_tokens": FieldWords(
@@ -496,13 +496,13 @@ FIELDS: dict[str, FieldWords] = {
     "TextOptions.verbosity": FieldWords("Only medium.", whole={"enum": ["medium", None]}),
     "ResponsesBody.reasoning": FieldWords("How to reason."),
     "effort": FieldWords("How much to reason, if the chat template reads it."),
-    "summary": FieldWords("Accepted: the answer has the reasoning itself."),
+    "summary": FieldWords("Accepted without effect: the answer has the complete reasoning."),
     "generate_summary": FieldWords("The older name of summary."),
     "include": FieldWords(
         "message.output_text.logprobs adds logprobs; OpenAI's other names do nothing.",
         limits={"items": {"enum": sorted(INCLUDES)}},
     ),
-    "background": FieldWords("The answer comes at once; the response is computed without its client.", False),
+    "background": FieldWords("Return at once, and compute the response in the background.", False),
     "truncation": FieldWords("auto drops the oldest turns of a conversation that is too long.", "disabled"),
     "ResponsesBody.top_logprobs": FieldWords(
         "Alternatives for each token.", 0, {"minimum": 0, "maximum": LOGPROBS_MAX}
@@ -527,7 +527,7 @@ FIELDS: dict[str, FieldWords] = {
     "mode": FieldWords(
         "Treatment of running requests; without it they are a 409.", whole={"enum": ["wait", "abort", None]}
     ),
-    "timeout": FieldWords("Seconds that mode wait waits.", 30, {"minimum": 0, "maximum": WAIT_MAX_S}),
+    "timeout": FieldWords("Longest wait of the mode wait, seconds.", 30, {"minimum": 0, "maximum": WAIT_MAX_S}),
     "lora_name": FieldWords(
         "The adapter's name in the field model of requests.", limits={"minLength": 1, "maxLength": 256}
     ),
@@ -543,14 +543,14 @@ FIELDS: dict[str, FieldWords] = {
     ),
     "UpdateWeightsBody.path": FieldWords("The absolute path of a checkpoint with the shapes of the served one."),
     "model_path": FieldWords("The same as path."),
-    "weight_version": FieldWords("A name for the weights, which answers and /health say from then on.", ""),
+    "weight_version": FieldWords("A name for the weights, which answers and /health show from then on.", ""),
     "update_info": FieldWords("Not served: tensors that another process sends. Write them to a directory."),
     "clear_cache": FieldWords("Whether the prefix cache is emptied as well.", False),
     "lora_path": FieldWords("Its directory on the server, in peft's form, or owner/name on the hub."),
     "load_inplace": FieldWords("Other files may take a name that is in use; false refuses them.", True),
     "lora_int_id": FieldWords("Sent by vLLM's clients; unread."),
     "tags": FieldWords(
-        "The parts to bring back; without it, all.",
+        "The parts to wake; without this field, all.",
         whole={
             "anyOf": [
                 {"enum": ["weights", "kv_cache", None]},
@@ -568,5 +568,5 @@ _OF_A_PROMPT = frozenset({"messages", "input", "model"})
 def words_of(body: str, name: str) -> FieldWords | None:
     words = FIELDS.get(f"{body}.{name}", FIELDS.get(name))
     if words is not None and body in PROMPT_BODIES and name not in _OF_A_PROMPT:
-        return FieldWords(words.text)  # its limits are not looked at
+        return FieldWords(words.text)  # this body's limits do not apply
     return words

@@ -4,8 +4,8 @@
         --app.build_app--> Route        operation -> the handler of that name
         --document.openapi--> an operation of /openapi.json
 
-Both readers take every row, so an endpoint cannot be missing from the description. Rows of one path are next to each
-other. To add an endpoint: a row here, a handler in ``app``, and a row in ``document`` for each new field.
+Both readers take every row, so no endpoint can be missing from the description. Rows of one path must follow one
+another. To add an endpoint, write a row here, a handler in ``app``, and a row in ``document`` for each new field.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class OllamaModel(msgspec.Struct, kw_only=True):
 
 
 class OllamaStatus(msgspec.Struct, kw_only=True):
-    """A step of a long call, or its end: ``success``. ``digest``, ``total`` and ``completed``: of a file."""
+    """A step of a long call, or its end (``success``). ``digest``, ``total`` and ``completed``: of a file."""
 
     status: str
     digest: str | UnsetType = UNSET
@@ -266,7 +266,7 @@ class Endpoint:
     access: Access = "client"
     errors: tuple[int, ...] = ()
     error: Any = None
-    """Shape of errors in addition to OpenAI's, which the edge and the gate write on every path."""
+    """Shape of errors in addition to OpenAI's shape, which the edge and the gate use on every path."""
     unhealthy_is_answer: bool = False
     """Whether 503 has the same body as 200."""
 
@@ -288,7 +288,7 @@ _TIMEOUT = Parameter(
     "timeout",
     "query",
     {"type": "number", "minimum": 0, "maximum": 86400, "default": 30},
-    "Seconds that mode wait waits.",
+    "Longest wait of the mode wait, seconds.",
 )
 _PAUSE_MODE = Parameter(
     "mode",
@@ -301,7 +301,7 @@ _CLEAR_CACHE = Parameter(
 )
 _PATH = Parameter("path", "query", {"type": "string"}, "The absolute path of a checkpoint with the same shapes.")
 _VERSION = Parameter(
-    "weight_version", "query", {"type": "string", "maxLength": 256}, "A name for the weights, which answers say."
+    "weight_version", "query", {"type": "string", "maxLength": 256}, "A name for the weights, which answers show."
 )
 _STORE = Parameter(
     "store", "query", {"type": "boolean", "default": True}, "Whether the records of the store are dropped too."
@@ -310,7 +310,7 @@ _TAGS = Parameter(
     "tags",
     "query",
     {"type": "array", "items": {"type": "string", "enum": ["weights", "kv_cache"]}},
-    "The parts to bring back; without it, all.",
+    "The parts to wake; without it, all.",
 )
 _RESPONSE = Parameter("response_id", "path", {"type": "string"}, "The id of a response.")
 _FOLLOWED = Parameter(
@@ -329,9 +329,7 @@ _ORDER = Parameter(
     "order", "query", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}, "desc: the last item first."
 )
 _AFTER = Parameter("after", "query", {"type": "string"}, "The id of the item before the page.")
-_MODEL = Parameter(
-    "model", "query", {"type": "string"}, "The model that is meant; it may be left out where the server has one."
-)
+_MODEL = Parameter("model", "query", {"type": "string"}, "The model; not needed if the server has only one.")
 _REPLICA = Parameter(
     "replica", "path", {"type": "integer", "minimum": 0, "maximum": 999_999_999}, "The number of the replica."
 )
@@ -339,13 +337,13 @@ _DRAIN_S = Parameter(
     "timeout",
     "query",
     {"type": "number", "minimum": 0, "maximum": DRAIN_MAX_S, "default": DRAIN_S},
-    "Seconds that its requests get to finish; then they resume elsewhere.",
+    "Seconds that running requests get to finish; then they resume on another replica.",
 )
 _RESTART = Parameter("restart", "query", {"type": "boolean", "default": False}, "Start a new process.")
 
 _SESSION = Parameter("name", "path", {"type": "string"}, "The name of a session.")
 _SLOT = Parameter("id_slot", "path", {"type": "integer", "minimum": 0, "maximum": 63}, "The number of a slot.")
-_ACTION = Parameter("action", "query", {"type": "string", "enum": list(ACTIONS)}, "What is done with the slot.")
+_ACTION = Parameter("action", "query", {"type": "string", "enum": list(ACTIONS)}, "The operation on the slot.")
 _FILE = Parameter("file_id", "path", {"type": "string"}, "The id of a file.")
 _DIGEST = Parameter("digest", "path", {"type": "string"}, "sha256: and 64 hexadecimal digits.")
 _BATCH = Parameter("batch_id", "path", {"type": "string"}, "The id of a batch.")
@@ -453,14 +451,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="The embeddings of texts or token ids.", body=EmbeddingBody, answer=EmbeddingList,
              errors=(404, 413, 422)),
     Endpoint(operation="rerank", method="POST", path="/v1/rerank", group="Embed and rank",
-             text="Documents by how well they answer a query.", body=RerankBody, answer=RerankAnswer,
+             text="Documents, ranked by their relevance to a query.", body=RerankBody, answer=RerankAnswer,
              errors=(404, 413, 422)),
     Endpoint(operation="plain_rerank", method="POST", path="/rerank", group="Embed and rank",
              text="The same as /v1/rerank.", body=RerankBody, answer=RerankAnswer, errors=(404, 413, 422)),
     Endpoint(operation="cohere_rerank", method="POST", path="/v2/rerank", group="Embed and rank",
              text="The same as /v1/rerank.", body=RerankBody, answer=RerankAnswer, errors=(404, 413, 422)),
     Endpoint(operation="score", method="POST", path="/v1/score", group="Embed and rank",
-             text="How well one text answers another, for pairs.", body=ScoreBody, answer=ScoreList,
+             text="The relevance of one text to another, for pairs.", body=ScoreBody, answer=ScoreList,
              errors=(404, 413, 422)),
     Endpoint(operation="plain_score", method="POST", path="/score", group="Embed and rank",
              text="The same as /v1/score.", body=ScoreBody, answer=ScoreList, errors=(404, 413, 422)),
@@ -496,7 +494,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              access="operator", text="Keeps a file for /api/create, if its bytes have the digest.",
              parameters=(_DIGEST,), answer=str, error=OllamaError, errors=(413,)),
     Endpoint(operation="ollama_copy", method="POST", path="/api/copy", group="Ollama", access="operator",
-             text="Another name for the same.", body=ollama.OllamaCopyBody, answer=OllamaStatus,
+             text="Another name for the same model.", body=ollama.OllamaCopyBody, answer=OllamaStatus,
              error=OllamaError, errors=(404,)),
     Endpoint(operation="ollama_delete", method="DELETE", path="/api/delete", group="Ollama",
              access="operator", text="Removes a created name, or a pulled model that no process has loaded.",
@@ -551,11 +549,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              access="operator", text="Starts a drained or dead replica again.", answer=ReplicaList,
              parameters=(_REPLICA, _MODEL), errors=(404, 409)),
     Endpoint(operation="sleep", method="POST", path="/sleep", group="Operate", access="operator",
-             text="Gives memory back until /wake_up. Fields may be in the query instead.", body=SleepBody,
+             text="Frees memory until /wake_up. Fields may be in the query instead.", body=SleepBody,
              body_is_optional=True, answer=SleepAnswer, parameters=(_LEVEL, _MODE, _TIMEOUT, _MODEL),
              errors=(404, 409)),
     Endpoint(operation="wake_up", method="POST", path="/wake_up", group="Operate", access="operator",
-             text="Takes the memory again. Fields may be in the query instead.", body=WakeBody,
+             text="Allocates the memory again. Fields may be in the query instead.", body=WakeBody,
              body_is_optional=True, answer=WakeAnswer, parameters=(_TAGS, _MODEL), errors=(404, 409)),
     Endpoint(operation="is_sleeping", method="GET", path="/is_sleeping", group="Server",
              text="Whether the engine sleeps, and its missing parts.", answer=IsSleepingAnswer, parameters=(_MODEL,),

@@ -162,7 +162,7 @@ function drawPrompts(now) {
     words, size: tokens, colour: LOSS_COLOURS[name], shown: `${formatCount(tokens)}${asked ? `, ${percent(tokens / asked)}` : ""}`})));
   const list = (counts) => Object.entries(counts ?? {}).filter(([, count]) => count).map(([kind, count]) => counted(count, kind)).join(", ") || "nothing";
   part("store").textContent = readings.storeState(now);
-  part("gave-way").textContent = `gave way: ${list(now.byLabel.prefix_cache_evictions_total)}; moved to empty frames: ` +
+  part("gave-way").textContent = `evicted: ${list(now.byLabel.prefix_cache_evictions_total)}; moved to empty frames: ` +
     `${list(now.byLabel.compaction_moves_total)}; computed again: ${counted(now.values.recomputed_tokens_total ?? 0, "token")}; ` +
     `preemptions: ${formatCount(now.values.num_preemptions_total ?? 0)}`;
 }

@@ -7,8 +7,8 @@ export const USES = [
   ["cached_kv", "cached KV"], ["cached_states", "cached states"], ["open", "free in part"], ["free", "free"],
 ];
 export const LOSSES = [
-  ["no_checkpoint", "lost: no state kept there"], ["evicted_state", "lost: its state gave way"],
-  ["evicted_kv", "lost: its KV gave way"], ["not_ready", "lost: being computed"], ["salt", "lost: of another salt"],
+  ["no_checkpoint", "lost: no state kept there"], ["evicted_state", "lost: its state was evicted"],
+  ["evicted_kv", "lost: its KV was evicted"], ["not_ready", "lost: being computed"], ["salt", "lost: of another salt"],
   ["stored", "lost: slower to read from the store"], ["damaged", "lost: damaged in the store"],
   ["store_busy", "lost: the store was too slow"],
 ];
@@ -115,7 +115,7 @@ export function adapters(reading) {
   if (!values.lora_loads_total) return "";
   return `Adapters: ${formatCount(values.lora_adapters)} in memory, ${formatBytes(values.lora_bytes)} of`
     + ` ${formatBytes(values.lora_budget_bytes)}; ${formatCount(values.lora_loads_total)} read,`
-    + ` ${formatCount(values.lora_evictions_total)} gave way.`;
+    + ` ${formatCount(values.lora_evictions_total)} were evicted.`;
 }
 
 export function pictureRows(reading) {

@@ -5,8 +5,8 @@
     response.completed | response.incomplete | response.failed
 
 Every event has a ``sequence_number``, from 0 without a gap. The last one carries the complete response, with its usage.
-A response that is to be kept is stored before the last event or the answer goes out: its id works as soon as a client
-knows that it is complete. If it cannot be stored, the answer says ``store: false``.
+A response that is to be kept is stored before the last event or the answer is sent: the id works as soon as a client
+knows that the response is complete. If it cannot be stored, the answer says ``store: false``.
 
 A failure after the beginning of a stream is ``response.failed``; before it, an HTTP error.
 """
@@ -40,7 +40,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Names of a kind of block: its item, its events, the field with its text, and the part that has that field."""
+    """Names for a kind of block: the item, the events, the field with the text, and the part that has that field."""
 
     item: str
     events: str
@@ -60,18 +60,17 @@ class OutputWriter:
     """The blocks of ``weft.text.dialect`` as items, and their events. An answer without blocks is an empty
     message.
 
-    A piece whose text is held back may still become a marker, so its logprobs wait. When content follows, the
-    last of them that cover its text belong to it; the others were of a marker.
+    While text is held back because it may become a marker, its logprobs wait. When content follows, the last logprobs
+    that cover the content belong to it; earlier ones belonged to a marker.
 
-    ``items``: the output so far; those that are complete have all of their text. ``namespaces``: as in
-    ``namespaces_of``."""
+    ``items``: the output so far; complete items have their text. ``namespaces``: as in ``namespaces_of``."""
 
     def __init__(self, response_id: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
         self.items: list[Item] = []
         self._namespaces = namespaces
         self._response_id = response_id
         self._place: Item = {}
-        """Place of the last block, in its events."""
+        """Fields that locate the current block in its events."""
         self._logprobs: list[ChatTokenLogprob] = []
         self._undecided: list[ChatTokenLogprob] = []
 
@@ -153,7 +152,7 @@ def _covering(logprobs: list[ChatTokenLogprob], text: str) -> list[ChatTokenLogp
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True):
-    """Counts of a response. ``cache_write_tokens`` is always 0: every prefix is cached, and none is paid for."""
+    """Counts of a response. ``cache_write_tokens`` is always 0: every prefix is cached, at no cost."""
 
     input_tokens: int
     input_tokens_details: dict[str, int]
@@ -163,8 +162,7 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """The response. Fields of the request are given back as they were used. ``output``: reasoning, messages and
-    calls."""
+    """The response. Fields of the request are returned as they were used. ``output``: reasoning, messages and calls."""
 
     id: str
     object: str = "response"
@@ -229,8 +227,8 @@ def _response(
 
 
 async def overflow_lines(body: ResponsesBody, response_id: str, error: WeftError) -> AsyncGenerator[bytes, None]:
-    """Write the stream of a response whose prompt is too long. OpenAI answers so, and clients that compact their
-    conversation look for the code only in this event."""
+    """Yield the stream of a response whose prompt is too long. OpenAI answers in this way, and clients that compact
+    their conversation look for the code only in this event."""
     response = _response(body, response_id, body.model or "", SamplingParams(), stored=False)
     for number, kind in enumerate(("response.created", "response.failed")):
         if kind == "response.failed":
@@ -260,11 +258,11 @@ class ResponsesJob:
     async def answer(self) -> bytes:
         if self._top is None:
             pieces = await self.generation.whole()
-        else:  # whose logprobs belong to the message follows from the order of the pieces
+        else:  # the order of the pieces decides which logprobs belong to the message
             pieces = [piece async for some in self.generation.pieces() for piece in some]
         for piece in pieces:
             for _ in self._events(piece):
-                pass  # only the items count
+                pass  # only the items are used
         return await self._complete()
 
     def begin(self) -> bytes:
@@ -299,7 +297,7 @@ class ResponsesJob:
         return self.response.status
 
     def body_so_far(self) -> bytes:
-        """Return the response as it is now. Its output comes with its end."""
+        """Return the response as it is now, without its output, which is added at the end."""
         return _encoder.encode(self.response)
 
     def cancelled(self) -> None:

@@ -5,10 +5,10 @@
     GET, cancel, DELETE ----------------------------------|--> the store: completed, incomplete, failed,
                                                                           cancelled
 
-A run lives in the process that started it (with ``--http-workers``, the one that owns the engines). The store
-names its runner, a file that the process locks. If that is gone, the response has failed, and the next reader
-stores that. Events of a run that was created with ``stream: true`` stay in memory for a while after its end.
-Runs and events are bounded (law L11).
+A run lives in the process that started it (with ``--http-workers``, the one that owns the engines). The store names its
+runner, a file that the process locks. If the runner is gone, the response has failed, and the next reader stores the
+failure. Events of a run that was created with ``stream: true`` stay in memory for a while after its end. Runs and
+events are bounded (law L11).
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class BackgroundAnswer(Protocol):
 
 
 class ResponseRun:
-    """A response that is computed in the background. ``lines`` yields its events; ``unfinished``: as the store has
-    it."""
+    """A response that is computed in the background. ``lines`` yields its events; ``unfinished``: the stored record."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class ResponseRun:
         self.answer = answer
         self._lines = lines
         self._events: list[bytes] = []
-        """events; the one with the sequence number n is entry n."""
+        """Events; the event with sequence number n is entry n."""
         self._news = asyncio.Event()
 
     async def read(self) -> None:
@@ -96,11 +95,11 @@ class ResponseRun:
 
     async def follow(self, starting_after: int) -> AsyncGenerator[bytes, None]:
         """Yield events with larger sequence numbers, up to the end."""
-        at = starting_after + 1
+        position = starting_after + 1
         while True:
             news = self._news
-            if at < len(self._events):
-                chunk, at = b"".join(self._events[at:]), len(self._events)
+            if position < len(self._events):
+                chunk, position = b"".join(self._events[position:]), len(self._events)
                 yield chunk
             elif self.has_ended:
                 return
@@ -121,7 +120,7 @@ class ResponseRuns:
         self._ended: dict[str, ResponseRun] = {}
 
     def check_room(self) -> None:
-        """Raise QueueFullError where no further run may begin."""
+        """Raise QueueFullError if no further run may begin."""
         if len(self._runs) >= RUNS_MAX:
             raise QueueFullError(
                 f"{len(self._runs)} responses are computed in the background, which is the limit. Try again later",
@@ -140,14 +139,14 @@ class ResponseRuns:
         has_events: bool,
         on_end: Callable[[], None],
     ) -> ResponseRun:
-        """Begin a run: ``answer`` was accepted by an engine. Raise ResponseStoreError, and RequestError where the store
-        has no place."""
+        """Begin a run: ``answer`` was accepted by an engine. Raise ResponseStoreError, and RequestError if the store is
+        full."""
         unfinished = StoredResponse(
             response_id=answer.response_id, parent=parent, body=answer.body_so_far(), items=items
         )
         if not await self._store.begin(unfinished, owner):
             raise RequestError(
-                "background needs a place in the store of responses, and this one finds none "
+                "background needs room in the store of responses, which has none "
                 "(limits.response_store_size, limits.max_stored_responses)",
                 param="background",
             )
@@ -160,7 +159,7 @@ class ResponseRuns:
         return run if run is not None and run.owner == owner else None
 
     async def cancel(self, run: ResponseRun) -> None:
-        """Cancel a run, and return when the store has it. A run that has ended stays as it is."""
+        """Cancel a run, and return once the store has the end. A run that has ended is left as it is."""
         if run.task is not None and not run.has_ended:
             run.task.cancel()
             await asyncio.wait((run.task,))
@@ -170,7 +169,7 @@ class ResponseRuns:
         self._ended.pop(response_id, None)
 
     async def checked(self, stored: StoredResponse, owner: str) -> StoredResponse:
-        """Return ``stored``; failed, if it is unfinished and the process that computed it is gone."""
+        """Return ``stored``, marked as failed if it is unfinished and the process that computed it is gone."""
         if status_of(stored) not in UNFINISHED or not await self._store.runner_is_gone(stored.response_id, owner):
             return stored
         body = msgspec.json.decode(stored.body)
@@ -183,7 +182,7 @@ class ResponseRuns:
         return await self._store.get(stored.response_id, owner)
 
     async def close(self) -> None:
-        """End the runs; the store has their end."""
+        """End the runs, and store their ends."""
         tasks = [run.task for run in self._runs.values() if run.task is not None]
         for task in tasks:
             task.cancel()
@@ -206,7 +205,7 @@ class ResponseRuns:
             del self._runs[response_id]
             self._ended[response_id] = run
             while len(self._ended) > ENDED_MAX or (
-                sum(one.event_bytes for one in self._ended.values()) > ENDED_BYTES_MAX
+                sum(ended.event_bytes for ended in self._ended.values()) > ENDED_BYTES_MAX
             ):
                 del self._ended[next(iter(self._ended))]
 

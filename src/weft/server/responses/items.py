@@ -4,16 +4,17 @@
 
     message               role, content: text or parts     a message of this role
     reasoning             content or summary               reasoning of the assistant message that follows
-    function_call         call_id, name, arguments         a call of the assistant message before, or its own
+    function_call         call_id, name, arguments         a call of the assistant message before, else of a new one
     function_call_output  call_id, output                  a tool message
     custom_tool_call and its output                        the same for a custom tool, with ``input``
     item_reference        id                               a stored item (``with_items``)
 
 An item that cannot follow in the order of an answer (reasoning, content, calls) begins another message. Parts that are
-not text are refused by place and type. Items of tools that ran on another server (``web_search_call``, ``mcp_call``,
-``compaction``) are left out and named as ignored; a call that the client ran itself, and its output
-(``local_shell_call``), are those of a function. So a conversation that began on another server goes on here. Tools that
-come among the items (``additional_tools``, ``tool_search_output``) are tools of the request.
+not text or pictures are refused, with their position and type. Items of tools that ran on another server
+(``web_search_call``, ``mcp_call``, ``compaction``) are left out and reported as ignored. A call that the client ran
+itself (``local_shell_call``) and its output become a function call and its output. So a conversation that began on
+another server can continue here. Tools among the items (``additional_tools``, ``tool_search_output``) are added to the
+tools of the request.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ _ID_CHARS_MAX = 256
 _ITEM_ID = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[io]\d{1,9}")
 
 
-def read_items(given: str | list[Item], response_id: str) -> list[Item]:
-    """Return ``input`` of a request as items, checked; ``response_id`` is in their ids. Raise RequestError that names
-    the item or part."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
+def read_items(items_or_text: str | list[Item], response_id: str) -> list[Item]:
+    """Return ``input`` of a request as items, checked; ``response_id`` becomes a part of their ids. Raise RequestError
+    that names the item or part."""
+    if isinstance(items_or_text, str):
+        items_or_text = [{"role": "user", "content": items_or_text}]
     items = []
-    for at, item in enumerate(given):
+    for index, item in enumerate(items_or_text):
         own = _own_item(item)
         if own is None:
             note_ignored(f"input.{item['type']}")
         else:
-            items.append(_item(f"input[{at}]", own, item_id(own.get("type"), response_id, "i", at)))
+            items.append(_item(f"input[{index}]", own, item_id(own.get("type"), response_id, "i", index)))
     return items
 
 
@@ -68,7 +69,7 @@ def _own_fields(item: Item) -> Item:
 
 
 def _own_item(item: Item) -> Item | None:
-    """Return ``item`` as one of the types of this server; None for one of a tool that another server ran."""
+    """Return ``item`` as one of this server's types; None for an item of a tool that another server ran."""
     kind = item.get("type", "message")
     if not isinstance(kind, str) or kind in _PREFIXES or not kind or kind == "item_reference":
         return item
@@ -78,8 +79,8 @@ def _own_item(item: Item) -> Item | None:
         said = output if isinstance(output, str) else msgspec.json.encode(output).decode()
         return {"type": "function_call_output", "call_id": call_id, "output": said}
     if kind.endswith("_call") and isinstance(call_id, str):
-        given = _own_fields(item)
-        arguments = given.get("arguments", given.get("action", given))
+        fields = _own_fields(item)
+        arguments = fields.get("arguments", fields.get("action", fields))
         name = kind.removesuffix("_call")
         return {
             "type": "function_call",
@@ -94,14 +95,15 @@ def new_response_id() -> str:
     return f"resp_{token_hex(16)}"
 
 
-def item_id(kind: Any, response_id: str, side: Literal["i", "o"], at: int) -> str:
-    """Return the id of item ``at`` of a response's input or output. It leads back to the response (``response_of``)."""
+def item_id(kind: Any, response_id: str, side: Literal["i", "o"], index: int) -> str:
+    """Return the id of item ``index`` of a response's input or output, which contains the id of the response
+    (``response_of``)."""
     prefix = _PREFIXES.get(kind, "msg") if isinstance(kind, str) else "msg"
-    return f"{prefix}_{response_id.removeprefix('resp_')}{side}{at}"
+    return f"{prefix}_{response_id.removeprefix('resp_')}{side}{index}"
 
 
 def response_of(item: str) -> str | None:
-    """Return the response whose item this is, as its id says; None for an id of another form."""
+    """Return the id of the response that the item with id ``item`` belongs to; None for an id of another form."""
     match = _ITEM_ID.fullmatch(item)
     return None if match is None else f"resp_{match.group(1)}"
 
@@ -109,8 +111,8 @@ def response_of(item: str) -> str | None:
 def messages_of(
     items: Iterable[Item], instructions: str | None, names: Mapping[tuple[str, str], str] | None = None
 ) -> list[ChatMessage]:
-    """Return the messages of items. ``instructions`` come first, as a system message. ``names``: of functions inside a
-    namespace, to the model."""
+    """Return the messages of items. ``instructions`` come first, as a system message. ``names``: the model's names of
+    functions inside a namespace."""
     messages = [ChatMessage(role="system", content=instructions)] if instructions else []
     answers: list[list[Item]] = []
     place = -1
@@ -128,13 +130,13 @@ def messages_of(
             messages.append(ChatMessage(role=item["role"], content=_text_of(item["content"])))
         else:
             messages.append(ChatMessage(role=item["role"], content=_shown(item["content"])))
-    for message, answer in zip((one for one in messages if one.role == "assistant"), answers, strict=True):
+    for message, answer in zip((message for message in messages if message.role == "assistant"), answers, strict=True):
         _fill(message, answer, names or {})
     return messages
 
 
 def _place(item: Item) -> int:
-    """Return the order of an item in the message of an assistant; -1 for one that belongs to none."""
+    """Return the rank of an item in an assistant's message; -1 for an item of another message."""
     kind = item["type"]
     if kind == "message":
         return 1 if item["role"] == "assistant" else -1
@@ -173,10 +175,10 @@ def _item(place: str, item: Item, default_id: str) -> Item:
             param=f"{place}.type",
             code="unsupported_parameter",
         )
-    given = item.get("id")
-    if given is not None and not (isinstance(given, str) and 0 < len(given) <= _ID_CHARS_MAX):
+    own_id = item.get("id")
+    if own_id is not None and not (isinstance(own_id, str) and 0 < len(own_id) <= _ID_CHARS_MAX):
         raise RequestError(f"{place}.id: expected a text of 1 to {_ID_CHARS_MAX} characters", param=f"{place}.id")
-    checked: Item = {"type": kind, "id": given or default_id}
+    checked: Item = {"type": kind, "id": own_id or default_id}
     if kind == "message":
         return {**checked, **_message(place, item), "status": "completed"}
     if kind == "reasoning":
@@ -222,8 +224,8 @@ def _content(place: str, content: Any, own: str) -> str | list[Item]:
     if not isinstance(content, list):
         raise RequestError(f"{place}: expected text or a list of parts", param=place)
     parts = []
-    for at, part in enumerate(content):
-        here = f"{place}[{at}]"
+    for index, part in enumerate(content):
+        here = f"{place}[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("input_image", "input_video") and own == "input_text":
             parts.append(_image(here, part) if kind == "input_image" else part)
@@ -258,7 +260,9 @@ def _parts(place: str, parts: Any, kind: str) -> list[Item]:
         return []
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise RequestError(f"{place}: expected a list of objects with type {kind} and text", param=place)
-    return [{"type": kind, "text": _text(f"{place}[{at}].text", part.get("text"))} for at, part in enumerate(parts)]
+    return [
+        {"type": kind, "text": _text(f"{place}[{index}].text", part.get("text"))} for index, part in enumerate(parts)
+    ]
 
 
 def _text(place: str, value: Any) -> str:
@@ -269,20 +273,19 @@ def _text(place: str, value: Any) -> str:
 
 
 def _shown(content: str | list[Item]) -> str | list[Item]:
-    """Return text, or parts where some are pictures."""
+    """Return the text of ``content``; the parts, if some are pictures."""
     if isinstance(content, list) and any("text" not in part for part in content):
         return content
     return _text_of(content)
 
 
 def _text_of(content: str | list[Item]) -> str:
-    """Return the text of the system prompt. Raise RequestError for a picture in it."""
+    """Return the text of a system prompt. Raise RequestError for a picture."""
     if isinstance(content, str):
         return content
     if any("text" not in part for part in content):
         raise RequestError(
-            "input: a picture is in a message of the system; pictures are read in "
-            "messages of the user and in outputs of tools",
+            "input: a system message has a picture; pictures are read in messages of the user and in outputs of tools",
             param="input",
             code="unsupported_parameter",
         )
@@ -303,21 +306,24 @@ def is_reference(item: Item) -> bool:
 
 
 async def with_items(
-    given: Sequence[Item], known: Sequence[Item], get: Callable[[str], Awaitable[StoredResponse]], limits: StoreLimits
+    own_items: Sequence[Item],
+    known: Sequence[Item],
+    get: Callable[[str], Awaitable[StoredResponse]],
+    limits: StoreLimits,
 ) -> list[Item]:
-    """Return ``given`` with items for references. The id of an item has that of its response in it, so the store needs
-    no index of items. ``known``: items of the conversation so far, which are looked through first. ``get`` raises
-    UnknownResponseError. Raise RequestError, UnknownResponseError. Responses and bytes of one request are bounded as
-    those of a conversation are (law L11)."""
+    """Return ``own_items`` with the items that references name. The id of an item contains the id of its response, so
+    the store needs no index of items. ``known``: items of the conversation so far, searched first. ``get`` raises
+    UnknownResponseError. Raise RequestError, UnknownResponseError. The limits on responses and bytes of a conversation
+    hold for one request (law L11)."""
     by_id = {item["id"]: item for item in known}
     responses: set[str] = set()
     size = 0
     result = []
-    for at, item in enumerate(given):
+    for index, item in enumerate(own_items):
         if not is_reference(item):
             result.append(item)
             continue
-        place, name = f"input[{at}].id", item.get("id")
+        place, name = f"input[{index}].id", item.get("id")
         if not isinstance(name, str):
             raise RequestError(f"{place} is missing: the id of a stored item", param=place)
         response_id = response_of(name)
@@ -339,7 +345,7 @@ async def with_items(
                     param="input",
                 )
             items = [*_decode_items(stored.items), *_decode_output(stored.body).output]
-            by_id.update((one["id"], one) for one in items)
+            by_id.update((known_item["id"], known_item) for known_item in items)
         if name not in by_id:
             raise _unknown(place, name)
         result.append(by_id[name])
@@ -368,7 +374,7 @@ _VERBOSITIES = (None, "medium")
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    """The field ``reasoning``. ``summary``: answers have the reasoning itself, in ``content``, and no summary of it."""
+    """The field ``reasoning``. ``summary`` has no effect: answers have the complete reasoning, in ``content``."""
 
     effort: str | None = None
     max_tokens: int | None = None
@@ -437,20 +443,20 @@ _TOOL_ITEMS = ("additional_tools", "tool_search_output")
 
 
 def _lift_tools(body: ResponsesBody) -> None:
-    """Make tools of the items tools of the request. A definition that comes twice counts once."""
+    """Add the tools among the items to the tools of the request. A definition that comes twice is added once."""
     if isinstance(body.input, str):
         return
     lists = [item.get("tools") for item in body.input if item.get("type") in _TOOL_ITEMS]
     more = [tool for tools in lists if isinstance(tools, list) for tool in tools]
     if more:
         known = list(body.tools or ())
-        body.tools = known + [tool for at, tool in enumerate(more) if tool not in known and tool not in more[:at]]
+        body.tools = known + [tool for index, tool in enumerate(more) if tool not in known and tool not in more[:index]]
         body.input = [item for item in body.input if item.get("type") != "additional_tools"]
 
 
 def check_fields(body: ResponsesBody) -> None:
-    """Check the rules that a type cannot state, and take tools of the items (``_lift_tools``). Raise RequestError that
-    names the field."""
+    """Check the rules that a type cannot state, and move tools from the items to the request (``_lift_tools``). Raise
+    RequestError that names the field."""
     _lift_tools(body)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise RequestError(

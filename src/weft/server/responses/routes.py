@@ -1,10 +1,10 @@
 """The endpoints of Responses.
 
-    POST   /v1/responses                    an answer, whole or as a stream
+    POST   /v1/responses                    an answer, complete or as a stream
     POST   /v1/responses/input_tokens       the length of a prompt
     GET    /v1/responses/ID                 a stored response
     DELETE /v1/responses/ID
-    POST   /v1/responses/ID/cancel          ends one that is computed in the background
+    POST   /v1/responses/ID/cancel          ends a response that is computed in the background
     GET    /v1/responses/ID/input_items     the items of its own request, newest first
 
 A response belongs to the API key that made it; any other key gets a 404.
@@ -66,8 +66,8 @@ _log = logging.getLogger("weft.server")
 
 
 class ResponseHandlers:
-    """The endpoints of Responses. A public method is an operation of ``openapi.endpoints``. ``forward``: to the process
-    that computes responses in the background, if that is another one."""
+    """The endpoints of Responses. A public method is an operation of ``openapi.endpoints``. ``forward``: sends a
+    request to the process that computes responses in the background, if that is another one."""
 
     def __init__(self, service: Service, forward: Handler | None) -> None:
         self._service = service
@@ -136,7 +136,7 @@ class ResponseHandlers:
         return await self._once_ended(request, self._cancel)
 
     async def _once_ended(self, request: Request, answer: Callable[[str, str], Awaitable[Response]]) -> Response:
-        """End the response in the process that computes it. ``answer`` takes its id and its owner."""
+        """End the response in the process that computes it. ``answer`` gets id and owner."""
         response_id, owner = request.path_params["response_id"], owner_of(request)
         stored = await self._store().get(response_id, owner)
         if self._forward is not None and status_of(stored) in UNFINISHED:
@@ -171,7 +171,7 @@ class ResponseHandlers:
         return json_response(page_of(listed, request, lambda item: str(item["id"])))
 
     async def _begin(self, request: Request, body: ResponsesBody, job: ResponsesJob, items: list[Item]) -> Response:
-        """Begin a response in the background. Raise the engine's refusal of the job, and RequestError."""
+        """Begin a response in the background. Raise the engine's refusal, and RequestError."""
         tenant, runs = tenant_of(request), self._runs()
 
         def end() -> None:
@@ -235,11 +235,11 @@ class ResponseHandlers:
 
     async def _items(self, request: Request, body: ResponsesBody, history: TurnHistory, response_id: str) -> list[Item]:
         """Return the items of the request's own ``input``. Raise RequestError, UnknownResponseError."""
-        given = body.input
-        if not isinstance(given, str) and any(map(is_reference, given)):
+        items = body.input
+        if not isinstance(items, str) and any(map(is_reference, items)):
             owner, store = owner_of(request), self._store()
-            given = await with_items(given, history.items, lambda name: store.get(name, owner), store.limits)
-        return await read_apart(0 if isinstance(given, str) else len(given), read_items, given, response_id)
+            items = await with_items(items, history.items, lambda name: store.get(name, owner), store.limits)
+        return await read_apart(0 if isinstance(items, str) else len(items), read_items, items, response_id)
 
     def _keep(
         self, request: Request, body: ResponsesBody, turn: PreparedTurn, items: list[Item], history: TurnHistory
@@ -276,7 +276,7 @@ class ResponseHandlers:
 
 
 def _with_raw(request: Request, raw: bytes) -> Request:
-    """Return ``request`` with its body, which was read."""
+    """Return ``request`` with ``raw`` as its body, which was already read."""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": raw, "more_body": False}
@@ -285,15 +285,15 @@ def _with_raw(request: Request, raw: bytes) -> Request:
 
 
 def _flag(request: Request, name: str) -> bool:
-    given = request.query_params.get(name, "false")
-    if given not in ("true", "false"):
-        raise RequestError(f"{name} is {given[:20]!r}; it is true or false", param=name)
-    return given == "true"
+    value = request.query_params.get(name, "false")
+    if value not in ("true", "false"):
+        raise RequestError(f"{name} is {value[:20]!r}; it is true or false", param=name)
+    return value == "true"
 
 
 def _starting_after(request: Request) -> int:
-    """Return the last event that the client has; -1 for none."""
-    given = request.query_params.get("starting_after", "-1")
-    if given != "-1" and not (given.isascii() and given.isdigit() and len(given) < 10):
-        raise RequestError(f"starting_after is {given[:20]!r}; it must be at least 0", param="starting_after")
-    return int(given)
+    """Return the number of the last event that the client has; -1 for none."""
+    value = request.query_params.get("starting_after", "-1")
+    if value != "-1" and not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise RequestError(f"starting_after is {value[:20]!r}; it must be at least 0", param="starting_after")
+    return int(value)

@@ -4,9 +4,9 @@
     get, delete, path_to --------> the thread
 
 SQLite blocks, for milliseconds as a rule and for seconds when another process writes or a disk is slow. So its calls
-run in one thread of their own. An executor with its futures takes half longer for a short call. A response is on disk
-when ``put`` returns. Without ``server.response_store`` the file is opened when the first response is stored or asked
-for. At most WAITING_MAX calls wait (law L11).
+run in one thread of their own. An executor with futures would make a short call 50 % slower. A response is on disk when
+``put`` returns. Without ``server.response_store`` the file is opened when the first response is stored or asked for. At
+most WAITING_MAX calls wait (law L11).
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class StoreLimits:
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A stored response. ``body``: the response as JSON; ``items``: only the input items of its request, as JSON.
 
-    ``tokens`` are int32, after the first ``shared`` tokens of the parent: tokens that the model read and wrote up to
-    the end of the answer. Their text has ``chars`` characters and the SHA-256 ``digest``; ``vocabulary`` identifies the
-    tokenizer."""
+    ``tokens``: int32 bytes of the tokens that the model read and wrote up to the end of the answer, without the first
+    ``shared`` tokens, which are the parent's. Their text has ``chars`` characters and the SHA-256 ``digest``;
+    ``vocabulary`` identifies the tokenizer."""
 
     response_id: str
     parent: str | None
@@ -92,8 +92,8 @@ _decode = msgspec.msgpack.Decoder(StoredResponse).decode
 
 
 class ResponseStore:
-    """The store of responses, on the event loop. Raises ResponseStoreError where the file fails, QueueFullError where
-    too many calls wait."""
+    """The store of responses, on the event loop. Raises ResponseStoreError if the file fails, QueueFullError if too
+    many calls wait."""
 
     def __init__(self, path: Path, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         self.path = path
@@ -106,14 +106,14 @@ class ResponseStore:
         self._puts: list[tuple[Callable[[], StoredResponse], str, asyncio.Future[bool]]] = []
         self._is_writing = False
         self._runner: LockFile | None = None
-        """Locked as long as this process may compute responses in the background."""
+        """File that is locked as long as this process may compute responses in the background."""
 
     def open_now(self) -> None:
         """Open the file, before anything else. Raise ResponseStoreError."""
         self._work(lambda database: None)
 
     async def put(self, make: Callable[[], StoredResponse], owner: str) -> bool:
-        """Store a response. Return False where it has no place. ``make`` may hash megabytes and runs in the thread."""
+        """Store a response. Return False if there is no room. ``make`` may hash megabytes and runs in the thread."""
         self._check_room(len(self._puts))
         is_stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._puts.append((make, owner, is_stored))
@@ -122,7 +122,7 @@ class ResponseStore:
         return await is_stored
 
     async def begin(self, unfinished: StoredResponse, owner: str) -> bool:
-        """Store a response that this process computes in the background. Return False where it has no place."""
+        """Store a response that this process computes in the background. Return False if there is no room."""
 
         def put(database: ObjectDatabase) -> bool:
             if self._runner is None:
@@ -132,7 +132,7 @@ class ResponseStore:
         return await self.run(put)
 
     async def finish(self, make: Callable[[], StoredResponse], owner: str) -> bool:
-        """Store the end of a response of ``begin``. Return False if it was deleted."""
+        """Store the end of a response that ``begin`` stored. Return False if it was deleted."""
         return await self.run(lambda database: database.finish(KIND, make().as_object(owner)))
 
     async def runner_is_gone(self, response_id: str, owner: str) -> bool:
@@ -186,8 +186,8 @@ class ResponseStore:
             return database.put_all(KIND, [make().as_object(owner) for make, owner, _ in batch])
 
         def end(written: list[bool] | Exception) -> None:
-            for at, (_, _, is_stored) in enumerate(batch):
-                _settle(is_stored, written if isinstance(written, Exception) else written[at])
+            for index, (_, _, is_stored) in enumerate(batch):
+                _settle(is_stored, written if isinstance(written, Exception) else written[index])
             self._is_writing = False
             if self._puts:
                 self._write()
@@ -195,7 +195,8 @@ class ResponseStore:
         self._begin(put_all, end)
 
     async def run(self, work: Callable[[ObjectDatabase], T]) -> T:
-        """Return ``work`` of the database, done in the thread. Raises ResponseStoreError, and its own errors."""
+        """Call ``work`` with the database, in the thread, and return the result. Raise ResponseStoreError, and errors
+        of ``work``."""
         self._check_room(self._waiting)
         self._waiting += 1
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -249,7 +250,7 @@ class ResponseStore:
 
 
 def _settle(waiting: asyncio.Future[T], result: T | Exception) -> None:
-    if waiting.done():  # its client has gone
+    if waiting.done():  # the client has left
         return
     if isinstance(result, Exception):
         waiting.set_exception(result)
@@ -295,12 +296,12 @@ def read_path(database: ObjectDatabase, response_id: str, owner: str, limits: St
                 f"{limits.turn_bytes} (limits.max_body_mb)",
                 param="previous_response_id",
             )
-        bodies = [database.get(KIND, one, owner) for one, _, _ in path]
+        bodies = [database.get(KIND, stored_id, owner) for stored_id, _, _ in path]
         return [_decode(body) for body in bodies if body is not None]
 
 
 def _migrate(database: ObjectDatabase, version: int) -> None:
-    """Fill the tables from those of versions 1 and 2."""
+    """Fill the tables from the tables of versions 1 and 2."""
     runner = "runner" if version == 2 else "NULL"
     rows = database.db.execute(
         f"SELECT id, owner, parent, root, created_s, {runner}, body, items, vocabulary, shared, tokens, "

@@ -1,12 +1,12 @@
-"""From a Responses body to the turn that every dialect shares (``ChatTurn``), and from its answer to a stored response.
+"""The Responses dialect: a body becomes a ``ChatTurn``, and an answer becomes a stored response.
 
     path of StoredResponse --read_history--> TurnHistory: items, and the tokens that the model knows
     response + answer's tokens --Keeper--> StoredResponse
 
-The next turn begins where the answer ended. A model may write a text in other tokens than the tokenizer makes of it.
-From text, the prompt would leave the cached prefix at the first token that differs. So a response keeps the tokens of
-its prompt and its answer, with the digest of their text. If the next prompt begins with this text, these tokens replace
-it (``KnownPrefix``). Tokens are stored as a difference to the parent's.
+The next turn begins where the answer ended. The tokenizer may split a text into other tokens than the model wrote. If
+the next prompt were tokenized from text, it would then miss the cached prefix from the first such token on. So a
+response stores the tokens of prompt and answer, with a digest of the text. If the next prompt begins with this text,
+the stored tokens are used for it (``KnownPrefix``). Only tokens that the parent does not have are stored.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _FORMATS = ("text", "json_object", "json_schema")
 
 
 def responses_turn(body: ResponsesBody, items: Sequence[Item], known: KnownPrefix | None = None) -> ChatTurn:
-    """Return the turn of ``body``. ``items``: of the conversation with its earlier turns; ``known``: tokens of those.
-    Raise RequestError that names the field."""
+    """Return the turn of ``body``. ``items``: of the conversation, earlier turns included; ``known``: the tokens of the
+    earlier turns. Raise RequestError that names the field."""
     response_format, fields = _response_format(body), body
     if response_format is not body.response_format:
         fields = msgspec.structs.replace(body, response_format=response_format)
@@ -52,26 +52,30 @@ def responses_turn(body: ResponsesBody, items: Sequence[Item], known: KnownPrefi
 
 
 _ITEMS_AT_ONCE = 500
-"""Most items that are read in one turn of the event loop."""
+"""Most items that are read on the event loop."""
 Read = TypeVar("Read")
 
 
-async def read_apart(count: int, read: Callable[..., Read], *given: Any) -> Read:
-    """Return ``read(*given)``, from a thread where it reads ``count`` items and these are many."""
-    return read(*given) if count <= _ITEMS_AT_ONCE else await asyncio.to_thread(read, *given)
+async def read_apart(count: int, read: Callable[..., Read], *arguments: Any) -> Read:
+    """Return ``read(*arguments)``; call it in a thread if ``count``, the items that it reads, is large."""
+    return read(*arguments) if count <= _ITEMS_AT_ONCE else await asyncio.to_thread(read, *arguments)
 
 
 def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFields:
     """Return the fields that shape the prompt. Raise RequestError."""
     functions = flat_tools(body.tools)
-    names = {(one.namespace, one.definition["name"]): one.name for one in functions if one.namespace and one.name}
+    names = {
+        (function.namespace, function.definition["name"]): function.name
+        for function in functions
+        if function.namespace and function.name
+    }
     messages = messages_of(items, body.instructions, names)
     if not messages:
         raise RequestError("input is empty: it needs text or at least one item", param="input")
     reasoning = body.reasoning or ReasoningOptions()
     return ConversationFields(
         messages=messages,
-        tools=[_tool(one) for one in functions],
+        tools=[_tool(function) for function in functions],
         tool_choice=_choice(body.tool_choice, names),
         parallel_tool_calls=body.parallel_tool_calls,
         variables=body.chat_template_kwargs,
@@ -83,32 +87,32 @@ def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFiel
 
 
 def format_of(body: ResponsesBody) -> dict[str, Any]:
-    """Return ``text.format``, with its default."""
-    asked = None if body.text is None else body.text.format
-    return asked or {"type": "text"}
+    """Return ``text.format``, or its default."""
+    text_format = None if body.text is None else body.text.format
+    return text_format or {"type": "text"}
 
 
 def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
-    asked = format_of(body)
-    kind = asked.get("type")
+    text_format = format_of(body)
+    kind = text_format.get("type")
     if kind not in _FORMATS:
         raise RequestError(f"text.format.type is {kind!r}; it is {', '.join(_FORMATS)}", param="text.format.type")
     if kind == "text":
         return body.response_format
     if body.response_format is not None:
         raise RequestError(
-            "text.format and response_format both give the form of the answer; one can", param="text.format"
+            "text.format and response_format both define the form of the answer; send only one", param="text.format"
         )
     if kind == "json_object":
         return {"type": "json_object"}
-    if not isinstance(asked.get("schema"), dict):
+    if not isinstance(text_format.get("schema"), dict):
         raise RequestError("text.format.schema is missing: a JSON schema", param="text.format.schema")
-    return {"type": "json_schema", "json_schema": {"name": asked.get("name"), "schema": asked["schema"]}}
+    return {"type": "json_schema", "json_schema": {"name": text_format.get("name"), "schema": text_format["schema"]}}
 
 
 class FlatTool(NamedTuple):
-    """A tool of the request, or one inside a namespace. ``name``: to the model; of a function inside a namespace that
-    shares its name with another one, with the namespace before it."""
+    """A tool of the request, or one inside a namespace. ``name``: the name that the model sees; with the namespace
+    before it, if two namespaces have a function of the same name."""
 
     place: str
     definition: Any
@@ -117,22 +121,22 @@ class FlatTool(NamedTuple):
 
 
 def flat_tools(tools: Sequence[Any] | None) -> list[FlatTool]:
-    """Return ``tools`` with the functions of each namespace in its place. Raise RequestError for a namespace without a
-    name or tools."""
+    """Return ``tools``, where the functions of a namespace replace the namespace. Raise RequestError for a namespace
+    without a name or tools."""
     flattened: list[tuple[str, Any, str]] = []
-    for at, tool in enumerate(tools or ()):
-        place = f"tools[{at}]"
+    for index, tool in enumerate(tools or ()):
+        place = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "namespace":
             flattened.append((place, tool, ""))
             continue
         namespace, inner = tool.get("name"), tool.get("tools")
         if not isinstance(namespace, str) or not isinstance(inner, list):
             raise RequestError(f"{place}: a namespace has a name and a list of tools", param=place)
-        flattened += [(f"{place}.tools[{number}]", one, namespace) for number, one in enumerate(inner)]
-    given = [_name_of(tool) for _, tool, _ in flattened]
+        flattened += [(f"{place}.tools[{number}]", inner_tool, namespace) for number, inner_tool in enumerate(inner)]
+    tool_names = [_name_of(tool) for _, tool, _ in flattened]
     return [
-        FlatTool(place, tool, namespace, name if not namespace or given.count(name) < 2 else f"{namespace}.{name}")
-        for (place, tool, namespace), name in zip(flattened, given, strict=True)
+        FlatTool(place, tool, namespace, name if not namespace or tool_names.count(name) < 2 else f"{namespace}.{name}")
+        for (place, tool, namespace), name in zip(flattened, tool_names, strict=True)
     ]
 
 
@@ -142,9 +146,11 @@ def _name_of(tool: Any) -> str:
 
 
 def namespaces_of(tools: Sequence[Any] | None) -> dict[str, tuple[str, str]]:
-    """Return the namespace and the own name of each function inside one, by its name to the model."""
+    """Return namespace and own name of each function in a namespace, by the name that the model sees."""
     return {
-        one.name: (one.namespace, one.definition["name"]) for one in flat_tools(tools) if one.namespace and one.name
+        function.name: (function.namespace, function.definition["name"])
+        for function in flat_tools(tools)
+        if function.namespace and function.name
     }
 
 
@@ -153,7 +159,7 @@ def _choice(choice: Any, names: Mapping[tuple[str, str], str]) -> Any:
     if not isinstance(choice, dict):
         return choice
     if isinstance(choice.get("tools"), list):
-        return {**choice, "tools": [_choice(one, names) for one in choice["tools"]]}
+        return {**choice, "tools": [_choice(tool, names) for tool in choice["tools"]]}
     namespace, name = choice.get("namespace"), choice.get("name")
     if not isinstance(namespace, str) or not isinstance(name, str):
         return choice
@@ -184,7 +190,7 @@ def in_own_words(error: RequestError) -> RequestError:
     """Return ``error`` of a turn with the names of this dialect."""
     param = _NAMES.get(error.param or "", error.param)
     message = error.message.replace("(max_tokens)", "(max_output_tokens)")
-    if ".custom." in (param or ""):  # chat completions have an object more
+    if ".custom." in (param or ""):  # chat completions nest the function in an object
         param, message = str(param).replace(".custom.", "."), message.replace(".custom.", ".")
     changed = copy.copy(error)
     changed.args, changed.message, changed.param = (message,), message, param
@@ -203,16 +209,18 @@ async def prepare_response(
         items:   system | user ... | user ... | user ... | user ...
         shown:   system |                     | user ... | user ...
 
-    A turn keeps everything after its user message, so no output of a tool loses its call. The oldest turns go,
-    TURNS_STEP at a time: the shown beginning is then the same for several turns, and the cache has it. Raises
-    RequestError, UnknownModelError, EngineUnavailableError."""
+    A turn keeps everything after its user message, so no tool output loses its call. The oldest turns are dropped,
+    TURNS_STEP at a time, so that several turns begin with the same prefix, which the cache has. Raise RequestError,
+    UnknownModelError, EngineUnavailableError."""
     try:
         return await prepare_turn(service, await read_apart(len(items), responses_turn, body, items, known))
     except ContextLengthError:
         if body.truncation != "auto":
             raise
-    leading = next((at for at, item in enumerate(items) if item.get("role") not in ("system", "developer")), len(items))
-    starts = [at for at in range(leading + 1, len(items)) if items[at].get("role") == "user"]
+    leading = next(
+        (index for index, item in enumerate(items) if item.get("role") not in ("system", "developer")), len(items)
+    )
+    starts = [index for index in range(leading + 1, len(items)) if items[index].get("role") == "user"]
     fitting = await _first_fitting(
         service, body, items, leading, starts[TURNS_STEP - 1 :: TURNS_STEP]
     ) or await _first_fitting(service, body, items, leading, starts)
@@ -225,7 +233,7 @@ async def prepare_response(
 async def _first_fitting(
     service: Service, body: ResponsesBody, items: Sequence[Item], leading: int, starts: Sequence[int]
 ) -> PreparedTurn | None:
-    """Return the longest conversation that begins at one of ``starts`` and fits; by halving."""
+    """Return the longest conversation that begins at one of ``starts`` and fits, found by bisection."""
     best: PreparedTurn | None = None
     low, high = 0, len(starts)
     while low < high:
@@ -249,8 +257,8 @@ async def _fitting(service: Service, body: ResponsesBody, items: Sequence[Item])
 
 
 class TurnHistory(msgspec.Struct, frozen=True):
-    """The turns before a request. ``items`` of all earlier turns, input and output in order. ``tokens``: those that the
-    model knows of them."""
+    """The turns before a request. ``items``: of all earlier turns, input and output in order. ``tokens``: as the model
+    read and wrote them."""
 
     items: list[Item] = []
     tokens: list[int] = []
@@ -268,7 +276,8 @@ _decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 def read_history(path: Sequence[StoredResponse], vocabulary: bytes) -> TurnHistory:
-    """Return the history of a conversation. ``vocabulary``: the tokenizer's; tokens of another one are left out."""
+    """Return the history of a conversation. ``vocabulary``: of the tokenizer; tokens of another tokenizer are left
+    out."""
     items: list[Item] = []
     tokens: list[int] = []
     for stored in path:
@@ -284,14 +293,15 @@ def read_history(path: Sequence[StoredResponse], vocabulary: bytes) -> TurnHisto
 
 
 class RawAnswer(NamedTuple):
-    """All tokens that were generated, and their text as it was read, markers too."""
+    """All generated tokens, and their text with its markers."""
 
     tokens: list[int]
     text: str
 
 
 class Keeper(msgspec.Struct, frozen=True):
-    """A maker of the record of a response. ``items``: the request's own; ``before``: the parent's tokens."""
+    """The function that makes the stored record of a response. ``items``: of this request; ``before``: the parent's
+    tokens."""
 
     model: ServedModel
     prompt: Prompt

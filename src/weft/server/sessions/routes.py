@@ -1,8 +1,8 @@
-"""``/v1/sessions``: save, look, restore, fork and delete sessions of the key of a request.
+"""``/v1/sessions``: save, show, restore, fork and delete the sessions of the request's API key.
 
-save, restore    the engine computes tokens that no cache has (a request without an answer), then pins the prefix
-fork             a second name for the same tokens: nothing is computed, no page is taken
-delete, expiry   the name goes; pages and records are evicted like any other from then on
+save, restore    the engine computes tokens that no cache has (a request without an answer), then pins the prefix fork
+a second name for the same tokens: nothing is computed, no page is taken delete, expiry   the name is removed; from then
+on its pages and records are evicted like any other
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ _log = logging.getLogger("weft.server")
 
 
 class SessionBody(msgspec.Struct, kw_only=True):
-    """One of ``messages``, ``response_id`` and ``prompt`` has the tokens of the session. ``expires_after``: seconds."""
+    """The body of a save. Exactly one of ``messages``, ``response_id`` and ``prompt`` gives the tokens of the session.
+    ``expires_after``: seconds."""
 
     name: str
     model: str | None = None
@@ -71,9 +72,9 @@ class ForkBody(msgspec.Struct, kw_only=True):
 
 
 class SessionObject(msgspec.Struct, kw_only=True):
-    """``tokens`` of the session; ``computed_tokens``: of them, those that this request had to compute. ``stored``: the
-    state is durable in the store of an engine; ``in_memory``: tokens up to the deepest state in memory. The last three
-    are null where the engines were not asked."""
+    """A session as the API shows it. ``tokens``: its length; ``computed_tokens``: tokens that this request had to
+    compute. ``stored``: whether the state is in the store of an engine; ``in_memory``: tokens up to the deepest state
+    in memory. The last three are null if the engines were not asked."""
 
     id: str
     object: str = "session"
@@ -107,7 +108,7 @@ class DeletedSession(msgspec.Struct, kw_only=True):
 
 
 class Sessions:
-    """Saves and restores for every way to ask for it; a ``Background`` that removes expired ones."""
+    """Saves and restores of sessions, for all endpoints; a ``Background`` that removes expired sessions."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -136,14 +137,14 @@ class Sessions:
         salt: str,
         expires_after: float | None,
     ) -> SessionObject:
-        """Raises RequestError, SessionLimitError, and the engine's refusal of the tokens."""
+        """Save a session. Raise RequestError, SessionLimitError, and the engine's refusal of the tokens."""
         owner, store = owner_of(request), self.store
         session = new_session(
             content,
             name=name,
             owner=owner,
             model=model.base,
-            asked=None if model.name == model.base else model.name,
+            requested=None if model.name == model.base else model.name,
             salt=salt,
             engine_salt=salted(model.adapter, salt),
             identity=identity_of(self._service, model),
@@ -154,7 +155,7 @@ class Sessions:
         before = await self._before(name, owner)
         try:
             computed, states = await self._bring(request, model, session)
-            session = msgspec.structs.replace(session, nbytes=max((one.nbytes for one in states), default=0))
+            session = msgspec.structs.replace(session, nbytes=max((state.nbytes for state in states), default=0))
             await store.put(session, owner)
         except BaseException:
             await self._pin_as(session, before)
@@ -163,7 +164,7 @@ class Sessions:
         return shown(session, states, computed)
 
     async def restore(self, request: Request, name: str) -> SessionObject:
-        """Bring the state of a session into memory. Raises UnknownSessionError, SessionConflictError."""
+        """Bring the state of a session into memory. Raise UnknownSessionError, SessionConflictError."""
         session = await self.store.get(name, owner_of(request))
         model = await self._model_of(session)
         computed, states = await self._bring(request, model, session)
@@ -171,7 +172,8 @@ class Sessions:
         return shown(session, states, computed)
 
     async def fork(self, request: Request, name: str, into: str, expires_after: float | None) -> SessionObject:
-        """Raises UnknownSessionError, SessionConflictError, SessionLimitError."""
+        """Copy a session under the name ``into``. Raise UnknownSessionError, SessionConflictError,
+        SessionLimitError."""
         owner, store = owner_of(request), self.store
         session = await store.get(name, owner)
         await self._model_of(session)
@@ -182,7 +184,7 @@ class Sessions:
         return shown(forked, await self._pin(forked, waits=False), 0)
 
     async def delete(self, name: str, owner: str) -> str:
-        """Return its id. Raises UnknownSessionError."""
+        """Delete a session, and return its id. Raise UnknownSessionError."""
         key = await self.store.delete(name, owner)
         await self._unpin([key])
         return key
@@ -196,10 +198,12 @@ class Sessions:
         except WeftError as error:
             _log.warning("sessions are not pinned: %s", error.message)
             return ()
-        return [named_prefix(one) for one in listed if model.served is None or one.model == model.served.base]
+        return [
+            named_prefix(session) for session in listed if model.served is None or session.model == model.served.base
+        ]
 
     async def _model_of(self, session: StoredSession) -> ServedModel:
-        model = await self._service.model_for(session.asked or session.model)
+        model = await self._service.model_for(session.requested or session.model)
         check_identity(session, model.base, identity_of(self._service, model))
         return model
 
@@ -210,7 +214,7 @@ class Sessions:
             return None
 
     async def _pin_as(self, failed: StoredSession, before: StoredSession | None) -> None:
-        """Leave the name of ``failed``, which is not saved, to ``before``."""
+        """Undo the pin of ``failed``, which could not be saved: pin ``before`` again, if there was one."""
         with contextlib.suppress(WeftError):
             if before is None:
                 await self._unpin([failed.session_id])
@@ -219,17 +223,17 @@ class Sessions:
 
     async def _bring(self, request: Request, model: ServedModel, session: StoredSession) -> tuple[int, list[PinState]]:
         """Bring the state of ``session`` into an engine's memory, and pin it. Return the tokens that were computed for
-        it, and the states of the engines. A prompt never resumes at its own end: a state that the store has is
-        restored with a prompt of one token more."""
+        it, and the states of the engines. A prompt never resumes at its own end, so a state in the store is restored by
+        a prompt with one more token."""
         states, count = await self._pin(session), session.token_count
-        if any(one.tokens == count for one in states):
+        if any(state.tokens == count for state in states):
             return 0, states
         prompt, computed = await _prompt_of(session, model), 0
-        if any(one.is_stored for one in states) and count < model.info.sizes.max_model_len:
+        if any(state.is_stored for state in states) and count < model.info.sizes.max_model_len:
             longer = msgspec.structs.replace(prompt, tokens=[*prompt.tokens, prompt.tokens[-1]])
             computed = await self._compute(request, model, session, longer) - 1
             states = await self._pin(session)
-        if not any(one.tokens == count for one in states):
+        if not any(state.tokens == count for state in states):
             computed = await self._compute(request, model, session, prompt)
             states = await self._pin(session)
         return computed, states
@@ -270,8 +274,8 @@ def named_prefix(session: StoredSession) -> NamedPrefix:
 
 
 async def _prompt_of(session: StoredSession, model: ServedModel) -> Prompt:
-    """Return the tokens of ``session`` with its pictures, which are read again. Raises RequestError where they cannot
-    be, SessionConflictError where they are others now."""
+    """Return the tokens of ``session`` with its pictures, which are read again. Raise RequestError if they cannot be
+    read, SessionConflictError if they have changed."""
     if not session.keys:
         return Prompt(tokens_of(session))
     _, prompt = await model.render(conversation_of(session))
@@ -283,20 +287,20 @@ def shown(session: StoredSession, states: Sequence[PinState] = (), computed: int
     return SessionObject(
         id=session.session_id,
         name=session.name,
-        model=session.asked or session.model,
+        model=session.requested or session.model,
         parent=session.parent,
         created_at=int(session.created_s),
         expires_at=int(session.expires_s),
         tokens=session.token_count,
         bytes=session.nbytes,
         computed_tokens=computed,
-        in_memory=max((one.tokens for one in states), default=None),
-        stored=any(one.is_stored for one in states) if states else None,
+        in_memory=max((state.tokens for state in states), default=None),
+        stored=any(state.is_stored for state in states) if states else None,
     )
 
 
 class SessionHandlers:
-    """A public method is an operation of ``openapi.endpoints``."""
+    """The endpoints of sessions. A public method is an operation of ``openapi.endpoints``."""
 
     def __init__(self, service: Service, sessions: Sessions) -> None:
         self._service, self._sessions = service, sessions
@@ -318,8 +322,8 @@ class SessionHandlers:
         )
 
     async def list_sessions(self, request: Request) -> Response:
-        listed = [shown(one) for one in await self._sessions.store.listed(owner_of(request))]
-        return json_response(page_of(listed, request, lambda one: str(one.id)))
+        listed = [shown(session) for session in await self._sessions.store.listed(owner_of(request))]
+        return json_response(page_of(listed, request, lambda session: str(session.id)))
 
     async def retrieve_session(self, request: Request) -> Response:
         session = await self._sessions.store.get(request.path_params["name"], owner_of(request))
@@ -344,13 +348,13 @@ class SessionHandlers:
         return json_response(DeletedSession(id=key, name=name, deleted=True))
 
     async def _content(self, request: Request, body: SessionBody, model: ServedModel) -> Content:
-        """Raises RequestError, UnknownResponseError."""
-        given = [field for field in ("messages", "response_id", "prompt") if getattr(body, field) is not None]
-        if len(given) != 1:
+        """Return the content of a new session. Raise RequestError, UnknownResponseError."""
+        fields = [field for field in ("messages", "response_id", "prompt") if getattr(body, field) is not None]
+        if len(fields) != 1:
             raise RequestError(
-                f"{' and '.join(given) or 'none of messages, response_id and prompt'} given; a session is saved from "
+                f"{' and '.join(fields) or 'none of messages, response_id and prompt'} given; a session is saved from "
                 "one of messages, response_id and prompt",
-                param=given[-1] if given else "messages",
+                param=fields[-1] if fields else "messages",
             )
         if body.messages is not None:
             return await self._of_messages(request, body, model)
@@ -376,7 +380,7 @@ class SessionHandlers:
         return conversation_content(prompt, body.messages, body.tools, body.chat_template_kwargs)
 
     async def _known(self, request: Request, name: str, model: ServedModel) -> KnownPrefix | None:
-        """Return the tokens that the session had so far: a longer one goes on from them."""
+        """Return the tokens that the session had before: a longer session continues them."""
         try:
             session = await self._sessions.store.get(name, owner_of(request))
             check_identity(session, model.base, identity_of(self._service, model))
@@ -393,7 +397,7 @@ class SessionHandlers:
         history = read_history(path, model.vocabulary)
         said = msgspec.json.decode(path[-1].body, type=_Instructions).instructions
         messages = messages_of(history.items, said)
-        if history.known is None:  # the tokenizer has other tokens for this text than the model wrote
+        if history.known is None:  # the tokenizer splits this text into other tokens than the model wrote
             return await self._of_messages(request, msgspec.structs.replace(body, messages=messages), model)
         return Content(
             tokens=history.known.tokens,

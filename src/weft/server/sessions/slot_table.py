@@ -1,4 +1,4 @@
-"""The tokens of each slot, as llama-server calls the place of a client's conversation (``slots``)."""
+"""The tokens of each slot. llama-server's slots hold the conversation of a client (``slots``)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 TOKENS_MAX = 4_000_000
-"""Tokens of all slots; the slots that were used the longest ago are forgotten (law L11)."""
+"""Most tokens of all slots together; the least recently used slots are forgotten first (law L11)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotContent:
-    """``model``: the name that the request asked; ``prompt`` and ``answer`` are tokens that were computed."""
+    """The content of a slot. ``model``: the name in the request; ``prompt`` and ``answer``: the computed tokens."""
 
     model: str
     salt: str
@@ -24,7 +24,7 @@ class SlotContent:
 
 
 class SlotTable:
-    """By owner and number of the slot, the most recently used last."""
+    """Contents by owner and number of the slot, the most recently used last."""
 
     def __init__(self) -> None:
         self._slots: OrderedDict[tuple[str, int], SlotContent] = OrderedDict()
@@ -41,11 +41,11 @@ class SlotTable:
         return self._slots.get((owner, number))
 
     def pop(self, owner: str, number: int) -> int:
-        """Return the tokens that the slot had."""
+        """Empty the slot, and return the number of tokens that it had."""
         content = self._slots.pop((owner, number), None)
         count = 0 if content is None else content.count
         self._tokens -= count
         return count
 
     def of(self, owner: str) -> dict[int, SlotContent]:
-        return {number: content for (one, number), content in sorted(self._slots.items()) if one == owner}
+        return {number: content for (slot_owner, number), content in sorted(self._slots.items()) if slot_owner == owner}

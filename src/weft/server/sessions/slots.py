@@ -5,8 +5,8 @@
     restore, filename           --> the session's state is in memory; the slot has its tokens
     erase                       --> the slot has none; the session stays
 
-A slot is a name for the last tokens of one client here, and no part of memory. Only a request that names its slot
-is noted: without API keys all clients are one owner, and none may save the tokens of another one by chance.
+Here a slot is a name for the last tokens of a client, not a part of memory. Only requests that name a slot are
+recorded: without API keys all clients are one owner, and a client must not save another client's tokens by accident.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.server.sessions.slot_table import SlotContent
 from weft.server.sse import json_response, owner_of, read_raw
 
 SLOTS_MAX = 64
-"""Slots of one owner."""
+"""Most slots of one owner."""
 ACTIONS = ("save", "restore", "erase")
 
 
@@ -43,7 +43,8 @@ class SlotCard(msgspec.Struct, kw_only=True):
 
 
 class SlotAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``n_written`` and ``n_read``: bytes of the state. ``timings``: milliseconds."""
+    """The answer to a save or a restore. ``n_written`` and ``n_read``: bytes of the state. ``timings``:
+    milliseconds."""
 
     id_slot: int
     filename: str | None = None
@@ -56,7 +57,7 @@ class SlotAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class SlotHandlers:
-    """A public method is an operation of ``openapi.endpoints``."""
+    """The endpoints of slots. A public method is an operation of ``openapi.endpoints``."""
 
     def __init__(self, service: Service, sessions: Sessions) -> None:
         self._service, self._sessions = service, sessions
@@ -91,7 +92,7 @@ class SlotHandlers:
         content = self._service.slots.get(owner_of(request), number)
         if content is None:
             raise RequestError(
-                f"slot {number} has no tokens: a request has to name it (id_slot), and end, before it is saved",
+                f"slot {number} has no tokens: it can be saved once a request that names it (id_slot) has ended",
                 param="id_slot",
             )
         model = await self._service.model_for(content.model)
@@ -108,7 +109,7 @@ class SlotHandlers:
     async def _restore(self, request: Request, number: int, name: str) -> SlotAnswer:
         restored = await self._sessions.restore(request, name)
         session = await self._sessions.store.get(name, owner_of(request))
-        content = SlotContent(session.asked or session.model, session.salt, tokens_of(session), [])
+        content = SlotContent(session.requested or session.model, session.salt, tokens_of(session), [])
         self._service.slots.put(owner_of(request), number, content)
         return SlotAnswer(id_slot=number, filename=name, n_restored=restored.tokens, n_read=restored.bytes)
 
@@ -125,10 +126,10 @@ class SlotHandlers:
             )
 
 
-def _slot_number(given: str) -> int:
-    """Raises RequestError."""
-    if not (given.isascii() and given.isdigit() and len(given) < 4 and int(given) < SLOTS_MAX):
+def _slot_number(text: str) -> int:
+    """Return the number of a slot. Raise RequestError."""
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and int(text) < SLOTS_MAX):
         raise RequestError(
-            f"the slot is {given[:20]!r}; it must be at least 0 and at most {SLOTS_MAX - 1}", param="id_slot"
+            f"the slot is {text[:20]!r}; it must be at least 0 and at most {SLOTS_MAX - 1}", param="id_slot"
         )
-    return int(given)
+    return int(text)

@@ -7,7 +7,8 @@ from weft.server.responses.store import ResponseStore
 
 
 class SessionStore:
-    """Each method is that of ``SessionTable``. Raises ResponseStoreError where the file fails."""
+    """The methods of ``SessionTable``, called in the thread of the file. Raises ResponseStoreError if the file
+    fails."""
 
     def __init__(self, responses: ResponseStore, limits: SessionLimits, cipher: SessionCipher | None = None) -> None:
         self.table = SessionTable(limits, cipher)

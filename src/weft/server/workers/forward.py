@@ -2,10 +2,9 @@
 
     client --> worker: edge, gate (origin, key) --> this handler --> supervisor: gate (key) --> handler
 
-Bodies pass in pieces in both directions, so a large upload is buffered in no worker. The supervisor checks
-the key again, because it counts the request for its tenant. A worker that had to read the body to learn that
-gives its own count back. Headers of the gate (CORS, request id) are the
-worker's; those of the supervisor are dropped.
+Bodies pass in pieces in both directions, so no worker buffers a large upload. The supervisor checks the key again,
+because it counts the request for its tenant. A worker that had to read the body to decide undoes its own count. Headers
+of the gate (CORS, request id) are the worker's; those of the supervisor are dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def forwarded_operations() -> frozenset[str]:
 
 def forward_handler(socket: str) -> Handler:
     """Return the handler. ``socket``: where the supervisor listens."""
-    import httpx  # the supervisor reads the table above without it
+    import httpx  # the supervisor reads the table above without this import
 
     client = httpx.AsyncClient(
         transport=httpx.AsyncHTTPTransport(uds=socket),

@@ -1,6 +1,6 @@
-"""An HTTP worker's end of its supervisor: an engine client, and the fleet as handlers see it.
+"""An HTTP worker's connection to the supervisor: an engine client, and the fleet as handlers see it.
 
-stdin, once   WorkerLaunch  -->  which server to be
+stdin, once WorkerLaunch --> the config of the worker
 zmq           Attached, Submit, Cancel  -->  supervisor  -->  Progress, Ready, StepReport: as of an engine
 """
 
@@ -46,7 +46,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def http_socket(self) -> str:
-        """Path of the socket where the supervisor answers other requests."""
+        """Path of the socket where the supervisor answers forwarded requests."""
         return f"{self.folder}/http"
 
     @property
@@ -62,7 +62,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attached(msgspec.Struct, frozen=True, tag=True):
-    """The worker can be reached; ``serves``: it also answers requests."""
+    """The worker can be reached. ``serves``: whether it also answers requests."""
 
     serves: bool = False
 
@@ -170,12 +170,12 @@ class FleetOfWorker:
     def __init__(self, link: SupervisorLink) -> None:
         self.on_step_tokens: Callable[[int, list[int]], None] = lambda replica, sizes: None
         self.weight_version = ""
-        """Unknown to a worker: its supervisor answers /health and updates; events carry the version of their tokens."""
+        """Unknown to a worker: the supervisor answers /health and updates; events carry the version of their tokens."""
         self.requests = RequestsOfWorker(link)
         self.client = self.requests.client
         self.check_alive = self.client.check_alive
 
     @property
     def weights_digest(self) -> str:
-        """Digest of the weights, as the supervisor said last."""
+        """Digest of the weights, as the supervisor last reported it."""
         return self.client.weights.digest

@@ -1,7 +1,6 @@
 """An HTTP worker: the server of one process, whose engine is the fleet of the supervisor (``link``).
 
-It answers on the listening socket that all workers share, and ends at SIGTERM, once its last answers have
-left.
+It answers on the listening socket that all workers share. At SIGTERM it ends, after its last answers.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ async def answer_for_ever(
     launch: WorkerLaunch,
     listen: Callable[[], Awaitable[None]],
 ) -> None:
-    """Answer once the supervisor knows the model, which it could read itself. A replacement takes no connection before
-    that: others answer meanwhile."""
+    """Answer requests once the supervisor knows the model and this worker has read it. A replacement takes no
+    connection before that: other workers answer meanwhile."""
     service.open(await asyncio.to_thread(load_served_model, await client.ready(), service.config))
     end_start()
     if launch.is_replacement:

@@ -13,8 +13,8 @@ the supervisor answers that as an engine would (``weft.rpc.messages``). A worker
 tokenize. It passes the rest on to the supervisor's own HTTP socket (``forward``), so a drain or a batch is the same at
 each worker. Data of all processes is in files: counts (``SharedCounts``), and metrics, which prometheus_client adds up.
 
-A worker that dies takes its clients' connections with it. Its requests are cancelled, its counts cleared, its
-metrics folded into those of all dead ones, and another starts. Workers never outlive the supervisor.
+When a worker dies, the connections of its clients end. The supervisor cancels the requests, clears the counts, adds the
+metrics to the metrics of all dead workers, and starts another worker. Workers never outlive the supervisor.
 
 """
 
@@ -72,7 +72,7 @@ class Worker:
 
     @property
     def routing_id(self) -> bytes:
-        """Id of the present process; messages of an earlier one have another."""
+        """Id of the present process; messages of an earlier process have another id."""
         return f"{self.number}.{self._starts}".encode()
 
     def begin(self) -> None:
@@ -82,7 +82,7 @@ class Worker:
         self.serves.clear()
 
     def lost(self) -> None:
-        """Note that its process ended, and with it its clients' connections."""
+        """Note that the process ended, and with it the clients' connections."""
         self._fleet.requests.abandon(self)
         self._report = StepReport()
 
@@ -128,7 +128,7 @@ class Worker:
         self._next_report().replies.append(reply)
 
     def _next_report(self) -> StepReport:
-        """Return the report that leaves at the end of this turn of the loop."""
+        """Return the report that is sent at the end of this turn of the event loop."""
         report = self._report
         if not (report.events or report.replies or report.failures):
             asyncio.get_running_loop().call_soon(self._flush)
@@ -184,7 +184,7 @@ class Workers:
         ]
 
     async def opened(self) -> None:
-        """Wait until all workers answer. Raise EngineUnavailableError where one cannot start."""
+        """Wait until all workers answer. Raise EngineUnavailableError if a worker cannot start."""
         while not all(worker.serves.is_set() for worker in self._workers):
             if self._failed_start is not None:
                 raise self._failed_start
@@ -216,7 +216,7 @@ class Workers:
     # ------------------------------------------------------------------ messages
 
     def tell_weights(self) -> None:
-        """Tell processes that do not know it which weights answer now: sessions are of one set of weights."""
+        """Tell processes that do not know yet which weights answer now: a session belongs to one set of weights."""
         for worker in self._workers:
             worker.tell_weights(self._fleet.engines.weights)
 
@@ -226,7 +226,7 @@ class Workers:
     async def _receive(self) -> None:
         while True:
             routing_id, raw = await self._socket.receive()
-            worker = next((one for one in self._workers if one.routing_id == routing_id), None)
+            worker = next((candidate for candidate in self._workers if candidate.routing_id == routing_id), None)
             if worker is not None:
                 worker.take(_decoder.decode(raw))
 

@@ -9,8 +9,10 @@ The kernels take tensors on a CUDA device. In a process started with ``TRITON_IN
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -33,6 +35,10 @@ class KernelTooLargeError(RuntimeError):
     """Error of a kernel that needs more of a multiprocessor than the GPU has, even with one stage."""
 
 
+class KernelsDifferError(RuntimeError):
+    """Error of kernels that compute other numbers than torch's operators on this GPU."""
+
+
 _in_use = INSTALLED
 _interpreting = False
 
@@ -49,6 +55,17 @@ def choose(choice: Choice) -> None:
         )
     _in_use = INSTALLED and choice != "torch"
     _interpreting = INTERPRETED and choice == "triton"
+
+
+@contextlib.contextmanager
+def unused() -> Iterator[None]:
+    """Inside, no op takes its Triton form, in the entire process."""
+    global _in_use
+    before, _in_use = _in_use, False
+    try:
+        yield
+    finally:
+        _in_use = before
 
 
 def in_use() -> bool:

@@ -1,1 +1,1 @@
-"""Calls of tools: the definitions in a request, the format of each family, and the readers of answers."""
+"""Tool calls: the definitions in a request, the format of each family, and the readers of answers."""

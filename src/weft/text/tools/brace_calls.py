@@ -1,10 +1,10 @@
-"""Calls of Gemma 4 and FunctionGemma: a name and members in braces, whose texts have a quote of their own.
+"""Calls of Gemma 4 and FunctionGemma: a name and members in braces, with a special quote around texts.
 
     call:get_weather{city:<|"|>Paris<|"|>,days:3,tags:[<|"|>a<|"|>]}
 
-The calls become JSON while they come: a bare key becomes a text, and so does a bare word that is neither a number nor a
-constant. A text ends at the next quote; nothing inside is escaped. Models also write texts in the quotes of JSON or
-Python, leave commas out, and write ``call:get_weather(city=<|"|>Paris<|"|>)``.
+A call is translated to JSON while it comes: a bare key becomes a string, and so does a bare word that is neither a
+number nor a constant. A text ends at the next quote; nothing inside is escaped. Models also write texts in the quotes
+of JSON or Python, leave commas out, and write ``call:get_weather(city=<|"|>Paris<|"|>)``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BraceCalls(BodyReader):
         self._json: list[str] = []
         """The arguments so far."""
         self._key = ""
-        """The parameter, between its name and its value."""
+        """The current parameter, after its name and before its value."""
         self._in_text = False
         self._comma = ""
         """A comma before the next item, if one follows."""
@@ -112,7 +112,7 @@ class BraceCalls(BodyReader):
         return True
 
     def _take(self, length: int, json: str) -> None:
-        if self._is_after_value and not self._comma:  # the model left the comma out
+        if self._is_after_value and not self._comma:  # the model omitted the comma
             self._comma = ", "
         self._is_after_value = False
         self._at += length
@@ -122,12 +122,12 @@ class BraceCalls(BodyReader):
     def _close_bracket(self, bracket: str) -> None:
         if {"}": "{", "]": "["}[bracket] != self._open.pop():
             self.broken = True
-        self._comma, self._is_after_value = "", False  # a comma too many before the end
+        self._comma, self._is_after_value = "", False  # a surplus comma before the end
         self._take(1, bracket)
         self._is_after_value = True
 
     def _text(self, last: bool) -> bool:
-        """Read a text between quotes, as far as it came, and return whether any text was consumed."""
+        """Read a quoted text as far as it has come, and return whether any text was consumed."""
         end = self.text.find(self._quote, self._at)
         until = len(self.text) - held_characters(self.text, (self._quote,)) if end < 0 else end
         if until > self._at:
@@ -164,7 +164,7 @@ class BraceCalls(BodyReader):
         return key
 
     def _value_of(self, word: str) -> str:
-        """Return the JSON of a bare word, which is a text where the schema says so or it has no other type."""
+        """Return the JSON of a bare word: a string if the schema says so, or if the word has no other type."""
         is_text = len(self._open) == 1 and self._parameters.types(self._function, self._key[1:-1]) == {"string"}
         if word.startswith('"') or not is_text:
             try:

@@ -1,18 +1,18 @@
-"""A grammar under which an answer is calls of the given tools, in the format of the model's family.
+"""Grammars of answers that are calls of the given tools, in the format of the model's family.
 
-    start: LEAD call (BETWEEN call)* TAIL          "required", or one call only for "named"
+    start: LEAD call (BETWEEN call)* TAIL          "required"; only one call for "named"
     call:  BEFORE (tool_0 | tool_1 | ...) BEHIND
     tool_0:  {"name": "f", "arguments": <JSON schema of its parameters> }             json
              <function=f> <parameter=x> text or JSON </parameter> ... </function>     xml
              f(x=<JSON schema of x>, ...)                                             python
              call:f{x:<JSON schema of x>,...}                                         braces
 
-So the arguments always fit the tool's schema. Tags and Python have one value per parameter, in the order of the schema,
-and optional ones may be left out; additional properties are not written. A string in tags is free text: its length and
-pattern are not held.
+So the arguments always fit the tool's schema. Tags and Python have one value per parameter, in the order of the schema;
+optional parameters may be left out, and additional properties are not written. A string in tags is free text: its
+length and pattern are not enforced.
 
-``strict_grammar`` leaves the model free to call or not: text as it likes, and from an opening marker on a
-call that fits. It holds for every tool of the request, as soon as one is strict or some are not allowed.
+``strict_grammar`` leaves the model free to call or not: free text, and after an opening marker a call that fits the
+schema. It is used for all tools of a request if one tool is strict or not all tools are allowed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from weft.text.tools.formats import Tags, ToolFormat
 from weft.text.tools.values import fixed_values, followed, types_of
 
 _NUMBER = "\0"
-"""Text in the place of a call's number."""
+"""Placeholder for a call's number."""
 
 
 class _Rules:
-    """Lark rules of a grammar that is being written. ``add`` returns the name of a new one."""
+    """Lark rules of a grammar that is being written. ``add`` returns the name of a new rule."""
 
     def __init__(self, token_of: TokenOf) -> None:
         self.lines: list[str] = []
@@ -52,15 +52,15 @@ class _Rules:
 
 
 def calls_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf, field: str) -> Grammar:
-    """Return the grammar of an answer that is one call of ``tools``, or more where ``several``."""
+    """Return the grammar of an answer that is one call of ``tools``; with ``several``, one or more calls."""
     rules = _Rules(token_of)
     body = _calls(rules, row, tools, several=several, field=field)
     return lark_grammar("\n".join([f"start: {body}", *rules.lines]), field=field)
 
 
 def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf, field: str) -> Grammar:
-    """Return a grammar of free text, or text and calls. Raise RequestError where the format has no marker that opens a
-    call."""
+    """Return a grammar of free text with or without calls. Raise RequestError if no marker opens a call in this
+    format."""
     opening = row.writes.lead + row.writes.before
     marker = next((open for open in row.opens if opening.startswith(open)), None)
     if marker is None:
@@ -83,7 +83,7 @@ def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, tok
 def _calls(
     rules: _Rules, row: ToolFormat, tools: Sequence[Tool], *, several: bool, field: str, without: str = ""
 ) -> str:
-    """Add the rules of calls. ``without``: the marker that was written already, at the beginning of lead or before."""
+    """Add the rules of calls. ``without``: an already written marker, with which ``lead`` or ``before`` begins."""
     writes = row.writes
     lead, before = writes.lead, writes.before
     first_before = before
@@ -96,10 +96,9 @@ def _calls(
     named = rules.add(names)
     first = _sequence(rules.text(first_before), named, rules.text(writes.behind))
     call = _sequence(rules.text(before), named, rules.text(writes.behind))
-    # Without a lead, each call has an envelope of its own; under a strict grammar each begins again.
+    # Without a lead, each call has its own envelope; under a strict grammar each call repeats the marker.
     repeats = several and (writes.lead or not without)
-    # A lexer takes the longest piece: a separator that is also the beginning of the end is a piece of its own, before
-    # both.
+    # A lexer takes the longest match: a separator that also begins the end becomes a terminal of its own, before both.
     shared = writes.between if writes.tail.startswith(writes.between) else ""
     between, behind = rules.text(writes.between.removeprefix(shared)), rules.text(shared)
     more = f"({_sequence(between, call, behind)})*" if repeats else ""
@@ -160,7 +159,7 @@ def _xml_parameter(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) 
     elif free:
         token = rules.text(tags.parameter_end)
         if token.startswith("<["):
-            value = f'{rules.add(FREE_TEXT)} {token} "\\n"'  # free text takes the line end before it
+            value = f'{rules.add(FREE_TEXT)} {token} "\\n"'  # free text includes the line end before the tag
         else:
             value = rules.add(FREE_TEXT, f"[suffix={quoted(end)}]")
     elif types == {"string"} and listed:
@@ -173,7 +172,7 @@ def _xml_parameter(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) 
 
 
 def _lists_values(schema: dict[str, Any]) -> bool:
-    """Return whether an enum or a constant is anywhere in the schema: then free text would not do."""
+    """Return whether the schema has an enum or a constant anywhere: then free text would not be enough."""
     text = json.dumps(schema)
     return '"enum"' in text or '"const"' in text
 
@@ -192,11 +191,13 @@ def _brace_member(rules: _Rules, quote: str, tool: Tool, key: str, field: str) -
 
 
 def _members(rules: _Rules, tool: Tool, separator: str, written: Callable[[str], str]) -> str:
-    """Return a rule of members: required ones first, in order, then any of the others."""
+    """Return a rule of members: the required ones in order, then any of the others."""
     comma = quoted(separator)
     required = [rules.add(written(key)) for key in tool.properties if key in _required(tool)]
     rest = [rules.add(written(key)) for key in tool.properties if key not in _required(tool)]
     if required:
         return _sequence(f" {comma} ".join(required), *(f"({comma} {rule})?" for rule in rest))
-    starts = [_sequence(rule, *(f"({comma} {later})?" for later in rest[at + 1 :])) for at, rule in enumerate(rest)]
+    starts = [
+        _sequence(rule, *(f"({comma} {later})?" for later in rest[index + 1 :])) for index, rule in enumerate(rest)
+    ]
     return f"({' | '.join(starts)})?" if starts else ""

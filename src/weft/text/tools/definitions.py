@@ -5,17 +5,17 @@
     tool_choice: "none" | "auto" | "required" | {"type": "function", "function": {"name": ...}}
                | {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": [...]}}
 
-Responses write the last two without the inner object. Allowed tools are a part of ``tools``. The prompt has
+The Responses API writes the last two without the inner object. Allowed tools are a part of ``tools``. The prompt has
 all tools, so requests that allow different ones share a cached prefix.
 
-No chat template knows custom tools. So the template sees a function, the model calls it, and the one argument is the
+No chat template knows custom tools. So the template sees a function, the model calls it, and its only argument is the
 text. A ``regex`` of the format becomes the pattern of the parameter, and makes the function strict. A ``lark`` grammar
-is told to the model in the description of the parameter, and no call is held to it: the client checks the text. The
-text is unpacked from complete calls, in streams too.
+is only written in the description of the parameter and not enforced: the client checks the text. The text is unpacked
+from complete calls, in streams too.
 
-A tool of another type is one that its own server runs (``web_search``, ``code_interpreter``, ``mcp``). There is no such
-server here, and the client does not wait for a call of it: it is left out (``hosted_types``). A choice that names one
-is an error.
+A tool of another type is one that its own server runs (``web_search``, ``code_interpreter``, ``mcp``). weft runs no
+tools, and the client does not expect a call of such a tool, so it is left out (``hosted_types``). A choice that names
+one is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NOTHING_ELSE: dict[str, Any] = {**_NOTHING, "additionalProperties": False}
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A tool of a request. ``definition`` is the object for the template; ``parameters`` a JSON schema of an object.
-    ``input_regex``: of the text of a custom tool."""
+    ``input_regex``: a regex for the text of a custom tool."""
 
     name: str
     parameters: dict[str, Any]
@@ -64,7 +64,7 @@ class ToolChoice:
     allowed: frozenset[str] | None = None
 
     def among(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Return the tools among ``tools`` that an answer may call."""
+        """Return those of ``tools`` that an answer may call."""
         if self.mode == "named":
             return [tool for tool in tools if tool.name == self.name]
         return [tool for tool in tools if self.allowed is None or tool.name in self.allowed]
@@ -76,7 +76,7 @@ def read_tools(value: Sequence[Any] | None) -> tuple[Tool, ...]:
         return ()
     if len(value) > TOOLS_MAX:
         raise RequestError(f"tools has {len(value)} tools; the limit is {TOOLS_MAX}", param="tools")
-    tools = tuple(_tool(f"tools[{at}]", item) for at, item in enumerate(value) if hosted_type(item) is None)
+    tools = tuple(_tool(f"tools[{index}]", item) for index, item in enumerate(value) if hosted_type(item) is None)
     names = [tool.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
@@ -85,8 +85,8 @@ def read_tools(value: Sequence[Any] | None) -> tuple[Tool, ...]:
 
 
 def hosted_type(tool: Any) -> str | None:
-    """Return the type of a tool that another server runs; None for every other tool. A tool with a definition is a
-    function whose type is wrong."""
+    """Return the type of a tool that another server runs; None for every other tool. A tool with a definition counts as
+    a function with a wrong type."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str) or kind in _KINDS:
         return None
@@ -141,14 +141,14 @@ def _allowed(value: dict[str, Any], tools: Sequence[Tool]) -> ToolChoice:
             "tool_choice.tools is missing: the tools that are allowed, at least one", param="tool_choice.tools"
         )
     names = set()
-    for at, tool in enumerate(listed[:TOOLS_MAX]):
+    for index, tool in enumerate(listed[:TOOLS_MAX]):
         if hosted_type(tool) is not None:
             continue
         function = tool.get("function", tool.get("custom", tool)) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
             raise RequestError(
-                f"tool_choice.tools[{at}].name is missing: a function of tools", param=f"tool_choice.tools[{at}]"
+                f"tool_choice.tools[{index}].name is missing: a function of tools", param=f"tool_choice.tools[{index}]"
             )
         _check_name(name, tools)
         names.add(name)
@@ -204,14 +204,14 @@ def _tool(where: str, item: Any) -> Tool:
         raise RequestError(
             f"{where}.function.parameters: expected the JSON schema of an object", param=f"{where}.function.parameters"
         )
-    # Templates walk properties without asking whether they are there. Arguments are an object in any case: also where
-    # the schema allows null, or names no type, or names it in another language's words.
+    # Templates iterate over properties without checking for them. Arguments are always an object, even if the schema
+    # allows null, has no type, or has the type name of another language.
     parameters = {"properties": {}, **parameters, "type": "object"}
     definition = {**item, "type": "function", "function": {**function, "parameters": parameters}}
-    held = _NOTHING_ELSE if takes_none else parameters
+    arguments = _NOTHING_ELSE if takes_none else parameters
     if kind == "custom":
-        held = {**parameters, "additionalProperties": False}
-    return Tool(name, held, function.get("strict") is True, definition, kind == "custom", input_regex)
+        arguments = {**parameters, "additionalProperties": False}
+    return Tool(name, arguments, function.get("strict") is True, definition, kind == "custom", input_regex)
 
 
 INPUT = "input"
@@ -248,8 +248,7 @@ def function_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def input_of(arguments: str) -> str:
-    """Return the text of a call. A model may write other arguments than the one it was shown: then these are the
-    text."""
+    """Return the text of a call. If the model wrote other arguments than ``input``, return all of them."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -267,7 +266,7 @@ def _regex(where: str, form: Any) -> str | None:
         return None
     if kind != "grammar":
         raise RequestError(f"{where}.type is {kind!r}; it is text or grammar", param=f"{where}.type")
-    grammar = form.get("grammar", form)  # the two APIs of OpenAI differ in this
+    grammar = form.get("grammar", form)  # OpenAI's two APIs differ in this
     syntax = grammar.get("syntax") if isinstance(grammar, dict) else None
     if syntax not in ("regex", "lark"):
         raise RequestError(
@@ -279,7 +278,7 @@ def _regex(where: str, form: Any) -> str | None:
 
 
 def lark_grammar(custom: Any) -> str | None:
-    """Return the lark grammar of a custom tool, to which no call is held."""
+    """Return the lark grammar of a custom tool, which is not enforced."""
     form = custom.get("format") if isinstance(custom, dict) else None
     grammar = form.get("grammar", form) if isinstance(form, dict) else None
     if not isinstance(grammar, dict) or grammar.get("syntax") != "lark":
@@ -289,6 +288,10 @@ def lark_grammar(custom: Any) -> str | None:
 
 
 def unheld_formats(tools: Sequence[Any] | None) -> list[str]:
-    """Return the names of the custom tools whose grammar no call is held to."""
+    """Return the names of the custom tools whose grammar is not enforced."""
     custom = [tool.get("custom") for tool in tools or () if isinstance(tool, dict)]
-    return [str(one.get("name")) for one in custom if isinstance(one, dict) and lark_grammar(one) is not None]
+    return [
+        str(custom_tool.get("name"))
+        for custom_tool in custom
+        if isinstance(custom_tool, dict) and lark_grammar(custom_tool) is not None
+    ]

@@ -1,13 +1,13 @@
-"""How each family writes its calls: one row of data per format.
+"""The format of calls of each family: one row of data per format.
 
     name        a value of --tool-parser
-    envelopes   the markers that open and close a stretch of calls, and the syntax inside
+    envelopes   the markers that open and close a sequence of calls, and the syntax inside
     writes      the text around a call that a grammar makes the model write (``calling.py``)
-    signs       texts of a chat template that tell the format; the first row whose signs are all there wins
-    tokens      markers that tell the format where they are tokens of the vocabulary and no template has signs
+    signs       texts of a chat template that identify the format; the first row whose signs are all present wins
+    tokens      markers that identify the format as tokens of the vocabulary, if the template has no signs
 
-Readers, grammars and detection follow from the row. A new format is a new row where its calls are JSON, tags,
-Python, name and JSON, or Gemma's ``call:name{...}``; ``docs/chat.md`` has the table of families.
+Readers, grammars and detection use the row. A new format needs only a row if its calls are JSON, tags, Python, name and
+JSON, or Gemma's ``call:name{...}``; ``docs/chat.md`` has the table of families.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MARKER = re.compile("<[^<>]+>")
 
 Body = Literal["json", "xml", "python", "headed", "braces"]
 HasToken = Callable[[str], bool]
-"""Test whether a text is one added token of the vocabulary."""
+"""Function that tells whether a text is one added token of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Markers around calls. ``open`` "": an answer begins with a call. ``close`` None: the calls end by themselves.
-    ``bodies``: the reader by first character (of the text inside, "" for any). ``keeps_open``: the opening text is part
-    of the first call."""
+    """Markers around calls. ``open``: "" if an answer begins with a call. ``close``: None if no marker ends the calls.
+    ``bodies``: the reader for each first character of the text inside ("" for any). ``keeps_open``: the opening text is
+    part of the first call."""
 
     open: str
     close: str | None
@@ -69,8 +69,9 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Texts around the name of a "headed" call. ``numbered`` separates the name from an id; ``name`` is how a grammar
-    writes the name. ``offered``: only the name of an offered tool is one, as no marker precedes it (GLM 4)."""
+    """Texts around the name in a call of the syntax "headed". ``numbered`` separates the name from an id; ``name`` is
+    how a grammar writes the name. ``offered``: whether a call needs the name of an offered tool, because no marker
+    precedes it (GLM 4)."""
 
     before: str
     arguments: str
@@ -82,11 +83,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Tags of a call and its parameters. ``named`` follows the name of a parameter, and is read with any
-    whitespace between its tags. ``padded``: a value has a line end before and after it. ``quoted``: a name is
-    an attribute (MiniMax-M2). ``says_type``: another attribute says whether the value is text or JSON (GigaChat);
-    otherwise the tool's schema gives its type. Without ``function``, a call begins with its bare name and ends with
-    the envelope."""
+    """Tags of a call and its parameters. ``named``: the text after the name of a parameter; any whitespace may be
+    between its tags. ``padded``: whether a value has a line end before and after it. ``quoted``: whether a name is an
+    attribute (MiniMax-M2). ``says_type``: whether another attribute gives the type, text or JSON (GigaChat); otherwise
+    the tool's schema gives it. Without ``function``, a call begins with its bare name and ends with the envelope."""
 
     function: str = "<function="
     function_end: str = "</function>"
@@ -117,7 +117,7 @@ class Tags:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that may be tokens of their own."""
+        """Texts that may be single tokens."""
         named = tuple(f"<{part}" for part in self.named.split("<")[1:])
         first = self.named.partition("<")[0].strip()
         parts = (self.function, self.function_end, self.parameter, first, *named, self.parameter_end)
@@ -127,7 +127,7 @@ class Tags:
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """A format of calls. ``quote`` surrounds texts of the syntax "braces". ``new_id`` makes the id of a call from
-    random hex and its number; templates of some families check them."""
+    random hex and its number; some templates check ids."""
 
     name: str
     envelopes: tuple[Envelope, ...]
@@ -145,7 +145,7 @@ class ToolFormat:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Markers that mean nothing after a call: some models write one too many."""
+        """Markers without meaning after a call: some models write one too many."""
         closes = dict.fromkeys(envelope.close for envelope in self.envelopes if envelope.close)
         has_tags = any(body == "xml" for envelope in self.envelopes for _, body in envelope.bodies)
         return (*closes, *(end for end in (self.tags.function_end, self.tags.parameter_end) if has_tags and end))
@@ -223,7 +223,7 @@ FORMATS: tuple[ToolFormat, ...] = (
         Writing("xml", lead="<minimax:tool_call>\n", between="\n", tail="\n</minimax:tool_call>"),
         signs=(("<minimax:tool_call>",),), tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
         tags=Tags("<invoke", "</invoke>", "<parameter", ">", "</parameter>", padded=False, quoted=True)),
-    ToolFormat(   # a template of either also has the markers of the other one
+    ToolFormat(   # a template of either family also has the other's markers
         "deepseek_v3", (_DEEPSEEK,),
         Writing("headed", lead="<｜tool▁calls▁begin｜>", between="\n", tail="<｜tool▁calls▁end｜>"),
         signs=(("<｜tool▁sep｜>", "```json"),),

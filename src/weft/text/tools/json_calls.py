@@ -2,7 +2,7 @@
 
     CallDelta(name="get_time")                     a call begins
     CallDelta(arguments='{"zone": ')               more of its arguments, JSON text
-    CallDelta(arguments='"UTC"}', complete=True)   it is whole
+    CallDelta(arguments='"UTC"}', complete=True)   it is complete
 
     {"name": "f", "arguments": {"x": 1}}            also "parameters"; also inside {"function": {...}}
     {"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}}                                Command
@@ -15,11 +15,11 @@
 A reader takes the text between the markers of one envelope. It keeps all of that text and counts how much of it has
 become calls. Text that turns out not to be a call is shown as content, so no character is lost.
 
-Where an object begins with its name and its arguments, as nearly all do, the arguments are given out while they come:
-the text of the value itself, with line ends inside strings escaped, as models forget to, and Python's constants and
-commas before an end as JSON has them. Any other order of the keys is read when the object is complete. An object that
-is not a call is broken; one that lacks only its last brace, after complete arguments and before the end of the envelope
-or the answer, is a call. Kimi's head is the id of the call; the name is between its prefix and its number.
+If an object begins with name and arguments, as nearly all do, the arguments are emitted while they come: the text of
+the value, with line ends in strings escaped (models forget that), and with Python's constants and trailing commas
+changed to JSON's form. An object with another order of keys is read when it is complete. An object that is not a call
+makes the body ``broken``; an object that lacks only its last brace, after complete arguments and before the end of the
+envelope or the answer, is a call. Kimi's head is the id of the call; the name is between the prefix and the number.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from weft.text.tools.values import is_object, parse_json, parse_literal, to_json
 
 @dataclass(slots=True)
 class CallDelta:
-    """A new part of a call. ``name`` is set on its first delta, ``complete`` on its last. ``call_id`` comes with the
-    name: the model's own where its family writes ids. ``index`` numbers the calls of an answer. With ``is_custom``,
-    ``arguments`` is the text of a custom tool. ``instead``: ``arguments`` replace all of those so far."""
+    """A new part of a call. ``name`` is set on the first delta, ``complete`` on the last. ``call_id`` comes with the
+    name; it is the model's id if the family writes ids. ``index`` numbers the calls of an answer. With ``is_custom``,
+    ``arguments`` is the text of a custom tool. ``instead``: ``arguments`` replace all earlier ones."""
 
     index: int = -1
     call_id: str | None = None
@@ -51,44 +51,45 @@ class CallDelta:
 
 
 HELD_CHARS = 512
-"""Characters of arguments that a stream holds back while their call is not complete: a stream cannot take back text
-that it sent, and the client of a long call should see it come."""
+"""Most characters of arguments that a stream holds back while the call is incomplete: a stream cannot take back text,
+but the client of a long call should see progress."""
 
 
 class CallGate:
-    """A buffer of the deltas of a call until it is complete, or has more than ``held_chars`` of arguments."""
+    """A buffer of a call's deltas, until the call is complete or has more than ``held_chars`` characters of
+    arguments."""
 
     def __init__(self, held_chars: float) -> None:
         self._held_chars = held_chars
         self._held: list[CallDelta] = []
         self.is_open = False
-        """Whether the beginning of the current call was given out."""
+        """Whether the beginning of the current call was emitted."""
 
     def push(self, delta: CallDelta) -> CallDelta | None:
         if delta.instead:
-            self._held = [replace(held, arguments="") for held in self._held]
+            self._held = [replace(earlier, arguments="") for earlier in self._held]
         self._held.append(delta)
-        arguments = "".join(held.arguments for held in self._held)
+        arguments = "".join(earlier.arguments for earlier in self._held)
         if not (delta.complete or self.is_open or len(arguments) > self._held_chars):
             return None
-        given = replace(self._held[0], arguments=arguments, complete=delta.complete)
+        ready = replace(self._held[0], arguments=arguments, complete=delta.complete)
         self._held.clear()
         self.is_open = not delta.complete
-        return given
+        return ready
 
     def drop(self) -> None:
-        """Forget the current text, which is not a call."""
+        """Drop the buffered text, which is not a call."""
         self._held.clear()
         self.is_open = False
 
 
 class BodyReader(ABC):
-    """A reader of the text inside an envelope. ``close`` is the marker that ends the envelope, or None where the calls
-    end by themselves.
+    """A reader of the text inside an envelope. ``close``: the marker that ends the envelope; None if no marker ends the
+    calls.
 
-    ``whole``: how many characters have become complete calls. ``emitted``: how many have been given out in deltas.
-    ``end``: where the envelope ended, once it has. ``broken``: the text is not a call. ``may_lack_ends``: the answer is
-    over, and the model ended it: missing ends are forgiven.
+    ``whole``: characters that have become complete calls. ``emitted``: characters that were emitted in deltas. ``end``:
+    position of the envelope's end, once it is known. ``broken``: whether the text is not a call. ``may_lack_ends``:
+    whether the model itself has ended the answer, so that missing end markers are accepted.
     """
 
     def __init__(self, close: str | None) -> None:
@@ -102,8 +103,8 @@ class BodyReader(ABC):
         self.may_lack_ends = False
 
     def push(self, text: str, *, last: bool = False, is_cut: bool = False) -> list[CallDelta]:
-        """Add text and return its deltas. ``last``: nothing will follow, because of a limit of tokens where ``is_cut``.
-        After it, ``end`` is set or ``broken`` is."""
+        """Add text and return its deltas. ``last``: whether this is the last text; ``is_cut``: whether a limit of
+        tokens ended it. After the last text, ``end`` or ``broken`` is set."""
         self.text += text
         self.may_lack_ends = last and not is_cut
         deltas = self._read(last)
@@ -113,11 +114,11 @@ class BodyReader(ABC):
 
     @abstractmethod
     def _read(self, last: bool) -> list[CallDelta]:
-        """Go on where the last call stopped."""
+        """Read on from where the last call of this method stopped."""
 
-    def _completed(self, at: int) -> None:
+    def _completed(self, end: int) -> None:
         self.call_count += 1
-        self.whole = self.emitted = at
+        self.whole = self.emitted = end
 
 
 _HEADER = re.compile(
@@ -137,13 +138,13 @@ _JSON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
 
 class ObjectScanner:
-    """A scanner of the JSON object that begins at ``start`` of a growing text, to its end: brackets and strings,
-    nothing else. ``escaped`` is the text from ``copy_from`` on as strict JSON has it: control characters and lone
-    backslashes in strings are escaped, constants of Python are JSON's, and no comma is before an end."""
+    """A scanner that finds the end of the JSON object at ``start`` of a growing text; it reads only brackets and
+    strings. ``escaped``: the text from ``copy_from`` on as strict JSON: control characters and lone backslashes in
+    strings escaped, JSON's constants for Python's, no trailing commas."""
 
     def __init__(self, start: int) -> None:
         self.start = start
-        self.at = start
+        self.position = start
         self.end: int | None = None
         self.escaped: list[str] = []
         self.copy_from: int | None = None
@@ -153,29 +154,30 @@ class ObjectScanner:
         self._in_string = False
         self._after_backslash = False
         self._comma = self._word = ""
-        """Pending text of the copy outside strings: a comma and the space after it, then a word that may go on."""
+        """Text outside strings that is not copied yet: a comma with the space after it, then a word that may
+        continue."""
 
     def scan(self, text: str, until: int | None = None) -> None:
         """Scan up to ``until``, the end of ``text``, or of the object."""
         until = len(text) if until is None else until
-        while self.at < until and self.end is None:
-            character = text[self.at]
-            if self._after_backslash and character == "u" and self.at + _HEX_DIGITS >= len(text):
+        while self.position < until and self.end is None:
+            character = text[self.position]
+            if self._after_backslash and character == "u" and self.position + _HEX_DIGITS >= len(text):
                 return
             if self.copy_from is not None and self.copy_end is None:
-                following = text[self.at + 1 : self.at + 1 + _HEX_DIGITS]
+                following = text[self.position + 1 : self.position + 1 + _HEX_DIGITS]
                 self.escaped.append(
                     self._escaped(character, following) if self._in_string else self._outside(character)
                 )
             self._step(character)
-            self.at += 1
+            self.position += 1
             if self._depth == 0:
-                self.end = self.at
+                self.end = self.position
             if self.copy_from is not None and self._depth == self._copy_depth and self.copy_end is None:
-                self.copy_end = self.at
+                self.copy_end = self.position
 
     def _escaped(self, character: str, following: str) -> str:
-        """Return the character as strict JSON has it: models forget to escape line ends and backslashes."""
+        """Return the character as strict JSON: models forget to escape line ends and backslashes."""
         raw = json.dumps(character)[1:-1] if self._in_string and character < " " else character
         if not self._after_backslash:
             return raw
@@ -183,7 +185,7 @@ class ObjectScanner:
         return raw if is_escape else f"\\{raw}"
 
     def _outside(self, character: str) -> str:
-        """Return the text that is sure of the copy once ``character`` came outside strings."""
+        """Return the text that can be copied now that ``character`` came outside strings."""
         if character.isalpha():
             self._word += character
             return ""
@@ -201,8 +203,8 @@ class ObjectScanner:
         return sure
 
     def copy(self, start: int) -> None:
-        """Copy the scanned text from here on: the value that begins at ``start``, the position of the scan."""
-        assert self.at == start
+        """Begin to copy the scanned text, with the value at ``start``, which is the position of the scan."""
+        assert self.position == start
         self.copy_from, self._copy_depth = start, self._depth
 
     def _step(self, character: str) -> None:
@@ -222,7 +224,7 @@ class ObjectScanner:
 
 
 class JsonCalls(BodyReader):
-    """A reader of JSON calls; see the module. ``keyed``: the name of a function is the key of its arguments."""
+    """A reader of JSON calls; see the module. ``keyed``: whether the name of a function is the key of its arguments."""
 
     def __init__(self, close: str | None, *, keyed: bool = False) -> None:
         super().__init__(close)
@@ -232,7 +234,7 @@ class JsonCalls(BodyReader):
         self._name: str | None = None
         self._given = 0
         self._list: bool | None = None
-        """True inside a list, False after it, None where there was none."""
+        """True inside a list, False after it, None without a list."""
 
     def _read(self, last: bool) -> list[CallDelta]:
         deltas: list[CallDelta] = []
@@ -275,7 +277,7 @@ class JsonCalls(BodyReader):
         return True
 
     def _read_extra_ends(self, rest: str, last: bool) -> bool:
-        """Skip surplus brackets after a call, which mean nothing before the envelope's end."""
+        """Skip surplus brackets between a call and the envelope's end."""
         extra = _EXTRA_ENDS.match(rest)
         behind = rest[extra.end() :] if extra and self.close else ""
         if extra and self.close and not last and (not behind or may_become(behind, (self.close,))):
@@ -313,7 +315,7 @@ class JsonCalls(BodyReader):
             deltas.append(CallDelta(name=call[0], arguments=call[1], complete=True))
         elif is_object(copied):
             deltas.append(CallDelta(complete=True))
-        else:  # Python, whose quotes and numbers are not those of JSON
+        else:  # Python, whose quotes and numbers differ from JSON's
             deltas.append(CallDelta(arguments=call[1], complete=True, instead=True))
         return self._object_ended(scanner.end)
 
@@ -325,21 +327,21 @@ class JsonCalls(BodyReader):
         return call_of(value)
 
     def _as_copied(self, scanner: ObjectScanner, text: str) -> str:
-        """Return the text of an object with its arguments as they were copied."""
+        """Return the text of an object with the copied arguments."""
         if scanner.copy_from is None or scanner.copy_end is None:
             return text
         before, behind = scanner.copy_from - scanner.start, scanner.copy_end - scanner.start
         return text[:before] + "".join(scanner.escaped) + text[behind:]
 
-    def _object_ended(self, at: int | None) -> bool:
-        assert at is not None
-        self._at = at
+    def _object_ended(self, end: int | None) -> bool:
+        assert end is not None
+        self._at = end
         self._object, self._name = None, None
-        self._completed(at)
+        self._completed(end)
         return True
 
     def _lacks_only_its_end(self, scanner: ObjectScanner) -> bool:
-        """Return whether the envelope or the answer ends right after the arguments: small models forget the last
+        """Return whether the envelope or the answer ends directly after the arguments: small models forget the last
         brace."""
         if scanner.copy_end is None or not is_object("".join(scanner.escaped)):
             return False
@@ -351,16 +353,17 @@ class JsonCalls(BodyReader):
         if fresh:
             deltas.append(CallDelta(arguments=fresh))
             self._given = len(scanner.escaped)
-            self.emitted = scanner.at if scanner.copy_end is None else scanner.copy_end
+            self.emitted = scanner.position if scanner.copy_end is None else scanner.copy_end
 
 
 def read_call(text: str) -> tuple[str, str] | None:
-    """Return (name, arguments as JSON text) of an object of JSON or Python that is a call, else None."""
+    """Return (name, arguments as JSON text) of a call written as an object of JSON or Python; None for any other
+    text."""
     return call_of(parse_literal(text))
 
 
 def call_of(value: Any) -> tuple[str, str] | None:
-    """Return (name, arguments as JSON text) of a decoded value that is a call, else None."""
+    """Return (name, arguments as JSON text) of a decoded value that is a call; None for any other value."""
     if not isinstance(value, dict):
         return None
     if isinstance(value.get("function"), dict):
@@ -380,14 +383,14 @@ def call_of(value: Any) -> tuple[str, str] | None:
 _NUMBERED = re.compile(r"(?:functions\.)?(.+?)(:\d+)?")
 _HEAD_CHARS_MAX = 256
 HEAD_WORDS_MAX = 4
-"""Most words of a name with its id. More words are prose that mentions a marker, and a stream does not wait for a name
-in it."""
+"""Most words of a name with its id. More words are prose that mentions a marker, in which a stream does not wait for a
+name."""
 
 
 class HeadedCalls(BodyReader):
-    """A reader of calls with a head. ``before`` and ``behind`` are the texts around each call, ``arguments`` separates
-    its name from its arguments, and ``numbered`` its name from an id; all but ``arguments`` may be empty. ``names``:
-    those that a call may have; None for any."""
+    """A reader of calls with a head. ``before`` and ``behind`` are the texts around a call; ``arguments`` is the text
+    between name and arguments, ``numbered`` the text between name and id. All but ``arguments`` may be empty.
+    ``names``: the names that a call may have; None for any."""
 
     def __init__(
         self,
@@ -480,7 +483,7 @@ class HeadedCalls(BodyReader):
         fresh = "".join(scanner.escaped[self._given :])
         if fresh:
             deltas.append(CallDelta(arguments=fresh))
-            self._given, self.emitted = len(scanner.escaped), scanner.at
+            self._given, self.emitted = len(scanner.escaped), scanner.position
         if scanner.end is None:
             return False
         if not is_object("".join(scanner.escaped)):

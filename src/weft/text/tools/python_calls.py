@@ -1,15 +1,15 @@
-"""Calls written as Python (LFM2, LFM2.5, OLMo 3): read by a parser of their own, never run.
+"""Calls written as Python (LFM2, LFM2.5, OLMo 3): parsed here, never run.
 
     [get_weather(city="Paris", days=3), get_time()]           a list
-    get_weather(city="Paris")                                 one to a line
+    get_weather(city="Paris")                                 one per line
     [{"name": "get_weather", "arguments": {...}}]             LFM2 writes this too
 
-The syntax is wider than Python's: names and parameters may have dashes, dots and colons and be keywords, strings
-may have line ends, and JSON's true, false and null are values. Only literals are values. The calls are read when
-the envelope is complete, as an unfinished expression says little.
+The syntax is wider than Python's: names and parameters may have dashes, dots and colons and be keywords, strings may
+have line ends, and JSON's true, false and null are values. Only literals are values. The calls are read when the
+envelope is complete, since an unfinished expression is ambiguous.
 
-Templates of these families write a text between single quotes as it is, so models do: ``say(text='It's fine')``. Where
-the calls cannot be read in another way, a quote ends a text only where an argument may end.
+Templates of these families write texts between single quotes without escapes, and so do the models: ``say(text='It's
+fine')``. If the calls cannot be read as Python, a quote ends a text only where an argument may end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.text.tools.values import parse_json, to_json
 
 _NAME = re.compile(r"[A-Za-z_][\w.:/-]*")
 _BEGIN = re.compile(r"\s*\[?\s*(?:[\]{]|[A-Za-z_][\w.:/-]*\s*(?:\(|\Z)|\Z)")
-"""Possible beginning of calls: a stream does not wait for the end of a text that only mentions their marker."""
+"""Possible beginning of calls: a stream does not hold back a text that only mentions the marker."""
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?(?![\w.])")
 _QUOTES = ('"""', "'''", '"', "'")
 _NAMES = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
@@ -36,7 +36,7 @@ _DEPTH_MAX = 100
 
 
 class _Unfinished(ValueError):
-    """The text ends inside a string: the envelope's end may be a part of it."""
+    """The text ends inside a string, so the envelope's end may be a part of the string."""
 
 
 class PythonCalls(BodyReader):
@@ -47,11 +47,11 @@ class PythonCalls(BodyReader):
         self._searched = 0
 
     def _read(self, last: bool) -> list[CallDelta]:
-        while self.close is not None and (at := self.text.find(self.close, self._searched)) >= 0:
+        while self.close is not None and (position := self.text.find(self.close, self._searched)) >= 0:
             try:
-                return self._calls(self.text[:at], at + len(self.close), lacks_end=True)
+                return self._calls(self.text[:position], position + len(self.close), lacks_end=True)
             except _Unfinished:
-                self._searched = at + len(self.close)
+                self._searched = position + len(self.close)
             except ValueError:
                 self.broken = True
                 return []
@@ -73,8 +73,8 @@ class PythonCalls(BodyReader):
 
 
 def read_python_calls(text: str, *, lacks_end: bool = False) -> list[tuple[str, str]]:
-    """Return (name, arguments as JSON text) of each call. Raise ValueError where ``text`` is anything but calls.
-    ``lacks_end``: the bracket around them may be missing at the end."""
+    """Return (name, arguments as JSON text) of each call. Raise ValueError for anything but calls. ``lacks_end``:
+    whether the closing bracket may be missing."""
     listed = _json_calls(text)
     if listed is None:
         try:
@@ -90,7 +90,7 @@ def read_python_calls(text: str, *, lacks_end: bool = False) -> list[tuple[str, 
 
 
 def _json_calls(text: str) -> list[tuple[str, str]] | None:
-    """Return calls in JSON; None when ``text`` is not JSON. Raise ValueError when it is JSON and not calls."""
+    """Return calls in JSON; None when ``text`` is not JSON. Raise ValueError for JSON that is not calls."""
     try:
         value = parse_json(text)
     except ValueError:
@@ -103,7 +103,7 @@ def _json_calls(text: str) -> list[tuple[str, str]] | None:
 
 
 class _Parser:
-    """A parser of calls. ``loose``: a quote ends a text only where an argument, an item or a key may end."""
+    """A parser of calls. ``loose``: whether a quote ends a text only where an argument, an item or a key may end."""
 
     def __init__(self, text: str, *, loose: bool = False) -> None:
         self._text, self._at, self._loose = text, 0, loose

@@ -1,4 +1,4 @@
-"""Calls of tools told apart from the text around them, while both arrive in pieces.
+"""Separation of tool calls from the text around them, while both arrive in pieces.
 
     "I look it up. "  "<tool_" "call> {'na" "me': ..."          pieces, cut anywhere
           |                |
@@ -8,17 +8,16 @@
     <think> I look it up. <tool_call>{...}</tool_call></think>                        a call
     <think> Perhaps <tool_call>{...}</tool_call>? No. </think> It is noon.            reasoning, word for word
 
-A call is given out when it is complete, and text that turns out not to be a call is content, word for word. A stream
-cannot take back text. So a stream has the blocks of a complete answer, with one exception: of a call with more than
-HELD_CHARS characters of arguments, ``eager`` gives out the beginning, and more as it comes. If such a call breaks off,
-the part that was sent stays sent, and the rest is content. Under a grammar (``is_sure``) no call breaks off, and each
-is given out as it comes. No character is lost but the markers of real calls and the whitespace around them. Markers are
-forgiven where a model writes them twice, or after a call once more. With ``single`` only the first call is given out,
-as ``parallel_tool_calls: false`` asks.
+A call is emitted when it is complete, and text that turns out not to be a call is content, unchanged. A stream cannot
+take back text, so it has the blocks of a complete answer, with one exception: with ``eager``, a call with more than
+HELD_CHARS characters of arguments is emitted from its beginning on, as it comes. If such a call breaks off, the sent
+part remains, and the rest is content. Under a grammar (``is_sure``) no call breaks off, and each is emitted as it
+comes. Only the markers of real calls and the whitespace around them are dropped. Repeated markers, and surplus markers
+after a call, are skipped. With ``single`` only the first call is emitted, as ``parallel_tool_calls: false`` requests.
 
-``LastCalls``: a model that means a call ends its turn after it, even where it forgot to close its reasoning. A model
-that only considers one goes on. So a call in a reasoning counts where nothing follows but other calls and whitespace.
-Until that is sure its text is held back; as soon as anything else follows it is reasoning.
+``LastCalls``: a model that wants a call ends its turn after the call, even if it forgot to close the reasoning; a model
+that only considers a call goes on writing. So a call in the reasoning counts only if nothing but other calls and
+whitespace follows. Until then the text is held back; as soon as anything else follows, it is reasoning.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from weft.text.tools.values import Parameters
 
 
 class ToolCallReader:
-    """A reader of one answer. It gives out content (text) and deltas of calls, in the order of the answer."""
+    """A reader of one answer. It emits content (text) and deltas of calls, in the order of the answer."""
 
     def __init__(
         self, row: ToolFormat, tools: Sequence[Tool], *, eager: bool, single: bool = False, is_sure: bool = False
@@ -49,19 +48,19 @@ class ToolCallReader:
         self._gate = CallGate(math.inf if not eager else -1 if is_sure else HELD_CHARS)
         self._single = single
         self._text = ""
-        """Text that is neither content nor in the body yet."""
+        """Text that is not yet assigned to content or to a body."""
         self._space = ""
-        """Whitespace that came last: content when content follows, or precedes it."""
+        """Trailing whitespace: it is content if content comes before or after it."""
         self._after_call = False
         self._envelope: Envelope | None = None
         self._opening = ""
-        """The text that opened the envelope, which is content if no call follows."""
+        """The text that opened the envelope; it is content if no call follows."""
         self._is_cut = False
         self._ends: tuple[str, ...] = ()
-        """Markers that mean nothing after the last call."""
+        """Markers that are skipped after the last call."""
         self._body: BodyReader | None = None
         self._begun = False
-        """Whether text other than whitespace came."""
+        """Whether text other than whitespace has come."""
         self._parsed: list[str | CallDelta] = []
         self._index = -1
 
@@ -73,14 +72,14 @@ class ToolCallReader:
         return parsed
 
     def finish(self, *, is_cut: bool = False) -> list[str | CallDelta]:
-        """End the answer, because of its limit of tokens where ``is_cut``."""
+        """End the answer. ``is_cut``: whether a limit of tokens ended it."""
         self._is_cut = is_cut
         while self._advance(last=True):
             pass
-        if self._envelope is not None:  # an envelope that ended where it began
+        if self._envelope is not None:  # an empty envelope
             self._give_back(self._opening)
         content, self._text = self._text, ""
-        if not (is_cut and self._ends and may_become(content.lstrip(), self._ends)):  # an end marker that was cut
+        if not (is_cut and self._ends and may_become(content.lstrip(), self._ends)):  # a cut end marker
             self._show(content)
         if self._space and not self._after_call:
             self._parsed.append(self._space)
@@ -114,10 +113,10 @@ class ToolCallReader:
             self._show(self._text[:safe])
             self._text = self._text[safe:]
             return False
-        at, marker = match
-        self._show(self._text[:at])
+        position, marker = match
+        self._show(self._text[:position])
         self._envelope = next(envelope for envelope in self._row.envelopes if envelope.open == marker)
-        self._opening, self._text = marker, self._text[at + len(marker) :]
+        self._opening, self._text = marker, self._text[position + len(marker) :]
         return True
 
     def _begin_body(self, last: bool) -> bool:
@@ -152,7 +151,7 @@ class ToolCallReader:
             return BraceCalls(close or "", self._row.quote, self._parameters)
         head = self._row.head
         assert head is not None
-        arguments, behind = head.arguments.strip() or head.arguments, head.behind.strip()  # read with any whitespace
+        arguments, behind = head.arguments.strip() or head.arguments, head.behind.strip()  # any whitespace may follow
         return HeadedCalls(
             close,
             before=head.before,
@@ -170,7 +169,7 @@ class ToolCallReader:
         if not text and not last:
             return False
         for delta in body.push(text, last=last, is_cut=self._is_cut):
-            if delta.instead and self._gate.is_open:  # other arguments were sent
+            if delta.instead and self._gate.is_open:  # the sent arguments differ
                 body.broken = True
                 break
             self._take(delta)
@@ -178,7 +177,7 @@ class ToolCallReader:
             done = max(body.whole, body.emitted if self._gate.is_open else 0)
             self._text, self._body, self._envelope = body.text[done:], None, None
             self._gate.drop()
-            if not done:  # the marker is content, and must not be read as a marker again
+            if not done:  # the marker is content and must not be matched again
                 self._show(self._opening)
                 self._text = self._text[len(envelope.open) if envelope.keeps_open else 0 :]
             return True
@@ -194,7 +193,7 @@ class ToolCallReader:
         self._show(marker)
 
     def _show(self, content: str) -> None:
-        """Give out content, but for the whitespace at its end, which waits for the next text."""
+        """Emit content. Whitespace at its end waits for the next text."""
         if not content:
             return
         self._begun = self._begun or bool(content.strip())
@@ -207,25 +206,25 @@ class ToolCallReader:
         self._space = content[len(bare) :]
 
     def _take(self, delta: CallDelta) -> None:
-        given = self._gate.push(delta)
-        if given is None:
+        ready = self._gate.push(delta)
+        if ready is None:
             return
         self._space, self._after_call, self._ends = "", True, self._row.ends
-        if given.name is not None:
+        if ready.name is not None:
             self._index += 1
-            given.name = self._parameters.offered(given.name)
-            given.call_id = given.call_id or self._row.new_id(uuid.uuid4().hex, given.name, self._index)
+            ready.name = self._parameters.offered(ready.name)
+            ready.call_id = ready.call_id or self._row.new_id(uuid.uuid4().hex, ready.name, self._index)
         if not (self._single and self._index > 0):
-            given.index = self._index
-            self._parsed.append(given)
+            ready.index = self._index
+            self._parsed.append(ready)
 
 
 _SPACE_CHARS_MAX = 64
-"""Most whitespace, characters, that is searched for the beginning of a call."""
+"""Most characters of whitespace before the beginning of a call."""
 
 
 class LastCalls:
-    """Calls at the end of the reasoning of one answer with tools. ``held``: text that may be calls, and whitespace
+    """Calls at the end of the reasoning of one answer with tools. ``pending``: text that may be calls, and whitespace
     before it."""
 
     def __init__(self, row: ToolFormat, reader: ToolCallReader) -> None:
@@ -233,55 +232,55 @@ class LastCalls:
         self._envelopes = {envelope.open: envelope for envelope in row.envelopes}
         self._reader = reader
         self._looked_at: int | None = None
-        """Index in ``held`` at which the last envelope opens."""
-        self.held = ""
+        """Index in ``pending`` at which the last envelope opens."""
+        self.pending = ""
 
     def push(self, reasoning: str) -> str:
-        """Return the part of the reasoning whose end is surely not a call."""
+        """Return the part of the reasoning that certainly does not end with a call."""
         if not reasoning:
             return ""
-        self.held += reasoning
+        self.pending += reasoning
         shown = []
         while (length := self._sure()) > 0:
-            shown.append(self.held[:length])
-            self.held, self._looked_at = self.held[length:], None
+            shown.append(self.pending[:length])
+            self.pending, self._looked_at = self.pending[length:], None
         return "".join(shown)
 
     def release(self) -> str:
-        """Return the held text as reasoning, because other text followed."""
-        held, self.held = self.held, ""
-        return held
+        """Return the pending text as reasoning, because other text followed."""
+        text, self.pending = self.pending, ""
+        return text
 
     def calls(self, *, is_cut: bool = False) -> list[str | CallDelta]:
-        """End the answer, and return the calls in ``held``; empty if it is anything else than calls."""
-        parsed = [*self._reader.push(self.held.strip()), *self._reader.finish(is_cut=is_cut)]
+        """End the answer, and return the calls in ``pending``; empty if it has anything but calls."""
+        parsed = [*self._reader.push(self.pending.strip()), *self._reader.finish(is_cut=is_cut)]
         return [] if any(isinstance(part, str) for part in parsed) else parsed
 
     def _sure(self) -> int:
-        """Return how much of ``held`` is reasoning, whatever follows."""
-        held = self.held
+        """Return the number of characters of ``pending`` that are reasoning, whatever follows."""
+        pending = self.pending
         if self._looked_at is None:
-            match = first_marker(held, self._opens)
+            match = first_marker(pending, self._opens)
             if match is None:
-                return len(held[: len(held) - held_characters(held, self._opens)].rstrip())
+                return len(pending[: len(pending) - held_characters(pending, self._opens)].rstrip())
             self._looked_at = match[0]
-            if before := len(held[: match[0]].rstrip()):
+            if before := len(pending[: match[0]].rstrip()):
                 return before
         while True:
-            open = max((one for one in self._opens if held.startswith(one, self._looked_at)), key=len)
+            open = max((opening for opening in self._opens if pending.startswith(opening, self._looked_at)), key=len)
             envelope, inside = self._envelopes[open], self._looked_at + len(open)
-            body = held[inside - len(open) * envelope.keeps_open : inside + _SPACE_CHARS_MAX].lstrip()
+            body = pending[inside - len(open) * envelope.keeps_open : inside + _SPACE_CHARS_MAX].lstrip()
             firsts = (open, *(first for first, _ in envelope.bodies))
             if body and not body.startswith(firsts) and not may_become(body, (open,)):
                 return inside  # a marker that the model only mentions
-            end = -1 if envelope.close is None else held.find(envelope.close, inside)
+            end = -1 if envelope.close is None else pending.find(envelope.close, inside)
             if envelope.close is None or end < 0:
                 return 0
-            behind = held[end:]
+            behind = pending[end:]
             while behind.startswith(envelope.close):  # some models write it twice
                 behind = behind[len(envelope.close) :].lstrip()
             if not behind or may_become(behind, (*self._opens, envelope.close)):
                 return 0
-            self._looked_at = len(held) - len(behind)
+            self._looked_at = len(pending) - len(behind)
             if not behind.startswith(self._opens):
                 return self._looked_at

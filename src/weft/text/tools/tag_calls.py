@@ -1,4 +1,4 @@
-"""Calls written as tags, one for each parameter.
+"""Calls written as tags, with a tag for each parameter.
 
     <function=get_weather>                  <invoke name="get_weather">              get_weather
     <parameter=city>                        <parameter name="city" string="true">    <arg_key>city</arg_key>
@@ -7,14 +7,14 @@
     </function>
     Qwen3-Coder, Qwen3.5, Nemotron 3, ZAYA1    GigaChat 3.5; MiniMax-M2: no string=  GLM, Ling 3; no line ends: too
 
-A value in tags is text, and the tool's schema gives its type (``values``). A text is given out while it comes;
+A value in tags is text; the tool's schema gives its type (``values``). A string is emitted while it comes; values of
 other types are read when they are complete. GLM also writes ``get_weather{"city": "Paris"}``.
 
-*Where a value ends.* At its end tag, if another tag or the end of the envelope follows. In calls of an offered tool,
-missing ends are forgiven: the value ends where another parameter of the schema begins, and at the end of the function
-or of the envelope, if another call or the end of the answer follows. An end tag that other text follows may be a part
-of the value. The rest of the answer decides: if a proper end follows before another call begins, the tag was a part;
-otherwise the value ended there.
+*The end of a value.* A value ends at its end tag, if another tag or the end of the envelope follows. In calls of an
+offered tool, end tags may be missing: the value ends where another parameter of the schema begins, and at the end of
+the function or of the envelope, if another call or the end of the answer follows. An end tag followed by other text may
+be a part of the value. The rest of the answer decides: if a proper end follows before another call begins, the tag was
+a part; otherwise the value ended there.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _NO_END = (-1, -1)
 
 @lru_cache
 def _tag_end(tags: Tags) -> re.Pattern[str]:
-    """Return the pattern of the text that follows the name of a parameter. A model may leave out the tag that opens
-    its value (GLM)."""
+    """Return the pattern of the text that follows the name of a parameter. A model may leave out the tag that opens the
+    value (GLM)."""
     first, *more = re.split(r"\s+", tags.named)
     return re.compile(rf"\s*{re.escape(first)}" + "".join(rf"(?:\s*{re.escape(part)})?" for part in more))
 
 
 class TagCalls(BodyReader):
-    """A reader of calls in tags. ``opens``: markers of envelopes, before which a call ends that lacks its own end."""
+    """A reader of calls in tags. ``opens``: markers of envelopes; a call without an end ends before one of these."""
 
     def __init__(self, close: str | None, opens: Sequence[str], parameters: Parameters, tags: Tags) -> None:
         super().__init__(close)
@@ -55,16 +55,16 @@ class TagCalls(BodyReader):
         self._at = 0
         self._function: str | None = None
         self._given: set[str] = set()
-        """Parameters of the call so far."""
+        """Names of the call's parameters so far."""
         self._object: ObjectScanner | None = None
         self._parameter: str | None = None
         self._types: set[str] = set()
         self._is_text = self._is_begun = False
-        """Whether the value is text by its type, and whether the line end before it was read."""
+        """Whether the value is a string by its type, and whether the line end before it was read."""
         self._value_at = self._scanned = self._shown = 0
-        """indices: where the value begins, up to where its end was searched, up to where it was given out."""
+        """Positions: the beginning of the value; the end of the searched text; the end of the emitted text."""
         self._possible_end: tuple[int, int] | None = None
-        """The end of the value and of its tag, if no proper end follows."""
+        """Ends of the value and of its tag, if no proper end follows."""
 
     def _read(self, last: bool) -> list[CallDelta]:
         deltas: list[CallDelta] = []
@@ -146,7 +146,7 @@ class TagCalls(BodyReader):
         return True
 
     def _may_end(self, rest: str, ends: Sequence[str]) -> bool:
-        """Return whether a call without an end of its own may end before ``rest``."""
+        """Return whether a call without an end may end before ``rest``."""
         by_envelope = not self._tags.function_end and self._given
         return (rest.startswith(tuple(ends)) or (not rest and self.may_lack_ends)) and bool(
             by_envelope or self._is_offered
@@ -180,7 +180,7 @@ class TagCalls(BodyReader):
         return True
 
     def _tag_name(self, rest: str, tag: str, end: re.Pattern[str], last: bool) -> tuple[str | None, int]:
-        """Return the name in a tag and the length of the tag; None while it is not complete."""
+        """Return the name in a tag (None while the tag is incomplete) and the length of the tag."""
         match = end.search(rest, len(tag))
         opens_value = self._tags.named.rpartition("\n")[2]
         if match and not match[0].endswith(opens_value) and not last:
@@ -213,7 +213,7 @@ class TagCalls(BodyReader):
         deltas.append(CallDelta(arguments=begun))
 
     def _value(self, deltas: list[CallDelta], last: bool) -> bool:
-        """Give out more of a text, and return whether the value has ended."""
+        """Emit more of a string, and return whether the value has ended."""
         if not self._is_begun and self._value_at < len(self.text):
             self._value_at += self.text[self._value_at] == "\n"
             self._shown = self._scanned = self._value_at
@@ -256,7 +256,7 @@ class TagCalls(BodyReader):
             self._shown = self.emitted = until
 
     def _value_end(self, last: bool) -> tuple[int, int] | None:
-        """Return where the value ends, and where its end tag does; ``_scanned`` moves to a mark that may be one."""
+        """Return the ends of the value and of its end tag. Move ``_scanned`` to the next tag that may be the end."""
         while (match := self._mark.search(self.text, self._scanned)) is not None:
             self._scanned = match.start()
             ends = self._at_mark(match, last)
@@ -267,8 +267,8 @@ class TagCalls(BodyReader):
         return None
 
     def _at_mark(self, match: re.Match[str], last: bool) -> tuple[int, int] | None:
-        """Return the end of the value and of its tag for one mark; ``_NO_END`` where it is a part of the value, None
-        while that is open."""
+        """Return the ends of the value and of its tag for a possible end tag; ``_NO_END`` if the tag is a part of the
+        value, None while that is undecided."""
         mark, here = match[0], match.start()
         if mark == self._tags.parameter_end:
             return self._at_proper_end(match, last)
@@ -297,7 +297,7 @@ class TagCalls(BodyReader):
         return _NO_END
 
     def _at_missing_end(self, match: re.Match[str], last: bool) -> tuple[int, int] | None:
-        """Return the same for the end of a function or an envelope."""
+        """Return the same as ``_at_mark`` for the end of a function or of an envelope."""
         end = self._possible_end or (match.start(), match.start())
         rest = self.text[match.end() :].lstrip()
         closers = tuple(mark for mark in (self._tags.function_end, self.close) if mark)

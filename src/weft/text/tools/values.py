@@ -1,12 +1,12 @@
-"""Values of arguments: strict JSON in and out, and the type that a tool's schema gives to a text.
+"""Values of arguments: strict JSON in and out, and texts read by the types of a tool's schema.
 
     days: integer               3        -> 3        soon  -> "soon"      {"a": 1} -> "{\"a\": 1}"
     mode: string or null        null     -> null     "a"   -> "\"a\""     [1]      -> "[1]"
     tags: array                 ['a']    -> ["a"]    "[1]" -> [1]
     size: number                NaN      -> "NaN"    1e999 -> "1e999"     0x10     -> "0x10"
 
-A text that the schema allows as another type than a string is that value. Any other text stays as it is,
-quotes included: no character is lost, and the client's validation has the words of the model.
+A text that can be read as a type of the schema other than string becomes that value. Any other text stays unchanged,
+quotes included: no character is lost, and the client's validation sees the model's text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TYPE_NAMES = {
     "tuple": "array",
     "none": "null",
 }
-"""Types of JSON Schema by names that Python tools send."""
+"""Types of JSON Schema, by the names that Python tools send."""
 
 
 def _refuse(constant: str) -> Any:
@@ -52,7 +52,7 @@ def _finite(text: str) -> float:
 
 def parse_json(text: str) -> Any:
     """Return the value of ``text``, whose strings may have raw line ends and backslashes that escape nothing (a regex,
-    a path). Raise ValueError, for NaN and numbers beyond a double too."""
+    a path). Raise ValueError, also for NaN and for numbers beyond a double."""
     try:
         return _parsed(text)
     except ValueError:
@@ -70,7 +70,7 @@ def _parsed(text: str) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """Return JSON text that can be sent as UTF-8. Raises ValueError for a number that JSON does not have."""
+    """Return JSON text that can be sent as UTF-8. Raise ValueError for a number that JSON cannot express."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
@@ -88,7 +88,7 @@ def is_object(text: str) -> bool:
 
 
 def read_value(text: str, types: set[str]) -> Any:
-    """Return the value of ``text`` for a parameter of these JSON types; a text where no type is known."""
+    """Return the value of ``text`` for a parameter of these JSON types; the text itself if no type is known."""
     if not types or types == {"string"}:
         return text
     bare = text.strip()
@@ -132,7 +132,7 @@ def _types_of_value(value: Any) -> set[str]:
 
 
 def types_of(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX) -> set[str]:
-    """Return the JSON types that a schema allows, in its alternatives too, as far as it says; references into
+    """Return the JSON types that a schema and its alternatives allow; empty if it does not say. References into
     ``root`` are followed."""
     if not isinstance(schema, Mapping) or not hops:
         return set()
@@ -161,7 +161,7 @@ def fixed_values(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``schema``, or the target of its reference "#/..." into ``root``; empty where it leads nowhere."""
+    """Return ``schema``, or the target of its reference "#/..." into ``root``; empty if the target does not exist."""
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return schema
@@ -178,8 +178,8 @@ class Parameters:
         self._schemas = schemas
 
     def offered(self, name: str) -> str:
-        """Return the tool that a model calls ``name``: some put namespaces before it (``default_api:f``), or quotes
-        around it."""
+        """Return the offered tool for the name that a model wrote: some models add a namespace (``default_api:f``) or
+        quotes."""
         if name in self._schemas:
             return name
         if name[:1] in _QUOTES and name[:1] == name[-1:]:
@@ -195,7 +195,7 @@ class Parameters:
         return frozenset(properties) if isinstance(properties, Mapping) else frozenset()
 
     def parameter(self, tool: str, name: str) -> str:
-        """Return the parameter that a model calls ``name``, which some put into quotes."""
+        """Return the parameter for the name that a model wrote, which some models put into quotes."""
         bare = name[1:-1] if name[:1] in _QUOTES and name[:1] == name[-1:] else name
         return bare if bare in self.names(tool) else name
 

@@ -1,8 +1,8 @@
-"""Past calls in the words of the model: the text in which it writes calls.
+"""Past calls as text, in the format in which the model writes calls.
 
     [{"name": "f", "arguments": {"x": 1}}] --ToolFormat--> <|tool_call_start|>[f(x=1)]<|tool_call_end|>
 
-It is the spelling of the grammars in ``calling.py``, and the readers give back the same calls.
+The format is that of the grammars in ``calling.py``; the readers return the same calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from weft.text.tools.formats import ToolFormat, Writing
 
 _PLAIN = Writing("json", between="\n")
-"""Writing for a model without a format, and for one whose calls are messages of their own, which never are content."""
+"""Writing for a model without a known format, and for formats whose calls are separate messages, which cannot be
+content."""
 
 
 def calls_text(row: ToolFormat | None, calls: Sequence[Mapping[str, Any]]) -> str:
@@ -22,8 +23,8 @@ def calls_text(row: ToolFormat | None, calls: Sequence[Mapping[str, Any]]) -> st
     functions = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
     writes = row.writes if row is not None and row.envelopes else _PLAIN
     texts = [
-        f"{writes.before}{_call(row, writes, number, str(one.get('name')), one.get('arguments') or {})}{writes.behind}"
-        for number, one in enumerate(functions)
+        f"{writes.before}{_call(row, writes, i, str(call.get('name')), call.get('arguments') or {})}{writes.behind}"
+        for i, call in enumerate(functions)
     ]
     return f"{writes.lead}{writes.between.join(texts)}{writes.tail}" if texts else ""
 
