@@ -14,8 +14,8 @@ namespace weft {
 namespace {
 
 constexpr int64_t kPieceRows = 8 * kTileRows;
-constexpr int64_t kPieceTiles = 32;  // of y
-constexpr int64_t kAhead = 8192;     // bytes of a factor that few rows ask for before they need them
+constexpr int64_t kPieceTiles = 32;  // tiles of y in a piece
+constexpr int64_t kAhead = 8192;     // bytes of a factor that few rows prefetch
 
 #if defined(__AVX512F__)
 template <class X>
@@ -85,7 +85,7 @@ WEFT_BF16_PART inline void store_sums(const AddedOut<bf16, true>& out, const f32
 }
 #endif
 
-// ``count`` rows of ``width`` numbers, where they lie if that is possible, and else in ``room``.
+// Returns ``count`` rows of ``width`` numbers: in place if they are dense, otherwise copied to ``room``.
 template <class X, class T>
 Rows block_rows(const T* from, int64_t stride, const int64_t* rows, int64_t count, int64_t width, Scratch& scratch) {
   if constexpr (std::is_same_v<X, T>)
@@ -101,7 +101,7 @@ Rows block_rows(const T* from, int64_t stride, const int64_t* rows, int64_t coun
   return {room, width, 1, Dtype::float32};
 }
 
-// Up to kTogether tiles of ``weight`` from ``tile`` on; -> how many. Few rows (``ahead``) wait for memory.
+// Multiplies up to kTogether tiles of ``weight`` from ``tile`` on, and returns their number. Few rows prefetch (``ahead``).
 template <class T, class X, class Out>
 int64_t factor_block(const Weight& weight, int64_t tile, int64_t end, const X* x, int64_t stride, int rows, bool ahead,
                      const Out& out) {
@@ -118,7 +118,7 @@ int64_t factor_block(const Weight& weight, int64_t tile, int64_t end, const X* x
   return tile_block<1, 0>(tiles, weight.in, x, stride, rows, nullptr, out), 1;
 }
 
-// each(row, rows): blocks of nearly one size.
+// Calls each(row, rows) for blocks of nearly one size.
 template <class Each>
 void in_blocks(int64_t count, const Each& each) {
   const int64_t blocks = (count + kTileRows - 1) / kTileRows;
@@ -215,10 +215,10 @@ void adapt_in(const AdaptArgs& args) {
   if (ups.empty()) return;
   const size_t wanted = static_cast<size_t>(low_stride) * args.whose->rows.size();
   if (held.size() < wanted) held.resize(wanted);
-  T* const low = held.data();  // of the caller: the threads have others of this name
+  T* const low = held.data();  // the caller's buffer: every thread has a variable of this name
   const FactorPiece *const down_pieces = downs.data(), *const up_pieces = ups.data();
   Pool::instance().reserve(scratch_bytes<int64_t>(kPieceRows) + scratch_bytes<X>(numbers));
-  // 100 billion products of float32 in a second; loading a number of a factor costs as much as 16.
+  // A thread computes 100 billion products of float32 in a second, and loads a number of a factor in the time of 16.
   const auto each_ns = [](int64_t products, size_t pieces) {
     return pieces ? 0.0025 * sizeof(T) * static_cast<double>(products) / static_cast<double>(pieces) : 0;
   };

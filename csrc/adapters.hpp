@@ -1,7 +1,7 @@
 // Additions of adapters to a product: y = x W + (x A) B, for groups of rows, in one call from Python.
 //
 //     rows        r0  r1  r2  r3        a: rows 0, 3     b: row 2     row 1 is of the base model
-//     AdapterRows { 0 3 | 2 }           one for each count of rows of a step, shared by all products
+//     AdapterRows { 0 3 | 2 }           one for each number of rows in a step, shared by all products
 //     AdaptedProduct { a: factors       one for each product, changed when adapters come and go
 //                      b: factors }
 //
@@ -47,7 +47,7 @@ class AdaptedProduct {
   bool empty() const { return by_adapter_.empty(); }
 
  private:
-  std::vector<std::pair<int64_t, Factors>> by_adapter_;  // some ten
+  std::vector<std::pair<int64_t, Factors>> by_adapter_;  // about ten entries
 };
 
 // ``rows`` by adapter: a group has ``count`` of them from ``begin`` on, in rising order.
@@ -64,7 +64,7 @@ struct AdaptArgs {
   int64_t x_stride;
   void* y;  // [T, out], y_stride apart, in place
   int64_t y_stride;
-  Dtype dtype;  // of all
+  Dtype dtype;  // of x, y and all factors
   const AdaptedProduct* product;
   const AdapterRows* whose;
 };

@@ -29,7 +29,7 @@ constexpr int64_t kPartPages = 32;  // 512 tokens
 static_assert(kPartPages % kTilePages == 0);
 
 struct Item {
-  const Run* run;  // of a group the first
+  const Run* run;  // of a group, its first run
   int64_t table_row;
   int64_t kv_head;
   int64_t first_row, rows;        // of the run's length * group rows
@@ -55,7 +55,7 @@ struct Partial {
   std::vector<RowState> states;
 };
 
-// The sum of a row's weights, that of its head's sink too: only the end of a row knows its maximum.
+// The sum of a row's weights with the weight of its head's sink, added at the end when the row's maximum is known.
 WEFT_INLINE float with_sink(const AttentionArgs& args, int64_t head, const RowState& state) {
   return args.sinks ? state.total + exp(splat(args.sinks[head] - state.most))[0] : state.total;
 }
@@ -258,7 +258,7 @@ void attention_of(const AttentionArgs& args) {
     ++table_row;
   }
   const bool split = wholes < wanted;
-  // Group only as many decodes as leave two items for each thread.
+  // Groups of at most this size leave two items for each thread.
   const int64_t members_max =
       std::min(static_cast<int64_t>(decodes.size()) * args.kv_heads / wanted, kItemRows / args.group);
   const std::vector<Group> groups = groups_of(args, decodes, members_max);

@@ -26,7 +26,7 @@ constexpr int kTileTokens = kTilePages * kPageTokens;
 #if defined(__AVX512F__)
 constexpr int kSumRows = 8;
 #else
-constexpr int kSumRows = 4;  // the sums of more do not stay in registers
+constexpr int kSumRows = 4;  // the sums of more rows do not stay in registers
 #endif
 
 // One KV head of one sequence: its page table and its number of tokens.
@@ -150,7 +150,7 @@ struct TilePages {
   int64_t count;
   const KV *keys[kTilePages], *values[kTilePages];
   int written[kTilePages];
-  bool all;  // the tile is complete, and no page is skipped
+  bool all;  // whether the tile is complete and no page is skipped
 };
 
 template <class KV>

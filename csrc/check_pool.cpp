@@ -1,4 +1,4 @@
-// The pool under a thread sanitizer (tests/sanitize.sh): callers that meet, sizes that change, forks.
+// Checks the pool under a thread sanitizer (tests/sanitize.sh): callers at the same time, changes of its size, forks.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -46,7 +46,7 @@ int main() {
   std::fflush(stdout);
   const pid_t child = fork();
   if (child == 0) {
-    count_items(100, 20000.0);  // alone
+    count_items(100, 20000.0);  // without workers
     if (pool.threads() != 1) ++failures;
     _exit(failures ? 1 : 0);
   }

@@ -1,4 +1,4 @@
-// The products of a table against sums in double precision, without Python: for an instruction set of another machine
+// Compares the products of a table with sums in double precision, without Python: for an instruction set of another machine
 // under an emulator (tests/aarch64.sh). Tiles are of float32, of bfloat16, or of codes as the types of GGUF and NVFP4
 // have them. A single row gives the same bits as in a batch. Where an Arm CPU multiplies pairs of bfloat16, the bits
 // are those of its manual, in plain C++. 12 bits have the bits of plain tiles.
@@ -78,7 +78,7 @@ void check(int64_t out, int64_t in, WeightForm form, Dtype dtype, double toleran
     }
 }
 
-// Weights with some that are odd, NaN among them in the last row.
+// Checks weights of which some are odd; the last row has a NaN.
 void check_twelve_bits(int64_t out, int64_t in) {
   std::mt19937 dice(static_cast<unsigned>(out + 7 * in));
   std::normal_distribution<float> normal;
@@ -295,7 +295,7 @@ double half_value(uint16_t bits) {
 
 double e4m3_value(uint8_t bits) { return std::ldexp(1.0 + (bits & 7) / 8.0, (bits >> 3 & 15) - 7); }  // the same
 
-// Scales or minimums of a weight [tiles][groups][16], as its form has them, and their values.
+// Scales or minimums [tiles][groups][16] in the form of a weight, and the numbers that they stand for.
 struct CodeScales {
   std::vector<float> floats, of_rows;
   std::vector<uint16_t> halves, of_blocks;

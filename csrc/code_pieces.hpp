@@ -80,8 +80,8 @@ int64_t step_bytes(const Weight& weight) {
   return tile_line_bytes<BITS>() / parts_of_line(weight);
 }
 
-// Prefetches 16 columns. Widening fills a core's window, so it sees a line too late. A row from memory took 1.4 times
-// as long without this.
+// Prefetches 16 columns. Widening fills a core's window of instructions, so the core requests a line too late. A row from
+// memory took 1.4 times as long without this.
 template <int BITS>
 WEFT_INLINE void fetch_codes(const uint8_t* from) {
   for (int line = 0; line < BITS / 2; ++line) {

@@ -138,7 +138,7 @@ void gelu_tanh(const GeluArgs& args) {
   else gelu_tanh_of<float>(args);
 }
 
-// One gate for each number, or one for each head.
+// Multiplies x by sigmoid(gate), with a gate for each number or one for each head.
 template <class T>
 void sigmoid_gate_of(const GateArgs& args) {
   Pool::instance().for_each(args.tokens, static_cast<double>(args.heads * args.dim), [&](int64_t token) {

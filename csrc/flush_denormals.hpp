@@ -1,4 +1,4 @@
-// Numbers under 1.2e-38 as zeros, for the lifetime of an object, on its thread.
+// Denormal numbers (below 1.2e-38) become zeros for the lifetime of an object, on its thread.
 //
 // A state that a gate forgets is multiplied by e^(-80) and less. The product is a denormal number, and the next token
 // reads it. On x86-64 each vector with one of them takes some 150 cycles instead of 4. States of Mamba-2 with decays
@@ -51,7 +51,7 @@ class FlushDenormals {
   friend class KeepDenormals;
 };
 
-// The opposite, inside of the above.
+// Keeps denormal numbers for its lifetime, inside of the scope of a FlushDenormals.
 class KeepDenormals {
  public:
   KeepDenormals() : before_(FlushDenormals::control()) { FlushDenormals::set(before_ & ~FlushDenormals::kFlush); }

@@ -31,7 +31,7 @@ void Product::run(const Projected& x, void* to, const AdapterRows* whose) const 
   const int64_t bytes = x.dtype == Dtype::bfloat16 ? 2 : 4, stride = out() * bytes;
   char* at = static_cast<char*>(to);
   Projected ordered = x;
-  const int32_t* order = nullptr;  // of ``ordered``
+  const int32_t* order = nullptr;  // the order of the columns in ``ordered``
   for (const Part& part : parts) {
     if (part.order && part.order != order) {
       order = part.order;
@@ -41,7 +41,7 @@ void Product::run(const Projected& x, void* to, const AdapterRows* whose) const 
     }
     const Projected& from = part.order ? ordered : x;
     const int64_t width = part.weight.out * bytes;
-    // A kernel's rows are dense. One row is so at its place.
+    // Kernels write dense rows. A single row is dense at its place in the result.
     const bool dense = parts.size() == 1 || x.tokens == 1;
     void* const made = dense ? at : fused_buffer(5, x, part.weight.out).data;
     kernels().linear({.x = from.data,

@@ -3,8 +3,8 @@
 //   x --first--> projected --core--> between --second--> out
 //
 // With few rows of x a product is a stream of weights that evicts everything else from the caches, the interpreter's
-// code included. Python's work between two products then takes several times as long as in a loop, and its ten
-// microseconds come four times a layer. The kernels and their order are those of separate calls, and so are the bits.
+// code included. Python's work between two products then takes several times as long as in a loop: ten microseconds,
+// four times in each layer. Kernels run in the order of separate calls, and the result has the same bits.
 //
 // With many rows this gains nothing, and ``projected`` and ``between`` (buffers of each thread, reused by the next
 // call) would be large. tensor/fused_block.py sets the limit.
@@ -55,7 +55,7 @@ struct FusedBlock {
   void swiglu(const Projected& x, void* out, const AdapterRows* whose = nullptr) const;
   void short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window, void* out,
                   const AdapterRows* whose = nullptr) const;
-  // logged: columns B and x. Only windows are computed.
+  // ``logged``: the columns B and x. It computes only the windows.
   void replay_short_conv(const Runs& again, const Projected& logged, const ConvWeights& conv,
                          const SlotView& window) const;
 };

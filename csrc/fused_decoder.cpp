@@ -3,7 +3,7 @@
 namespace weft {
 namespace {
 
-// The norm of x, or of x + scale added, which is written to ``sum`` as well.
+// Computes the norm of x, or of x + scale * added; that sum is written to ``sum`` as well.
 void norm_stream(const StreamNorm& with, const Projected& x, const Buffer* added, float scale, int64_t dim, void* sum,
                  void* out) {
   NormArgs args = {};
@@ -126,7 +126,7 @@ void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<R
   const Buffer normed = fused_buffer(2, x, dim), rooms[2] = {fused_buffer(3, x, dim), fused_buffer(4, x, dim)};
   Projected stream = x;
   const Buffer* added = nullptr;
-  int spare = 0;  // the buffer that the stream is not in
+  int spare = 0;  // the index of the buffer that does not have the stream
   for (const Stage& stage : stages) {
     norm_stream(stage.norm, stream, added, scale, dim, added ? added->data : nullptr, normed.data);
     if (added) {

@@ -48,7 +48,7 @@ struct FusedDecoder {
   // The next ``run`` over ``runs`` fills the log ``to``.
   void log(Runs& runs, Dtype dtype, char* to) const;
 
-  // Only the states, over a log of ``rows`` rows; the offsets of ``again`` are rows of it.
+  // Computes only the states, from a log of ``rows`` rows; the offsets of ``again`` are rows of the log.
   void replay(const Runs& again, Dtype dtype, const char* log, int64_t rows) const;
 };
 

@@ -15,13 +15,13 @@
 // of the recurrence itself. How a prompt is cut changes no bit of the result, and a tap at any position is a copy of
 // S. On a CPU this beats the chunked form: its extra matrix products pay only where a matrix unit makes them cheap.
 //
-// Decodes: all states of a batch come out of memory once, and nothing else takes long. An item is a head of one run,
-// whose S is one stream of K x V numbers. The first pass computes ``ahead``; the second does the rest, over what the L2
-// cache holds by then. Meanwhile the thread prefetches the S of its next item. Columns of 32 would be 128 bytes out of
-// each 512, which no prefetcher follows: half the speed. Sums have the same order.
+// Decodes: all states of a batch are read from memory once, and this takes nearly all of the time. An item is a head of
+// one run, whose S is one stream of K x V numbers. The first pass computes ``ahead`` and brings S into the L2 cache; the
+// second pass does the rest from there. Meanwhile the thread prefetches the S of its next item. Items of 32 columns would
+// read 128 bytes out of each 512, which no prefetcher follows, at half the speed. Sums have the same order.
 //
-// Runs of some tokens read such pieces of lines. There too a thread prefetches the piece of its next item, in the first
-// two passes over the one at hand. A replay (``out`` null) has the same passes without q and o.
+// Runs of several tokens read such pieces of lines. There a thread prefetches the piece of its next item in the first two
+// passes over the present one. A replay (``out`` null) has the same passes without q and o.
 //
 // Before either, a pass over the tokens computes decays and betas from the model's gates (given ``decay``), or reads
 // them as they are.
@@ -53,7 +53,7 @@ WEFT_INLINE void unit(const T* from, int64_t dim, float scale, float* to) {
 // A decay for each head, or for each line of it; with ``apart``, keys that read, erase and write besides.
 enum class Rule { heads, lines, apart };
 
-// The same of a token whose keys are as the model gives them.
+// The same for a token whose keys are used as they come from the model.
 template <class T>
 WEFT_INLINE void widened(const T* from, int64_t dim, float* to) {
   for (int64_t i = 0; i < dim; i += 16) store(to + i, load(from + i));
@@ -79,7 +79,7 @@ WEFT_INLINE f32x16 delta_line(f32x16 line, float decay, const DeltaChange& chang
   return written;
 }
 
-// The part of a state that is read next, with as many lines and columns as the present one; null: none is.
+// The part of a state that is read next, with the lines and columns of the present one; null: none.
 template <class S, int WIDE>
 struct NextState {
   static constexpr int kLines = static_cast<int>(WIDE * sizeof(S) / 4 + 1) / 2;  // of 64 bytes, half of a line

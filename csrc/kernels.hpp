@@ -25,7 +25,7 @@ extern Tuning tuning;
 constexpr int64_t kPad = -1;
 constexpr int kPageTokens = 16;
 
-// Inputs are one of the first two, pages any.
+// Inputs have one of the first two, pages any of them.
 enum class Dtype : int { float32 = 0, bfloat16 = 1, float16 = 2, float8_e4m3 = 3, int8 = 4 };
 
 // bfloat16 [pages, K and V, kv_heads, 16] of int8 pages, the heads dense; null for the others.
@@ -47,7 +47,7 @@ struct Run {
   bool fresh;
   std::vector<Tap> taps;  // by offset
   bool keeps = true;
-  // One token, of a run that keeps its state and has no tap.
+  // Whether this is one token of a run that keeps its state and has no tap.
   bool decodes() const { return length == 1 && slot != kPad && keeps && taps.empty(); }
 };
 

@@ -13,7 +13,7 @@ Rows columns(const Projected& projected, int64_t first, int64_t head_stride) {
           projected.dtype};
 }
 
-// [T, width] that one call needs and the next may overwrite: the largest step so far, for each thread.
+// A buffer [T, width] of the calling thread, which the next call may overwrite. It grows to the largest step so far.
 Buffer between(int which, const Projected& like, int64_t width) {
   static thread_local std::vector<char> held[2];
   const size_t bytes = static_cast<size_t>(like.tokens * width * bytes_of(like.dtype));

@@ -98,7 +98,7 @@ struct AttentionLayer {
   int64_t window;      // 0 for all
   const float* sinks;  // [heads] or null
 
-  // out: [T, heads * dim] dense. KV of ``runs`` is written; only the output of ``asked``, rows of theirs, is computed.
+  // out: [T, heads * dim] dense. KV of all ``runs`` is written; the output is computed only for ``asked``, rows of runs.
   void run(const Runs& runs, const Runs& asked, const Projected& projected, const Rotation& rotated, const Pages& pages,
            void* out) const;
 };

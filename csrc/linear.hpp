@@ -115,8 +115,8 @@ WEFT_INLINE __m512i signed_bytes(const void* from, int64_t at) {
 
 // The same for scales that are bytes with a float shared by columns: 256 of a block (``bytes``), or all of a row. A
 // byte is a factor of integers, and the float a factor of sums of many groups. That takes a third of the time of a
-// float for each group. Minimums are added up beside the products; with six rows of x that would spill, so they come
-// afterwards.
+// float for each group. Minimums are added up in the same loop as products, but after it for six rows of x, whose sums
+// would not stay in registers.
 template <int BITS, int ROWS, int TILES, Zero ZERO, int PARTS, ScaleForm SCALES>
 WEFT_VNNI void rounded_blocks(const Weight& weight, int64_t tile, const Prepared& x, int64_t row, float* y) {
   constexpr bool of_blocks = SCALES == ScaleForm::bytes, minimums = ZERO == Zero::none && ROWS <= 4;
@@ -248,7 +248,7 @@ WEFT_BF16 void bf16_rows(const Weight& weight, int64_t first, const Prepared& x,
   const bf16* values = x.halves.data() + row * x.padded;
   for (int64_t o = 0; o < count; o += together) {
     const bf16* w[together];
-    for (int i = 0; i < together; ++i)  // past the end: the last one again, not stored
+    for (int i = 0; i < together; ++i)  // past the end, the last row again, whose sum is not stored
       w[i] = static_cast<const bf16*>(weight.data) + (first + (o + i < count ? o + i : count - 1)) * weight.in;
     __m512 acc[together][parts][ROWS] = {};
     int64_t i = 0;

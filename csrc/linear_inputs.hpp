@@ -19,9 +19,9 @@ constexpr int kTile = 16;
 constexpr int kOutTiles = 4;
 constexpr int kOutRows = kTile * kOutTiles;
 constexpr int kRowsTogether = 6;
-constexpr int kOneTileRows = 4;  // of x: up to these W is read as one stream (linear.hpp).
-// Rows of x that vectors multiply where there is a matrix unit, by codes and by bytes. They widen a code in registers, and
-// read fewer bytes than a unit takes the time for.
+constexpr int kOneTileRows = 4;  // up to this number of rows of x, W is read as one stream (linear.hpp)
+// On a CPU with a matrix unit, vectors still multiply up to this number of rows of x, by codes and by bytes: they widen
+// codes in registers, and reading W takes them less time than a step of the unit.
 constexpr int64_t kFewRows = 2, kFewByteRows = 8;
 constexpr int64_t kLine = 32;  // columns that share a scale of x
 constexpr int64_t kHalfLine = 16;
@@ -62,7 +62,7 @@ bool in_tiles(WeightForm form) {
   return form == WeightForm::int8 || form == WeightForm::int4 || form == WeightForm::int6;
 }
 
-// How many groups a line of ``weight`` has at most: 1 where groups are whole lines.
+// The most groups that a line of ``weight`` has: 1 if groups are whole lines.
 int64_t parts_of_line(const Weight& weight) { return in_tiles(weight.form) && weight.group == kHalfLine ? 2 : 1; }
 
 Inputs inputs_for(const Weight& weight, bool exact) {

@@ -7,10 +7,10 @@
 //                      B and C of these tokens in float32 in the L1 cache; y, a vector for each row and token, is added
 //                      across at the end, 16 at once
 //
-// A row needs nothing of another, so tokens go inside: between them S stays where it is and only B and C are
-// loaded. As in gated_delta.hpp the arithmetic is the recurrence itself: no cut of a prompt changes a bit, and a tap
-// is a copy. States are read and written in place. A decode reads all states of a batch out of memory: there a
-// thread asks for those of its next item while it computes.
+// A row needs no other row, so the inner loop is over tokens: S stays in registers and only B and C are loaded. As in
+// gated_delta.hpp the arithmetic is the recurrence itself: no cut of a prompt changes a bit, and a tap is a copy. States
+// are read and written in place. A decode reads all states of a batch from memory, so a thread prefetches the states of
+// the next item while it computes.
 #pragma once
 
 #include "flush_denormals.hpp"
@@ -23,7 +23,7 @@ namespace {
 constexpr int kMaxStateDim = 256;
 constexpr int kRowsOfItem = 16;
 constexpr int kTokensTogether = 16;
-constexpr int64_t kDecodeBytes = 65536;  // of states, that are one item
+constexpr int64_t kDecodeBytes = 65536;  // bytes of states in one item
 
 // Up to 16 tokens of a group, for 16 rows of a head.
 struct Mamba2Tokens {
@@ -168,7 +168,7 @@ void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& ru
   }
 }
 
-// Heads [begin, end) for a run of one token. ``next``: the states that come next, as many, or null.
+// Heads [begin, end) for a run of one token. ``next``: the states of the same number of heads that come next, or null.
 template <class T, class S>
 void mamba2_decode(const Mamba2Args& args, const Mamba2Steps& steps, const Run& run, int64_t begin, int64_t end,
                    const S* next) {

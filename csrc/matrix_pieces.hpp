@@ -36,8 +36,14 @@ constexpr int64_t kStepNumbers = kTileBytes / 2;
 constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
 constexpr int64_t kChunkSteps = 16;
 constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
+<<<<<<< HEAD
 constexpr int64_t kMatrixPartBytes = 1 << 20;  // of x in a piece
 constexpr int64_t kMatrixPartRows = 128;       // at least: W is unpacked for each part
+=======
+constexpr int64_t kUnitFetchedAhead = 8192;    // bytes after the ones that the unit multiplies meanwhile
+constexpr int64_t kMatrixPartBytes = 1 << 20;  // bytes of x in a piece
+constexpr int64_t kMatrixPartRows = 128;       // least rows of a part, because W is unpacked for each part
+>>>>>>> main
 
 struct alignas(64) Line {
   uint16_t numbers[32];
@@ -69,9 +75,9 @@ class TileChunks {
       for (int t = 0; t < count; ++t) odd_[t] = SqueezedTile(weight, tile + t).odd;
   }
 
-  // Steps of a chunk of one pair of blocks, if nothing has to stay in the L1 cache for the next pair: so few that one
-  // chunk is unpacked while the unit multiplies another (12 bits: 0.7 of the time for 4 rows). Tables of fp8 by rows
-  // are made again for each chunk.
+  // Steps of a chunk for one pair of blocks, if nothing has to stay in the L1 cache for the next pair. The number is
+  // small, so one chunk is unpacked while the unit multiplies another (12 bits: 0.7 of the time for 4 rows). Tables of
+  // fp8 by rows are computed again for each chunk.
   int64_t steps_of_one_pair() const {
     if (weight_.form == WeightForm::bfloat16_twelve_bit) return kShortChunkSteps;
     if (is_coded(weight_.form)) return lookup_of(weight_) == Lookup::fp8_rows ? kChunkSteps : kShortChunkSteps;
@@ -187,7 +193,7 @@ class PieceOutput {
       for (int64_t at = 0; at < stride_; at += 2 * kTile, from += 2 * kTile)
         _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_load_si512(from));
     }
-    _mm_sfence();  // the threads that read this are told of it by an ordinary store
+    _mm_sfence();  // an ordinary store tells other threads that this is written, and may not overtake it
   }
   PieceOutput(const PieceOutput&) = delete;
   PieceOutput& operator=(const PieceOutput&) = delete;
@@ -254,7 +260,7 @@ struct PairOfBlocks {
   int64_t tile;
   int count;
 
-  // The lines that ``write`` needs, while the unit multiplies.
+  // Prefetches the lines that ``write`` needs while the unit multiplies.
   void fetch_outputs() const {
     for (int64_t row = first; row < last; ++row) __builtin_prefetch(output.at(row, tile), 1, 3);
   }

@@ -39,11 +39,11 @@ const char* ask_for_amx() {
   if (syscall(SYS_arch_prctl, kAskForState, kTileNumbers) != 0) return "the system refuses the use of AMX";
   return "";
 #else
-  return "AMX is used on Linux alone";
+  return "AMX is used on Linux only";
 #endif
 }
 
-// A product of numbers whose sums differ by order, by both.
+// Whether the unit and the software give the same bits for a product whose sums differ by order.
 bool has_order_of_software(const TileKernels& unit) {
   constexpr int64_t kSteps = 3, kNumbers = kSteps * kTileBytes / 2;
   std::mt19937 dice(1);

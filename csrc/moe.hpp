@@ -7,8 +7,8 @@
 //     4   (expert, 64 rows of down)              expert_out, float32
 //     5   each token                             its choices weighted and added, in the router's order
 //
-// Between 1 and 5 only the kernel's form of inputs rounds. Experts in float tiles, and codes where a matrix unit
-// multiplies them: moe_tiles.hpp.
+// Between 1 and 5, numbers are rounded only to the form of inputs that a kernel reads. moe_tiles.hpp has experts in float
+// tiles, and codes that a matrix unit multiplies.
 #pragma once
 
 #include "moe_routing.hpp"
@@ -17,7 +17,7 @@
 namespace weft {
 namespace {
 
-// body(group, first row of W, rows of W) for each expert hit and each 64 rows.
+// Calls body(group, first row of W, rows of W) for each chosen expert and each 64 rows.
 template <class Body>
 void for_each_block(const std::vector<ExpertRows>& groups, int64_t rows, const Body& body) {
   const int64_t blocks = (rows + kOutRows - 1) / kOutRows;

@@ -18,9 +18,9 @@ class OddWords {
   explicit OddWords(int64_t tiles) : of_tile_(static_cast<size_t>(tiles)) {}
 
   std::vector<int64_t>& of(int64_t tile) { return of_tile_[static_cast<size_t>(tile)]; }
-  // For each tile the index in ``out`` where its words begin, then these words and one that ends them.
+  // Writes for each tile the index in ``out`` of the tile's first word, and then the words of each tile and an end word.
   void write(int64_t* out) const;
-  // Number of words that ``write`` writes.
+  // The number of int64 that ``write`` writes.
   int64_t size() const;
 
  private:

@@ -5,17 +5,16 @@
 //   worker 2                                                wakes too late: the job is closed, sleeps on
 //
 // One atomic counter hands out items in order, several at a time, so uneven items balance by themselves. The caller
-// never waits for a worker that has not begun. A thread that the system wakes late (a millisecond on a busy machine)
-// costs nothing but its help. The caller states a job's cost in nanoseconds, which decides how many workers wake. A
-// small job runs on the caller alone.
+// never waits for a worker that has not begun. If the system wakes a thread late (by a millisecond on a busy machine),
+// the job is done without its help. The caller states a job's cost in nanoseconds, which decides how many workers wake. A
+// small job wakes none.
 //
 // A worker spins for a moment after a job before it sleeps, as the next kernel of a forward pass usually comes within
 // microseconds. It never spins for long: an HTTP process shares the cores. (libgomp spins without end.)
 //
-// Jobs run one at a time: callers of different threads wait for one another. Bodies may not throw, and may not start
-// jobs. Nor may they allocate: a job's caller reserves their memory (``reserve``), and they take it (Scratch). A forked
-// child has no workers, as only the forking thread survives a fork. It works alone until it asks for
-// threads itself.
+// Jobs run one at a time: callers of different threads wait for one another. Bodies may not throw, start jobs or
+// allocate. The caller of a job reserves memory (``reserve``), from which bodies take a Scratch. A forked child has no
+// workers, as only the forking thread survives a fork, and computes on one thread until ``resize`` starts new ones.
 #pragma once
 
 #include <atomic>
@@ -81,7 +80,7 @@ class Pool {
   }
 
   // body(item, next): ``next`` is the item that the same thread takes after this one, kNone after the last. For items
-  // that read so much memory that a thread should ask for the next while it computes.
+  // that wait for memory: a body prefetches the memory of the next item while it computes.
   template <class Body>
   void for_each_ahead(int64_t count, double nanoseconds, const Body& body) {
     std::atomic<int64_t> unclaimed{0};
@@ -111,8 +110,8 @@ class Pool {
  private:
   using Call = void (*)(const void*, int64_t, int64_t);
 
-  static constexpr double kWorthWaking = 8000;  // a wake-up through the kernel, and the loss of cache contents by it
-  static constexpr double kTogether = 1500;     // least work that is taken at once
+  static constexpr double kWorthWaking = 8000;  // ns, the cost of a wake-up and of the cache contents that it evicts
+  static constexpr double kTogether = 1500;     // ns, the least work that a thread takes at once
 
   Pool();
   ~Pool();

@@ -1,5 +1,6 @@
-// States in fewer bits than they are computed in: rounded up or down at random after each token, the bits being a hash
-// of layer, position and element. The same as src/weft/tensor/rounding.py, bit for bit, which gives the reasons.
+// States that are stored in fewer bits than they are computed in are rounded up or down at random after each token. The
+// random bits are a hash of layer, position and element. Results are those of src/weft/tensor/rounding.py, bit for bit;
+// that file gives the reasons.
 #pragma once
 
 #include "kv_numbers.hpp"
@@ -75,7 +76,7 @@ WEFT_INLINE float widen(f16 x) {
   return y;
 }
 
-// ``count`` numbers, a multiple of 16.
+// Reads ``count`` numbers, a multiple of 16.
 template <class S>
 WEFT_INLINE void read_state(const S* from, float* to, int64_t count) {
   if constexpr (sizeof(S) == 4) std::memcpy(to, from, sizeof(float) * count);

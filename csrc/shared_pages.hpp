@@ -8,7 +8,7 @@
 // The result of a row does not change: it sees the same tiles of pages in the same order, in a group or not.
 //
 // Each call compares the tables page by page: some thousands of integers, which is little compared with reading the
-// pages. Rejected: sharing sets from the scheduler. The tables hold the same facts, and cannot be out of date.
+// pages. Rejected: passing the groups from the scheduler. The tables show them too, and cannot be out of date.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct Group {
   int64_t shared_pages;  // whole tiles, and all of them seen by every member
 };
 
-// The decodes in groups of up to ``members_max``. A decode that shares nothing is alone, with shared_pages 0.
+// Returns the decodes in groups of up to ``members_max``. A decode without shared pages is a group with shared_pages 0.
 std::vector<Group> groups_of(const AttentionArgs& args, const std::vector<Member>& decodes, int64_t members_max) {
   const auto table = [&](const Member& member) { return args.page_table + member.table_row * args.table_stride; };
   const auto whole_pages = [](const Member& member) { return (member.run->start + 1) / kPageTokens; };

@@ -17,7 +17,7 @@ constexpr int kUnitColumns = 2 * kUnitPairs;
 constexpr int kTwelveBitTiles = 2;
 constexpr int64_t kStepBytes = kTwelveBitTiles * kUnitBytes;  // from a unit to the next of its tile
 
-// name(body): body(0), body(1), ... of constants. Sums that a loop counts through would pass through memory.
+// name(body) calls body(0), body(1), ... with constants. Sums with the index of a loop would be kept in memory.
 #define WEFT_EACH(name, part)                                                      \
   template <class Body, int... I>                                                  \
   part inline void name##_of(const Body& body, std::integer_sequence<int, I...>) { \

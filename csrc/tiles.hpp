@@ -9,7 +9,7 @@
 //     part   the rows of x that stay in the L2 cache (96 at 1,024 columns of bfloat16); a prompt has several
 //
 //     per 64 bytes of a tile     4 vectors of W loaded, 6 numbers of x spread over the lanes, 24 products added
-//                                and, of the first blocks, 64 or 128 bytes of the thread's next item asked for
+//                                and in the first blocks, 64 or 128 bytes of the thread's next item prefetched
 //                                (widened bfloat16: the first of each pair, 24 products, the second, 24 products)
 //
 // A lane is a row of W: nothing is added across. Each sum adds column after column in one accumulator, so a row of x
@@ -47,7 +47,7 @@ constexpr int kTileRows = 2;
 
 constexpr int64_t kLeastBlocks = 8;  // of a part: prefetches stay below the bandwidth of memory
 
-// Asks for LINES lines of 64 bytes, those of a block's column ``step`` (bfloat16: pair of columns).
+// Prefetches LINES lines of 64 bytes: those for column ``step`` (bfloat16: pair of columns) of a block.
 template <int LINES>
 WEFT_INLINE void fetch_ahead(const char* from, int64_t step) {
   for (int line = 0; line < LINES; ++line) __builtin_prefetch(from + (step * LINES + line) * 64, 0, 2);

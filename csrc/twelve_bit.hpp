@@ -29,11 +29,11 @@
 // Interleaving within 16 bytes fixes the order of a unit's bytes; pack_twelve_bit.cpp writes them.
 //
 // Rejected, for 32 rows: unpacking into memory (6 to 8 % slower than plain tiles: the L2 cache also writes and reads
-// each line). Tried were unpacking at once, by the first block for the others, and in parallel with all blocks of the item
-// before. 128 columns at a time, which stay in the L1 cache (15 %: sums go through memory). Blocks of 24 rows and one
-// tile: each product then loads its own number of x, and a core loads one vector in the time of a product (5 %).
-// Tiles one after the other: a single row waits for its one sum, or reads two streams, at four fifths of the speed of
-// one.
+// each line), whether at once, by the first block for the others, or in parallel with all blocks of the item before;
+// 128 columns at a time, which stay in the L1 cache (15 % slower: sums go through memory); blocks of 24 rows and one
+// tile (5 % slower: each product loads its own number of x, and a core loads one vector in the time of a product);
+// tiles one after the other (a single row waits for its one sum, or reads two streams at four fifths of the speed of
+// one).
 #pragma once
 
 #include "table.hpp"
@@ -64,8 +64,8 @@ WEFT_INLINE void fetch_lines(const uint8_t* unit, Fetched& fetched) {
     for (int64_t line = 0; line < fetched.lines; ++line, fetched.from += 64) __builtin_prefetch(fetched.from, 0, 2);
 }
 
-// The next unit of both tiles. The products of 8 rows fill a core's window, so it sees a line too late: the wait for the
-// L2 cache is added to them. 8 rows take a tenth less time so.
+// Prefetches the next unit of both tiles; 8 rows take a tenth less time with it. Their products fill a core's window of
+// instructions, so the core would request a line too late and wait for the L2 cache.
 WEFT_INLINE void fetch_next_unit(const uint8_t* unit) {
   for (int line = 0; line < kStepBytes / 64; ++line) __builtin_prefetch(unit + kStepBytes + line * 64, 0, 3);
 }
@@ -167,8 +167,8 @@ constexpr std::array<SqueezedSums<X>, sizeof...(R)> sums_of(std::integer_sequenc
 template <class X, bool OWN>
 constexpr auto kTwelveBitSums = sums_of<X, OWN>(std::make_integer_sequence<int, kTwelveBitRows>{});
 
-// Blocks [block, end) times an item's tiles [tile, last). ``next``: the item that this thread takes next, or null: nothing
-// known of it, so the stream's own lines are asked for.
+// Blocks [block, end) times an item's tiles [tile, last). ``next``: the item that this thread takes next; null: unknown,
+// so lines further on in the same stream are prefetched.
 template <class X>
 void twelve_bit_item(const LinearArgs& args, int64_t tile, int64_t last, const Block<X>* block, const Block<X>* end,
                      const uint8_t* next) {
@@ -217,7 +217,8 @@ const bf16* unpacked_item(const Weight& weight, int64_t tile, Scratch& scratch) 
   return reinterpret_cast<const bf16*>(item);
 }
 
-// An item from ``tile`` on, unpacked once, times rows [first, last) of x, as tiles are. All of its rows are there.
+// Multiplies the item from ``tile`` on, unpacked once, with rows [first, last) of x, like plain tiles. The item is
+// complete.
 template <class X>
 void unpacked_item_products(const LinearArgs& args, int64_t tile, int64_t first, int64_t last, const char* next) {
   LinearArgs own = args;
@@ -243,7 +244,7 @@ void unpacked_products(const LinearArgs& args) {
     const int64_t item = at % items, part = at / items, tile = item * kOutTiles;
     const int64_t first = args.rows * part / parts, last = args.rows * (part + 1) / parts;
     if (weight.out - tile * kTile < kOutRows)
-      return few_tiles<X>(args, tile, tiles, first, last);  // not all its rows are there
+      return few_tiles<X>(args, tile, tiles, first, last);  // the last item is incomplete
     const char* next = after == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + after % items * bytes;
     unpacked_item_products<X>(args, tile, first, last, next);
   });
@@ -262,7 +263,7 @@ void twelve_bit_products_of(const LinearArgs& args) {
   const size_t numbers = static_cast<size_t>(args.rows * args.weight.in);
   rows_of.resize(static_cast<size_t>(count));
   if (args.rows > 1 && copies.size() < numbers) copies.resize(numbers);
-  const Block<X>* const blocks = rows_of.data();  // of the caller: the threads have others of this name
+  const Block<X>* const blocks = rows_of.data();  // the caller's vector: every thread has a variable of this name
   set_blocks(args, kTwelveBitRows, rows_of.data(), copies.data(), [&](int64_t blocks_in_all, const auto& job) {
     Pool::instance().for_each(blocks_in_all, static_cast<double>(args.weight.in), job);
   });

@@ -1,4 +1,4 @@
-// Matrix products y = x W^T where both sides are int8 (``--quantize w8a8``): W once and for all, x on the way.
+// Matrix products y = x W^T where both sides are int8 (``--quantize w8a8``): W is rounded once, x at each product.
 //
 //   x      rounded by rows and parts of 128 columns, to nearest even; a scale for each part
 //   W      the int8 tiles of linear.hpp: codes 0..255 around 128, a scale for 128 columns or more
@@ -34,7 +34,7 @@ constexpr int kBlockRows = 6;
 constexpr int kBlockRows = 2;
 #endif
 
-// x unchanged, to the compiler a new number: nothing is fused with the operation that made it.
+// Returns x as a number that is new to the compiler, so nothing is fused with the operation that computed it.
 template <class V>
 WEFT_INLINE V alone(V x) {
   if constexpr (kIsTwo<V>) {
@@ -260,7 +260,7 @@ void byte_products_of(const LinearArgs& args) {
 }
 
 #if defined(__AVX512F__)
-constexpr int64_t kMatrixBytesOfX = 1 << 19;  // of a piece, in the L2 cache
+constexpr int64_t kMatrixBytesOfX = 1 << 19;  // bytes of x in a piece, for the L2 cache
 
 // Rows [first, last) of x times tiles [tile, end) by the matrix unit: a part of 128 columns of 2 x 2 tiles at a time,
 // whose sums are scaled and added as vectors do it.

@@ -18,7 +18,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _called(function: _Function) -> set[str]:
-    """Names of what a function calls or passes on: ``check(x)``, ``model.check(x)``, ``run(check)``."""
+    """Return the names that a function calls or passes on: ``check(x)``, ``model.check(x)``, ``run(check)``."""
     names = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Call):

@@ -11,7 +11,9 @@ COMPILED = {"weft._native"}
 
 
 def import_graph(sources: Iterable[Source]) -> dict[str, set[str]]:
-    """Module -> modules of ``sources`` that it imports. ``from package import module`` is the module."""
+    """Return for each module the modules of ``sources`` that it imports. ``from package import module`` is the
+    module.
+    """
     listed = list(sources)
     modules = {source.module for source in listed} | COMPILED
     graph: dict[str, set[str]] = {}
@@ -24,7 +26,7 @@ def import_graph(sources: Iterable[Source]) -> dict[str, set[str]]:
 
 
 def import_circles(sources: Iterable[Source]) -> list[list[str]]:
-    """Strongly connected components of more than one module (Tarjan 1972, without recursion)."""
+    """Return the strongly connected components of more than one module (Tarjan 1972, without recursion)."""
     graph = import_graph(sources)
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}

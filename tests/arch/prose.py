@@ -3,8 +3,8 @@
 ``python -m tests.arch.dialect_ceilings`` writes the ceilings of DIALECT again from the counts of today.
 
 A subject is a thing (the sequence, the request, the cache), never a person. Pictures and code are not prose.
-Lines of Markdown have at most 120 characters and cells of tables at most 200, code blocks excepted: they show
-what programs print.
+Lines of Markdown have at most 120 characters and cells of tables at most 200, except in code blocks, which show the
+output of programs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ DIALECT: dict[str, re.Pattern[str]] = {
         r"(?:\b(?:it|its|they|them|their|theirs|those|these|ones)\b[^.!?;:]*){3}", re.IGNORECASE
     ),
 }
-"""Habits of this code's early English that no library has, by name. A question may ask what something is."""
+"""Habits of this code's early English that other projects do not have, by name. The word "what" is fine in
+questions.
+"""
 
 NO_VERB = "a docstring of a function that begins without a verb"
 """The habit of DIALECT that needs the syntax tree: ``VERBS`` has the verbs, properties are nouns."""
@@ -79,7 +81,9 @@ VERBS = frozenset(
 """First words of docstrings, in base form. A verb that is missing is added here."""
 
 NO_NOUN = "a variable, parameter or attribute whose name is no noun: one, at, asked, given, held"
-"""The habit of DIALECT that counts names in place of words: ``EMPTY_NAMES``, once for each place that binds one."""
+"""The habit of DIALECT that counts names instead of words: ``EMPTY_NAMES``, once for each place that binds such a
+name.
+"""
 
 EMPTY_NAMES = frozenset({"one", "at", "asked", "given", "held"})
 """Names that say nothing about their value. The noun of the value replaces them, such as ``page`` or ``position``."""
@@ -97,7 +101,7 @@ _LINK_TARGET = re.compile(r"\]\([^)]*\)")
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """Paragraphs of a docstring or comment; indented lines, pictures and examples left out."""
+    """Return the paragraphs of a docstring or comment, without indented lines, pictures and examples."""
     lines = text.split("\n")
     paragraphs: list[str] = []
     current: list[str] = []
@@ -119,7 +123,7 @@ def paragraphs_of(text: str) -> list[str]:
 
 
 def _joined_comments(comments: list[tuple[int, str]], glue: str) -> Iterator[tuple[int, str]]:
-    """Comments on consecutive lines are one text."""
+    """Yield line and text of each comment; comments on consecutive lines are one text."""
     texts: list[list[str]] = []
     starts: list[int] = []
     last = -1
@@ -144,7 +148,7 @@ def _python_texts(text: str) -> Iterator[tuple[int, str]]:
 
 
 def without_code_blocks(markdown: str) -> str:
-    """The page with the same line numbers and empty lines instead of its code blocks."""
+    """Return the page with empty lines instead of its code blocks, so line numbers stay the same."""
     return _FENCE.sub(lambda match: "\n" * match.group(0).count("\n"), markdown)
 
 
@@ -249,7 +253,7 @@ def dialect_counts(source: Source) -> dict[str, int]:
 
 
 def width_complaints(page: Source) -> list[str]:
-    """Lines of Markdown and cells of tables that are too long."""
+    """Return a complaint for each line of Markdown and each cell of a table that is too long."""
     complaints = []
     for number, line in enumerate(without_code_blocks(page.text).split("\n"), 1):
         if line.startswith("|"):

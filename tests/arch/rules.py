@@ -1,6 +1,6 @@
 """The checkers: functions from text to complaints, so that each can be run on a bad snippet too.
 
-Nothing here imports weft. A complaint is one sentence that names the file and what is wrong with it.
+This file does not import weft. A complaint is one sentence that names the file and the fault.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PURE = {
     "images",
     "objects",
 }
-"""Groups that never import torch, not even through something else."""
+"""Groups that never import torch, not even indirectly."""
 TOOLS = {"sim", "eval", "bench", "quantize", "commands"}
 """Groups of weft_tools, which no group of weft may import."""
 EDGES = {"server", "fleet", "rpc", "cli", "embedded"} | TOOLS
@@ -134,7 +134,7 @@ EXTRA_MODULES: dict[str, set[str]] = {
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 
 TRITON_FILES = re.compile(r"/tensor/kernels/|_kernels\.py$|/tensor/gpu/(?!__init__|runs|prefill_backend)\w+\.py$")
-"""Kernels, and what kernels are made of."""
+"""Files of kernels and of functions that kernels call."""
 
 IMPURE_MODULES = {"time", "random", "os", "socket", "secrets", "subprocess", "threading", "pathlib", "io"}
 """Clock, randomness, environment and I/O: passed into these groups, never imported by them."""
@@ -150,7 +150,7 @@ LONGER: dict[str, str] = {
     "src/weft/schedule/admission.py: plan": "the order in which a request's claims are made, in one place",
     "src/weft/assemble/assembly.py: assemble": "a list of the parts of an engine, in the order of their making",
 }
-"""Files and functions over these habits of size, each with its reason."""
+"""Files and functions above the limits of size, each with its reason."""
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 FORBIDDEN_WORDS = (
     "TO" + "DO",
@@ -174,7 +174,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """src/weft/memory/transaction.py -> weft.memory.transaction; a package's __init__ is the package."""
+        """Its module: weft.memory.transaction for src/weft/memory/transaction.py, the package for an __init__."""
         parts = list(Path(self.path).with_suffix("").parts)
         parts = parts[1:] if parts[0] == "src" else parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -193,7 +193,7 @@ def weft_sources() -> list[Source]:
 
 
 def tracked_files() -> list[Path]:
-    """Files of the repository: what git tracks or would track. Without git, everything that is not made."""
+    """Return the files of the repository that git tracks or would track. Without git, all files that no build makes."""
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -215,7 +215,7 @@ def statement_count(tree: ast.AST) -> int:
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Those inside of ``node``, at any depth: a tenth of what ``ast.walk`` goes through, which visits the
+    """Yield the statements inside of ``node``, at any depth: a tenth of the nodes of ``ast.walk``, which visits the
     expressions too. No import, function or class is inside of one."""
     for blocks in ("body", "handlers", "cases", "orelse", "finalbody"):
         for inner in getattr(node, blocks, ()):
@@ -225,7 +225,9 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What several tests ask of a file. Its tree is not held: each collection of garbage would walk it."""
+    """Facts about a file that several tests need. The syntax tree is not cached: each garbage collection would walk
+    it.
+    """
 
     imports: tuple[tuple[int, str, str, bool], ...]
     """(line, dotted module, name, may it be a module) of every import anywhere, lazy ones too; relative ones
@@ -278,7 +280,7 @@ def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
-    """(line, dotted module) of every import of a file."""
+    """Return (line, dotted module) of every import of a file."""
     yield from dict.fromkeys(
         (line, f"{module}.{name}" if may_be_module else module)
         for line, module, name, may_be_module in contents(source).imports
@@ -286,12 +288,13 @@ def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def imported_names(source: Source) -> Iterator[tuple[str, str]]:
-    """(module, name) of every import of a file; the name is empty for ``import module``."""
+    """Return (module, name) of every import of a file; the name is empty for ``import module``."""
     yield from ((module, name) for _, module, name, _ in contents(source).imports)
 
 
 def group_of(module: str) -> str:
-    """weft.memory.transaction -> memory; weft.units -> base; weft -> weft. Unknown groups: their own name."""
+    """Return the group of a module: memory for weft.memory.transaction, base for weft.units, weft for weft. An unknown
+    group has its own name."""
     parts = module.split(".")
     if len(parts) == 1:
         return parts[0]
@@ -299,7 +302,7 @@ def group_of(module: str) -> str:
 
 
 def arrow_complaints(sources: Iterable[Source]) -> list[str]:
-    """Imports between groups that ARROWS does not allow, and groups that it does not know."""
+    """Return a complaint for each import between groups that ARROWS does not allow, and for each unknown group."""
     complaints = []
     for source in sources:
         group = group_of(source.module)
@@ -319,11 +322,13 @@ def arrow_complaints(sources: Iterable[Source]) -> list[str]:
 
 
 _EXPORTED = {"ChatReply", "Completion", "Engine", "SamplingParams", "__version__"}
-"""Names that ``from weft import X`` may mean; they are no groups."""
+"""Names that ``from weft import X`` may mean and that are not groups."""
 
 
 def purity_complaints(sources: Iterable[Source]) -> list[str]:
-    """torch (or transformers) in the pure half, clocks and I/O in its core, probing with hasattr."""
+    """Return a complaint for torch or transformers in the pure half, for clocks and I/O in its core, and for
+    hasattr.
+    """
     complaints = []
     for source in sources:
         group = group_of(source.module)
@@ -343,7 +348,7 @@ def purity_complaints(sources: Iterable[Source]) -> list[str]:
 
 
 def triton_complaints(sources: Iterable[Source]) -> list[str]:
-    """Triton outside the files that are made of it: it is large, and not everywhere."""
+    """Return a complaint for Triton outside the files of kernels: it is large, and not installed everywhere."""
     return [
         f"{source.path}:{line}: imports triton"
         for source in sources
@@ -370,7 +375,7 @@ def size_complaints(sources: Iterable[Source], longer: Iterable[str] = ()) -> li
 
 
 def name_complaints(paths: Iterable[str]) -> list[str]:
-    """Files and folders named for what they are not: a drawer instead of a mechanism."""
+    """Return a complaint for each file and folder with a name for a drawer (such as utils) instead of a mechanism."""
     return [
         f"{path}: named {part}"
         for path in paths
@@ -380,7 +385,7 @@ def name_complaints(paths: Iterable[str]) -> list[str]:
 
 
 def word_complaints(sources: Iterable[Source]) -> list[str]:
-    """Work left for later, and tests that do not run."""
+    """Return a complaint for work left for later, and for tests that do not run."""
     return [
         f"{source.path}:{number}: {word}"
         for source in sources
@@ -391,7 +396,7 @@ def word_complaints(sources: Iterable[Source]) -> list[str]:
 
 
 def machine_path_complaints(path: str, text: str) -> list[str]:
-    """Absolute paths that exist on one person's machine only."""
+    """Return a complaint for each absolute path that exists only on one person's machine."""
     return [
         f"{path}:{number}: {match.group(0)}"
         for number, line in enumerate(text.splitlines(), 1)
@@ -400,20 +405,20 @@ def machine_path_complaints(path: str, text: str) -> list[str]:
 
 
 def links_of(markdown: str) -> list[str]:
-    """Targets of the links of a page, code blocks left out."""
+    """Return the targets of the links of a page, without those in code blocks."""
     prose = re.sub(r"```.*?```", "", markdown, flags=re.DOTALL)
     return [match.group(1) for match in _LINK.finditer(re.sub(r"`[^`]*`", "", prose))]
 
 
 def anchors_of(markdown: str) -> set[str]:
-    """The anchors that headings get: lower case, spaces to dashes, punctuation dropped."""
+    """Return the anchors of the headings: lower case, spaces to dashes, punctuation dropped."""
     prose = re.sub(r"```.*?```", "", markdown, flags=re.DOTALL)
     titles = re.findall(r"^#{1,6}\s+(.*?)\s*$", prose, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def link_complaints(page: Path, text: str, root: Path = ROOT) -> list[str]:
-    """Relative links of ``page`` that lead nowhere, to a missing heading, or out of the repository."""
+    """Return a complaint for each relative link of ``page`` to a missing file or heading, or out of the repository."""
     complaints = []
     for target in links_of(text):
         if re.match(r"[a-z]+:", target):
@@ -431,7 +436,7 @@ def link_complaints(page: Path, text: str, root: Path = ROOT) -> list[str]:
 
 
 def unreachable_pages(start: Path, pages: Iterable[Path]) -> list[Path]:
-    """Pages that following links from ``start`` never comes to."""
+    """Return the pages that links from ``start`` do not lead to."""
     seen: set[Path] = set()
     to_read = [start.resolve()]
     while to_read:
@@ -446,7 +451,7 @@ def unreachable_pages(start: Path, pages: Iterable[Path]) -> list[Path]:
 
 
 def area_of(complaint: str) -> str:
-    """The folder that a complaint belongs to; a page of docs/ and a file of the root are areas too."""
+    """Return the folder that a complaint belongs to; a page of docs/ and a file of the root are areas too."""
     parts = complaint.partition(":")[0].split("/")
     if parts[0] == "src":
         return "/".join(parts[:3] if len(parts) > 3 else parts[:2])
@@ -456,7 +461,7 @@ def area_of(complaint: str) -> str:
 
 
 def beyond_the_ratchet(complaints: Iterable[str], excused: set[str]) -> list[str]:
-    """Complaints outside the excused areas, and one for each excused area that has none left."""
+    """Return the complaints outside the excused areas, and one for each excused area without complaints."""
     listed = list(complaints)
     clean = excused - {area_of(complaint) for complaint in listed}
     return [complaint for complaint in listed if area_of(complaint) not in excused] + [

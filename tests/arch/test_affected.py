@@ -1,4 +1,4 @@
-"""``make affected`` leaves no test out that a change can break, and leaves out what it cannot."""
+"""``make affected`` runs all tests that a change can break, and no others."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_every_test_asserts_something() -> None:
 
 @pytest.mark.parametrize("body", ["f(1)", "x = 1", "same(1)", "subprocess.run(['x'], check=False)", "pass"])
 def test_a_test_without_assertion_is_noticed(body: str) -> None:
-    """``same`` asserts, but in a file that the test does not import."""
+    """Check a call of ``same``, which asserts in a file that the test does not import."""
     stranger = Source("tests/other.py", "def same(x):\n    assert x\n")
     assert len(without_assertion([stranger, Source("tests/test_a.py", f"def test_a():\n    {body}\n")])) == 1
 

@@ -1,7 +1,7 @@
 """Statements by folder: the table of tests/arch/budgets.md against the code, and the smallest file.
 
-A folder may have as many statements as its row says; a folder that grows raises its row in the same change, so
-that its price is seen. Statements (``ast.stmt``) are counted because no formatting changes them.
+The row of a folder is the limit of its statements. A change that needs more raises the row, so reviewers see the price.
+Statements (``ast.stmt``) are counted because no formatting changes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _ROW = re.compile(r"^\| `?\(?(\w+)\)?/?`? \| ([\d,]+) \|", re.MULTILINE)
 _SUM = re.compile(r"^\| \*\*sum\*\* \| \*\*([\d,]+)\*\* \|", re.MULTILINE)
 ROOT_ROW = "root"
 NOT_YET_WHOLE: set[str] = set()
-"""Slivers that no other module takes without a circle of imports or a heavy one. This set only shrinks."""
+"""Short files that cannot be merged into another one without a circle of imports or a heavy import. This set only
+shrinks."""
 ENTRY_POINTS = {
     "src/weft_tools/commands/bench.py",
     "src/weft/cli/serve.py",
@@ -85,7 +86,7 @@ def test_statements_are_counted_in_every_block() -> None:
 
 
 def sliver_complaints(sources: Iterable[Source]) -> list[str]:
-    """Return files too short to be a thought: no package, no entry point, no family."""
+    """Return files too short to be a module of their own; packages, entry points and families may be short."""
     return [
         f"{source.path}: {count} statements"
         for source in sources

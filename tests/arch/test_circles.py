@@ -30,7 +30,7 @@ def test_no_import_circle() -> None:
     ],
 )
 def test_a_circle_is_noticed(back: str) -> None:
-    """Each way back from c to a closes a -> b -> c -> a."""
+    """Check that each import of a by c closes the circle a -> b -> c -> a."""
     around = [Source("src/weft/a.py", "import weft.b\n"), Source("src/weft/b.py", "from weft.c import f\n")]
     assert import_circles([*around, Source("src/weft/c.py", back)]) == [["weft.a", "weft.b", "weft.c"]]
     assert import_circles([*around, Source("src/weft/c.py", "import weft.d\n")]) == []

@@ -1,4 +1,4 @@
-"""pyproject.toml declares what the code imports, and nothing that it does not."""
+"""pyproject.toml declares all distributions that the code imports, and no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMPORT_NAMES = {
 }
 """Distributions whose package has another name, or is one namespace of several."""
 FOR_OTHERS: dict[str, str] = {"python-multipart": "forms of starlette requests: /v1/files"}
-"""Declared for what they do to another dependency, not imported here."""
+"""Distributions that another dependency needs for this use, and that this code does not import."""
 
 
 FIXED = {
@@ -59,7 +59,7 @@ def declared() -> set[str]:
 
 
 def third_party(sources: Iterable[Source]) -> set[str]:
-    """Top-level packages imported by ``sources`` that are neither weft nor of the standard library."""
+    """Return the top-level packages imported by ``sources`` that are neither weft nor of the standard library."""
     tops = {module.split(".")[0] for source in sources for _, module in imported_modules(source)}
     return tops - set(sys.stdlib_module_names) - {*PACKAGES, ""}
 

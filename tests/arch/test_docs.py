@@ -13,7 +13,7 @@ DECISIONS = ROOT / "docs" / "decisions"
 
 
 def _pages() -> list[Path]:
-    """Return the pages for readers; forms of a code host, which it finds by their place, are none."""
+    """Return the pages for readers, without the forms that a code host finds by their place."""
     return [path for path in tracked_files() if path.suffix == ".md" and ".github" not in path.parts]
 
 
@@ -32,7 +32,7 @@ def test_a_page_that_nobody_links_is_noticed(tmp_path: Path) -> None:
 
 
 def unlisted_records(listing: str, pages: Mapping[str, str]) -> list[str]:
-    """Records that ``listing`` does not link by their numbers, and those without a status. ``pages``: by
+    """Return the records that ``listing`` does not link by their numbers, and those without a status. ``pages``: by
     name."""
     parts = [
         (name, part)

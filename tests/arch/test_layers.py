@@ -77,7 +77,7 @@ def test_an_impurity_is_noticed(path: str, text: str) -> None:
 
 @functools.cache
 def _loaded_after(statements: str) -> frozenset[str]:
-    """The modules of a fresh interpreter after ``statements``."""
+    """Return the modules of a fresh interpreter after ``statements``."""
     code = f"{statements}\nimport sys\nprint('LOADED', *sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return frozenset(answer.stdout.rsplit("LOADED", 1)[1].split())

@@ -14,7 +14,7 @@ ROOMS = ("ground", "frames", "prefix", "root")
 
 
 def room_of(module: str) -> str | None:
-    """The room of a module below weft.memory; None for other modules."""
+    """Return the room of a module below weft.memory; None for other modules."""
     parts = module.split(".")
     if parts[:2] != ["weft", "memory"] or len(parts) < 3:
         return None
@@ -24,7 +24,7 @@ def room_of(module: str) -> str | None:
 
 
 def room_complaints(sources: Iterable[Source]) -> list[str]:
-    """Imports that lead from a room into a higher one."""
+    """Return a complaint for each import that leads from a room into a higher one."""
     complaints = []
     for source in sources:
         room = room_of(source.module)

@@ -1,10 +1,10 @@
-"""The road of one chat request, from the socket to ``EngineCore.submit``.
+"""The path of one chat request through the code, from the socket to ``EngineCore.submit``.
 
-A profile of the calls has it: in a real server in this process, up to the socket of its engine process, and then in the
-loop of an engine. Between ``prepare_turn`` and the job of the answer *returns* are counted: calls into a module that
-the walk has left before. Their bound may only fall. Modules are not counted: a stage of its own is a file of its own.
+A profile records the calls: in a real server in this process, up to the socket of its engine process, and then in the
+loop of an engine. Between ``prepare_turn`` and the job of the answer, the test counts *returns*: calls into a module
+that the request has left before. Their bound may only fall. Modules are not counted, so a stage may have its own file.
 
-The same walk has the names of the request: classes of weft with fields that hold its prompt, as text or as
+The same profile finds the names of the request: classes of weft with fields that hold its prompt, as text or as
 tokens.
 """
 
@@ -42,7 +42,7 @@ RETURNS_MAX = 17
 FIRST, LAST = "prepare_turn", "ChatJob.__init__"
 WALKS = 3
 NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat", "weft.rpc.loop_socket"}
-"""A beat of the engine may arrive in the same moment."""
+"""A heartbeat of the engine may arrive at the same time."""
 NAMES = [
     "ChatBody",
     "ConversationFields",
@@ -53,15 +53,15 @@ NAMES = [
     "RoutedRequest",
     "Sequence",
 ]
-"""Of the request, on its way to the scheduler. What holds one of them, an envelope as ``Submit`` is, is none.
-RoutedRequest is what a router sees, in service and in simulations."""
+"""Names of the request on its way to the scheduler. A class that only holds one of them, such as ``Submit``, does not
+count. RoutedRequest is the request for a router, in service and in simulations."""
 ITEMS = {"ChatMessage"}
-"""One of a list, in a conversation of any name."""
+"""Classes of an element of a conversation."""
 TEXT = "a prompt that is found again"
 
 
 def holds_prompt(value: Any, tokens: list[int]) -> bool:
-    """Whether ``value``, of a class of weft, has a field that holds TEXT or ``tokens``, or items that do."""
+    """Return whether ``value``, of a class of weft, has a field that holds TEXT or ``tokens``, or items that do."""
     if not type(value).__module__.startswith("weft."):
         return False
     for field in fields_of(value):
@@ -136,7 +136,7 @@ async def walked_in_the_server(directory: Path, tokens: list[int]) -> tuple[list
         http.should_exit = True
         await serving
         await service.close()
-    # A timer of the server that fires in the middle of one walk is no part of the request.
+    # A timer of the server that fires during one recording does not belong to the request.
     modules = [module for module in walks[0].modules if all(module in walk.modules for walk in walks)]
     return modules, list(walks[0].names), min((walk.stays for walk in walks), key=len)
 

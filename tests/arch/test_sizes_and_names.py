@@ -1,4 +1,4 @@
-"""Files and functions stay small, are named for what they own, and leave nothing for later."""
+"""Files and functions stay small, have names that say what they own, and leave no work for later."""
 
 from __future__ import annotations
 

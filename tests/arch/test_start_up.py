@@ -63,7 +63,7 @@ SERVER_NEEDS_NOT = {
     "weft.server.workers.supervisor",
     "weft.server.openapi.document",
 }
-"""What ``weft serve`` on one machine, with one HTTP worker, never runs in the HTTP process."""
+"""Modules that ``weft serve`` on one machine, with one HTTP worker, never runs in the HTTP process."""
 
 
 def _loaded_after(code: str) -> set[str]:
@@ -73,14 +73,14 @@ def _loaded_after(code: str) -> set[str]:
 
 
 def test_the_http_process_imports_no_part_of_an_engine() -> None:
-    """Each start and each HTTP worker pays for what it imports."""
+    """Check the imports of the HTTP process: they cost time at each start and in each HTTP worker."""
     loaded = _loaded_after("import weft.server.launch, weft.server.http")
     assert not loaded & SERVER_NEEDS_NOT
     assert {"weft.server.app", "weft.fleet.fleet", "weft.engine.stats"} <= loaded
 
 
 def test_the_engine_is_started_before_http_is_imported() -> None:
-    """The two processes import side by side then, and the engine's takes longer."""
+    """Check that launching imports no HTTP: the engine process starts first, and both processes import in parallel."""
     loaded = _loaded_after("import weft.cli.serve, weft.server.launch")
     assert not loaded & {"starlette", "uvicorn", "jinja2", "tokenizers", "prometheus_client", "http.client"}
     assert "weft.fleet.fleet" in loaded
@@ -117,7 +117,7 @@ ENGINE_NEEDS_NOT = {
 
 
 def test_an_engine_starts_without_the_compiler_of_torch_and_the_parts_it_has_no_flag_for() -> None:
-    """Arithmetic on "meta" tensors would import the compiler: seconds of every start and of every restart."""
+    """Check that no start imports torch's compiler, as arithmetic on "meta" tensors would: it takes seconds."""
     answer = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True, check=True)
     loaded = set(answer.stdout.split("LOADED", 1)[1].split())
     assert "torch" in loaded

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from tests.arch.rules import Source, contents
 
 VAGUE_WORDS = {"made", "there", "told", "taken", "kept", "found"}
-"""They say that something happened to the value; a name says what the value is."""
+"""Words that say what happened to a value. A name says what the value is."""
 FOREIGN_NAMES = {"connection_made"}
 """Methods that a library calls by this name (asyncio's protocols)."""
 
 
 def components(name: str) -> set[str]:
-    """made_TW -> made, tw; KeptFrames -> kept, frames; FileNotFoundError -> file: Python and others name
-    it."""
+    """Return the words of a name: made and tw for made_TW, kept and frames for KeptFrames, only file for
+    FileNotFoundError, a name of Python."""
     return set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name.removesuffix("NotFoundError")).lower().split("_"))
 
 

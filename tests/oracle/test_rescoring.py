@@ -46,12 +46,13 @@ DIFFERS: dict[str, tuple[str, ...]] = {
         "mixtral", "qwen2_moe", "granite_swa", "granite_moe_swa", "dots1", "exaone_moe", "flint",
     ),
     "the ring of a window, in further decoders": (
-        "laguna", "afmoe", "mellum", "kolibri", "vaultgemma", "lara_mini",
+        "laguna", "afmoe", "mellum", "kolibri", "vaultgemma", "lara_mini", "mimo_v2_flash", "cohere2_moe",
+        "cohere2_moe_sigmoid",
     ),
     "attention over latents": (
         "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5", "ling_2_5_plain", "gigachat3_5",
         "gigachat3_5_plain", "glm4_moe_lite", "deepseek_v3", "deepseek_v2", "youtu",
-        "minicpm3", "sarvam_mla",
+        "minicpm3", "sarvam_mla", "axk1",
     ),
     "a gate that passes GELU": ("gemma",),
     "attention over chosen blocks": (

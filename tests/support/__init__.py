@@ -1,1 +1,1 @@
-"""What only tests and benchmarks use: the engine in virtual time, checkers, workloads, naive twins of ops."""
+"""Code that only tests and benchmarks use: the engine in virtual time, checkers, workloads, naive twins of ops."""

@@ -1,4 +1,4 @@
-"""What must be true of every run, checked from outside while it runs.
+"""Checkers of the rules that every run must keep, applied from outside while it runs.
 
     Ledger         every index of every accepted request: events in order, exactly one end and it is the last,
                    the tokens of the pure reference (all of them, or a prefix when cancelled), logprobs,
@@ -10,9 +10,8 @@
     InFlight       where steps overlap: no page and no slot that a run in flight reads or writes, or that
                    something is copied to, is handed out, and no frame with one of them is zeroed
 
-Memory, rows and queues are recounted by ``EngineCore.audit`` after each step, and what kernels would read
-is checked by ``ScriptedExecutor``. A checker raises AssertionError; the simulator adds the seed and the
-last lines of the trace.
+``EngineCore.audit`` recounts memory, rows and queues after each step, and ``ScriptedExecutor`` checks the reads of
+kernels. A checker raises AssertionError; the simulator adds the seed and the last lines of the trace.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class Ledger:
         self._accounts: dict[tuple[str, int], _Account] = {}
         self._accepted = 0
         self.steps_bound = 100
-        """Steps that surely suffice for what was accepted: each sequence runs once as the best, at least
-        every second step. It may lose its memory a few times to sequences with better rank."""
+        """Return a number of steps that suffices for all accepted requests: each sequence is the best once, and then
+        runs at least every second step. It may lose its memory a few times to sequences with better rank."""
 
     def accepted(self, request: Request) -> None:
         sampling = request.sampling
@@ -121,13 +120,13 @@ class Ledger:
         assert not open_ends, f"never ended: {open_ends[:10]}"
 
     def ended(self) -> dict[str, int]:
-        """Sequences by how they ended."""
+        """Return the number of sequences by finish reason."""
         reasons = [account.reason or "open" for account in self._accounts.values()]
         return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
 
 
 def expected_prompt_logprobs(request: Request) -> list[TokenLogprobs | None]:
-    """What the scripted executor invents for a prompt, computed in one piece."""
+    """Return the logprobs that the scripted executor invents for a prompt, computed in one piece."""
     top = request.sampling.prompt_logprobs
     assert top is not None
     expected: list[TokenLogprobs | None] = [None]
@@ -139,7 +138,7 @@ def expected_prompt_logprobs(request: Request) -> list[TokenLogprobs | None]:
 
 
 class ProgressCheck:
-    """Looks at each plan as it is executed, after it was committed."""
+    """A checker that looks at each committed plan when it is executed."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -184,10 +183,11 @@ class _Touched:
 
 
 class InFlight:
-    """Told of each step when it begins (its plan was committed) and when it is home.
+    """A checker of the steps in flight. Its methods are called after the commit of a plan, when the step begins, and
+    when the result arrives.
 
-    What a step only copies from (a state that moves or is compressed, a snapshot) may have another owner in
-    the next plan already: it is read before that plan's writes, as steps are computed in order."""
+    The source of a copy (a state that moves or is compressed, a snapshot) may have another owner in the next plan
+    already: steps are computed in order, so the copy reads it before that plan writes."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -225,7 +225,7 @@ class InFlight:
 
 
 def slots_written(work: ArenaWork) -> set[SlotId]:
-    """Slots that get contents before the runs; zeroed frames are not counted."""
+    """Return the slots that get contents before the runs; zeroed frames are not counted."""
     return {one.slot for one in work.state_restores}.union(
         (one.slot for one in work.state_loads), (one.dst for one in work.slot_copies)
     )

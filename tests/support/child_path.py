@@ -9,6 +9,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def child_path(*first: Path | str) -> str:
-    """Return ``first``, the sources and the tests, then what this process was given (such as ``scaled_costs``)."""
+    """Return ``first``, the sources and the tests, then the PYTHONPATH of this process (such as ``scaled_costs``)."""
     own = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(map(str, (*first, ROOT / "src", ROOT, *filter(None, own.split(os.pathsep)))))

@@ -8,12 +8,12 @@
                                                                           shared memory <= an SM's
                                                                           registers spilled: reported
 
-It finds what Triton's interpreter cannot: types that do not match, and shapes that a tensor core does not
-take. It also finds tiles that need more shared memory than a GPU has, an error of the first launch there, and
-a fault of ptxas 12.8 (``wrong_descriptors``). It checks neither results nor speed. It runs without
-TRITON_INTERPRET and in a process of its own, because a kernel's definition decides whether it is interpreted.
-Triton caches what it compiled (TRITON_CACHE_DIR). Another Triton is one that comes first in PYTHONPATH: the
-suite takes the lowest version that weft promises (``lowest_triton``).
+It finds errors that Triton's interpreter cannot find: types that do not match, and shapes that a tensor core does not
+take. It also finds tiles that need more shared memory than a GPU has, which would fail at the first launch, and a fault
+of ptxas 12.8 (``wrong_descriptors``). It checks neither results nor speed. It runs without TRITON_INTERPRET in a
+separate process, because that variable is read when a kernel is defined. Triton caches compiled kernels
+(TRITON_CACHE_DIR). To check another Triton, put it first in PYTHONPATH: the suite takes the lowest version that weft
+promises (``lowest_triton``).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """``fault``: why it cannot run on that GPU; None if it can. ``spilled_bytes``: registers of a thread that
-    spill to memory; None if unknown."""
+    """The result of one compilation. ``fault``: why the kernel cannot run on that GPU; None if it can.
+    ``spilled_bytes``: registers of a thread that spill to memory; None if unknown."""
 
     name: str
     capability: int
@@ -59,7 +59,7 @@ class CompileResult:
 
 
 def kernel_modules() -> list[ModuleType]:
-    """The modules of weft that define Triton kernels; the rest of ``tensor/gpu`` is what they share."""
+    """Return the modules of weft that define Triton kernels; the rest of ``tensor/gpu`` is code that they share."""
     assert weft.__file__ is not None
     root = Path(weft.__file__).parent
     files = [
@@ -74,14 +74,14 @@ def kernel_modules() -> list[ModuleType]:
 
 
 def compilations_of(module: ModuleType) -> list[Compilation]:
-    """Raises KeyError for a kernel file that ``VARIANTS`` lacks."""
+    """Return the variants of the kernels in ``module``. Raise KeyError for a kernel file that ``VARIANTS`` lacks."""
     listed = VARIANTS[module.__name__]()
     assert listed, f"{module.__name__} lists no compilation"
     return listed
 
 
 def most_demanding(compilations: Sequence[Compilation]) -> list[Compilation]:
-    """For each kernel function the variant with the largest tiles; of equals the one with most stages."""
+    """Return for each kernel function the variant with the largest tiles; of equals the one with most stages."""
 
     def size(one: Compilation) -> tuple[int, int]:
         tiles = [value for value in one.constants.values() if type(value) is int and value > 1]
@@ -96,7 +96,7 @@ def most_demanding(compilations: Sequence[Compilation]) -> list[Compilation]:
 
 
 def variants_for(listed: Sequence[Compilation], capability: int) -> list[Compilation]:
-    """The variants that a GPU of ``capability`` launches."""
+    """Return the variants that a GPU of ``capability`` launches."""
     return [
         one
         for one in listed
@@ -107,7 +107,7 @@ def variants_for(listed: Sequence[Compilation], capability: int) -> list[Compila
 
 
 def in_turn(listed: Sequence[Compilation], capabilities: Iterator[int]) -> list[tuple[Compilation, int]]:
-    """Each kernel at its largest, for the next of ``capabilities`` that launches it."""
+    """Return the largest variant of each kernel, with the next of ``capabilities`` that launches it."""
     pairs = []
     for kernel in {id(one.kernel): one.kernel for one in listed}.values():
         variants = [one for one in listed if one.kernel is kernel]
@@ -119,7 +119,7 @@ def in_turn(listed: Sequence[Compilation], capabilities: Iterator[int]) -> list[
 
 
 def in_front(one: Compilation, capability: int) -> CompileResult:
-    """``one`` from Python to Triton's own code, where versions differ in what they take."""
+    """Compile ``one`` from Python to Triton's own code, the part in which versions accept different programs."""
     from triton._C.libtriton import ir
     from triton.compiler.compiler import make_backend
 
@@ -172,13 +172,13 @@ def _options(one: Compilation) -> dict[str, int]:
 
 
 def _spilled_bytes(cubin: bytes) -> int | None:
-    """The stack bytes per thread of the machine code."""
+    """Return the stack bytes per thread of the machine code."""
     stack = re.search(r"STACK:(\d+)", _tool("-res-usage", cubin))
     return None if stack is None else int(stack[1])
 
 
 def _tool(option: str, cubin: bytes) -> str:
-    """What the toolkit that ships with Triton prints; nothing where it does not run."""
+    """Return the output of a tool that ships with Triton; empty if it does not run here."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -199,16 +199,16 @@ _HIGH_WORD = re.compile(r"U?IADD3\.X U?R\d+, (U?R\d+)(?:\.reuse)?, -?0x[0-9a-f]{
 
 
 def wrong_descriptors(sass: str) -> list[str]:
-    """Instructions of Hopper's machine code that add one word to both halves of a 64-bit sum.
+    """Return the instructions of Hopper's machine code that add one word to both halves of a 64-bit sum.
 
-    Triton adds a constant to the address of a tile in shared memory, whose high word is 0, and has the
-    descriptor that a tensor-core product reads. Its high word begins with the form of the tile, so that
-    constant has eight digits. ptxas 12.8, of Triton 3.6, adds the low word to the high half too, in some
-    products whose left side is in registers: of 4 warps in uniform registers, of 8 in those of threads. In
-    the latter it takes R1, the stack's address, for the tile's. Such a product reads other memory: Mamba-2
-    had wrong outputs, or an illegal address, on an H200."""
+    A tensor-core product reads a descriptor: the address of a tile in shared memory, whose high word is 0, plus a
+    constant of eight digits whose high word begins with the form of the tile. ptxas 12.8, of Triton 3.6, adds the
+    low word to the high half too, in some products whose left side is in registers: for 4 warps in uniform
+    registers, for 8 in the registers of threads. With 8 warps it uses R1, the address of the stack, as that of the
+    tile. Such a product reads other memory: on an H200, Mamba-2 had wrong outputs or an illegal address.
+    """
     low: dict[str, str] = {}
-    """By the carry of an addition of low words: the register that was added."""
+    """The register that was added, by the carry of the addition of low words."""
     wrong = []
     for instruction in _INSTRUCTION.findall(sass):
         if (match := _HIGH_WORD.match(instruction)) and low.get(match[2]) == match[1]:
@@ -221,8 +221,8 @@ def wrong_descriptors(sass: str) -> list[str]:
 
 
 def _aligned(one: Compilation) -> dict[tuple[int], list[list[str | int]]]:
-    """The specialisation of a launch: addresses and counts are multiples of 16, so loads are vectorised and
-    go through shared memory. Without it a kernel would need a fraction of that memory."""
+    """Return the specialisation of a launch: addresses and counts are multiples of 16, so loads are vectorised and
+    go through shared memory. Without it a kernel would need only a fraction of that memory."""
     return {
         (index,): [["tt.divisibility", 16]]
         for index, kind in enumerate(one.signature.values())

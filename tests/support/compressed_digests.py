@@ -3,10 +3,9 @@
     a piece of a compressed state    [ state | piece number, piece number ... ]
     a page of compressed KV          [ seal, seal ...                         ]   seal -> the records on it
 
-A page of compressed KV holds parts of several records. A table says which, under a *seal* that fills all
-cells of the page. The seal goes along when the page moves, and it is gone as soon as anything else is
-written there.
-A record is read back only if both of its pages hold what one compression wrote.
+A page of compressed KV holds parts of several records. All cells of the page hold a *seal*, and a table maps the seal
+to these records. The seal moves with the page, and any other write to the page removes it. A record is read back only
+if the same compression wrote both of its pages.
 
 Sources are checked as on a device that runs row by row. A compressed state or page that is put together from
 other pages, or in another order, raises PlanViolation.
@@ -29,8 +28,8 @@ Record = tuple[int, ...]
 
 
 class CompressedDigests:
-    """Works on the device's own ``cells``, ``states`` and ``readers``. ``claim_frame(frame, kind)`` notes
-    what a frame is used for. Raises PlanViolation. The forms of ``ids`` are those of ``WorkKind``."""
+    """Compressed contents over the device's ``cells``, ``states`` and ``readers``. ``claim_frame(frame, kind)`` notes
+    the kind for which a frame is used. Raises PlanViolation. The forms of ``ids`` are those of ``WorkKind``."""
 
     def __init__(
         self, arena: ArenaPlan, cells: Digests, states: Digests, readers: Int32s, claim_frame: ClaimFrame
@@ -41,8 +40,7 @@ class CompressedDigests:
         self._readers = readers
         self._claim_frame = claim_frame
         self._sealed: dict[int, dict[int, Record]] = {}
-        """By seal: records by the byte of the page where they begin; negative if they begin on the page
-        before."""
+        """Records of each seal, by the byte of the page where they begin; negative if they begin on the page before."""
         self._seals = 0
 
     # ------------------------------------------------------------------ states
@@ -81,7 +79,7 @@ class CompressedDigests:
     # ------------------------------------------------------------------ KV
 
     def restore_kv(self, ids: Int32s, table_pages: Int32s) -> None:
-        """Row by row, as a device may. ``table_pages``: pages that this step has written into tables."""
+        """Restore row by row, as a device may. ``table_pages``: pages that this step has written into tables."""
         for page, first, last, start in ids.tolist():
             self._check_record(page, first, last, start)
             readers = self._readers[page] - np.count_nonzero(table_pages == page)
@@ -101,8 +99,8 @@ class CompressedDigests:
         return self._sealed.get(seals.pop(), {}).get(start) if len(seals) == 1 else None
 
     def compress_kv(self, ids: Int32s) -> None:
-        """A page is sealed once its last record is on it. So a row that reads a page which an earlier row has
-        written finds no cells there."""
+        """Compress row by row, and seal a page once its last record is on it. So a row that reads a page after an
+        earlier row has written to it finds no cells and fails."""
         compressed: dict[int, dict[int, Record]] = {}
         for page, first, last, start in ids.tolist():
             self._check_record(page, first, last, start)

@@ -1,4 +1,4 @@
-"""Hashes of token sequences: what the scripted executor's device holds in place of numbers."""
+"""Hashes of token sequences, which the device of the scripted executor holds instead of numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Digests = npt.NDArray[np.uint64]
 
 MASK = 2**64 - 1
 EMPTY = 0xCBF29CE484222325
-"""Of no tokens."""
+"""The hash of no tokens."""
 UNWRITTEN = np.uint64(0)
 
 
 class PlanViolation(AssertionError):
-    """The plan would make a kernel read or write what it must not; the message says which law and where."""
+    """The plan would make a kernel read or write memory that it must not; the message says which law and where."""
 
 
 def require(holds: object, message: str) -> None:
@@ -25,14 +25,14 @@ def require(holds: object, message: str) -> None:
 
 
 def digest(before: int, token: int) -> int:
-    """Hash of a token sequence from the hash of all but its last (FNV-1a over 64-bit words, mixed)."""
+    """Return the hash of a token sequence from the hash of all but its last (FNV-1a over 64-bit words, mixed)."""
     mixed = ((before ^ (token + 1)) * 0x100000001B3) & MASK
     mixed ^= mixed >> 29
     return (mixed * 0xBF58476D1CE4E5B9) & MASK or 1
 
 
 def digest_of(tokens: Iterable[int]) -> int:
-    """Hash of a whole token sequence."""
+    """Return the hash of a complete token sequence."""
     state = EMPTY
     for token in tokens:
         state = digest(state, token)

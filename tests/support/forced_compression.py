@@ -1,4 +1,4 @@
-"""What is cached is compressed as soon as it can be, where the rules of a server would keep it as it is."""
+"""Patches that compress cached data as soon as possible, in cases where a server would keep it exact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.spec import CompressedKvName, ModelSpec
 
 
 def plan_small_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines plan for compressed states even where that saves little, as in tiny models."""
+    """Make engines plan for compressed states even if that saves little, as in tiny models."""
 
     def planned(
         spec: ModelSpec,
@@ -33,22 +33,22 @@ def plan_small_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compress_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as they are kept, as far as there are pages."""
+    """Compress states as soon as they are cached, while pages are left."""
     _choose_too(monkeypatch, lambda relief: _states(relief, relief._opened_on | relief._sharing.visited))
 
 
 def compress_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as nobody reads it, if that makes a page free."""
+    """Compress KV as soon as no sequence reads it, if that frees a page."""
     _choose_too(monkeypatch, _kv)
 
 
 def compress_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as no sequence reads it, KV and states by turns."""
+    """Compress all cached data as soon as no sequence reads it, KV and states by turns."""
     _choose_too(monkeypatch, lambda relief: _kv(relief) or _states(relief, relief._nodes_in_use()))
 
 
 def _choose_too(monkeypatch: pytest.MonkeyPatch, choose_too: Callable[[Relief], list[Eviction]]) -> None:
-    """Where the rules choose nothing, what ``choose_too`` chooses."""
+    """Evict the choice of ``choose_too`` when the usual rules choose nothing."""
     choose = Relief.choose
 
     def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:

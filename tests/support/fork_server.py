@@ -1,13 +1,13 @@
-"""Processes that tests start often, forked from one that has imported what all of them import.
+"""A fork server: processes that tests start often are forked from one that has already imported their modules.
 
     worker of pytest                                  fork server: python -m tests.support.fork_server
     start(module, arguments)  --- names, stdout, pipe --->  fork
                                                               |- child: `python -m MODULE ARGUMENTS`, by runpy
     wait(), poll()            <------- exit code -----------  '- waits for it
 
-A child has a session, arguments and output of its own. Its environment is that of the fork server: what was
-imported may have read it, so each environment has a fork server. It has one thread at a fork. It reaps a
-child at once, and ends with its worker, or behind it with the last child.
+A child has a session, arguments and output of its own. Its environment is that of the fork server, because imported
+modules may have read it: each environment has a fork server. The server has one thread at a fork. It reaps a child at
+once, and ends with its worker, or with the last child if that ends later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CODE_BYTES = 4
 
 
 class ForkedProcess:
-    """What tests use of a ``subprocess.Popen``. ``stdout``: text, errors among it."""
+    """A forked child, with the methods of ``subprocess.Popen`` that tests use. ``stdout``: text, with the errors."""
 
     def __init__(self, pid: int, stdout: TextIO, code_pipe: int) -> None:
         self.pid = pid
@@ -50,7 +50,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired, and EOFError where the fork server has ended."""
+        """Wait for the exit code. Raise subprocess.TimeoutExpired, and EOFError if the fork server has ended."""
         if self.returncode is None:
             waiting = select.poll()
             waiting.register(self._code_pipe, select.POLLIN)
@@ -74,7 +74,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """``modules`` are imported before the first fork, in ``environment``."""
+    """A fork server that imports ``modules`` before the first fork, in ``environment``."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -89,7 +89,7 @@ class ForkServer:
             )
 
     def start(self, module: str, *arguments: str) -> ForkedProcess:
-        """As ``python -m MODULE ARGUMENTS``. Raises EOFError where the fork server has ended."""
+        """Start ``python -m MODULE ARGUMENTS``. Raise EOFError if the fork server has ended."""
         stdout, their_stdout = os.pipe()
         code, their_code = os.pipe()
         message = json.dumps([module, *arguments]).encode()
@@ -105,7 +105,7 @@ class ForkServer:
         return ForkedProcess(int.from_bytes(pid, "little"), os.fdopen(stdout, encoding="utf-8"), code)
 
     def close(self) -> None:
-        """It takes no more tasks; its children go on."""
+        """Close the server: it takes no more tasks, and its children go on."""
         self._connection.close()
 
 
@@ -114,16 +114,18 @@ class ForkServer:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a child is to run: ``words`` are a module's name and its arguments."""
+    """The task of a child: ``words`` are a module's name and its arguments."""
 
     words: list[str]
     stdout: int
 
 
 def serve(connection: socket.socket) -> Task | None:
-    """In a child what it is to run; in the fork server None, once its worker and all children have ended."""
+    """Serve tasks. Return in a child its task, and in the fork server None once its worker and all children have
+    ended.
+    """
     children: dict[int, tuple[int, int]] = {}
-    """By a descriptor of the child: its id, and the pipe of its exit code."""
+    """The id of each child and the pipe of its exit code, by a descriptor of the child."""
     with connection, selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
         while selector.get_map():
@@ -159,7 +161,7 @@ def _tell_end(pid: int, pipe: int) -> None:
 
 
 def run(task: Task) -> None:
-    """As ``python -m MODULE ARGUMENTS`` in a session of its own."""
+    """Run ``python -m MODULE ARGUMENTS`` in a session of its own."""
     os.setsid()
     os.dup2(task.stdout, sys.stdout.fileno())
     os.dup2(task.stdout, sys.stderr.fileno())

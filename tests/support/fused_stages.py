@@ -18,13 +18,13 @@ def _out(fused: FusedBlock, x_TD: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu(fused: FusedBlock, x_TD: torch.Tensor) -> torch.Tensor | None:
-    """``fused.second(silu_mul(fused.first(x)))``; None if the kernels cannot fuse it."""
+    """Return ``fused.second(silu_mul(fused.first(x)))``; None if the kernels cannot fuse it."""
     bound = fused.bound(x_TD)
     if bound is None or fused.second.columns % native.LANES:
         return None
     assert fused.first.rows == 2 * fused.second.columns
     out_TD = _out(fused, x_TD)
-    # A fused block is called for what it writes: `first` must give both halves of the columns.
+    # A fused block is called for its output: `first` must give both halves of the columns.
     bound.swiglu(native.projected_of(x_TD), out_TD.data_ptr())
     return out_TD
 
@@ -37,13 +37,13 @@ def short_conv(
     window_SCW: torch.Tensor,
     runs: Runs,
 ) -> torch.Tensor | None:
-    """``fused.second(short_conv(fused.first(x), ...))``; None if the kernels cannot fuse it."""
+    """Return ``fused.second(short_conv(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     bound = fused.bound(x_TD)
     # The C++ layer reads B, C and x from the buffer of its own projection: only x_TD's form matters here.
     if bound is None or not conv.in_cpp_takes(x_TD, weight_CK, window_SCW):
         return None
     out_TD, channels = _out(fused, x_TD), weight_CK.shape[0]
-    # The log takes the columns B and x, which lie around the C that is left out.
+    # The log takes the columns B and x, and leaves out C between them.
     native.log_projected(
         runs, window_SCW, 2 * channels, (channels, channels), x_TD.dtype, conv._replay(weight_CK, bias_C, window_SCW)
     )
@@ -65,7 +65,7 @@ def attention(
     cache: LayerCache,
     cos_sin: attention_layer.CosSin | None,
 ) -> torch.Tensor | None:
-    """``fused.second(attention_layer(fused.first(x), ...))``; None if the kernels cannot fuse it."""
+    """Return ``fused.second(attention_layer(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     bound = fused.bound(x_TD)
     if bound is None or inputs.output_rows is not None or not attention_layer._takes(x_TD, core, cache):
         return None
@@ -89,7 +89,7 @@ def recurrent(
     state_S: torch.Tensor,
     runs: Runs,
 ) -> torch.Tensor | None:
-    """``fused.second(the layer's op(fused.first(x), ...))``; None if the kernels cannot fuse it."""
+    """Return ``fused.second(the layer's op(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     block = fused.bound(x_TD)
     if block is None or not core._fits(x_TD, weights, window_SCW, state_S):
         return None

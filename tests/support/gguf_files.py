@@ -4,9 +4,8 @@
     write_gguf(checkpoint("lfm2"), path, forget={"log"})               one change of the converter left out
     write_gguf(directory, path, types={"blk.": Q4_K})                  blocks, by gguf's own quantiser
 
-Names come from gguf's own table. What the converter does to values is written here from its documentation, by
-the words that ``forget`` takes. ``bytes_of`` makes a file byte by byte, for headers that no writer would
-write.
+Names come from gguf's own table. The converter's changes of values are written here from its documentation; ``forget``
+leaves out changes by their names. ``bytes_of`` makes a file byte by byte, for headers that no writer would write.
 """
 
 from __future__ import annotations
@@ -38,7 +37,11 @@ ARCHITECTURES = {
     "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2", "glm4": "glm4", "olmo2": "olmo2", "olmoe": "olmoe",
     "exaone4": "exaone4", "cohere": "command-r", "cohere2": "cohere2", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "nemotron": "nemotron", "seed_oss": "seed_oss", "arcee": "arcee", "ernie4_5": "ernie4_5",
-    "hunyuan_v1_dense": "hunyuan-dense", "mixtral": "llama",
+    "hunyuan_v1_dense": "hunyuan-dense", "mixtral": "llama", "smollm3": "smollm3", "exaone": "exaone",
+    "glm": "chatglm", "olmo": "olmo", "jais2": "jais2", "ministral3": "mistral3", "phi": "phi2",
+    "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
+    "afmoe": "afmoe", "granitemoe": "granitemoe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+    "minicpm3": "minicpm3",
 }  # fmt: skip
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -69,7 +72,7 @@ CHANGES = (
     "turned",
     "mixes",
 )
-"""What ``forget`` may name. Without one of them, a file of a family that has it says other weights."""
+"""Changes that ``forget`` may name. If a family needs one and it is left out, its file has other weights."""
 
 _LATENT = ("kimi_linear", "bailing_hybrid", "glm5_next_text")
 _GIGACHAT = {
@@ -90,7 +93,7 @@ _GIGACHAT = {
     "hnorm": "nextn.hnorm",
     "shared_head.norm": "nextn.shared_head_norm",
 }
-"""What gguf's table does not have, as llama.cpp's ``llama-arch.cpp`` names it."""
+"""Names that gguf's table does not have, from llama.cpp's ``llama-arch.cpp``."""
 _INDEXED = {
     "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm",
     "shared_head.norm": "nextn.shared_head_norm", "self_attn.indexer.wk": "indexer.attn_k",
@@ -110,7 +113,7 @@ _INDEXED = {
        for ours, theirs in (("attn", "attn"), ("mlp", "ffn"))
        for part, short in (("hc_norm", "norm"), ("input_mix_weight_down", "down"),
                            ("input_mix_weight_up", "up"), ("block_inject_weight", "inject"))}}  # fmt: skip
-"""The same of Qwen4-Exp and GLM-5-next, as its ``tensor_mapping.py`` has them."""
+"""The same for Qwen4-Exp and GLM-5-next, from its ``tensor_mapping.py``."""
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
 
 
@@ -126,8 +129,12 @@ _RWKV7 = {
 }
 
 
+_INTERLEAVED = ("llama", "mixtral", "granitemoehybrid", "granitemoe", "smollm3", "olmo", "ministral3")
+"""Models whose rows of queries and keys the converter puts into another order."""
+
+
 class _Change:
-    """What the converter does to the values of one checkpoint."""
+    """The converter's changes of the values of one checkpoint."""
 
     def __init__(self, config: Mapping[str, Any], forget: Collection[str]) -> None:
         self.config, self.forget = config, forget
@@ -150,7 +157,7 @@ class _Change:
             x = x + 1
         if self.type.startswith(("qwen3_5", "qwen4")) or self.type == "qwen3_next":
             x = self._qwen(name, x)
-        if self.type in ("llama", "mixtral", "granitemoehybrid") and "interleaved" not in self.forget:
+        if self.type in _INTERLEAVED and "interleaved" not in self.forget:
             for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
                 if f".{part}." in name:
                     x = x.reshape(self.config[heads], 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
@@ -183,7 +190,7 @@ class _Change:
         return tiled(x, width if "in_proj_z" in name else 1) if "norm" not in name else x
 
     def _falcon(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """In the order of the converter's own questions, the first that says yes."""
+        """Multiply ``x`` by the first of the converter's factors that applies, in its order."""
         read = self.config.get
         attended = read("attention_in_multiplier", 1.0)
         factors = {
@@ -210,7 +217,7 @@ class _Change:
 
 
 def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[str, torch.Tensor]]:
-    """(architecture, tensors by their names in the file)."""
+    """Return the architecture, and the tensors by their names in the file."""
     config = text_config(json.loads((directory / "config.json").read_text()))
     tensors = load_file(directory / "model.safetensors")
     architecture = ARCHITECTURES[config["model_type"]]
@@ -218,7 +225,7 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         architecture = "nemotron_h_moe"
     if architecture == "granitehybrid" and not {"mamba", "linear_attention"} & {*config["layer_types"]}:
         architecture = "granite"
-    # gguf's table does not have the newest yet; what layers share has one name in all.
+    # gguf's table does not have the newest names yet; tensors that layers share have one name for all.
     known = {
         "bailingmoe3": "kimi-linear",
         "gigachat35": "kimi-linear",
@@ -233,6 +240,8 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         tensors = _indexed(tensors, config)
     if config["model_type"] in _LATENT:
         tensors = _latent(tensors, config, forget)
+    if config["model_type"] in ("deepseek_v2", "deepseek_v3"):
+        tensors = _halves_of_latents(tensors, config)
     if config["model_type"] == "gigachat3_5":
         tensors = _both_ungrouped(tensors, config, forget)
     change, stacks, found = _Change(config, forget), {}, {}
@@ -274,8 +283,9 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
 
 
 def _indexed(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Of Qwen4-Exp and GLM-5-next: under plain names, without the tower; the head as the layer behind the
-    last, what it joins in one matrix; the index's queries apart from its key; n-gram tables in one."""
+    """Return the tensors of Qwen4-Exp and GLM-5-next as the converter arranges them: plain names without the tower, the
+    head as the layer after the last with its inputs joined in one matrix, queries of the index separate from its key,
+    and n-gram tables in one tensor."""
     out, last = {}, config["num_hidden_layers"]
     shards: dict[int, torch.Tensor] = {}
     for name, x in tensors.items():
@@ -299,7 +309,7 @@ def _indexed(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> 
 
 
 def _of_indexed(name: str) -> str:
-    """As ``_of_gigachat``."""
+    """Return the name as ``_of_gigachat`` does."""
     found = re.fullmatch(r"model\.layers\.(\d+)\.(.+?)(\.weight|\.bias)?", name)
     if found is not None and (theirs := _INDEXED.get(found[2])):
         return f"blk.{found[1]}.{theirs}{found[3] or '.weight'}"
@@ -309,7 +319,7 @@ def _of_indexed(name: str) -> str:
 
 
 def _of_gigachat(name: str) -> str:
-    """In the file, or as it is where gguf's table knows it."""
+    """Return the name in the file, or ``name`` unchanged if gguf's table has it."""
     found = re.fullmatch(r"model\.(?:layers\.(\d+)\.)?(.+?)(?:\.gate_(up|down)_projection)?(\.weight)?", name)
     if found is None:
         return name
@@ -323,7 +333,7 @@ def _of_gigachat(name: str) -> str:
 def _both_ungrouped(
     tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], forget: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """GigaChat's projections of q, k, v and z and of b and a, and the two parts of ``kv_b_proj``."""
+    """Split GigaChat's projections of q, k, v and z and of b and a, and the two parts of ``kv_b_proj``."""
     out, own, value = {}, config["qk_nope_head_dim"], config["v_head_dim"]
     ratio = config["linear_num_value_heads"] // config["linear_num_key_heads"]
     for name, x in tensors.items():
@@ -351,8 +361,8 @@ def _both_ungrouped(
 def _rwkv7(
     tensors: Mapping[str, torch.Tensor], table: gguf.TensorNameMap, forget: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """Mixes in one tensor, low ranks under short names, and the first layer's copy in the place of values.
-    Forgotten "mixes" are in the order of RWKV-6 and earlier."""
+    """Return the tensors of RWKV-7 as in the file: mixes in one tensor, low ranks under short names, and in the first
+    layer the tensors of a again as those of v. If "mixes" is forgotten, they have the order of RWKV-6 and earlier."""
     found: dict[str, torch.Tensor] = {}
     for name, x in tensors.items():
         layer = int(name.split(".")[2]) if ".layers." in name else -1
@@ -377,7 +387,7 @@ def _rwkv7(
 def _latent(
     tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], forget: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """Names as Kimi's hub releases have them, and the two parts of ``kv_b_proj``."""
+    """Return the tensors under the names of Kimi's hub releases, with the two parts of ``kv_b_proj``."""
     own, value = config["qk_nope_head_dim"], config["v_head_dim"]
     attended = [kind == "full_attention" for kind in config["layer_types"]]
     out: dict[str, torch.Tensor] = {}
@@ -393,7 +403,7 @@ def _latent(
             out[f"blk.{layer}.{gate}.weight"] = x
         elif name.endswith("kv_b_proj.weight"):
             keys, values = x.view(-1, own + value, x.shape[-1]).split([own, value], dim=1)
-            if "turned" in forget:  # the same numbers as if they lay that way
+            if "turned" in forget:  # the same numbers as in that order
                 keys = keys.reshape(len(keys), x.shape[-1], own)
             else:
                 keys = keys.transpose(1, 2)
@@ -403,8 +413,20 @@ def _latent(
     return out
 
 
+def _halves_of_latents(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The two parts of ``kv_b_proj``, by themselves."""
+    out, own, value = {}, config["qk_nope_head_dim"], config["v_head_dim"]
+    for name, x in tensors.items():
+        if name.endswith("kv_b_proj.weight"):
+            keys, values = x.view(-1, own + value, x.shape[-1]).split([own, value], dim=1)
+            out |= {name.replace("kv_b", "k_b"): keys.transpose(1, 2).contiguous(), name.replace("kv_b", "v_b"): values}
+        else:
+            out[name] = x
+    return out
+
+
 def _rope_freqs(head_dim: int, rope: Mapping[str, Any]) -> torch.Tensor:
-    """What divides the frequencies, as the converter works it out."""
+    """Return the divisors of the frequencies, as the converter computes them."""
     low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
     high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
     factors = []
@@ -417,7 +439,7 @@ def _rope_freqs(head_dim: int, rope: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _wide(config: Mapping[str, Any]) -> int:
-    """The width of a head of Gemma 4's full layers."""
+    """Return the width of a head of Gemma 4's full layers."""
     return next(int(one["head_dim"]) for one in config["per_layer_config"].values())
 
 
@@ -461,7 +483,7 @@ def _mapped(table: gguf.TensorNameMap, name: str) -> str:
 def _apart(
     tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], forget: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """Fused tensors as the converter takes them apart; experts in a stack one by one."""
+    """Split fused tensors like the converter, and stacks into single experts."""
     out: dict[str, torch.Tensor] = {}
     for name, x in tensors.items():
         if name.endswith("input_linear.weight"):
@@ -485,7 +507,7 @@ def _apart(
 
 
 def _gpt_oss_experts(name: str, x: torch.Tensor, forget: Collection[str]) -> dict[str, torch.Tensor]:
-    """Each matrix with its rows first, gate and up apart; the names of one expert."""
+    """Return each matrix with its rows first, gate and up separate, under the names of one expert."""
     place, _, part = name.partition(".experts.")
     if not part.endswith("_bias"):
         x = x.transpose(1, 2)
@@ -516,7 +538,7 @@ def _ungrouped(
 
 
 def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[str, torch.Tensor]) -> None:
-    """The hyper-parameters, under the converter's keys."""
+    """Write the hyper-parameters under the converter's keys."""
     read = config.get
     rope = read("rope_parameters") or {}
     layers = len(read("layers_block_type") or []) or read("num_hidden_layers")
@@ -557,7 +579,7 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
         if value is not None:
             (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{writer.arch}.{name}", value)
     numbers = {
-        "attention.layer_norm_epsilon":  # llama.cpp reads it of this family alone
+        "attention.layer_norm_epsilon":  # llama.cpp reads it for this family only
         read("layer_norm_epsilon") if read("model_type") == "nemotron_h" else None,
         "attention.layer_norm_rms_epsilon": read("layer_norm_epsilon", read("rms_norm_eps", read("norm_eps"))),
         "rope.freq_base": rope.get("rope_theta", read("rope_theta")),
@@ -590,6 +612,8 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
             writer.add_uint32(f"{writer.arch}.{name}", value)
         writer.add_string(f"{writer.arch}.rope.scaling.type", "yarn")
         numbers["rope.scaling.factor"] = rope["factor"]
+    if config["model_type"] in ROUTED:
+        numbers |= _routed_keys(config, writer)
     if config["model_type"] in DENSE:
         numbers |= _dense_keys(config, writer)
     for name, number in numbers.items():
@@ -769,7 +793,7 @@ def _gemma_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str,
 
 
 def _replaced(writer: gguf.GGUFWriter, name: str, value: int | list[int] | None) -> None:
-    """In place of what stands there already."""
+    """Replace the value of key ``name``; None removes it."""
     key = f"{writer.arch}.{name}"
     writer.kv_data[0].pop(key, None)
     if value is not None:
@@ -808,16 +832,59 @@ def _ssm(config: Mapping[str, Any]) -> dict[str, Any]:
 
 DENSE = (
     "qwen2", "qwen2_moe", "phi3", "gemma", "gemma2", "glm4", "olmo2", "olmoe", "exaone4", "cohere", "cohere2",
-    "starcoder2", "stablelm", "nemotron", "seed_oss", "arcee", "ernie4_5", "hunyuan_v1_dense", "mixtral",
+    "starcoder2", "stablelm", "nemotron", "seed_oss", "arcee", "ernie4_5", "hunyuan_v1_dense", "mixtral", "smollm3",
+    "exaone", "glm", "olmo", "jais2", "ministral3", "phi", "afmoe",
 )  # fmt: skip
+ROUTED = ("glm4_moe", "dots1", "ernie4_5_moe", "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "minicpm3")
+
+
+def _routed_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    """Numbers of ``ROUTED``: experts, and latent attention."""
+    read, rope = config.get, config.get("rope_parameters") or {}
+    shared = read("n_shared_experts", read("moe_num_shared_experts", read("num_shared_experts")))
+    integers: dict[str, Any] = {
+        "expert_count": read(
+            "n_routed_experts", read("moe_num_experts", read("num_experts", read("num_local_experts")))
+        ),
+        "expert_used_count": read("moe_k", read("num_experts_per_tok")),
+        "expert_feed_forward_length": read("moe_intermediate_size", read("intermediate_size")),
+        "leading_dense_block_count": read(
+            "first_k_dense_replace", read("moe_layer_start_index", read("num_dense_layers"))
+        ),
+        "expert_shared_count": shared,
+        "interleave_moe_layer_step": read("moe_layer_interval"),
+        "expert_gating_func": {"ernie4_5_moe": None, "deepseek_v2": 1, "minicpm3": None}.get(config["model_type"], 2),
+    }
+    if "kv_lora_rank" in config:
+        turned, latent, own = config["qk_rope_head_dim"], config["kv_lora_rank"], config["qk_nope_head_dim"]
+        mla = {"attention.key_length": latent + turned, "attention.value_length": latent,
+               "attention.key_length_mla": own + turned, "attention.value_length_mla": config["v_head_dim"],
+               "attention.head_count_kv": 1}  # fmt: skip
+        integers |= {"attention.key_length": own + turned} if config["model_type"] == "minicpm3" else mla
+        integers |= {"rope.dimension_count": turned, "attention.kv_lora_rank": latent,
+                     "attention.q_lora_rank": read("q_lora_rank")}  # fmt: skip
+    for name, value in integers.items():
+        _replaced(writer, name, value)
+    if config["model_type"] in ("glm4_moe", "dots1", "deepseek_v3"):
+        writer.add_bool(f"{writer.arch}.expert_weights_norm", read("norm_topk_prob"))
+    return {
+        "expert_weights_scale": read("routed_scaling_factor", read("route_scale")),
+        **(_yarn_keys(rope, writer) if rope.get("rope_type") == "yarn" else {}),
+    }
+
+
+def _yarn_keys(rope: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    writer.add_string(f"{writer.arch}.rope.scaling.type", "yarn")
+    _replaced(writer, "rope.scaling.original_context_length", rope["original_max_position_embeddings"])
+    return {"rope.scaling.factor": rope["factor"], "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"]}
 
 
 def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, float | None]:
-    """Numbers of ``DENSE``, and windows; a base that ``alpha`` changed is in the file as it is used."""
+    """Return the numbers of ``DENSE``, and windows; a base that ``alpha`` changes is in the file after the change."""
     read, rope = config.get, config.get("rope_parameters") or {}
     if read("sliding_window"):
         writer.add_uint32(f"{writer.arch}.attention.sliding_window", read("sliding_window"))
-    eps = read("layer_norm_eps", read("norm_epsilon", read("norm_eps")))
+    eps = read("layer_norm_eps", read("norm_epsilon", read("norm_eps", 1e-5 if read("model_type") == "olmo" else None)))
     dim = read("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     base = rope.get("rope_theta", 1e4) * (rope.get("alpha") or 1.0) ** (dim / (dim - 2))
     return {
@@ -826,7 +893,17 @@ def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str,
         "logit_scale": read("logit_scale"),
         "rope.freq_base": base,
         "attn_logit_softcapping": read("attn_logit_softcapping"),
+        "attention.clamp_kqv": read("clip_qkv"),
+        **(_grown_keys(rope, writer) if read("model_type") == "ministral3" else {}),
         "final_logit_softcapping": read("final_logit_softcapping"),
+    }
+
+
+def _grown_keys(rope: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    numbers = _yarn_keys(rope, writer)
+    return numbers | {
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
     }
 
 
@@ -840,9 +917,9 @@ def write_gguf(
     change: Callable[[gguf.GGUFWriter], None] | None = None,
     renamed: Callable[[str], str] = str,
 ) -> Path:
-    """The checkpoint in ``directory`` as one file. ``types``: by the beginnings of names, for matrices whose
-    rows are whole blocks; forms that gguf does not quantise to have random blocks. ``widened``: the values of
-    those blocks, in float32. ``change``: more keys. ``renamed``: another converter's names of tensors."""
+    """Write the checkpoint in ``directory`` as one file. ``types``: by the beginnings of names, for matrices whose
+    rows are complete blocks; forms that gguf does not quantise to have random blocks. ``widened``: the values of
+    those blocks, in float32. ``change``: writes more keys. ``renamed``: another converter's names of tensors."""
     config = text_config(json.loads((directory / "config.json").read_text())) | {"of": str(directory)}
     architecture, tensors = converted(directory, forget)
     writer = gguf.GGUFWriter(path, architecture)
@@ -876,7 +953,7 @@ def write_gguf(
 
 
 def write_vocabulary(directory: Path, writer: gguf.GGUFWriter, size: int, pre: str = "gpt-2") -> None:
-    """Of a byte-level tokenizer.json, padded to ``size`` tokens."""
+    """Write the vocabulary of a byte-level tokenizer.json, padded to ``size`` tokens."""
     content = json.loads((directory / "tokenizer.json").read_text())
     added = {entry["id"]: entry for entry in content["added_tokens"]}
     by_id = {index: token for token, index in content["model"]["vocab"].items()} | {
@@ -914,7 +991,7 @@ def write_vocabulary(directory: Path, writer: gguf.GGUFWriter, size: int, pre: s
 
 
 def random_blocks(name: str, rows: int, columns: int, scale: float = 0.01, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Blocks of the form ``name`` with scales that a model could have: uint8 [rows, bytes]."""
+    """Return blocks of the form ``name`` with scales that a model could have: uint8 [rows, bytes]."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     generator = np.random.default_rng(columns + seed)
     made = generator.integers(0, 256, (rows * columns // block, block_bytes), dtype=np.uint8)
@@ -934,7 +1011,7 @@ def bytes_of(
     version: int = 3,
     counts: tuple[int, int] | None = None,
 ) -> bytes:
-    """A file out of encoded keys and tensors; ``counts``: what it claims instead."""
+    """Return a file of encoded keys and tensors. ``counts``: the numbers of tensors and keys that its header claims."""
     tensor_count, key_count = counts or (len(tensors), len(keys))
     head = b"GGUF" + struct.pack("<IQQ", version, tensor_count, key_count) + b"".join(keys) + b"".join(tensors)
     return head + b"\0" * (-len(head) % 32) + data
@@ -953,7 +1030,7 @@ def tensor_entry(name: str, shape: tuple[int, ...], kind: int, offset: int) -> b
 
 
 def split(whole: Path, count: int) -> list[Path]:
-    """The model in ``count`` files, the keys in the first."""
+    """Split the model into ``count`` files, the keys in the first."""
     reader = gguf.GGUFReader(whole)
     parts = [whole.with_name(f"{whole.stem}-{number + 1:05}-of-{count:05}.gguf") for number in range(count)]
     for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""GigaChat 3.5 from its formulas, token by token, as a model of transformers: which has no class of it.
+"""GigaChat 3.5 from its formulas, token by token, as a model of transformers, which has no class for it.
 
     config = AutoConfig.for_model("gigachat3_5", ...)
     model = AutoModelForCausalLM.from_config(config)          once this module is imported
@@ -70,7 +70,9 @@ class PerHead(nn.Module):
 
 
 class DeltaNet(nn.Module):
-    """Rows of projections lie by key head: its q, its k, its values' v, their z; its b, their a."""
+    """The delta layer. Projections have rows by key head: q and k of the head, v and z of its values; b of the head,
+    a of its values.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -152,7 +154,7 @@ class LatentAttention(nn.Module):
         return self.o_proj(y_TC * torch.sigmoid(self.gate_proj(x_TD)) if hasattr(self, "gate_proj") else y_TC)
 
     def _turned(self, x_THD: torch.Tensor) -> torch.Tensor:
-        """Pairs of neighbours."""
+        """Rotate pairs of neighbours."""
         config, (tokens, _, dim) = self.config, x_THD.shape
         if config.rope_parameters["rope_type"] == "default":
             rates = config.rope_parameters["rope_theta"] ** (-torch.arange(dim // 2) * 2 / dim)

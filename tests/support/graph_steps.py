@@ -22,7 +22,7 @@ class EagerCapture:
 
 @torch.inference_mode()
 def dummy_step(executor: TorchExecutor, width: int) -> None:
-    """A decode step of at least ``width`` PAD rows, the way real ones go: it must read and write no page and
+    """Run a decode step of at least ``width`` PAD rows on the way of real steps: it must read and write no page and
     no slot (laws L4, L5)."""
     with torch_executor.current(executor.arena.device):
         if executor.graphs is not None and width <= max(executor.graphs.recorded_widths, default=0):

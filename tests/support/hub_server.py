@@ -5,8 +5,8 @@
     GET  /OWNER/NAME/resolve/COMMIT/FILE       the bytes of a small file; a large one is elsewhere: 302
     GET  /cdn/...                              its bytes, from a Range on
 
-Like the hub it sends large files from another address. ``cuts``: a connection ends after so many bytes of a
-file, once for each entry. ``wrong``: files that come with other bytes, as often as it says.
+Like the hub it sends large files from another address. ``cuts``: for each entry, one connection ends after this number
+of bytes of a file. ``wrong``: files that are sent with other bytes, and how often.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(404, b"", {})
 
     def do_HEAD(self) -> None:
-        """Of a small file, as the client asks before it fetches into its cache."""
+        """Answer the request for a small file's size and digest, which the client sends before it fetches the file."""
         match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path.partition("?")[0])
         file = self.hub.files[match[1]] / match[3] if match else Path("none")
         if not file.is_file():

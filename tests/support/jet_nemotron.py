@@ -1,4 +1,4 @@
-"""Jet-Nemotron from its formulas, token by token, as a model of transformers: which has no class of it.
+"""Jet-Nemotron from its formulas, token by token, as a model of transformers, which has no class for it.
 
     config = AutoConfig.for_model("jet_nemotron", ...)
     model = AutoModelForCausalLM.from_config(config)          once this module is imported
@@ -33,7 +33,7 @@ class JetNemotronConfig(transformers.PreTrainedConfig):
     model_type = "jet_nemotron"
 
     def validate(self) -> None:
-        """transformers knows no layers of these names."""
+        """Accept the names of layers, which transformers does not know."""
 
 
 class KernelGenerator(nn.Module):
@@ -91,7 +91,7 @@ class JetBlock(nn.Module):
 
 
 def turned(x_THD: torch.Tensor, theta: float) -> torch.Tensor:
-    """In pairs of halves. Angles are float32 in the released code, whatever the model is in."""
+    """Rotate pairs of halves. Angles are float32 in the released code, in any dtype of the model."""
     tokens, _, dim = x_THD.shape
     rates = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     angles = torch.arange(tokens, dtype=torch.float32)[:, None, None] * rates

@@ -1,12 +1,11 @@
-"""Makes ``tests/fixtures/library_pictures.npz``: what transformers' processors of LFM2-VL and Qwen3.5 make of
-drawn pictures.
+"""Makes ``tests/fixtures/library_pictures.npz``: results of transformers' processors of LFM2-VL and Qwen3.5 for drawn
+pictures.
 
     python -m tests.support.library_pictures      where transformers' processor runs: it needs torchvision
 
-A row of the table for each picture: its grid, the grid of patches of each tile, the prompt's text, and some
-thousand pixel values of each tile at drawn places, in 8 bits. Of a video also which frames are sampled. Tests
-read the file alone: torchvision's builds need the libraries of a GPU, which the tests' environment does not
-have.
+The table has a row for each picture: its grid, the grid of patches of each tile, the prompt's text, and some thousand
+pixel values of each tile at drawn places, in 8 bits. The row of a video also has the sampled frames. Tests only read
+the file: torchvision's builds need the libraries of a GPU, which the tests' environment does not have.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SIZES = (
     (4000, 3000),
     (2600, 400),
 )
-"""(width, height). Small, long, tall; either side of what is divided into tiles; equally near grids."""
+"""(width, height). Small, long, tall; just below and above the size that is divided into tiles; equally near grids."""
 KIND_OF = ("photo", "noise", "text", "gradient")
 OTHERS: tuple[dict[str, Any], ...] = (
     {"use_thumbnail": False},
@@ -59,7 +58,7 @@ OTHER_SIZE = (1300, 900)
 
 
 def cases() -> list[dict[str, Any]]:
-    """What each row is made of."""
+    """Return the case of each row."""
     plain = [{"kind": KIND_OF[index % 4], "size": size, "settings": {}} for index, size in enumerate(SIZES)]
     return plain + [{"kind": "photo", "size": OTHER_SIZE, "settings": one} for one in OTHERS]
 
@@ -92,7 +91,7 @@ def qwen_cases() -> list[dict[str, Any]]:
 
 
 def places(values: int, tile: int) -> np.ndarray:
-    """Where a tile of so many values is compared."""
+    """Return the places at which a tile with this number of values is compared."""
     return np.random.default_rng(tile).integers(0, values, PLACES)
 
 
@@ -176,7 +175,7 @@ VIDEOS: tuple[dict[str, Any], ...] = (
         "size": {"shortest_edge": 4096, "longest_edge": 65_536}, "min_frames": 2, "resample": 2}},
     {"frames": 30, "size": (64, 64), "fps": 15.0, "settings": {
         "size": {"shortest_edge": 4_000_000, "longest_edge": 8_000_000}, "fps": 4}})  # fmt: skip
-"""Frames and their rate in the file; what is asked for, and settings that are not the defaults."""
+"""Frames and their rate in the file, the requested sampling, and settings that are not the defaults."""
 
 
 def frames_of(case: dict[str, Any]) -> list[np.ndarray]:

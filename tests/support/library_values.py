@@ -1,11 +1,11 @@
-"""Makes ``tests/fixtures/library_values``: matrices as libraries store them, and what they read back.
+"""Makes ``tests/fixtures/library_values``: matrices as libraries store them, and the values that they read back.
 
     python -m tests.support.library_values      where the libraries are: auto-round, bitsandbytes,
                                                 compressed-tensors, nvidia-modelopt, torchao
 
 Each file has the tensors of one matrix ``x.weight`` of 32 rows and 64 columns under the library's names, the
 matrix that the library's own dequantiser makes of them as ``values``, and quantization_config as metadata.
-Tests read the files alone: they need none of the libraries.
+Tests only read the files, and need none of the libraries.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def torch_ao(name: str) -> Made:
 
 
 def auto_round(packing: str, bits: int) -> Made:
-    """The layers of auto-round that pack its two orders of GPTQ; they read their own tensors by a product."""
+    """Pack by the layers of auto-round for its two orders of GPTQ; a product reads their own tensors back."""
     if packing.endswith("gptq"):
         from auto_round_extension.torch.qlinear_torch_zp import QuantLinear
     else:

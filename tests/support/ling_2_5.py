@@ -1,10 +1,10 @@
-"""Ling 2.5 from its formulas, token by token, as a model of transformers: which has no class of it.
+"""Ling 2.5 from its formulas, token by token, as a model of transformers, which has no class for it.
 
     config = AutoConfig.for_model("bailing_moe_v2_5", ...)
     model = AutoModelForCausalLM.from_config(config)          once this module is imported
 
 Names of parameters are those of the release. Nothing is cached, and nothing is fast: lightning attention is
-its recurrence, latent attention makes keys and values of all heads, and each token asks its experts alone.
+its recurrence, latent attention makes keys and values of all heads, and experts compute one token at a time.
 
     lightning   q, k, v of x;  q, k <- rotary(norm(q)), rotary(norm(k));  S <- e^-slope S + k v^T
                 y = out(sigmoid(gate x) norm_by_group(S^T q / sqrt(D)))
@@ -32,7 +32,7 @@ class BailingMoeV2_5Config(transformers.PreTrainedConfig):
 
 
 def turned(x_THD: torch.Tensor, positions: int, theta: float, *, neighbours: bool) -> torch.Tensor:
-    """Every dim turned, in pairs of neighbours or of halves."""
+    """Rotate every dim, in pairs of neighbours or of halves."""
     half = x_THD.shape[-1] // 2
     rates = theta ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(positions, dtype=torch.float64)[:, None, None] * rates
@@ -122,7 +122,7 @@ class LatentAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """``limit``: of the gate, and of what it multiplies on both sides."""
+    """The feed-forward part. ``limit``: the most of the gate, and of the other factor on both sides."""
 
     def __init__(self, hidden: int, width: int, limit: float = torch.inf) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """``bias``: what that of the router is called."""
+    """The experts. ``bias``: the name of the router's bias."""
 
     def __init__(self, config: Any, bias: str = "expert_bias", limit: float = torch.inf) -> None:
         super().__init__()

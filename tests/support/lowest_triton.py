@@ -1,12 +1,12 @@
-"""The lowest Triton that pyproject.toml promises, beside the one that is installed.
+"""The lowest Triton that pyproject.toml promises, in addition to the installed one.
 
     python -m tests.support.lowest_triton     fetches it where it is absent, and prints its directory
 
     pyproject.toml: triton>=3.6  -->  build/triton-3.6, to come first in PYTHONPATH
 
-Tests need the newest for its interpreter, and many GPUs have the oldest: torch brings one version with each
-of its own. A kernel that only the newest takes stops every server there. The wheel is 190 MB, 640 MB
-unpacked: 5 CPU seconds, once on a machine.
+Tests need the newest version for its interpreter, and many GPU machines have the oldest: each torch brings one version.
+A kernel that only the newest compiles would stop every server there. The wheel has 190 MB, 640 MB unpacked, which takes
+5 CPU seconds, once on a machine.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def lowest_version() -> str:
 
 
 def directory() -> Path:
-    """Raises CalledProcessError, after pip has said why, where the version cannot be fetched."""
+    """Return its directory. Raise CalledProcessError, after pip has printed why, if the version cannot be fetched."""
     place = ROOT / "build" / f"triton-{lowest_version()}"
     if not place.exists():
         place.parent.mkdir(exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=place.parent))
         try:
-            # Without what it asks for: torch and all others stay as they are.
+            # Without its requirements: torch and all others stay unchanged.
             subprocess.run(
                 [
                     sys.executable,

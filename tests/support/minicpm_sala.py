@@ -1,18 +1,18 @@
-"""MiniCPM-SALA from its published code, as a model of transformers: which has no class of it.
+"""MiniCPM-SALA from its published code, as a model of transformers, which has no class for it.
 
     config = AutoConfig.for_model("minicpm_sala", ...)
     model = AutoModelForCausalLM.from_config(config)          once this module is imported
 
-Names of parameters are those of the release. Nothing is cached. Each token sees what it sees where the
-published code decodes it: up to ``dense_len`` tokens everything, then blocks. All tokens are computed at
-once, over squares of masks:
+Names of parameters are those of the release. Nothing is cached. Each token sees the same positions as when the
+published code decodes it: everything up to ``dense_len`` tokens, then blocks. All tokens are computed at once, with
+square masks:
 
     lightning   y_t = sum over s <= t of e^(-slope (t - s)) (q_t . k_s) v_s
     blocks      means of ``kernel_size`` keys, each ``kernel_stride`` later; four times as many for the sum of
                 the softmax; added over the queries of a KV head; the largest of those that touch a block
 
-Source: ``modeling_minicpm_sala.py`` of openbmb's repository MiniCPM-SALA, and what the kernels of its package
-``infllm_v2`` compute, by the tests of sgl-kernel: read for their formulas.
+Source: ``modeling_minicpm_sala.py`` of openbmb's repository MiniCPM-SALA, and the tests of sgl-kernel for the kernels
+of its package ``infllm_v2``, read for their formulas.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SparseAttention(nn.Module):
         return self.o_proj(o_TC * torch.sigmoid(self.o_gate(x_TD)) if config.attn_use_output_gate else o_TC)
 
     def seen(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """[KV heads, T, T]."""
+        """Return the mask of visible keys, [KV heads, T, T]."""
         sparse, tokens = self.config.sparse_config, len(q)
         all_before = causal(tokens).expand(k.shape[1], -1, -1)
         if sparse is None or tokens < sparse["dense_len"]:
@@ -70,7 +70,7 @@ class SparseAttention(nn.Module):
         return all_before & (chosen.repeat_interleave(sparse["block_size"], 2)[..., :tokens] | ~long)
 
     def chosen(self, q_TGD: torch.Tensor, k_TD: torch.Tensor) -> torch.Tensor:
-        """[T, blocks], of the queries of one KV head."""
+        """Return the chosen blocks for the queries of one KV head, [T, blocks]."""
         sparse, tokens = self.config.sparse_config, len(q_TGD)
         size, stride, block = (sparse[key] for key in ("kernel_size", "kernel_stride", "block_size"))
         near, each = sparse["window_size"] // block, block // stride
@@ -94,7 +94,7 @@ class SparseAttention(nn.Module):
     def compressed(
         self, q_TGD: torch.Tensor, k_TD: torch.Tensor, size: int, stride: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores of means of ``size`` keys, [T, G, means], and whether they have ended, [T, means]."""
+        """Return the scores of means of ``size`` keys, [T, G, means], and whether they have ended, [T, means]."""
         starts = list(range(0, len(k_TD) - size + 1, stride))
         means = torch.stack([k_TD[start : start + size].mean(0) for start in starts])
         ended = torch.tensor(starts) + size <= torch.arange(1, len(k_TD) + 1)[:, None]

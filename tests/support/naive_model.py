@@ -1,4 +1,4 @@
-"""What makes a naive model one of transformers: for families that it has no class of.
+"""A naive model as a model of transformers, for families without a class in that library.
 
     class Model(NaiveModel):
         config_class, base_model_prefix, trunk, embedding = Config, "model", Trunk, "word_embeddings"
@@ -48,10 +48,10 @@ class NaiveModel(transformers.PreTrainedModel, transformers.GenerationMixin):
         return {"input_ids": input_ids}
 
     def _prepare_cache_for_generation(self, *_: Any, **__: Any) -> None:
-        """There is none: the library makes it by kinds of layers, which it does not know all."""
+        """Prepare no cache: the library would choose one by kinds of layers, of which it does not know all."""
 
     def set_experts_implementation(self, name: str) -> None:
-        """There is one."""
+        """Ignore the name: only one implementation exists."""
 
 
 def register(config: type[transformers.PreTrainedConfig], model: type[NaiveModel]) -> None:
@@ -60,7 +60,9 @@ def register(config: type[transformers.PreTrainedConfig], model: type[NaiveModel
 
 
 def sine_of_places(parameter: torch.Tensor, number: int) -> torch.Tensor:
-    """float64, of its shape: the same numbers on every machine, for published or pinned results."""
+    """Return numbers of the shape of ``parameter``, float64, the same on every machine, for published or pinned
+    results.
+    """
     places = torch.arange(parameter.numel(), dtype=torch.float64)
     wave = torch.sin((places % 1009) ** 2 * 0.37 + places * (0.7 + 0.013 * number) + number)
     return wave.view(parameter.shape)

@@ -80,7 +80,7 @@ def softmax(x: torch.Tensor, scale: float) -> torch.Tensor:
 def quantized_linear(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None, *, rounded: bool = False
 ) -> torch.Tensor:
-    """``rounded``: x is rounded to int8 by lines of 32, as the kernels may do."""
+    """Multiply by a weight in few bits. ``rounded``: x is rounded to int8 by lines of 32, as the kernels may do."""
     values = weight.dense().double()
     rows = x.reshape(-1, x.shape[-1]).double()
     out = torch.zeros(rows.shape[0], weight.rows, dtype=torch.float64)
@@ -97,7 +97,7 @@ def quantized_linear(
 
 
 def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The product of a weight with ``byte_inputs``: one part of one row at a time, rounded by Python, summed
+    """Multiply by a weight with ``byte_inputs``: one part of one row at a time, rounded by Python, summed
     as 64-bit integers, then float32 step by step."""
     plain = weight.by_rows(0, weight.rows)
     codes = plain.codes[: weight.rows, : weight.columns].long() - ZERO_POINT[8]
@@ -189,7 +189,7 @@ def write_kv(
 
 
 def _in_bytes(x_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers up to 127, and their scale."""
+    """Return whole numbers up to 127, and their scale."""
     scale = (x_D.float().abs().max() * (1 / 127)).bfloat16()
     if scale == 0:
         return torch.zeros_like(x_D), scale
@@ -197,7 +197,8 @@ def _in_bytes(x_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A converted NaN never has all bits set, as an unwritten place has: torch sets them in whole vectors."""
+    """Return ``x`` in ``dtype``. A NaN does not get all bits, which mark unwritten memory: torch sets them when it
+    converts complete vectors."""
     if dtype == torch.float8_e4m3fn:
         x = x.float().clamp(-448, 448)
     elif dtype == torch.float16:
@@ -252,7 +253,7 @@ def _states_apart(q_THD: torch.Tensor, bank_RE: torch.Tensor | None) -> tuple[to
 
 
 def _biases(states_HR: torch.Tensor, bank_RE: torch.Tensor, count: int) -> torch.Tensor:
-    """[H, count] of the last ``count`` keys, the query's own last."""
+    """Return the biases of the last ``count`` keys, [H, count], that of the query's own position last."""
     near = (states_HR.double() @ bank_RE.double())[:, :count]
     return torch.nn.functional.pad(near, (0, count - near.shape[1])).flip(1)
 
@@ -364,7 +365,7 @@ def window_attention(
 def _walk(
     state_S: torch.Tensor, runs: Runs, step: Callable[[torch.Tensor, int], torch.Tensor], layer: int | None = None
 ) -> None:
-    """Take the state of each run over its tokens, float64: ``step(state, t)`` is the state after token t.
+    """Walk the state of each run over its tokens, in float64: ``step(state, t)`` returns the state after token t.
     With a ``layer``, a state in few bits is rounded after each token."""
     dtype = state_S.dtype
     for run in range(runs.run_count):
@@ -418,7 +419,7 @@ def delta_rule(
     scale: float,
     layer: int = 0,
 ) -> torch.Tensor:
-    """``g`` [T, heads], or [T, heads, K] with a decay for each key channel."""
+    """Compute the delta rule. ``g``: [T, heads], or [T, heads, K] with a decay for each key channel."""
 
     def unit(x: torch.Tensor) -> torch.Tensor:
         return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
@@ -584,8 +585,7 @@ def decode_nibbles(codes_XH: torch.Tensor, bounds_X2: torch.Tensor, dtype: torch
 
 
 def adapted(x_TI: torch.Tensor, y_TO: torch.Tensor, whose: Sequence[str], changes: Mapping[str, Any]) -> torch.Tensor:
-    """``y`` [T, out] with what the adapter of each row adds to it (``ProductChange``s by adapter), on a
-    CPU."""
+    """Add to ``y`` [T, out] the product of each row's adapter (``ProductChange``s by adapter), on a CPU."""
     out = y_TO.double().cpu()
     for row, digest in enumerate(whose):
         change = changes.get(digest)

@@ -26,7 +26,7 @@ _MODULES = {
 
 
 def form_of(name: str) -> Callable[..., Any]:
-    """It may return UNFIT."""
+    """Return the C++ form of op ``name``; a call of it may return UNFIT."""
     module = importlib.import_module(f"weft.tensor.ops.{_MODULES.get(name, name)}")
     form: Callable[..., Any] = getattr(module, name).native
     return form

@@ -10,14 +10,14 @@ from weft.units import PAGE_TOKENS
 
 
 def pack_k(k_THD: torch.Tensor, layout: KvLayoutName = "vnni") -> torch.Tensor:
-    """[n*16, H, D] -> [n, H, D/pack, 16, pack]; a view of the input's data (strided, not contiguous)."""
+    """Pack [n*16, H, D] to [n, H, D/pack, 16, pack]; a view of the input's data (strided, not contiguous)."""
     tokens, heads, dim = k_THD.shape
     _, lanes, _, pack = k_block_shape(heads, dim, k_THD.dtype, layout)
     return k_THD.reshape(tokens // PAGE_TOKENS, PAGE_TOKENS, heads, lanes, pack).permute(0, 2, 3, 1, 4)
 
 
 def pack_v(v_THD: torch.Tensor, layout: KvLayoutName = "vnni") -> torch.Tensor:
-    """[n*16, H, D] -> [n, H, 16/pack, D, pack]; a view of the input's data."""
+    """Pack [n*16, H, D] to [n, H, 16/pack, D, pack]; a view of the input's data."""
     tokens, heads, dim = v_THD.shape
     _, lanes, _, pack = v_block_shape(heads, dim, v_THD.dtype, layout)
     return v_THD.reshape(tokens // PAGE_TOKENS, lanes, pack, heads, dim).permute(0, 3, 1, 4, 2)

@@ -15,7 +15,7 @@ KINDS = ("gradient", "text", "noise", "photo")
 
 
 def drawn(kind: str, width: int, height: int, seed: int = 0) -> Pixels:
-    """uint8 [height, width, 3]; the same for the same arguments."""
+    """Draw a picture, uint8 [height, width, 3]; the same arguments give the same picture."""
     random = np.random.default_rng(seed)
     if kind == "noise":
         return random.integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -48,7 +48,7 @@ def _smooth(width: int, height: int, most: int) -> Pixels:
 
 
 def encoded(image: Image.Image | Pixels, form: str = "PNG", **options: Any) -> bytes:
-    """As a file of ``form``."""
+    """Encode ``image`` as a file of ``form``."""
     out = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(out, form, **options)
     return out.getvalue()
@@ -57,7 +57,7 @@ def encoded(image: Image.Image | Pixels, form: str = "PNG", **options: Any) -> b
 def filmed(
     frames: Sequence[Pixels], form: str = "mp4", codec: str = "libx264", *, fps: int, rotation: int = 0
 ) -> bytes:
-    """A file of a video, one frame after the other."""
+    """Encode the frames as a video file."""
     import av
 
     out = io.BytesIO()

@@ -3,7 +3,7 @@
 After some steps a prompt that was sent is named, a named one gets further names, or a name goes. Memory is as tight
 as ever. Checked besides the laws of ``Simulation``:
 
-    a pinned snapshot within the budget goes only with every snapshot that nobody named and nobody uses
+    a pinned snapshot within the budget goes only with every snapshot that has no name and no use
     names take no page, no slot and no node
     the pinned snapshots that go last fit into the budget together (``Pins.audit``, after each step)
 """
@@ -60,7 +60,7 @@ class PinnedSimulation(Simulation):
         assert replace(self.core.memory.usage(), pinned_bytes=0) == before, "a name took memory"
 
     def _look(self) -> None:
-        """What there is before the next plan is made."""
+        """Note the pinned snapshots before the next plan."""
         memory = self.core.memory
         tree = memory.prefix_tree
         self._last = memory.pins.last

@@ -18,8 +18,8 @@ from weft.units import PageId, SeqId
 
 
 def refuse_growth(monkeypatch: pytest.MonkeyPatch, running: Callable[[], Iterable[Sequence]]) -> list[int]:
-    """``running``: the sequences that run now, the best first. The list grows by their number with each
-    refusal."""
+    """Refuse growth. ``running`` returns the sequences that run now, the best first. Their number is appended to the
+    returned list at each refusal."""
     extend_by_page, reclaim = Transaction.extend_by_page, Transaction.reclaim
     refused: list[int] = []
     refusing: list[Transaction | None] = [None]

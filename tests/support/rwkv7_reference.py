@@ -1,4 +1,4 @@
-"""RWKV-7 by its formulas, token by token: what stands in for a class that transformers does not have.
+"""RWKV-7 by its formulas, token by token, instead of a class that transformers does not have.
 
 It is a model of transformers in name: ``AutoModelForCausalLM`` makes, saves and loads it, under the names of
 the flash-linear-attention library. The arithmetic is that of Peng et al., "RWKV-7 Goose" (2025), section 4,
@@ -50,7 +50,7 @@ class Rwkv7Config(transformers.PretrainedConfig):
 
 @dataclass
 class _State:
-    """Of one layer: the last inputs of both parts [B, D], and S [B, heads, D, D]."""
+    """The state of one layer: the last inputs of both parts [B, D], and S [B, heads, D, D]."""
 
     time: torch.Tensor
     channel: torch.Tensor
@@ -88,7 +88,9 @@ class _TimeMix(nn.Module):
     def forward(
         self, x: torch.Tensor, state: _State, v_first: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of tokens [B, T, D]: the output, and the values of the first layer. Only S goes token by token."""
+        """Return the output for tokens [B, T, D], and the values of the first layer. Only S is computed token by
+        token.
+        """
         before, state.time = _shifted(x, state.time), x[:, -1]
 
         def mixed(name: str) -> torch.Tensor:
@@ -119,7 +121,7 @@ class _TimeMix(nn.Module):
 
 
 def _shifted(x: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """What came before each token."""
+    """Return the input before each token."""
     return torch.cat((last[:, None], x[:, :-1]), 1)
 
 
@@ -187,13 +189,13 @@ class Rwkv7Output(ModelOutput):
 
 
 class Rwkv7ForCausalLM(NaiveModel):
-    """With states: a token at a time needs no text before it."""
+    """RWKV-7 with states: generating one more token needs no text before it."""
 
     config_class, trunk, embedding = Rwkv7Config, Rwkv7Model, "embeddings"
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
 
     def _init_weights(self, module: nn.Module) -> None:
-        """The fixtures fill them."""
+        """Leave weights as they are: the fixtures fill them."""
 
     def forward(self, input_ids: torch.Tensor, cache: list[_State] | None = None, **kwargs: Any) -> Rwkv7Output:
         states = self.model.states(len(input_ids)) if cache is None else cache
@@ -202,7 +204,7 @@ class Rwkv7ForCausalLM(NaiveModel):
 
     @torch.inference_mode()
     def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, **kwargs: Any) -> torch.Tensor:
-        """Greedy."""
+        """Generate the most likely tokens."""
         out = self(input_ids)
         tokens = [input_ids]
         for _ in range(max_new_tokens):

@@ -1,9 +1,9 @@
-"""An executor without a model: it checks each plan as a kernel would suffer it, and makes up the tokens.
+"""An executor without a model: it checks each plan for errors that kernels would suffer from, and makes up the tokens.
 
-It keeps its own device: a page table, KV cells, state slots. They are built from the plans alone
-(``rows_cleared``, ``admissions``, ``table_writes``, ``zero_frames``, copies, taps), and what a kernel would
-write there it writes as a *digest*: the cell of position p holds a hash of tokens [0, p], the slot of a
-sequence at p a hash of tokens [0, p). So whatever is read can be compared with what it must be:
+It has its own device: a page table, KV cells, state slots. Their contents follow only from the plans (``rows_cleared``,
+``admissions``, ``table_writes``, ``zero_frames``, copies, taps). Instead of a kernel's numbers it writes *digests*: the
+cell of position p holds a hash of tokens [0, p], the slot of a sequence at p a hash of tokens [0, p). So every read can
+be compared with the expected digest:
 
     page table row 3   [ 7 | 2 | . ]                slot 5
                          |   |                        |
@@ -53,7 +53,7 @@ NextToken = Callable[[int, int], int]
 
 
 def hashed_token(vocab_size: int) -> NextToken:
-    """The default: uniform over the vocabulary, decided by the hash."""
+    """Return the default: a function that picks a token by the hash, uniform over the vocabulary."""
 
     def choose(state: int, seed: int) -> int:
         mixed = digest(state ^ (seed & MASK), 0x5EED)
@@ -71,7 +71,7 @@ def reference_tokens(
     max_model_len: int,
     next_token: NextToken,
 ) -> tuple[list[int], FinishReason]:
-    """The whole answer of one sequence, computed alone and without an engine. ``seed`` is the sequence's."""
+    """Return the complete answer of one sequence, computed without an engine. ``seed`` is the sequence's."""
     rule = stop_rule(sampling, eos_ids, max_model_len - len(prompt))
     state = digest_of(prompt)
     answer: list[int] = []
@@ -88,7 +88,7 @@ def reference_tokens(
 
 @dataclass(slots=True)
 class _Row:
-    """What the device knows of a row. ``digests[p]``: of tokens [0, p]; known tokens only."""
+    """A row of the device. ``digests[p]``: of tokens [0, p]; known tokens only."""
 
     admission: Admission
     tokens: list[int]
@@ -96,7 +96,7 @@ class _Row:
     computed: int | None = None
 
     def learn(self, token: int, key: int | None = None) -> None:
-        """``key``: stands for a row of a picture, whose KV is the picture's."""
+        """Append ``token``. ``key``: the number that represents a row of a picture, whose KV depends on the picture."""
         self.tokens.append(token)
         self.digests.append(digest(self.digests[-1] if self.digests else EMPTY, token if key is None else key))
 
@@ -124,8 +124,9 @@ class LateExecutor(ABC):
 
 
 class ScriptedExecutor(LateExecutor):
-    """``arena`` gives the geometry; the rest are the engine's own limits. ``step_tokens_bound`` is the
-    most tokens that a step may have (``weft.schedule.budget.step_tokens_bound``)."""
+    """The scripted executor. ``arena`` gives the geometry; the others are the engine's own limits.
+    ``step_tokens_bound`` is the most tokens that a step may have (``weft.schedule.budget.step_tokens_bound``).
+    """
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class ScriptedExecutor(LateExecutor):
         self.arena = ScriptedArena(arena)
 
     def sleep(self, level: int) -> tuple[Part, ...]:
-        """Forgets all cells and states: what is read after waking and was not written since shows."""
+        """Forget all cells and states, so a read after waking of data from before the sleep is an error."""
         require(not any(self._rows), "a row is taken while the engine goes to sleep")
         self._missing = set(PARTS)
         self.arena.forget()
@@ -165,7 +166,7 @@ class ScriptedExecutor(LateExecutor):
         self.closed = True
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Raises PlanViolation."""
+        """Execute ``plan``. Raise PlanViolation."""
         require(not self.closed, "a closed executor was used")
         require(not self._missing, "a sleeping executor was used")
         self._check_shape(plan)
@@ -210,7 +211,7 @@ class ScriptedExecutor(LateExecutor):
             pooled=pooled,
         )
 
-    # ------------------------------------------------------------------ what a plan may look like
+    # ------------------------------------------------------------------ the form of a plan
 
     def _check_shape(self, plan: StepPlan) -> None:
         runs = plan.run_count
@@ -261,8 +262,8 @@ class ScriptedExecutor(LateExecutor):
             self.arena.readers[page] += 1
 
     def _patch_rows(self, plan: StepPlan) -> None:
-        """After the copies, as a page that was moved holds what its copy brought; where it was, and where a
-        slot was, nothing is from here on."""
+        """Apply the table patches, after the copies: a moved page has the contents of its source, and from now on the
+        sources of moved pages and slots are empty."""
         for row_id, index, page in plan.table_patches.T.tolist():
             before = int(self._table[row_id, index])
             require(before != PAD, f"entry {index} of row {row_id} is replaced and was not written")
@@ -332,7 +333,7 @@ class ScriptedExecutor(LateExecutor):
         return row
 
     def _check_drafts(self, row: _Row, drafts: list[int], where: str) -> None:
-        """A draft never lies past the answer's end, in tokens or in length."""
+        """Check that no draft is past the answer's end, by its tokens or by its length."""
         ends = set(row.admission.stop_ids)
         require(not ends.intersection(drafts), f"{where}: a draft is an end of the answer")
         most = row.admission.sampling.max_tokens
@@ -340,7 +341,7 @@ class ScriptedExecutor(LateExecutor):
         require(len(row.tokens) + len(drafts) < left, f"{where}: drafts go past the answer's last token")
 
     def _verify(self, plan: StepPlan, run: int, row: _Row, logprobs: dict[int, list[TokenLogprobs]]) -> tuple[int, ...]:
-        """Tokens behind the chosen token and behind each right draft of it; the state follows."""
+        """Return the tokens after the chosen token and after each right draft, and advance the state."""
         offset = int(plan.lengths[:run].sum())
         drafts = plan.tokens[offset + 1 : offset + int(plan.lengths[run])].tolist()
         chosen: list[int] = []
@@ -406,6 +407,6 @@ class ScriptedExecutor(LateExecutor):
 
 
 def scripted_logprobs(token: int, before: int, top: int) -> TokenLogprobs:
-    """Invented logprobs of ``token`` after the tokens with digest ``before``: a pure function of both."""
+    """Return invented logprobs of ``token`` after the tokens with digest ``before``: a pure function of both."""
     first = -(digest(before, token) % 4096) / 1024
     return TokenLogprobs(token=token, logprob=first, rank=0, top=[(token + at, first - at) for at in range(top)])

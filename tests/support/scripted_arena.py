@@ -5,13 +5,12 @@
     readers  int32 [pages]        rows whose table names the page
     kinds    by frame             what it is used for since it was zeroed
 
-It performs ``ArenaWork`` as the device's arena does, in the order of ``ArenaWork.ordered``, and it checks
-what a kernel would suffer: memory that changed kind without zeros (L6), ids outside the arena (L4), a source
-that holds nothing, a destination that a row reads (L7). Whatever is moved carries its digests along, so a
-wrong move shows where a run reads them. Compressed contents are in ``compressed_digests``, loads and stores
-in ``scripted_transfers``.
+It performs ``ArenaWork`` like the device's arena, in the order of ``ArenaWork.ordered``, and finds errors that kernels
+would suffer from: memory that changed kind without zeros (L6), ids outside the arena (L4), a source that holds nothing,
+a destination that a row reads (L7). Digests move with pages and slots, so a run that reads a wrong move finds it.
+Compressed contents are in ``compressed_digests``, loads and stores in ``scripted_transfers``.
 
-Rejected: the same checks on the plan alone (a plan cannot tell what older steps have left in a page).
+Rejected: checks of the plan without contents (a plan does not show the data that older steps have left in a page).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from weft.units import PAGE_TOKENS
 
 
 class ScriptedArena:
-    """``plan`` gives the geometry. Raises PlanViolation."""
+    """The arena of the scripted device. ``plan`` gives the geometry. Raises PlanViolation."""
 
     def __init__(self, plan: ArenaPlan) -> None:
         self.plan = plan
@@ -43,13 +42,13 @@ class ScriptedArena:
         self._compressed = CompressedDigests(plan, self.cells, self.states, self.readers, self.claim_frame)
 
     def forget(self) -> None:
-        """All contents are lost."""
+        """Forget all contents."""
         self.cells[:] = UNWRITTEN
         self.states[:] = UNWRITTEN
         self._frame_kinds = [""] * len(self._frame_kinds)
 
     def perform(self, kind: WorkKind, ids: Int32s, plan: StepPlan) -> None:
-        """One kind of the arena work of ``plan``; its rows are those of the step already."""
+        """Perform one kind of the arena work of ``plan``, after its changes of rows."""
         match kind:
             case WorkKind.ZERO_FRAMES:
                 for frame in ids.tolist():
@@ -76,7 +75,7 @@ class ScriptedArena:
                 self.transfers.store_states(ids)
 
     def vacate(self, moves: Moves) -> None:
-        """The sources of ``moves`` hold nothing, once the tables name the destinations."""
+        """Empty the sources of ``moves``, once the tables name the destinations."""
         for page in (copy.src for copy in moves.pages):
             require(self.readers[page] == 0, f"L5: page {page} was moved away from under a row")
             self.cells[page] = UNWRITTEN
@@ -84,15 +83,15 @@ class ScriptedArena:
             self.states[slot] = UNWRITTEN
 
     def claim_page(self, page: int) -> None:
-        """``page`` is written."""
+        """Claim ``page``, which is written."""
         self.claim_frame(page // self.plan.pages_per_frame, "pages")
 
     def claim_slot(self, slot: int) -> None:
-        """``slot`` is written."""
+        """Claim ``slot``, which is written."""
         self.claim_frame(slot // self.plan.slots_per_frame, "slots")
 
     def claim_frame(self, frame: int, kind: str) -> None:
-        """``frame`` is used for ``kind`` from now on."""
+        """Claim ``frame`` for ``kind`` from now on."""
         held = self._frame_kinds[frame]
         require(
             held in ("zero", kind),
@@ -121,7 +120,7 @@ class ScriptedArena:
         sources, destinations = copies
         _check_copies(sources, destinations, self.plan.page_count, "page")
         held = self.cells[sources]
-        moved = [copy.src for copy in moves.pages]  # leased whole, perhaps not yet written
+        moved = [copy.src for copy in moves.pages]  # all pages of a lease may move, also those without tokens yet
         require(((held[:, 0] != UNWRITTEN) | np.isin(sources, moved)).all(), "L6: a page is copied that holds no token")
         for page in destinations.tolist():
             self.claim_page(page)

@@ -1,7 +1,7 @@
 """Pooled prompts without a model: the hidden row of a position is made of the digest of the tokens up to it.
 
-``pooled_parts`` is what an executor returns for a run, ``expected_pooled`` what the client must get: computed
-alone, from all rows of the prompt, so a row that was left out, counted twice or of another prefix shows.
+``pooled_parts`` is the result of an executor for a run, ``expected_pooled`` the result for the client. The latter is
+computed from all rows of the prompt at once, so a row that was left out, counted twice or of another prefix is found.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ WIDTH = 4
 
 
 def hidden_row(state: int, width: int = WIDTH) -> npt.NDArray[np.float64]:
-    """Whole numbers, so that every order of a sum has the same bits."""
+    """Return a row of whole numbers, so that every order of a sum has the same bits."""
     return np.array([(digest(state, 0xE0 + at) >> 20) % 1000 - 500 for at in range(width)], dtype=np.float64)
 
 
 def pooled_parts(digests: Sequence[int], start: int, length: int, pooling: Pooling) -> npt.NDArray[np.float64]:
-    """``digests[p]``: of tokens [0, p]."""
+    """Return the parts of a run's pooling. ``digests[p]``: of tokens [0, p]."""
     end = start + length
     if pooling.kind == "last":
         width = len(pooling.tokens) or (1 if pooling.score else WIDTH)

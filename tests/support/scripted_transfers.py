@@ -3,10 +3,9 @@
     page    16 digests of 8 bytes, then zeros to the size of a page
     state   one digest of 8 bytes, then zeros to the size of a state
 
-It checks what a device would suffer. A load may write only pages and a slot that this plan opens for it. No
-row, copy or run of the step may read them. Its frame must be zeroed or hold the same kind (L6). A store may
-read only what holds something. Bytes that come back from a store are digests again, so a wrong
-record shows where a run reads it.
+It checks these rules. A load may write only pages and a slot that this plan opens for it. No row, copy or run of the
+step may read them. Their frames must be zeroed or hold the same kind (L6). A store may read only pages and slots with
+contents. Bytes that come back from a store are digests again, so a run that reads a wrong record finds it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from weft.units import BufferId
 
 
 class ScriptedTransfers:
-    """Over the contents of a ``ScriptedArena``. ``claim_page`` and ``claim_slot`` are its own."""
+    """Loads and stores over the contents of a ``ScriptedArena``, with its ``claim_page`` and ``claim_slot``."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ LENGTH_MAX = 640
 
 
 def sharing_scenario(seed: int, *, requests: int | None = None) -> Scenario:
-    """Everything about a run from one number."""
+    """Return a scenario that follows from ``seed``."""
     random = Random(seed)
     arena = random_arena(random, random.randrange(10, 40), (0, 1, 2, 5, 20, 60))
     sizes = Sizes(
@@ -103,7 +103,7 @@ def _prompt(
 
 
 def answer(request: Request, max_model_len: int) -> list[int]:
-    """What the engine will say, where that does not depend on the engine's own seed."""
+    """Return the engine's answer; empty for a request whose answer may depend on the engine's own seed."""
     if not request.sampling.greedy:
         return []
     return reference_tokens(
@@ -138,5 +138,5 @@ def _request(random: Random, number: int, prompt: list[int], salts: tuple[str, .
 
 
 def without_cache(scenario: Scenario) -> Scenario:
-    """The same run with nothing kept."""
+    """Return the same scenario without the prefix cache."""
     return replace(scenario, cache=False)

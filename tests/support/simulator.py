@@ -59,7 +59,7 @@ class Outcome:
     refused: int
     preemptions: int
     preemptions_in_prefill: int
-    """Of them, sequences that had not made a token yet."""
+    """Preemptions of sequences without a generated token."""
     recomputed_tokens: int
     computed_tokens: int
     running_max: int
@@ -70,7 +70,7 @@ class Outcome:
     evicted_pages: int = 0
     taps: int = 0
     resumed: int = 0
-    """Preempted sequences that found something of theirs when they came back."""
+    """Preempted sequences that found cached tokens when they came back."""
     page_copies: int = 0
     table_patches: int = 0
     restores: int = 0
@@ -81,7 +81,7 @@ class Outcome:
 
 
 class _InFlightExecutor:
-    """The scripted executor, with time and messages passing while it works."""
+    """The scripted executor, with time that passes and messages that arrive while it works."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -123,8 +123,10 @@ class _InFlightExecutor:
 
 
 class Simulation:
-    """``drafter``: where verify runs get their drafts; None: no speculation. ``store``: prefixes beyond
-    memory, through buffers of ``buffer_bytes``. ``pins_share``: of the arena, for prefixes with names."""
+    """The simulation of one scenario. ``drafter``: the source of drafts for verify runs; None: no speculation.
+    ``store``: prefixes beyond memory, through buffers of ``buffer_bytes``. ``pins_share``: share of the arena for
+    prefixes with names.
+    """
 
     def __init__(
         self,
@@ -191,7 +193,7 @@ class Simulation:
         return StoreTier(store, memory, buffers, RestorePrices(1.0), self.clock, exact=True)
 
     def run(self) -> Outcome:
-        """Raises SimulationFailed."""
+        """Run the scenario. Raise SimulationFailed."""
         try:
             self._run()
         except AssertionError as error:
@@ -261,7 +263,7 @@ class Simulation:
             assert not self.core.has_work, "a failed engine has work"
 
     def executing(self, plan: StepPlan) -> None:
-        """The engine hands over ``plan``, committed; where steps overlap, when it begins."""
+        """Check the committed ``plan``, which the engine passes to the executor; with overlap, when the step begins."""
         encoded = self.trace.plan(plan)
         assert self._planned is None or self._planned == encoded, "planning twice changed the plan"
         self.progress.executing(plan)
@@ -273,7 +275,7 @@ class Simulation:
         self._count(plan)
 
     def fail_when_due(self, plan: StepPlan) -> None:
-        """The fault, if it is this step's."""
+        """Raise the fault if it is due in this step."""
         if plan.step == self.scenario.fail_in_step:
             raise DeviceLost("the device fell off the bus")
 
@@ -292,7 +294,7 @@ class Simulation:
             seen["prefix waits"] += any(seq.id < first for seq in self.core.scheduler.waiting)
 
     def in_flight(self, plan: StepPlan) -> None:
-        """The step is computed; its result is on the way home."""
+        """Let time pass and messages arrive after the step is computed, before its result is returned."""
         self.clock.advance(STEP_BASE_S + STEP_TOKEN_S * plan.token_count)
         self._deliver_due()
         for cancel in self._cancels_in_step.pop(plan.step, []):

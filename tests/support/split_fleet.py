@@ -1,13 +1,12 @@
-"""Prefill apart from decode in one thread: the real placement, router, engine loops and peer stores. Every
-message between them is in the hands of a seed.
+"""Prefill and decode on separate engines in one thread: the real placement, router, engine loops and peer stores. A
+seed decides when each message between them arrives.
 
     placement --commands--> engine 0 (prefill) --parcels--> engine 2 (decode)
               <--reports---                    <--answers--
 
-Each turn a seed delivers one of the messages that wait (each queue in its order), or lets an engine take a
-step. A kill drops an engine, its memory and what it had not said; another one starts in its place. The
-executor is the scripted one: what a slot and a page hold are digests, so a wrong record shows where a run
-reads it.
+In each turn the seed delivers one of the messages that wait (each queue in its order), or lets an engine take a step. A
+kill drops an engine, its memory and its unsent messages; another engine starts instead. The executor is the scripted
+one: slots and pages hold digests, so a run that reads a wrong record finds it.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(slots=True)
 class _Flying:
-    """A parcel under way; ``payload`` is what the shared memory would hold."""
+    """A parcel under way; ``payload`` are the bytes that shared memory would hold."""
 
     sender: SimEngine
     ticket: int
@@ -136,7 +135,7 @@ class SimEngine:
         self.commands.append(_encoder.encode(Cancel(request_id, index)))
 
     def take(self, number: int) -> None:
-        """The next report."""
+        """Take the next report."""
         report = _reports.decode(self.reports.popleft())
         assert isinstance(report, StepReport)
         self.stats = report.stats or self.stats
@@ -167,7 +166,7 @@ class SimEngine:
         return ready
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Close nothing, as nothing was opened."""
 
     # ------------------------------------------------------------------ as a process
 
@@ -195,9 +194,9 @@ class SimEngine:
 
 
 class SplitFleet:
-    """``roles`` of the engines. ``kill``: (number of a message, engine), dropped before its delivery.
-    ``change``: of bytes on the way. ``is_cut``: no parcel arrives. ``new_core``: an engine with a model in
-    place of the scripted one. ``room_bytes``: of the transfer buffers of an engine, and of its inbox."""
+    """A fleet of engines with ``roles``. ``kill``: number of a message, and the engine that is dropped before its
+    delivery. ``change``: changes bytes on the way. ``is_cut``: no parcel arrives. ``new_core``: makes an engine with a
+    model instead of the scripted one. ``room_bytes``: of the transfer buffers of an engine, and of its inbox."""
 
     def __init__(
         self,
@@ -227,7 +226,7 @@ class SplitFleet:
         self.placement = Placement(EngineConfig(), self.replicas, router)  # type: ignore[arg-type]
 
     def run(self, requests: list[Request]) -> dict[tuple[str, int], list[int]]:
-        """The tokens of each answer."""
+        """Return the tokens of each answer."""
         return asyncio.run(self._run(requests))
 
     async def _run(self, requests: list[Request]) -> dict[tuple[str, int], list[int]]:
@@ -304,7 +303,7 @@ class SplitFleet:
 
 
 def expected(fleet: SplitFleet, requests: list[Request]) -> dict[tuple[str, int], list[int]]:
-    """The answers without an engine."""
+    """Return the answers, computed without an engine."""
     assert fleet.scenario is not None
     next_token = hashed_token(VOCAB_SIZE)
     return {

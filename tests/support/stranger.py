@@ -9,7 +9,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + by
 
 
 def taken_of_a_stranger(port: int, *, frame_bytes: int) -> int:
-    """The bytes of one frame that the port takes from a connection without a key; 64 MiB at most."""
+    """Return the bytes of one frame that the port takes from a connection without a key; 64 MiB at most."""
     taken = 0
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(GREETING)

@@ -1,4 +1,4 @@
-"""Traffic that was never recorded: seeded generators, to see a cache policy on what it was not tuned on.
+"""Generators of traffic by a seed, to test a cache policy on requests on which it was not tuned.
 
     document_traffic     a library of documents that branch; each request reads one way through a document and
                          asks, and some ask again
@@ -10,10 +10,9 @@
     with_one_shots       long prompts that are never asked again, spread evenly
     with_scans           bursts of prompts that share an instruction and nothing else: a batch job
 
-Popularity follows Zipf's law, and drifts: a document enters the library, is read for a while and leaves it,
-so that counting alone does not win. Everything is drawn from one ``random.Random``: the same seed is the
-same traffic. Documents come in blocks of 32 tokens, so that half of the branches lie off the grid of the
-states.
+Popularity follows Zipf's law and changes: a document enters the library, is read for a while and leaves it, so a policy
+that only counts does not win. Everything is drawn from one ``random.Random``: the same seed is the same traffic.
+Documents come in blocks of 32 tokens, so that half of the branches are off the grid of the states.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ BLOCK_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What ``document_traffic`` draws from. ``documents`` are read at any time, each for ``lifetime_s``
-    seconds on average; tokens are medians, spread log-normally."""
+    """The parameters of ``document_traffic``. ``documents`` are read at any time, each for ``lifetime_s`` seconds on
+    average; tokens are medians, spread log-normally."""
 
     documents: int = 60
     lifetime_s: float = 600.0
@@ -64,7 +63,7 @@ class _Due:
 
 
 def document_traffic(seed: int, requests: int, library: Library | None = None) -> Traffic:
-    """``requests`` questions to the documents of ``library``."""
+    """Return ``requests`` questions to the documents of ``library``."""
     return _Readers(Random(seed), library or Library()).traffic(requests)
 
 
@@ -90,8 +89,8 @@ class _Readers:
         return Traffic(arrivals, block_tokens=BLOCK_TOKENS, block_count=next(self._numbers))
 
     def _ask(self, due: _Due, again: list[_Due]) -> TrafficRequest:
-        """A request, and perhaps the one that will go on with it: then its answer is in blocks, as it comes
-        back."""
+        """Return a request, and append to ``again`` the one that may continue it, whose prompt has the answer in
+        blocks."""
         library, random = self._library, self._random
         question = self._blocks(self._about(library.question_tokens))
         blocks = (*due.blocks, *question)
@@ -103,7 +102,7 @@ class _Readers:
         return TrafficRequest(due.at_s, prompt_tokens, len(answer) * BLOCK_TOKENS, (*blocks, *answer), whole=True)
 
     def _way(self, now: float) -> tuple[int, ...]:
-        """Blocks of a way through a document: its front, and parts as deep as the reader goes."""
+        """Return the blocks of a way through a document: its front, and parts as deep as the reader goes."""
         library, random = self._library, self._random
         if random.random() < library.documents / (library.lifetime_s * library.requests_per_s):
             rank = random.randrange(library.documents)
@@ -133,8 +132,7 @@ class _Readers:
 
 
 def with_one_shots(traffic: Traffic, seed: int, *, share: float = 0.1, tokens: int = 48_000) -> Traffic:
-    """``share`` as many requests besides, of ``tokens`` tokens give or take, that share nothing with
-    others."""
+    """Add ``share`` times the number of requests, each of about ``tokens`` tokens, that share nothing with others."""
     random = Random(seed)
     ends_s = traffic.requests[-1].at_s
     numbers = count(traffic.block_count)
@@ -155,7 +153,7 @@ def with_scans(
     instruction_tokens: int = 1024,
     prompts_per_s: float = 4.0,
 ) -> Traffic:
-    """Every ``every_s`` seconds a burst of ``prompts`` prompts that begin with the same instruction."""
+    """Add a burst of ``prompts`` prompts that begin with the same instruction, every ``every_s`` seconds."""
     random = Random(seed)
     ends_s = traffic.requests[-1].at_s
     numbers = count(traffic.block_count)
@@ -186,7 +184,7 @@ def _single(
 
 
 def _mixed(traffic: Traffic, more: list[TrafficRequest], block_count: int) -> Traffic:
-    """Both, by arrival; the links between turns are numbered anew."""
+    """Merge both by arrival, and number the links between turns again."""
     order = sorted(range(len(traffic) + len(more)), key=lambda at: ((*traffic.requests, *more)[at].at_s, at))
     place = {at: number for number, at in enumerate(order)}
     every = [*traffic.requests, *more]

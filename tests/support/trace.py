@@ -28,16 +28,16 @@ from weft.schedule.plan import Admission, StepPlan
 
 TAIL_LINES = 40
 _PLAIN = frozenset({int, str, bytes, float, bool, type(None)})
-"""What msgpack takes as it is; nearly every value of a plan."""
+"""Types that msgpack takes unchanged; nearly every value of a plan has one of them."""
 
 
 def plan_bytes(plan: StepPlan) -> bytes:
-    """Every decision in ``plan``, for comparing two plans."""
+    """Return every decision in ``plan`` as bytes, to compare two plans."""
     return msgspec.msgpack.encode(_values(plan), enc_hook=index)
 
 
 def _values(value: Any) -> Any:
-    """Nested lists of plain values, without names."""
+    """Return nested lists of plain values, without names."""
     return _way_of(type(value))(value)
 
 
@@ -47,7 +47,7 @@ def _listed(values: Iterable[Any]) -> list[Any]:
 
 @cache
 def _way_of(kind: type) -> Callable[[Any], Any]:
-    """How a value of ``kind`` becomes lists: asked for each value, so found once."""
+    """Return the function that makes lists of a value of ``kind``; cached, because every value needs it."""
     if issubclass(kind, (tuple, list)):
         return _listed
     if issubclass(kind, np.ndarray):
@@ -65,7 +65,7 @@ def _way_of(kind: type) -> Callable[[Any], Any]:
 
 
 def plan_line(plan: StepPlan) -> str:
-    """One line for people."""
+    """Return ``plan`` as one line to read."""
     runs = [
         f"{seq}@{start}+{length}"
         for seq, start, length in zip(plan.seqs, plan.starts.tolist(), plan.lengths.tolist(), strict=True)
@@ -88,7 +88,7 @@ class Trace:
         self._tail: deque[str | StepPlan] = deque(maxlen=TAIL_LINES)
 
     def plan(self, plan: StepPlan) -> bytes:
-        """The bytes of ``plan`` that the hash has taken."""
+        """Add ``plan`` to the hash, and return its bytes."""
         encoded = plan_bytes(plan)
         self._hash.update(encoded)
         self._tail.append(plan)

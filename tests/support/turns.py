@@ -44,6 +44,6 @@ def _name_of(callback: Any) -> str:
 
 
 def longest_turn(file: Path, after: int) -> tuple[float, str]:
-    """Return the longest turn from byte ``after`` of ``file`` on, and what ran in it."""
+    """Return the longest turn from byte ``after`` of ``file`` on, and the callbacks in it."""
     turns = [line.split(" ", 1) for line in file.read_bytes()[after:].decode().splitlines()]
     return max(((float(seconds), name) for seconds, name in turns), default=(0.0, ""))

@@ -12,10 +12,10 @@ prefixes, which they report as real ones do. Replicas from ``own`` on are on joi
 brings other weights. With ``roles`` a third of them computes prompts, a third goes on with answers: records
 pass between engines, and a request moves when they are there.
 
-Laws, checked while it runs and behind the last answer: each token comes once and in order; a request fails
-only if two engines died under it; no engine, table or queue has a request left; the router's tables are
-bounded, and those that are not stale say what the caches hold; a prefix of one tenant or model is never
-another's; other weights get nothing.
+The checker tests these laws during the run and after the last answer: each token comes once and in order; a request
+fails only if two engines died under it; no engine, table or queue has a request left; the router's tables are bounded,
+and tables that are not stale agree with the caches; a prefix of one tenant or model is never used for another; engines
+with other weights get nothing.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ ROWS, QUEUE, CACHE = 32, 64, 200
 IDENTITY = {"weights": "right", "weft": "1"}
 FAULTS = ("kill", "stall", "partition", "slow link", "lost reports", "drain", "poison")
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
-"""Of the replicas in turn, with ``roles``."""
+"""Roles of the replicas in turn, with ``roles``."""
 LOST_RECORDS = 0.03
-"""Of all handoffs."""
+"""Share of all handoffs."""
 LINK = LinkStats(kv_bytes=1 << 18, state_bytes=1 << 22)
 
 
 class LawBroken(AssertionError):
-    """The message begins with the seed."""
+    """A law was broken; the message begins with the seed."""
 
 
 class _NoWait(selectors.DefaultSelector):
-    """Instead of a wait, the clock goes on."""
+    """A selector that advances the virtual clock instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class _Job:
 
 
 class SimulatedEngine:
-    """As ``EngineClient``. ``cache``: of an engine that was away and is back."""
+    """An engine with the interface of ``EngineClient``. ``cache``: of an engine that was away and is back."""
 
     def __init__(
         self, world: World, number: int, identity: dict[str, str], cache: OrderedDict[int, tuple[str, int]] | None
@@ -120,7 +120,7 @@ class SimulatedEngine:
         self.weights = WeightsState()
         world.lives += 1
         self.peer = f"{number}.{world.lives}" if world.roles else ""
-        """Where records reach this process, and no later one."""
+        """The address at which records reach this process, and no later one."""
         self.info: Any = SimpleNamespace(
             sizes=SimpleNamespace(rows_max=ROWS, max_model_len=1 << 20), identity=identity, peer=self.peer
         )
@@ -133,7 +133,7 @@ class SimulatedEngine:
         self._reports = 0
         self._follows = False
         self.is_heard = True
-        """The last report arrived. One that is lost is missed when the next one comes."""
+        """Whether the last report arrived. A lost report is noticed when the next one arrives."""
 
     # ------------------------------------------------------------------ as Replica and Fleet use it
 
@@ -206,7 +206,7 @@ class SimulatedEngine:
         if not job.at:
             del self.jobs[request_id]
 
-    # ------------------------------------------------------------------ what it computes
+    # ------------------------------------------------------------------ computing
 
     def _find(self, request: Request, digests: list[int], length: int) -> int:
         for at in range(len(digests) - 1, -1, -1):
@@ -233,7 +233,7 @@ class SimulatedEngine:
         self._decode(job, 1)
 
     def _keep(self, salt: str, digests: list[int], places: set[int]) -> None:
-        """States at the ends of these pages are in the cache from now on."""
+        """Keep the states at the ends of these pages in the cache from now on."""
         added, removed = [], []
         for at in places:
             if at >= 0 and digests[at] not in self.cache:
@@ -247,7 +247,7 @@ class SimulatedEngine:
             self._report(added, removed)
 
     def _hand(self, request: Request, digests: list[int]) -> None:
-        """The records of its prompt are at the other engine, or that one is gone, or they are lost."""
+        """Hand the records of the prompt to the other engine; that engine may be gone, or the records may be lost."""
         world = self._world
         if self.is_gone or self.is_frozen:
             return
@@ -269,7 +269,8 @@ class SimulatedEngine:
         self._send(lambda: world.fleet.requests.handed(self.number, request.request_id, reason))
 
     def _decode(self, job: _Job, tokens: int) -> None:
-        """Each answer of the job gets so many tokens, and half of what is left after the time of that."""
+        """Decode ``tokens`` tokens for each answer of the job; half of the remaining ones follow after the time of
+        these."""
         if not self._goes_on(job):
             return
         limit = job.request.sampling.max_tokens
@@ -312,7 +313,7 @@ class SimulatedEngine:
         self._send(lambda: self._world.reported(self, report))
 
     def _send(self, deliver: Callable[[], None]) -> None:
-        """In order (a heap of timers is not stable), after the delay of the link."""
+        """Send in order (a heap of timers is not stable), after the delay of the link."""
         world = self._world
         self._sent_s = max(self._sent_s + 1e-6, world.loop.time() + world.delay_s(self.number))
         world.loop.call_at(self._sent_s, lambda: None if self.is_gone or self.state != "ready" else deliver())
@@ -332,8 +333,9 @@ class _VirtualFleet(Fleet):
 
 @dataclass(slots=True)
 class World:
-    """One seed. ``requests`` arrive as fast as the replicas can bear; ``fault_every``: requests between two
-    faults."""
+    """The run of one seed. ``requests`` arrive at the rate that the replicas can serve; ``fault_every``: requests
+    between two faults.
+    """
 
     seed: int
     requests: int
@@ -342,7 +344,7 @@ class World:
     fault_every: int = 40
     load: float = 0.5
     roles: bool = False
-    """Of the replicas, as ROLES has them in turn: prompts are split."""
+    """Whether replicas have the ROLES in turn: prefill and decode are split."""
     counts: Counter[str] = field(default_factory=Counter)
     poison: set[str] = field(default_factory=set)
     deaf: set[int] = field(default_factory=set)
@@ -367,7 +369,7 @@ class World:
     # ------------------------------------------------------------------ the run
 
     def run(self) -> Counter[str]:
-        """Raises LawBroken."""
+        """Run the seed. Raise LawBroken."""
         self._rng = random.Random(self.seed)
         self.loop = VirtualLoop()
         self.loop.set_exception_handler(
@@ -499,7 +501,7 @@ class World:
     def answer(self, request: Request, index: int, length: int) -> list[int]:
         return [self.token(request, index, position) for position in range(length)]
 
-    # ------------------------------------------------------------------ what engines ask of it
+    # ------------------------------------------------------------------ calls by engines
 
     def new_engine(self, number: int, machine: Machine | None) -> SimulatedEngine:
         is_other = machine is not None and number == self.replicas - 1
@@ -640,7 +642,7 @@ class World:
 
 
 def _turns(rng: random.Random, seed: int) -> Iterator[Request]:
-    """Turns of conversations: prompts begin as the one before; tenants and models share nothing."""
+    """Yield turns of conversations: a prompt begins with the one before; tenants and models share nothing."""
     systems = [[rng.randrange(30_000) for _ in range(rng.choice((32, 128, 320)))] for _ in range(12)]
     talks: list[tuple[str, list[int]]] = []
     number = 0
@@ -663,7 +665,7 @@ def _turns(rng: random.Random, seed: int) -> Iterator[Request]:
 
 @contextmanager
 def mutant(name: str) -> Iterator[None]:
-    """A law broken on purpose, for controls."""
+    """Break a law on purpose, for controls."""
     with MUTANTS[name]():
         yield
 

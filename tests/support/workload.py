@@ -1,4 +1,4 @@
-"""What a simulated run is given: an arena, limits, and a script of arrivals and cancellations.
+"""Scenarios of simulated runs: an arena, limits, and a script of arrivals and cancellations.
 
 A ``Scenario`` is a value and a pure function of its seed: the seed of a failed run is the whole bug report.
 Scenarios are small on purpose. The arena is often so tight that exactly one sequence of full length fits.
@@ -24,7 +24,7 @@ EOS_IDS = (3,)
 LENGTH_MAX = 224
 """Longest context of most scenarios: three and a half chunks, fourteen pages."""
 LONG_LENGTH_MAX = 4096
-"""Of those whose prefills take longer than the headroom of an admission lasts."""
+"""Longest context of scenarios whose prefills take longer than the headroom of an admission lasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedCancel:
-    """``index`` None: the whole request. With ``in_step`` it happens while that step executes, else when the
-    clock has passed ``at_s``. It may come before the arrival or after the end: then it finds nothing."""
+    """A cancellation. ``index`` None: of all choices of the request. With ``in_step`` it happens while that step
+    executes, otherwise when the clock has passed ``at_s``. Before the arrival or after the end it has no effect."""
 
     request_id: str
     index: int | None
@@ -46,10 +46,11 @@ class ScriptedCancel:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``fail_in_step``: the executor raises in that step (a broken device), None: never. ``cache``: prefixes
-    are kept; ``snapshots``: where states are; ``flush_every_steps``: how often all of it is
-    dropped, while a step is in flight; 0: never. ``overlap``: the next step is planned meanwhile.
-    ``max_step_s``: as of the engine."""
+    """A scenario. ``fail_in_step``: the executor raises in that step (a broken device), None: never. ``cache``:
+    prefixes are cached; ``snapshots``: where states are saved; ``flush_every_steps``: how often the cache is flushed
+    while a step is in flight; 0: never. ``overlap``: the next step is planned meanwhile. ``max_step_s``: as of the
+    engine.
+    """
 
     seed: int
     arena: ArenaPlan
@@ -65,8 +66,8 @@ class Scenario:
 
 
 def small_arena(*, pages_per_frame: int, slots_per_frame: int, frame_count: int) -> ArenaPlan:
-    """An arena without a model behind it: bytes chosen so that a frame holds exactly so many of each kind.
-    0 for a kind that the imagined model does not have."""
+    """Return an arena without a model: bytes chosen so that a frame holds exactly these numbers of pages and slots; 0
+    for a kind that the imagined model does not have."""
     pages, slots = pages_per_frame, slots_per_frame
     page_bytes = ALIGN_BYTES * max(slots, 1) if pages else 0
     stride_bytes = ALIGN_BYTES * max(pages, 1) if slots else 0
@@ -86,8 +87,8 @@ def small_arena(*, pages_per_frame: int, slots_per_frame: int, frame_count: int)
 
 
 def longest_alone(arena: ArenaPlan, limit: int = LENGTH_MAX) -> int:
-    """Tokens, at most ``limit``, of the longest sequence that surely fits alone: one frame for its slot,
-    the others for its pages, as ``fit_sizes`` has it for a real model."""
+    """Return the tokens, at most ``limit``, of the longest sequence that fits if no other runs: one frame for a slot,
+    the others for pages, as ``fit_sizes`` computes for a real model."""
     if not arena.pages_per_frame:
         return limit
     frames = arena.frame_count - (1 if arena.slots_per_frame else 0)
@@ -95,8 +96,9 @@ def longest_alone(arena: ArenaPlan, limit: int = LENGTH_MAX) -> int:
 
 
 def scenario_from_seed(seed: int, *, requests: int | None = None, long: bool | None = None) -> Scenario:
-    """Everything about a run from one number. ``requests`` overrides how many arrive; ``long`` whether it
-    is about prefills that take many steps (by itself, one in ten)."""
+    """Return a scenario that follows from ``seed``. ``requests`` sets the number of arrivals; ``long``: whether
+    prefills take many steps (None: in one scenario of ten).
+    """
     random = Random(seed)
     drawn = random.random() < 0.1
     long = drawn if long is None else long
@@ -125,7 +127,8 @@ def scenario_from_seed(seed: int, *, requests: int | None = None, long: bool | N
 
 
 def random_arena(random: Random, pages_for_one: int, frames_more: tuple[int, ...]) -> ArenaPlan:
-    """Three kinds of model; as few frames as hold one sequence of ``pages_for_one`` pages, and some more."""
+    """Return an arena of one of three kinds of model, with the least frames that hold one sequence of ``pages_for_one``
+    pages, and some more."""
     kind = random.choice(["hybrid", "hybrid", "hybrid", "attention", "recurrent"])
     pages = 0 if kind == "recurrent" else random.choice([1, 2, 5, 7])
     slots = 0 if kind == "attention" else random.choice([1, 1, 2, 3])
@@ -150,9 +153,8 @@ def _random_arrivals(random: Random, count: int, max_model_len: int) -> tuple[Ar
 
 
 def _long_arrivals(random: Random, arena: ArenaPlan, max_model_len: int) -> tuple[Arrival, ...]:
-    """Short prompts with growing answers, then a prompt that is just admitted beside them: it takes so many
-    steps to compute that the others outgrow the headroom left to them, and it is preempted inside. What
-    comes behind it is as long."""
+    """Return short prompts with growing answers, then prompts of nearly one length that just fit in addition. The
+    prefill of such a prompt takes many steps, in which the others outgrow their headroom and preempt it."""
     growers = random.randrange(2, 6)
     prompts = [random.randrange(1, 60) for _ in range(growers)]
     pages_used = sum(pages_for(prompt + 10) for prompt in prompts) + growers + random.randrange(2)
@@ -183,7 +185,7 @@ def _long_arrivals(random: Random, arena: ArenaPlan, max_model_len: int) -> tupl
 
 
 def _random_request(random: Random, number: int, max_model_len: int, priorities: tuple[int, ...]) -> Request:
-    # One in a few is as long as fits, so that the pool holds nothing else beside it.
+    # A few have the greatest length that fits, so that the pool holds nothing else.
     longest = max_model_len if random.random() < 0.2 else max(2, max_model_len // 3)
     prompt = random.choice([random.randrange(1, longest), min(random.choice([1, 63, 64, 65]), longest - 1)])
     room = max_model_len - prompt

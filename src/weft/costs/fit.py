@@ -30,7 +30,7 @@ from weft.errors import ConfigError
 TERMS = 5
 FADE_STEPS = 64
 STEPS_MIN = 8
-"""Steps with a prefill before a router hears of them."""
+"""Steps with a prefill before their cost is reported to a router."""
 STEPS_REMEMBERED = 16384
 FIT_EVERY = 256
 """Steps with a prefill between two fits of the long horizon."""
@@ -148,7 +148,7 @@ class StepMeter:
 
     @property
     def quadratic_is_due(self) -> bool:
-        """Return whether enough prefills were measured since the last fit to change ``quadratic``."""
+        """Whether enough prefills were measured since the last fit to change ``quadratic``."""
         return self.prefill_steps % FIT_EVERY == 0
 
     def quadratic(self, guess: float) -> float:

@@ -1,4 +1,4 @@
-"""Adapters in memory: which are resident, which is evicted next, and which must stay.
+"""The adapters in memory: which ones are resident, in which order they are evicted, and which must stay.
 
     registered (names of a server)      any number: a name, a directory and a digest each
     resident (here)                     as many as ``limits.lora_memory`` holds, least recently used first out
@@ -8,12 +8,11 @@ A request brings its adapter as a value, so an engine that starts later, on anot
 Reading takes milliseconds to seconds and changes nothing: a loop that must not wait reads in a thread and then calls
 ``keep`` between two steps. ``load`` does both.
 
-Pressure is a return value (law L3): an adapter for which running ones leave no room is not kept, and its
-requests wait. One that is larger than the whole budget is an error, as it would wait for ever.
+A shortage is a return value (law L3): if running adapters leave no room for another one, it is not kept, and its
+requests wait. An adapter that is larger than the complete budget is an error, as it would wait for ever.
 
-Rejected: slots of one size for the largest rank (an adapter of rank 8 would take the bytes of one of rank
-256); pinning by a count that each end of a sequence must lower. The live sequences
-are the truth, and evictions are rare enough to look at them.
+Rejected: slots of one size for the largest rank (an adapter of rank 8 would take the bytes of one of rank 256); pinning
+by a count that each end of a sequence must lower (evictions are rare enough to look at the live sequences).
 """
 
 from __future__ import annotations
@@ -51,8 +50,9 @@ class AdapterHost(Protocol):
 
 
 class AdapterStats(msgspec.Struct, frozen=True):
-    """``resident``: adapters in memory; ``held_bytes`` of ``budget_bytes``. ``loads`` and ``evictions`` since
-    the start."""
+    """Counts of adapters. ``resident``: in memory, with ``held_bytes`` of ``budget_bytes``. ``loads`` and
+    ``evictions``: since the start.
+    """
 
     resident: int = 0
     held_bytes: int = 0
@@ -62,8 +62,9 @@ class AdapterStats(msgspec.Struct, frozen=True):
 
 
 class AdapterPool:
-    """``host``: None for an engine without adapters, which refuses every request for one by ``refusal``. ``rank_max``:
-    of ``limits.max_lora_rank``. ``running``: digests that live sequences have."""
+    """The adapters of one engine. ``host``: None for an engine that serves none; ``refusal`` is its error.
+    ``rank_max``: of ``limits.max_lora_rank``. ``running``: digests that live sequences have.
+    """
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class AdapterPool:
             )
 
     def check(self, adapter: Adapter) -> None:
-        """Read ``adapter``, and keep it where there is room, without an eviction. Raise CheckpointError,
+        """Read ``adapter``, and keep it if it fits without an eviction. Raise CheckpointError,
         RequestError."""
         loaded = self.read(adapter)
         if self.held_bytes + loaded.held_bytes <= self._budget_bytes:

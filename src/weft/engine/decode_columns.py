@@ -1,13 +1,13 @@
-"""The streams of a step's decodes as columns, so that to settle one more decode is a few entries of lists.
+"""The streams of a step's decodes as columns: settling one more decode costs only a few entries of lists.
 
     stream        S0   S1   S2   S3 ...    in the order of runs; None: its sequence has ended
     answer        []   []   []   []        the list that its tokens are appended to
     tokens left    7  120    1   40        with 1, the next token ends the answer by its length
-    of its event  request id, index, counts: what is the same in every step
+    event fields  request id, index, counts: the same in every step
 
-Most decodes bring one token and nothing else. ``settle`` appends their tokens and makes their events by calls
-that walk whole columns inside of the interpreter. ``rare`` names the runs that need a closer look: a token
-that may be an end, the last token of an answer, logprobs, a stream that ended. They are few.
+Most decodes bring one token and nothing else. ``settle`` appends their tokens and builds their events by calls that
+walk whole columns inside the interpreter. ``rare`` returns the few runs that are settled one by one: a token that may
+be an end, the last token of an answer, logprobs, a stream that ended.
 
 The same decodes run in step after step, so the columns are kept until one joins, leaves or ends.
 """
@@ -74,8 +74,8 @@ class DecodeColumns:
             yield run, stream
 
     def rare(self, tokens: list[int], failures: Iterable[int]) -> list[int]:
-        """Return the runs, in order, that ``settle`` must not be asked for. ``tokens``: the token of each decode,
-        chosen in this step. ``failures``: runs whose sequence cannot go on."""
+        """Return the runs, in order, that are settled one by one and not by ``settle``. ``tokens``: the token of each
+        decode, chosen in this step. ``failures``: runs whose sequence cannot go on."""
         runs = self._rare_runs.union(failures)
         if not self._rare_tokens.isdisjoint(tokens):
             runs.update([run for run, token in enumerate(tokens) if token in self._rare_tokens])
@@ -85,8 +85,9 @@ class DecodeColumns:
         return sorted(runs)
 
     def settle(self, tokens: list[int], first: int, end: int, outbox: list[TokenEvent]) -> None:
-        """Append the tokens of the runs from ``first`` up to ``end``, none of them rare, to their answers, and their
-        events to ``outbox``."""
+        """Settle the runs from ``first`` up to ``end``, none of them rare: append each token to its answer, and an
+        event for it to ``outbox``.
+        """
         new = tokens[first:end]
         deque(map(list.append, self._answers[first:end], new), maxlen=0)
         outbox += map(

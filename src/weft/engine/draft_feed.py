@@ -27,14 +27,14 @@ class DraftFeed:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self._begun: dict[SeqId, int] = {}
-        """by sequence: number of tokens of its answer that the drafter knows."""
+        """Number of tokens of the answer that the drafter knows, by sequence."""
         self.head_s = 0.0
         """Seconds of the last step that the model's own head took."""
         self._slept_steps = 0
         """Steps during the drafter's sleep that are not reported yet."""
         self._slept_s = 0.0
         self._slept_decodes = 0
-        """Sequences of the last step, if it was one of them."""
+        """Sequences of the last step, if that step was one of those not reported yet."""
         self._slept_alike = 0
         """Steps in a row with the same number of decodes."""
 

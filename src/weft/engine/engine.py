@@ -65,8 +65,8 @@ STORE_CLOSE_S = 20.0
 
 
 class ReadWeights(Protocol):
-    """A source of weights: ``weft.assemble.weights.WeightsSource``. ``place``: the directory that the executor reads
-    when it reads again."""
+    """A source of weights: ``weft.assemble.weights.WeightsSource``. ``place``: the directory from which the executor
+    reads the weights again."""
 
     @property
     def place(self) -> str: ...
@@ -224,8 +224,8 @@ class EngineCore:
         return bool(streams)
 
     def retract_all(self) -> None:
-        """Preempt all that runs, so that no sequence and no load holds memory. Their events come with the next
-        ``step``; they wait in their places of the queue and are computed again from their tokens."""
+        """Preempt every sequence that runs, so that no sequence and no load holds memory. The events come with the next
+        ``step``. The sequences wait in their places of the queue and are computed again from their tokens."""
         events: list[TokenEvent] = []
         self.scheduler.retracts, paused, self.paused = True, self.paused, False
         while self.failure is None and (self.scheduler.holds_memory or self._loop.in_flight is not None):
@@ -354,7 +354,7 @@ class EngineCore:
     # ------------------------------------------------------------------ numbers
 
     def audit(self) -> None:
-        """Recounts memory, rows and queues from their owners (law L1); AssertionError when they differ."""
+        """Recount memory, rows and queues from their owners (law L1). Raise AssertionError if they differ."""
         self.memory.audit()
         self.scheduler.audit(self._loop.in_flight or ())
         self.streams.audit()

@@ -1,4 +1,4 @@
-"""The seam between the pure half and the device: a plan goes in, tokens come out.
+"""``Executor``, the interface between the engine and the device: it takes a plan and returns tokens.
 
 Implementations: ``weft.runner.torch_executor`` (the model), ``tests.support.scripted`` (tokens by a pure
 function of the sequence, for tests) and the simulator's (a cost model on a virtual clock). The engine code is
@@ -33,11 +33,11 @@ class Executor(Protocol):
         waits."""
 
     def sleep(self, level: int) -> tuple[Part, ...]:
-        """Free the arena, and the weights on the device: level 1 keeps them on the host, level 2 nowhere.
-        Returns the parts to bring back: on a CPU, level 1 leaves the weights where they compute.
+        """Free the arena, and the weights on the device: level 1 keeps a copy on the host, level 2 keeps none. Returns
+        the parts that ``wake`` must bring back. On a CPU, level 1 leaves the weights in place.
 
-        Call it with no step in flight and no row in use; no step follows before every part is back. A part that is gone
-        already stays gone."""
+        Call it with no step in flight and no row in use; no step follows before every part is back. A part that was
+        freed before stays free."""
 
     def read_from(self, directory: str) -> None:
         """Set the directory from which dropped weights are read when they wake."""
@@ -54,8 +54,9 @@ class ProcessWatch(Protocol):
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """One of them becomes readable when a process ends or fails. Nothing else makes them so while the
-        engine is idle."""
+        """File descriptors to wait for: one becomes readable when a process ends or fails, and for no other reason
+        while the engine is idle.
+        """
 
     def check(self) -> None:
         """Raise the WeftError that names the process that ended or failed."""

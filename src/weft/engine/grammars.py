@@ -143,8 +143,8 @@ class GrammarCompiler:
         return sum(compiled.size_bytes for compiled in self._cache.values())
 
     def build(self, grammar: Grammar) -> TokenGrammar:
-        """Compile ``grammar`` without the cache. Changes nothing but the tokenizer, which must be ``warm`` before two
-        threads build. Raises as ``compile``."""
+        """Compile ``grammar`` without the cache. The only change is to the tokenizer, which must be ``warm`` before two
+        threads build. Raise the errors of ``compile``."""
         self.warm(field=grammar.field)
         if self._sandbox is None:
             return self._build(grammar.field, grammar.grammar, _BYTES_PER_CHARACTER * len(grammar.grammar))
@@ -166,7 +166,7 @@ class GrammarCompiler:
         return TokenGrammar(prototype, self._tokenizer, size_bytes, self._step_s)
 
     def warm(self, *, field: str = "grammar") -> None:
-        """Build the tokenizer, once. Raise RequestError where this model cannot be constrained."""
+        """Build the tokenizer, once. Raise RequestError if this model cannot be constrained."""
         if self._tokenizer is not None:
             return
         if self._read_tokenizer is None or not self._eos_ids:
@@ -177,7 +177,7 @@ class GrammarCompiler:
         import llguidance
 
         text = self._read_tokenizer()
-        # Models round their vocabulary up. One below its tokenizer's is refused: hence the second try.
+        # Models round their vocabulary up. One smaller than the tokenizer's is refused, hence the second try.
         for size in (self._vocab_size, None):
             try:
                 self._tokenizer = llguidance.LLTokenizer(text, n_vocab=size, eos_token=list(self._eos_ids))

@@ -1,13 +1,13 @@
 """Pictures of requests: encoded between steps, before their sequences are admitted.
 
-    submit --> waits --best rank first--> begun --piece, piece, ...--> rows there --> admitted as any other
+    submit --> waits --best rank first--> begun --piece, piece, ...--> rows ready --> admitted as any other
                                             |                                            |
                                             '------- its rows stay until it ends --------'
     rows of ended sequences stay too, up to ``budget_bytes``, the least recently used go first
 
-A picture is encoded once, for any number of sequences. Its rows stay while one of these sequences lives, because a
-preempted sequence computes its prompt again. An encoder computes in pieces of milliseconds, and between two steps
-pieces run for the seconds that ``advance`` is given: decodes go on meanwhile.
+A picture is encoded once, for any number of sequences. Its rows stay as long as one of these sequences is live, because
+a preempted sequence computes the prompt again. An encoder computes in pieces of milliseconds. Between two steps, pieces
+run for the seconds that ``advance`` is passed, so decodes go on meanwhile.
 
 Laws: L11. The begun sequences hold rows of ``budget_bytes`` at most, unless a single sequence needs more. The others
 wait in the bounded queue of the scheduler, and sequences without pictures pass them.
@@ -190,7 +190,7 @@ class PictureQueue:
 
     def _advance_one(self, picture: PlacedPicture) -> None:
         if self._current is None or self._current[0] != picture.digest:
-            # Another one goes first now. Half of a picture is of no use: it begins again later.
+            # Another sequence goes first now. Half of a picture is of no use: it is encoded from the start later.
             assert self._encoder is not None
             self._current = picture.digest, self._encoder.pieces(picture)
         try:

@@ -5,7 +5,7 @@
     unpin(names)
 
 A request that has just ended gives its state to the prefix tree a step later. So a pin is looked at again until
-the engine had STEPS_TO_CLOSE steps or has nothing to do; a snapshot that is not there by then is not to come.
+the engine had STEPS_TO_CLOSE steps or has nothing to do. A snapshot that is missing by then will not come.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Pinning:
         return sum(map(self._core.memory.pins.drop, names))
 
     def is_settled(self, named: Sequence[NamedPrefix]) -> bool:
-        """Return whether no write of ``named`` is still to end."""
+        """Return whether all writes of ``named`` have ended."""
         core, pins = self._core, self._core.memory.pins
         for prefix in named:
             if prefix.name not in pins:

@@ -20,8 +20,8 @@ from weft.units import PAD
 
 
 class Settlement:
-    """The last verb of a step: it makes events of ``streams`` from computed tokens. ``feed`` tells the drafter, where
-    there is one."""
+    """The last verb of a step: it makes events of ``streams`` from computed tokens. ``feed`` reports to the drafter;
+    None without one."""
 
     def __init__(
         self, scheduler: Scheduler, streams: StreamTable, counters: EngineCounters, feed: DraftFeed | None = None
@@ -37,7 +37,7 @@ class Settlement:
         """Note the queue time and the cached tokens of each sequence that the committed ``plan`` admits for the first
         time."""
         if plan.preempted:
-            self._columns = None  # a step in flight may hold these columns, and their events count it
+            self._columns = None  # a step in flight may use these columns, which have counted that step
         first_run = plan.run_count - len(plan.admissions)
         openings = [opening for opening in plan.reservation.opened if not opening.loads]
         for run, (admission, opening) in enumerate(zip(plan.admissions, openings, strict=True), first_run):

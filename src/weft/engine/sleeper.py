@@ -5,10 +5,10 @@
     wake_up(parts)   executor.wake(part) for each part -> audit, once no part is missing
     refit(directory) sleep(2), the next directory, wake_up: a sleep that live sequences may outlast
 
-After level 2, the files may have other weights than before. The digest of the weights read shows it, and then no result
-of the old ones is used again. The prefix tree and the rows of pictures are gone with the sleep. The store goes on under
-another namespace, and engines that send each other records refuse the old ones. The answers that drafts come from are
-dropped.
+After level 2, the files may have other weights than before. The digest of the weights that were read shows this, and
+then no result of the old weights is used again. The sleep has dropped the prefix tree and the rows of pictures. The
+store goes on under another namespace, and engines that send each other records refuse the old ones. The answers from
+which drafts are taken are dropped.
 
 Counters, seeds, compiled grammars and the statistics of the cache policy survive. After the flush no sequence holds a
 page or a slot, and every frame counts as never used: each is zeroed before its first use (law L6).

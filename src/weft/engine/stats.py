@@ -36,7 +36,7 @@ LEVELS = (1, 2)
 
 
 class SleepState(msgspec.Struct, frozen=True):
-    """The state of sleep. ``level`` 0: awake, and nothing is ``missing``."""
+    """Whether the engine sleeps. ``level`` 0: awake, and nothing is ``missing``."""
 
     level: int = 0
     missing: tuple[Part, ...] = ()
@@ -70,7 +70,7 @@ class Flushed(msgspec.Struct, frozen=True):
 
 
 class NamedPrefix(msgspec.Struct, frozen=True):
-    """``salt``: that of ``Request.salt``; ``tokens``: int32 bytes."""
+    """A prefix to pin. ``salt``: that of ``Request.salt``; ``tokens``: int32 bytes."""
 
     name: str
     salt: str

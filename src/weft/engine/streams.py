@@ -4,8 +4,8 @@
                                 |
                                 '--> outbox: events that the next step() hands out
 
-A stream lives from ``submit`` to its last event. Some facts are said once: the queue time, the tokens that
-the cache lost, the logprobs of the prompt. The event that says one takes it out of the stream.
+A stream lives from ``submit`` to its last event. Some values are sent once: the queue time, the tokens that the cache
+lost, the logprobs of the prompt. The event that carries such a value removes it from the stream.
 
 ``StreamTable.end`` is the one place where a sequence ends: last event, scheduler, both tables, counter.
 """
@@ -60,12 +60,12 @@ class Stream:
         # The columns of decodes have these values.
         self.stop_ids, self.new_tokens_max, self.generated = rule.ids, rule.new_tokens_max, seq.generated
         self.plain = False
-        """Whether the next event brings tokens and no fact that is said once."""
+        """Whether the next event brings only tokens, and no value that is sent once."""
         self.accepted_s = accepted_s
         self.wants_logprobs = seq.sampling.logprobs is not None
         self.started = False
         self.cached_tokens = 0
-        # facts for the next event, besides its tokens; None once an event has said them
+        # Values for the next event, in addition to its tokens; None once an event has carried them.
         self.queued_s: float | None = None
         self.lost: LostTokens | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if seq.prompt_logprobs_due else None
@@ -138,8 +138,8 @@ class Stream:
 
 
 class StreamTable:
-    """Live streams, by sequence and by request. ``outbox``: events for the next ``step``. ``pictures``, and
-    ``feed`` where there is one, hear of each end."""
+    """Live streams, by sequence and by request. ``outbox``: events for the next ``step``. The end of each sequence is
+    reported to ``pictures`` and to ``feed``, if there is one."""
 
     def __init__(
         self, scheduler: Scheduler, counters: EngineCounters, pictures: PictureQueue, feed: DraftFeed | None = None

@@ -1,10 +1,10 @@
-"""From a request to sequences that can be scheduled: the checks, the seeds, when an answer ends by token.
+"""Submission: a request is checked and becomes sequences that can be scheduled, with seeds and rules for their ends.
 
     Request --check--> prompt (int32) --sequences--> (index, Sequence, StopRule) of each of its n answers
 
-A request that resumes has a sequence for each answer that has not ended, with the tokens of that answer. It
-is then in the state of a preempted sequence: the same seed, the next position, its tokens to be computed
-again. It ranks before the other requests of its priority, because it was accepted before them.
+A request that resumes has a sequence for each answer that has not ended, with the tokens of that answer. Such a
+sequence is in the state of a preempted one: the same seed, the next position, and tokens to be computed again. A
+request that resumes ranks before the others of the same priority, because another engine accepted it earlier.
 
 Every error names the field, the value and the limit. A request that passes ``check`` may still find the queue
 full or its grammar wrong; only then does the engine count it and number its sequences. The engine has no

@@ -6,6 +6,7 @@
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
     mixtral ...       routed           attention                      experts
+    hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
@@ -86,6 +87,7 @@ from weft.families import (
     nemotron_h,
     routed,
     rwkv,
+    sparse,
     zamba2,
 )
 from weft.families.architecture import Architecture
@@ -264,6 +266,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         nemotron_h,
         routed,
         rwkv,
+        sparse,
         zamba2,
     )
     for family in module.FAMILIES

@@ -1,4 +1,5 @@
 """Decoders whose norms subtract the mean: Command R, OLMo 1, StarCoder 2, StableLM, Nemotron 4, Phi 1 and 2, GPT-NeoX.
+Those of nanochat have no weight.
 
 In some, mixer and feed-forward are parallel. Sources: the configuration class and the model of transformers 5.24
 for each ``model_type``; their defaults are in the rows.
@@ -12,27 +13,24 @@ from typing import Any
 
 from weft.families.attention import NAMES
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, patterned, sizes, ungated
+from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, cut_rotary, patterned, sizes, ungated
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense
 from weft.families.reading import Family
-from weft.families.residuals import Residual
+from weft.families.residuals import PlainNorms, Residual
 
 
-def _logit_scale(keys: ConfigKeys) -> Mapping[str, Any]:
+def logit_scale(keys: ConfigKeys) -> Mapping[str, Any]:
     scale = keys.number("logit_scale", 0.0625)
     if scale == 0:
         fail("logit_scale", scale, "it must not be 0")
     return {"logits_divisor": 1 / scale}
 
 
-def _cut_rotary(keys: ConfigKeys) -> ConfigKeys:
-    """Return ``keys`` of a model that cuts a part of each head off before it turns. Raises CheckpointError where the
-    frequencies are spaced over the whole head."""
-    stated = keys.get("rope_parameters") or {}
-    if isinstance(stated, Mapping) and stated.get("rope_type") == "proportional":
-        fail("rope_type", "proportional", "a part of each head turns here, by frequencies of its own")
-    return keys
+def _nanochat_cap(keys: ConfigKeys) -> Mapping[str, Any]:
+    """Return the cap on logits: 15 where config.json is silent, none where it says null."""
+    key = "final_logit_softcapping"
+    return {"logits_cap": keys.number(key, 0.0 if keys.has(key) else 15.0)}
 
 
 def _cohere(**more: Any) -> Decoder:
@@ -43,7 +41,7 @@ def _cohere(**more: Any) -> Decoder:
         | more,
         renamed={"rms_norm_eps": "layer_norm_eps"},
         residual=lambda keys: Residual(centred="weight", parallel="one"),
-        more=_logit_scale,
+        more=logit_scale,
         only={"use_qk_norm": False},
     )
 
@@ -70,6 +68,7 @@ _STABLELM = Decoder(
         centred="bias", parallel="one" if keys.boolean("use_parallel_residual", False) else ""
     ),
     only={"qk_layernorm": False},
+    keys_of=cut_rotary,
 )
 _NEMOTRON = Decoder(
     defaults=sizes(256_000, 6144, 24_576, 32, 48, 48, 4096) | {"norm_eps": 1e-5},
@@ -94,7 +93,7 @@ _PHI = Decoder(
     residual=lambda keys: Residual(centred="bias", parallel="one"),
     more=lambda keys: {"head_bias": True},
     only={"qk_layernorm": False},
-    keys_of=_cut_rotary,
+    keys_of=cut_rotary,
 )
 _NEOX = Decoder(
     defaults=sizes(50_432, 6144, 24_576, 44, 64, 64, 2048) | {"layer_norm_eps": 1e-5, "attention_bias": True},
@@ -110,6 +109,13 @@ _NEOX_FILES = (
     (r"^gpt_neox\.embed_in\.", "model.embed_tokens."),
     (r"^gpt_neox\.", "model."),
     (r"^embed_out\.", "lm_head."),
+)
+_NANOCHAT = Decoder(
+    defaults=sizes(50_304, 768, 8192, 12, 6, 6, 2048),
+    attention={"qk_norm": True, "norm_after": True, "norm_plain": True},
+    feed=lambda keys, layer: Dense(keys.integer("intermediate_size"), "relu2", gated=False),
+    residual=lambda keys: PlainNorms(),
+    more=_nanochat_cap,
 )
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
 _UNGATED = replace(NAMES, swiglu=False)
@@ -127,6 +133,9 @@ FAMILIES = (
         _UNGATED, mixers={Attention: "attention"}, final_norm="final_layer_norm", spelled={
             Attention: {"joined": "query_key_value", "by_head": True, "out": "dense"},
             Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), _NEOX_FILES),
+    Family("nanochat", ("nanochat",), _NANOCHAT, "relu2", replace(
+        _UNGATED, ends_reader="weft.models.blocks.streams:normed_embedding", spelled={
+            Attention: {"backwards": True}, Dense: {"names": ("fc1", "fc2")}})),
     Family("jais2", ("jais2",), _JAIS2, "relu2", _UNGATED),
     Family("stablelm", ("stablelm",), _STABLELM, names=NAMES),
     Family("nemotron", ("nemotron",), _NEMOTRON, "relu2", replace(_UNGATED, plus_one=True)),

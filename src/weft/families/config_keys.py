@@ -175,6 +175,8 @@ def read_rope(
     kind: Any = inner.get("rope_type", inner.get("type", "default"))
     # A rope that turns by places of pictures turns text by positions.
     # "dynamic" only changes the base beyond the longest context, which is not served.
+    if kind == "dynamic" and inner.get("factor") is None:
+        fail("rope_parameters", dict(stated), "rotary kind dynamic needs a factor")
     kind = {"su": "longrope", "mrope": "default", "dynamic": "default", "deepseek_yarn": "yarn"}.get(str(kind), kind)
     if kind not in get_args(RopeKind):
         fail("rope_type", kind, f"the rotary kinds served are {', '.join(get_args(RopeKind))}")
@@ -229,8 +231,10 @@ def _longrope(inner: ConfigKeys, theta: float, rotary_dim: int, most: int, origi
         fail(f"rope_parameters.{name}", divisors, f"it must list {rotary_dim // 2} numbers")
     if min(divisors) <= 0:
         fail(f"rope_parameters.{name}", divisors, "all must be above 0")
+    if original < 2:  # its logarithm divides
+        fail("original_max_position_embeddings", original, "it must be at least 2")
     factor = inner.number("factor", most / original)
-    grown = 1.0 if factor <= 1 or original < 2 else math.sqrt(1 + math.log(factor) / math.log(original))
+    grown = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return Rope(
         theta,
         rotary_dim,

@@ -57,6 +57,15 @@ def swiglu(keys: ConfigKeys, layer: int) -> FeedForward:
     return Dense(keys.integer("intermediate_size"), bias=keys.boolean("mlp_bias", False))
 
 
+def cut_rotary(keys: ConfigKeys) -> ConfigKeys:
+    """Return ``keys`` of a model that cuts a part of each head off before it turns. Raises CheckpointError where the
+    frequencies are spaced over the whole head."""
+    stated = keys.get("rope_parameters") or {}
+    if isinstance(stated, Mapping) and stated.get("rope_type") == "proportional":
+        fail("rope_type", "proportional", "a part of each head turns here, by frequencies of its own")
+    return keys
+
+
 BIAS = "use_bias"
 
 

@@ -47,12 +47,13 @@ def turned_latent(keys: ConfigKeys, theta: float = 10_000.0) -> LatentAttention:
 def read_deepseek_v3(family: str, keys: ConfigKeys) -> Architecture:
     keys.only(scoring_func="sigmoid", topk_method="noaux_tc")
     return deepseek(keys, FeedDefaults(3, 18_432, 256, 2048, 2.5, 8, 4), turned_latent, family,
-                    **sizes(129_280, 7168, 18_432, 61, 128, 128, 4096), **_rank(keys, 1536))  # fmt: skip
+                    **sizes(129_280, 7168, 18_432, 61, 128, 128, 4096), **query_rank(keys, 1536))  # fmt: skip
 
 
 def read_youtu(family: str, keys: ConfigKeys) -> Architecture:
     """Read a model of latent attention without experts."""
-    keys = keys.with_defaults(**sizes(128_256, 2048, 6144, 32, 16, 16, 131_072), **_rank(keys, 1536))
+    keys = keys.with_defaults(**sizes(128_256, 2048, 6144, 32, 16, 16, 131_072), **query_rank(keys, 1536))
+    keys.only(head_dim=keys.integer("qk_rope_head_dim", 64))
     layers, dense = keys.integer("num_hidden_layers"), Dense(keys.integer("intermediate_size"))
     tied = keys.boolean("tie_word_embeddings", True)
     return build_architecture(family, keys, [turned_latent(keys)] * layers, [dense] * layers, tied=tied)
@@ -60,11 +61,11 @@ def read_youtu(family: str, keys: ConfigKeys) -> Architecture:
 
 def read_glm4_moe_lite(family: str, keys: ConfigKeys) -> Architecture:
     return deepseek(keys, FeedDefaults(1, 10_240, 64, 1536, 1.8, 1, 1), turned_latent, family,
-                    **sizes(154_880, 2048, 10_240, 47, 20, 20, 202_752), **_rank(keys, 768), num_experts_per_tok=4,
+                    **sizes(154_880, 2048, 10_240, 47, 20, 20, 202_752), **query_rank(keys, 768), num_experts_per_tok=4,
                     qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5)  # fmt: skip
 
 
-def _rank(keys: ConfigKeys, default: int) -> dict[str, int]:
+def query_rank(keys: ConfigKeys, default: int) -> dict[str, int]:
     """Return the default of ``q_lora_rank`` if it is missing; null means none."""
     return {} if keys.has("q_lora_rank") else {"q_lora_rank": default}
 
@@ -81,7 +82,7 @@ def read_glm4_moe(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_sarvam_moe(family: str, keys: ConfigKeys) -> Architecture:
-    """Read the smaller Sarvam: GLM 4.5 in which all of a head turns."""
+    """Read the smaller Sarvam: GLM 4.5 with rotary positions over the complete head."""
     if keys.get("use_qkv_bias") is not None:
         keys = keys.over({"attention_bias": keys.boolean("use_qkv_bias", False)})
     decoder = Decoder(
@@ -102,9 +103,9 @@ def read_sarvam_mla(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_minicpm3(family: str, keys: ConfigKeys) -> Architecture:
-    """Read MiniCPM 3: multipliers of MiniCPM, and heads whose halves turn."""
+    """Read MiniCPM 3: multipliers of MiniCPM, and rotary positions by halves of a head."""
     keys = keys.with_defaults(
-        **sizes(73_448, 2560, 6400, 62, 40, 40, 32_768), **_rank(keys, 768), kv_lora_rank=256, qk_nope_head_dim=64,
+        **sizes(73_448, 2560, 6400, 62, 40, 40, 32_768), **query_rank(keys, 768), kv_lora_rank=256, qk_nope_head_dim=64,
         qk_rope_head_dim=32, rms_norm_eps=1e-5, rope_interleave=False)  # fmt: skip
     keys.only(mlp_bias=False)
     hidden, layers = keys.integer("hidden_size"), keys.integer("num_hidden_layers")
@@ -165,7 +166,7 @@ def read_dots1(family: str, keys: ConfigKeys) -> Architecture:
 
 def read_deepseek_v2(family: str, keys: ConfigKeys) -> Architecture:
     """Read DeepSeek V2: a group counts by its best score, and weights are shares of the sum over all experts."""
-    keys = keys.with_defaults(**sizes(102_400, 4096, 11_008, 32, 32, 32, 2048), **_rank(keys, 1536))
+    keys = keys.with_defaults(**sizes(102_400, 4096, 11_008, 32, 32, 32, 2048), **query_rank(keys, 1536))
     keys.only(scoring_func="softmax", mlp_bias=False, norm_topk_prob=False, moe_layer_freq=1)
     method = keys.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -200,30 +201,30 @@ _SARVAM_FILES = (
     (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
     (r"\.mlp\.gate\.expert_bias", ".mlp.gate.e_score_correction_bias"),
 )
-_SHARED = replace(NAMES, shared="shared_experts", spelled={Experts: {"exact_router": True}})
-_LATENT = replace(_SHARED, mixers={LatentAttention: "self_attn"})
+SHARED_NAMES = replace(NAMES, shared="shared_experts", spelled={Experts: {"exact_router": True}})
+LATENT_NAMES = replace(SHARED_NAMES, mixers={LatentAttention: "self_attn"})
 FAMILIES = (
-    Family("glm4_moe", ("glm4_moe",), read_glm4_moe, names=_SHARED),
-    Family("glm4_moe_lite", ("glm4_moe_lite",), read_glm4_moe_lite, names=_LATENT),
-    Family("deepseek_v3", ("deepseek_v3",), read_deepseek_v3, names=_LATENT),
-    Family("deepseek_v2", ("deepseek_v2",), read_deepseek_v2, names=_LATENT),
-    Family("youtu", ("youtu",), read_youtu, names=_LATENT),
-    Family("minicpm3", ("minicpm3",), read_minicpm3, names=_LATENT),
-    Family("sarvam_mla", ("sarvam_mla",), read_sarvam_mla, names=_LATENT),
+    Family("glm4_moe", ("glm4_moe",), read_glm4_moe, names=SHARED_NAMES),
+    Family("glm4_moe_lite", ("glm4_moe_lite",), read_glm4_moe_lite, names=LATENT_NAMES),
+    Family("deepseek_v3", ("deepseek_v3",), read_deepseek_v3, names=LATENT_NAMES),
+    Family("deepseek_v2", ("deepseek_v2",), read_deepseek_v2, names=LATENT_NAMES),
+    Family("youtu", ("youtu",), read_youtu, names=LATENT_NAMES),
+    Family("minicpm3", ("minicpm3",), read_minicpm3, names=LATENT_NAMES),
+    Family("sarvam_mla", ("sarvam_mla",), read_sarvam_mla, names=LATENT_NAMES),
     Family(
         "sarvam_moe",
         ("sarvam_moe",),
         read_sarvam_moe,
-        names=replace(_SHARED, spelled={**_SHARED.spelled, Attention: {"joined": "query_key_value"}}),
+        names=replace(SHARED_NAMES, spelled={**SHARED_NAMES.spelled, Attention: {"joined": "query_key_value"}}),
         released=_SARVAM_FILES,
     ),
-    Family("solar_open", ("solar_open",), read_solar_open, names=_SHARED),
+    Family("solar_open", ("solar_open",), read_solar_open, names=SHARED_NAMES),
     Family(
         "exaone_moe",
         ("exaone_moe",),
         read_exaone_moe,
-        names=_SHARED,
+        names=SHARED_NAMES,
         released=((r"mlp\.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),),
     ),
-    Family("dots1", ("dots1",), read_dots1, names=_SHARED),
+    Family("dots1", ("dots1",), read_dots1, names=SHARED_NAMES),
 )

@@ -15,7 +15,7 @@ from weft.families import reading
 from weft.families.architecture import Architecture
 from weft.families.attention import NAMES, OUT_NAMES, OUT_NORMED, read_qwen
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, every, patterned, sizes, ungated
+from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, cut_rotary, every, patterned, sizes, ungated
 from weft.families.mixers.attention import Attention, Growth
 from weft.families.mixers.feed_forward import Dense
 from weft.families.reading import WINDOW_KIND, Family
@@ -96,6 +96,14 @@ def _grown(keys: ConfigKeys) -> Mapping[str, Any]:
     return {"growth": Growth(factor, stated.integer("original_max_position_embeddings"))} if factor else {}
 
 
+def _phi3_positions(keys: ConfigKeys) -> ConfigKeys:
+    """Return ``keys``, in which LongRoPE has its name: first files of Phi 3 call it yarn."""
+    stated = cut_rotary(keys).get("rope_parameters") or {}
+    if not isinstance(stated, Mapping) or stated.get("rope_type") != "yarn":
+        return keys
+    return keys.over({"rope_parameters": {**stated, "rope_type": "longrope"}})
+
+
 _YARN_3 = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -129,7 +137,9 @@ _GRANITE = Decoder(
 )
 _CLOVA = replace(_GRANITE, attention_of=_clova_scale, residual=_clova_residual, more=_clova_multipliers)
 _PHI3 = Decoder(
-    defaults=sizes(32_064, 3072, 8192, 32, 32, 32, 4096) | {"rms_norm_eps": 1e-5}, attention={"bias": False}
+    defaults=sizes(32_064, 3072, 8192, 32, 32, 32, 4096) | {"rms_norm_eps": 1e-5},
+    attention={"bias": False},
+    keys_of=_phi3_positions,
 )
 _MINISTRAL = Decoder(
     defaults=sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072) | {"sliding_window": 4096},

@@ -3,9 +3,9 @@
 Gemma 2 has a cap on scores, and full attention in every other layer. Gemma 3 and 4 have full attention after each five
 layers with a window. From 2 on, norms are before and after each block.
 
-Gemma 4 has more. Full layers have wider heads, a quarter of which turns, and the keys before the norm may also be the
-values. Values are normed. The last layers have no keys: each reads the keys of the last layer of the same kind that has
-some. A second embedding gives each token some numbers for each layer.
+Gemma 4 has more. Full layers have wider heads with rotary positions on a quarter of each, and their keys before the
+norm may also be the values. Values are normed. The last layers have no keys: each reads the keys of the last layer of
+the same kind that has some. A second embedding gives each token some numbers for each layer.
 
     layer      0 w   1 w   2 full   3 w   4 full        w: a window, in a ring
     reads      0     1     2        1     2             1 is read by 3 too, so it is in pages

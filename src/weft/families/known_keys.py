@@ -72,10 +72,14 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "youtu": ("head_dim", "qk_head_dim"),
     "minicpm3": ("head_dim", "qk_head_dim"),
     "sarvam_mla": ("head_dim", "qk_head_dim"),
+    "axk1": ("head_dim", "qk_head_dim"),
     # layer_types has the same content.
     "afmoe": ("global_attn_every_n_layers",),
+    "cohere2_moe": ("sliding_window_pattern",),
     "dots1": ("max_window_layers",),
     "exaone4": ("sliding_window_pattern",),
+    # Whether a sum is in float32: it is rounded alike.
+    "hy_v3": ("enable_moe_fp32_combine",),
     # Settings of heads other than the one for next tokens.
     "gpt_neox": ("classifier_dropout", "is_decoder"),
     # mlp_layer_types has the content of the first key.

@@ -4,6 +4,7 @@
     Streams           several streams, mixed around each block      Qwen4, GLM 5
     PerLayer          a second embedding, and a factor              Gemma 4
     NormedStream      the stream is the output of a norm            MiniMax
+    PlainNorms        norms without weights                         nanochat
     LayerNorms        blocks hold their norms                       RWKV-7
 
 A family with another kind has a record of its own. Ranks divide only the second embedding. Pure.
@@ -164,6 +165,16 @@ class NormedStream(Residual):
     and the mixer's output, then on the stream and the feed-forward's."""
 
     factors: tuple[tuple[float, float, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainNorms(Residual):
+    """Residual whose norms have no weight; the embedding passes one too."""
+
+    adapts_embedding: ClassVar[bool] = False
+
+    def norm_table(self, hidden: int, name: str = "norm") -> Table:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ device's (``weft.runner.arena``), or the scripted one of the tests. All of them 
 * Stores come after the runs. A page that the step evicts is free from the next transaction on, so its bytes
   are still in place. A page that the step compresses in place is never stored by the same step.
 
-A new kind is one member of ``WorkKind``, its value class and its field here, and the arenas that perform it.
+To add a kind, add a member of ``WorkKind``, a value class and a field here, and the method of each arena.
 """
 
 from __future__ import annotations

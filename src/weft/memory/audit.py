@@ -1,15 +1,15 @@
-"""The recount: law L1 checked from the owners, trusting no counter.
+"""The audit counts pages, slots and frames again from their owners and compares all records with that (law L1).
 
-    leases, nodes --own--> pages, slots --lie in--> frames --are--> claimed by one packing, or free in
-                                                                    one stack
+    leases, nodes --own--> pages, slots --in--> frames --are--> claimed by one packing, or free in
+                                                                one stack
 
 The audit walks the owners first: which pages and slots a lease or a node of the prefix tree names as its own.
 The pages that a lease reads are compared with the path to the node that it holds. Then every record is
 compared with that: owners, free stacks, buckets, totals, free frames, edges, orders of eviction, counts of
 readers. A difference is a leak, a double owner or a wrong count, and the message says which and where.
 
-It reads everything once, linear in the arena: for property tests after each operation, and for production
-when the engine idles. It writes nothing.
+It reads everything once, in time linear in the arena, and writes nothing. Property tests call it after each operation,
+and an engine when it has fallen idle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The facade: five verbs over one arena, and its numbers.
+"""``Memory``, the interface of this folder: five verbs over one arena, and its numbers.
 
     match (reads only)               what the cache has of a prompt
     open  extend  save  close        on a transaction, which changes nothing (transaction.py)
@@ -11,8 +11,8 @@
         ...                                  # plan with transaction.new_pages(seq) and slot_of(seq)
     memory.commit(transaction.seal())        # or drop the transaction: nothing has happened
 
-Return values say everything a caller needs: pressure is False or None (law L3), a bug is an assert. Frames
-stay inside this folder, except as the ids to zero (law L6).
+A verb returns False or None if memory is short (law L3), and raises AssertionError for a bug. Frames are known only
+inside this folder, except for the ids of frames to zero (law L6).
 """
 
 from __future__ import annotations

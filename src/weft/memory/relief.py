@@ -10,9 +10,9 @@
                                                ^------------'          the hole of the fuller frame, and the
                                                                        emptiest may become one of slots
 
-Relief reads a transaction: it shares the walks and the dicts of its ``Transaction`` and changes none of them. The
-answer is frozen into the reservation. Memory that it frees is free from the next transaction on, because the step in
-flight may still read it. Each ``seal`` also makes a little room ahead, so a step is seldom short.
+Relief reads the walks and the dicts of its ``Transaction`` and changes nothing. The answer is frozen into the
+reservation. Freed memory is available from the next transaction on, because the step in flight may still read from it.
+Each ``seal`` also makes a little room ahead, so a step is seldom short.
 
 **Compaction** moves live items so that a frame becomes free. Pages are handed out from the fullest frames, so
 the emptiest ones are the last to be used. Compaction works from that other end: the fewest items, into the

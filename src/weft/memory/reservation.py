@@ -9,7 +9,7 @@
                                           | closed evicted             what is free afterwards
                                           | arena_work table_patches   what the device must do (arena_work.py)
 
-A lease is everything that one running sequence holds, and its receipt for giving it back. Only commits write one.
+A lease lists everything that one running sequence holds. Only commits write leases.
 ``state.apply`` writes a reservation into memory's state and decides nothing. The step plan takes ``arena_work`` and the
 patches from it. Ids and epochs are part of it, so it can be printed, compared and replayed.
 
@@ -47,7 +47,7 @@ class Lease:
     """Whether its contents come from a store, not from a sequence that runs."""
 
     def move_slot(self, src: SlotId, dst: SlotId, epoch: int) -> None:
-        """Set the slot of its state, or of one of its snapshots, to ``dst``, where it moved."""
+        """Replace slot ``src``, of the state or of a snapshot of this lease, by ``dst``, to which it moved."""
         if self.slot == src:
             self.slot, self.epoch = dst, epoch
             return

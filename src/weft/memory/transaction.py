@@ -62,7 +62,7 @@ from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_di
 
 @dataclass(slots=True)
 class LoadWork:
-    """The work of a load. ``pages``: those of the lease in the order of their tokens, the spare ones last."""
+    """The work of a load. ``pages``: the pages of the lease in the order of tokens, the spare pages last."""
 
     pages: list[PageId] = field(default_factory=list)
     page_loads: list[PageTransfer] = field(default_factory=list)
@@ -363,8 +363,8 @@ class Transaction:
     # ------------------------------------------------------------------ results
 
     def new_pages(self, seq: SeqId) -> list[PageId]:
-        """Return the pages that this transaction gives ``seq``, in order. They follow those of its lease, or the tree's
-        after an opening on a match."""
+        """Return the pages that this transaction gives ``seq``, in order. They follow the pages of the lease, or after
+        an opening on a match the pages of the tree."""
         return self._gained.get(seq, [])
 
     def shared_pages(self, seq: SeqId) -> list[PageId]:

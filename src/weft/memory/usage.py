@@ -156,7 +156,7 @@ class StoreStats(StoreCounts):
     bucket_fault: str = ""
     """Why the bucket does not answer now; empty while it does."""
     unreachable_s: float = 0.0
-    """Seconds in which it did not."""
+    """Seconds in which the bucket did not answer."""
 
 
 @dataclass(slots=True)

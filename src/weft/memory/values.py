@@ -61,11 +61,12 @@ class Lost:
 
     ``no_checkpoint``: KV matches, but there is no state that far. ``evicted_state``: a state was there and is evicted.
     ``evicted_kv``: the KV is evicted; an upper bound, as only its first page is known to match. ``not_ready``: another
-    sequence computes these tokens now, and waiting for it would have taken longer. ``salt``: another salt has them.
-    This is counted only if the operator asks for it, because it reveals the prompts of other tenants (law L10).
-    ``stored``: the store has them, and reading them would have taken longer than computing. ``damaged``: the store had
-    them, and their bytes differed from those written. ``store_busy``: the store has them, and did not deliver in time
-    or had no buffer free."""
+    sequence computes these tokens now, and waiting for it would have taken longer. ``salt``: the tokens are cached
+    under another salt. This is counted only if the operator asks for it, because it reveals the prompts of other
+    tenants (law L10). ``stored``: reading the tokens from the store would have taken longer than computing.
+    ``damaged``: the bytes in the store differed from those written. ``store_busy``: the store did not deliver in time,
+    or had no free buffer.
+    """
 
     no_checkpoint: int = 0
     evicted_state: int = 0

@@ -21,7 +21,7 @@ from weft.families.residuals import NormedStream
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.feed_forward import read_dense, read_experts, read_experts_apart, read_swiglu
 from weft.models.blocks.linear import Norm
-from weft.models.blocks.plain import plain_layer
+from weft.models.blocks.plain import plain_feed, plain_layer
 from weft.models.layer import (
     Carried,
     DecoderLayer,
@@ -64,6 +64,30 @@ def gemma_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForward
         layer,
         ((names.feed_norm, f"{names.feed_norm}_2"), (f"{names.out_norms[1]}_1", f"{names.out_norms[1]}_2")),
     )
+
+
+def axk1_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:
+    """Read a feed-forward of A.X K1. Releases have no bias on the choice of experts, and a norm that dense layers do
+    not use.
+    """
+    norm = f"{layer}.post_mlp_layernorm"
+    if isinstance(shape, Dense):
+        read.source.leave_all(f"{norm}.")
+        return plain_feed(read, shape, layer)
+    if not read.source.has(f"{layer}.mlp.gate.e_score_correction_bias"):
+        shape = replace(shape, choice_bias=False)
+    return NormedFeed(plain_feed(read, shape, layer), read.norm(norm))
+
+
+@dataclass(slots=True)
+class NormedFeed:
+    """Feed-forward whose output is normed."""
+
+    block: FeedForwardBlock
+    norm: Norm
+
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
+        return self.norm(self.block(x_TD, positions_T))
 
 
 def minimax_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:

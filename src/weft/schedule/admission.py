@@ -11,15 +11,15 @@ short.
               best                           ^ victims are always a tail of this list; the best is never one
 
 A sequence is admitted with memory for all of its known tokens, and with some pages of headroom left for the sequences
-that run. It starts after its cached prefix. A sequence that does not fit ends the pass: smaller ones after it must not
-starve it. The cache makes room for it, and for later sequences that would fit into the same step. Otherwise short
-requests would join one a step wherever the cache has filled the arena. The prefix that the head would resume on is not
-evicted for this while other sequences run.
+that run. It starts after its cached prefix. If a sequence does not fit, admission stops for this step: a large request
+is not starved by the smaller ones after it. The cache makes room for the sequence, and for later ones that would fit
+into the same step. Otherwise only one short request would join in each step once the cache has filled the arena. The
+prefix on which the first sequence would resume is not evicted for this while other sequences run.
 
-A victim loses its memory, not its tokens. Its freed memory serves from the next step on, and its prefix in the cache is
-evicted last (reuse.py). The best sequence is never a victim, gets memory before any other, and fits by itself: so it
-finishes (law L3). The worst preempts none when it is short: no sequence loses computed work for one that ranks below
-it.
+A victim loses its memory, not its tokens. The freed memory can be used from the next step on, and the victim's prefix
+in the cache is evicted last (reuse.py). The best sequence is never a victim, gets memory before any other, and fits by
+itself: so it finishes (law L3). The worst sequence preempts no other one: computed work is never lost for a sequence of
+lower rank.
 
 Laws: L3 (no room is a plan without that sequence), L8 (cached tokens are those of the match).
 """
@@ -68,10 +68,10 @@ def victim_count(pages_held: Seq[int], short: Seq[bool], pages_freed: int) -> in
 
 def headroom_pages(running_count: int, preemption_count: int) -> int:
     """Return pages that must stay free at an admission: one for each running sequence, doubled for each preemption
-    of this one, up to 4-fold. 0 when no other sequence runs.
+    of the admitted one, up to 4-fold. 0 when no other sequence runs.
 
-    One page each halves the recomputed tokens, and doubling saves another tenth. More only makes sequences
-    wait longer (60 sequences in pools of 30 to 200 pages)."""
+    Measured with 60 sequences in pools of 30 to 200 pages: one page for each halves the recomputed tokens, and doubling
+    saves another tenth. More only makes sequences wait longer."""
     return running_count << min(preemption_count, _DOUBLINGS_MAX)
 
 
@@ -99,7 +99,7 @@ class AdmissionPlanner:
         self, step: PlanBuilder, budget: Budget, closing: Iterable[Sequence], needy: frozenset[str] = frozenset()
     ) -> dict[SeqId, Match]:
         """Admit sequences that fit. Returns the cache match of each admitted sequence. ``needy``: keys that have fewer
-        rows than their share; where there are some, only they get rows."""
+        rows than their share; if any has, only these keys get rows."""
         matches: dict[SeqId, Match] = {}
         if not len(self._waiting):
             return matches
@@ -148,12 +148,12 @@ class AdmissionPlanner:
 
     @property
     def _others(self) -> int:
-        """The number of requests that run or wait, apart from one that waits."""
+        """The number of requests that run or wait, less the waiting one that is looked at."""
         return len(self._running) + len(self._waiting) - 1
 
     def _waits_for_read(self, seq: Sequence, known: Int32s, producers: PrefixProducers) -> bool:
         """Return whether ``seq`` waits for bytes that have not arrived, and for nothing else."""
-        # Without a match: a plan that a waiting request does not change is cheap.
+        # No match is looked up, so a plan in which this request keeps waiting is cheap.
         fetch = None if self._store is None else self._store.restores.fetch_of(seq.id)
         if fetch is None or fetch.state is not FetchState.READING:
             return False
@@ -225,8 +225,8 @@ class AdmissionPlanner:
     def _make_room(self, step: PlanBuilder, seq: Sequence, match: Match, rows_free: int) -> None:
         """Make room for ``seq``, which does not fit, and for the later sequences that would join the same step, or else
         only for ``seq``."""
-        # For later ones too: short requests would else join one a step wherever the cache is full. The prefix that
-        # `seq` resumes on is spared while others run: recomputing costs more than the wait.
+        # Room for later ones too: otherwise only one short request would join in each step once the cache is full. The
+        # prefix on which `seq` resumes is spared while others run: computing it again costs more than the wait.
         own, awaited = match.anchor, self._reuse.awaited()
         step.transaction.evict_last([own, *awaited])
         cached = match.cached_tokens

@@ -43,8 +43,8 @@ class StepLimit:
         if self.cost is None or not decodes:
             return math.inf
         decodes_s = self.cost.step_s(Work(0, 0, decodes, context))
-        # As long as the decodes, if these take most of the limit: a busy server would else compute one chunk
-        # a step, and queues would grow for a bound that the decodes break anyway.
+        # If the decodes take most of the limit, prefill gets the same time again. Otherwise a busy server would compute
+        # one chunk in each step, and queues would grow for a bound that the decodes break anyway.
         return max(self.max_s - decodes_s, decodes_s)
 
     def tokens_within(self, start: int, seconds: float) -> int:
@@ -87,7 +87,7 @@ class Budget:
         self._limit = limit
         self._left_s = limit.prefill_s(decode_count, context)
         self._granted = CHUNK_TOKENS
-        """Tokens of the one chunk that needs no time."""
+        """Tokens of the one chunk that is computed even if no time is left."""
         self._unserved = set(keys)
 
     def chunk_end(self, start: int, end: int, key: str = "") -> int:

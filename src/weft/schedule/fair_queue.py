@@ -11,7 +11,7 @@ a victim first.
 A ``priority`` above 0 yields to every key. One below 0 goes before others of only its own key, or of all keys with
 ``--priority-across-keys``. With one key the order is that of ``RankedQueue``.
 
-Nothing here knows a clock: the engine passes the seconds of its steps (``weft.shares``).
+This file reads no clock: the engine passes the seconds of its steps (``weft.shares``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.shares import KeyShares
 
 
 class FairQueue:
-    """A ``RankedQueue`` for each key. ``shares``: the order of keys; without, they take turns by number. ``across``: a
+    """A ``RankedQueue`` for each key. ``shares``: the order of keys; None: they take turns by number. ``across``: a
     priority below 0 goes before all keys."""
 
     def __init__(self, shares: KeyShares | None = None, *, across: bool = False) -> None:

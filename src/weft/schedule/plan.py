@@ -181,14 +181,14 @@ class HeadDraft:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step. ``tokens``: int32 [runs], the last that each run chose, PAD where it did not sample. By run
-    index:
+    """The result of a step. ``tokens``: int32 [runs], the last token that each run chose, PAD for a run that did not
+    sample. The dicts are by run index.
 
-    ``logprobs`` of those that asked. ``prompt_logprobs``: one entry per token of the run, each the logprob of the
-    *next* prompt token (the last entry of the prompt's last run is absent). ``failures``: why a sequence cannot go on,
-    where that is its own affair (its grammar went over a limit). ``verified``: all tokens that a verify run chose, its
-    right drafts and the one after them; ``verified_logprobs``: of those, if asked for. ``head_drafts``: of the model's
-    own head, which took ``head_s`` of the seconds."""
+    ``logprobs``: of runs whose request wants logprobs. ``prompt_logprobs``: one entry per token of the run, each the
+    logprob of the *next* prompt token (the last entry of the prompt's last run is absent). ``failures``: why a sequence
+    cannot go on, for reasons of its own such as a grammar beyond a limit. ``verified``: all tokens that a verify run
+    chose, its right drafts and the token after them; ``verified_logprobs``: their logprobs, if the request wants them.
+    ``head_drafts``: drafts of the model's own head, which took ``head_s`` of the seconds."""
 
     tokens: Int32s
     logprobs: dict[int, TokenLogprobs]

@@ -9,12 +9,12 @@
     waited for:         point - computed        tokens that the producer must still compute
 
 The request waits if this saves enough tokens, and if the producer is not before the end of the request's own cached
-prefix: then the state arrives no later than the request could compute it. The producer gets a tap at ``point`` for it,
-whether or not its own policy wants one.
+prefix: then the state arrives no later than the request could compute it. The producer gets a tap at ``point`` for the
+request, even if the snapshot policy places none there.
 
 No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. It stops being a
-producer once it is preempted, ends, or passes the point without a free slot for the tap. Requests after a waiting one
-in the queue do not wait with it.
+producer once it is preempted, ends, or passes the point without a free slot for the tap. Later requests in the queue do
+not wait for a waiting one.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@
 A load is a lease of its own, with a sequence number of its own. So memory, the audit and the tree know
 loaded bytes as they know computed ones: one owner (L1), all or nothing (L2), one salt (L10).
 
-A fetch serves every request that waits for the same prefix. It ends for all of them at its deadline: the price of
-computing (``costs.restore``), in the seconds of all requests that computing would delay. A request asks once: if its
-prefix is evicted between load and admission, it computes. Requests further back in the queue are looked at ahead of
-their turn, AHEAD_MAX of them, so that the disk reads while the device computes.
+A fetch serves every request that waits for the same prefix, and all of them stop waiting at its deadline. The deadline
+follows from the price of computing the prefix (``costs.restore``), in the seconds of all requests that computing would
+delay. A request is restored once: if its prefix is evicted between load and admission, it computes. Fetches also begin
+for up to AHEAD_MAX requests further back in the queue, so that the disk reads while the device computes.
 
 Laws: L3 (without a buffer or memory there is a wait or a miss, never an error), L8, L9, L11 (fetches and
 buffers are bounded).
@@ -106,7 +106,7 @@ class _BufferRows(NamedTuple):
 
 
 class _FailedFetch(NamedTuple):
-    """Reason why a fetch brought nothing, and the end of its prefix. The store may have that prefix no more."""
+    """A failed fetch: the reason, and the end of its prefix, which the store may not have any more."""
 
     loss: StoreLoss
     position: int
@@ -201,8 +201,9 @@ class Restores:
         return StoreLook(_with_loss(match, answer.prefix.position, wish))
 
     def wish_ahead(self, seq: Sequence, known: Int32s, cached_tokens: int, others: int) -> FetchWish | None:
-        """Return the fetch that ``seq`` should wait for, before its turn. Without one it is looked at again in its
-        turn, which counts its lost tokens."""
+        """Return the fetch that ``seq`` should wait for, before its turn. None: ``look`` decides in its turn, and
+        counts the lost tokens.
+        """
         answer = self._answer(seq, known, cached_tokens)
         if answer.prefix is None:
             return None
@@ -230,7 +231,7 @@ class Restores:
         rows = _rows_of(wish, self._buffers.page_bytes).total
         if self.may_look_ahead and self._buffers.has_room(rows):
             return wish
-        # Records of another engine wait for the room of those that are copied: they save a computation.
+        # Records that another engine sent wait until a buffer in use is freed: waiting is cheaper than computing.
         fits = self._buffers.bytes_for(rows) <= self._buffers.limit_bytes
         return wish if prefix.near and fits and (self.fetches or self._loaded) else "store_busy"
 
@@ -274,7 +275,7 @@ class Restores:
         ticket = self._store.fetch(prefix, wish.start, into)
         self._by_ticket[ticket] = wish.key
         self._next_lease += 1
-        # A record in memory is copied for sure, however busy the machine is.
+        # A record in memory is always copied, even if the machine is busy.
         least_s = PINNED_WAIT_S if self._is_pinned(prefix) else WAIT_S_MIN
         wait_s = inf if prefix.near else max(least_s, self._prices.compute_s(wish.start, prefix.position, wish.others))
         load = SnapshotLoad(

@@ -13,7 +13,7 @@
     step k+1    publish: 448 and 960 are in the tree           B cannot match them before the next version
     step k+2    B matches 960 and starts there
 
-Everything here follows from the running sequences and memory's matches. So a plan that is made twice is the same twice.
+All decisions follow from the running sequences and memory's matches, so planning twice gives the same plan.
 Laws: L8 (cached tokens are those that memory matched, never more; each lost token has its reason), L9 (a tap without a
 free slot is left out, and nothing else changes).
 """
@@ -103,9 +103,9 @@ class Reuse:
         step.transaction.close(seq.id, keep=keep if donates else None)
 
     def awaits(self, seq: Sequence) -> None:
-        """Mark ``seq`` as waiting: preempted, for a read, or for its turn after one. Its cached prefix is
-        evicted last. A lookup leaves the last token out, because it is always computed. After a preemption
-        that token may be in flight."""
+        """Mark ``seq`` as waiting: after a preemption, for a read of the store, or for its turn after the read. Its
+        cached prefix is evicted last. The lookup leaves out the last token, because it is always computed and may be in
+        flight after a preemption."""
         known = seq.keys()
         if seq.computed_before == known.size:
             known = np.append(known, np.int32(PAD))

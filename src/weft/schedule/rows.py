@@ -8,8 +8,9 @@
     capacity  144       304   32                    positions that its pages hold, if its model has pages
     slot        3         1    0                    state slot, PAD without recurrent layers
 
-A decode is planned only from these arrays. Python runs per sequence only for those that cross into a new page. Keeps
-L5: ``release`` wipes a row, and the plan that does this lists it in ``rows_cleared``.
+A decode is planned only from these arrays. Python code runs per sequence only for those that cross into a new page.
+
+Law: L5 (``release`` wipes a row, and the plan that does this lists it in ``rows_cleared``).
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class RowTable:
         self.seq_ids[row] = seq.id
 
     def add_pages(self, rows: Int32s, indexes: Int32s) -> None:
-        """Add pages of these numbers to ``rows`` (which may repeat, in ascending order of ``indexes`` then); a row has
-        all before."""
+        """Add page number ``indexes[i]`` to ``rows[i]``, which has all pages before it. A row may repeat, with its
+        ``indexes`` in ascending order."""
         counts = indexes + 1
         self.pages_held[rows] = counts  # where a row repeats, the last one counts
         self.capacity[rows] = counts * PAGE_TOKENS

@@ -1,4 +1,4 @@
-"""The scheduler: decides the contents of the next step, and tracks which sequences run.
+"""The scheduler decides the contents of the next step, and tracks which sequences run.
 
     submit --> waiting --admission--> running --finish/cancel--> closing --next plan--> gone
                   ^                      |
@@ -19,7 +19,7 @@ One plan, in order of claim:
     3  decodes without room: preempt                 the cache gives way first, then admission.py decides; a
                                                      step that is short of memory admits no sequence
     4  prefills in progress, best rank first         their memory was leased whole at admission
-    5  admissions in queue order (admission.py)      until one does not fit; each starts behind its cached
+    5  admissions in queue order (admission.py)      until one does not fit; each starts after its cached
                                                      prefix, and may wait for one that is being computed or
                                                      fetched from the store
     6  publish, then taps (reuse.py)                 what the last step computed goes into the cache, and this
@@ -134,7 +134,7 @@ class Scheduler:
         self.waiting.add(seq)
 
     def charge(self, plan: StepPlan, seconds: float) -> None:
-        """Charge ``seconds`` of ``plan``: each key pays for its tokens, where there are several."""
+        """Charge ``seconds`` of ``plan``: with several keys, each pays for its tokens."""
         if not self._keys:
             return
         tokens: dict[str, int] = {}
@@ -148,7 +148,7 @@ class Scheduler:
 
     @property
     def _keys(self) -> frozenset[str]:
-        """API keys with sequences; empty where there is one."""
+        """API keys with sequences; empty if only one has any."""
         waiting, running = self.waiting.keys, self.running.keys
         keys = waiting if waiting == running else waiting | running
         return keys if len(keys) > 1 else frozenset()
@@ -285,9 +285,9 @@ class Scheduler:
         assert all(row not in out for row in step.write_rows), "a victim ranks above one that got a page"
 
     def _plan_row_shares(self, step: PlanBuilder) -> frozenset[str]:
-        """Return keys whose sequences wait and that have fewer rows than an even share, where no rows are free for
-        others. Keys with more rows than theirs give some: their last sequences are preempted. A key that runs nothing
-        for some steps lacks memory: then keys with several rows give one a step, and nothing else is admitted."""
+        """Return keys whose sequences wait and that have fewer rows than an even share, if no rows are free. Keys with
+        more rows than their share give some up: their last sequences are preempted. A key that runs nothing for some
+        steps lacks memory: then keys with several rows give one up in each step, and nothing else is admitted."""
         keys = self._keys
         if not keys or not len(self.waiting):
             return frozenset()
@@ -325,7 +325,7 @@ class Scheduler:
         )
 
     def _prefilling_keys(self, step: PlanBuilder) -> frozenset[str]:
-        """Return keys that have prompts to compute in this step, where they are several."""
+        """Return keys that have prompts to compute in this step; empty with one key."""
         if not self._keys:
             return frozenset()
         known = self.rows.known

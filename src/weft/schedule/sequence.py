@@ -1,4 +1,5 @@
-"""One sequence: its prompt, its generated tokens and its state. A request with ``n`` choices makes n of them.
+"""A sequence: the prompt, the generated tokens and the state of one answer. A request with ``n`` choices has n
+sequences.
 
                  admitted                     last token, or cancelled
     WAITING  ----------------->  RUNNING  ------------------------------->  FINISHED
@@ -6,10 +7,11 @@
        '--------- preempted --------'          cancelled while waiting --------'
                   (tokens kept, memory not)
 
-A sequence knows its tokens and its rank. The row table has the state of a running one on the device and how far it is
-computed. ``rank`` orders everything: the best-ranked sequence is admitted first, gets memory first and is preempted
-last. Lower ``priority`` comes first, then the order of arrival, then the index within the request. The rank never
-changes, so a preempted sequence returns to its own place in the queue."""
+A sequence knows its tokens and its rank. For a running sequence, the row table knows the state on the device and how
+far it is computed. ``rank`` orders everything: the best-ranked sequence is admitted first, gets memory first and is
+preempted last. Lower ``priority`` comes first, then the order of arrival, then the index within the request. The rank
+never changes, so a preempted sequence returns to its own place in the queue.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ class Sequence:
         self.rank = rank
         self.salt = salt
         self.key = key
-        """The API key whose share it counts in; empty where there are no keys."""
+        """The API key to whose share it counts; empty without keys."""
         self.boundaries = boundaries
         self.marks = marks
         self.grammar = grammar
@@ -124,7 +126,7 @@ class Sequence:
         self.rejected_drafts = 0
         """Drafts that were verified for it: right, and wrong."""
         self.prompt_logprobs_due = sampling.prompt_logprobs is not None
-        """Whether the prompt's logprobs were asked for and are not complete: its prefill must report them."""
+        """Whether the request wants logprobs of the prompt and they are not complete: the prefill must report them."""
 
     @property
     def known_count(self) -> int:
@@ -146,7 +148,7 @@ class Sequence:
         return known
 
     def pools(self, start: int, end: int) -> bool:
-        """Return whether a run over [``start``, ``end``) has hidden rows that are asked for."""
+        """Return whether a run over [``start``, ``end``) has hidden rows that the request wants."""
         if self.pooling is None:
             return False
         if self.pooling.kind == "first":

@@ -1,4 +1,4 @@
-"""Which states are saved for later requests: the flag that chooses among the sources, and the positions of the states.
+"""Snapshots for later requests: the flag that chooses the sources, and the positions at which states are saved.
 
     --snapshots LIST      LIST = first { "," item }      item = source | "-" source
 
@@ -46,8 +46,7 @@ CHUNK_TOKENS, or a page for kernels that go token by token (decision 0017).
 * *decode*: a request may resume inside an answer of many thousand tokens. Between two steps the running slot
   holds the state after every computed token, and the plan of the step that overwrites it copies it first.
 
-All of this is a wish (law L9): a run is never cut for a tap, and a tap without a free slot is left out.
-
+All of this is best effort (law L9): a run is never cut for a tap, and a tap without a free slot is left out.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ class StoreTier:
         self.store = store
         self._memory, self._orders = memory, orders
         self.link_stats: Callable[[], LinkStats | None] = lambda: None
-        """Returns the counters of handoffs to other engines."""
+        """Function that returns the counters of handoffs to other engines."""
         self.renew: Callable[[], None] = lambda: None
-        """Called when the weights are others: records belong to their namespace from then on."""
+        """Function that is called with new weights: records belong to their namespace from then on."""
         self.buffers = buffers
         self.prices = prices
         self.restores = Restores(
@@ -96,17 +96,17 @@ class StoreTier:
 
     @property
     def next_poll_s(self) -> float:
-        """When ``poll`` may change something though the store has no event; infinity for never."""
+        """The time at which ``poll`` may change something although the store has no event; infinity for never."""
         return min(self.restores.next_deadline_s, self.writes.next_look_s)
 
     def seek(self, request_id: str, *, computed: bool) -> None:
-        """Consider the deepest snapshot that memory has of an order as a candidate. Only new ones are candidates by
-        themselves. ``computed``: its prompt is computed, and its prefix is in the tree."""
+        """Add as a candidate the deepest snapshot that memory has of an order; otherwise only new snapshots become
+        candidates. ``computed``: the order's prompt is computed, and its prefix is in the tree."""
         prompt = None if self._orders is None else self._orders.prompt_of(request_id)
         if prompt is None or self._orders is None:
             return
         salt, tokens = prompt
-        match = self._memory.match(np.append(tokens, np.int32(PAD)), salt=salt)  # the last one never matches
+        match = self._memory.match(np.append(tokens, np.int32(PAD)), salt=salt)  # a match leaves out the last token
         if computed:
             self._orders.computed(request_id, match.cached_tokens)
         if match.anchor != NO_NODE:

@@ -7,9 +7,9 @@
     (poll)      written, or dropped                      --> the buffer is free
 
 Jobs copy in the order in which they began. A step with runs copies at most ``step_bytes`` and one state, another step
-IDLE_STEPS times that KV. The first job may fill it, and the rest is for the next ones: a step of prefills computes
-several states, and memory may evict them a step later. A snapshot that shares KV with a job waits for its put, so the
-same KV is stored once.
+IDLE_STEPS times that KV. If the first job leaves bytes, the next jobs use them: a step of prefills computes several
+states, and memory may evict them a step later. A snapshot that shares KV with a job waits for the put of that job, so
+the same KV is stored once.
 
 Between two steps the node is looked up again: its pages may have moved. A node that was evicted before its
 job was done ends the job, which is counted. One that was compressed meanwhile is a candidate again.
@@ -62,7 +62,7 @@ STEP_BYTES = 8 << 20
 GPU_STEP_BYTES = 32 << 20
 """The same on a GPU, whose link moves it in 1.3 ms."""
 IDLE_STEPS = 8
-"""Factor on the bytes that a step without runs copies."""
+"""A step without runs copies this many times the bytes of a step with runs."""
 CANDIDATES_MAX = 4096
 LOOKS_PER_POLL = 8
 JOBS_MAX = 8
@@ -235,7 +235,7 @@ class StoreWrites:
             self._is_full = False
             node = self._ordered.pop(event.ticket, None)
             if node is not None:
-                self.add(node)  # the store of this engine may want it too
+                self.add(node)  # it may be worth storing for this engine too
             _settle(self._pinned.pop(event.ticket, None), written=event.kind == "written")
             self.counts.written += event.kind == "written"
             self.counts.dropped += event.kind != "written"
@@ -299,7 +299,7 @@ class StoreWrites:
 
     @property
     def _has_turn(self) -> bool:
-        """Whether one more job would copy something in the next step with runs."""
+        """Whether the next step with runs has bytes left for one more job."""
         left = self._step_bytes + self._buffers.slot_bytes
         for job in self._jobs:
             left -= (len(job.contents.pages) - job.copied) * self._buffers.page_bytes
@@ -318,8 +318,8 @@ class StoreWrites:
         return False
 
     def _priority(self, node: NodeId) -> float:
-        """Return the tokens that ``node`` is expected to save per byte; infinity where another engine
-        or a name waits for it."""
+        """Return the tokens that ``node`` is expected to save per byte; infinity if another engine waits for it, or a
+        name pins it."""
         if (self._orders is not None and self._orders.open) or self._memory.pins.has_due:
             contents = self._memory.snapshot_contents(node)
             if contents is not None and (self._is_ordered(contents) or self._due(contents) is not None):

@@ -1,7 +1,7 @@
 """Verify runs: decodes that compute more than one token, because the next tokens may be known already.
 
     decode    [t]               one token, one state read and written
-    verify    [t d1 d2 d3]      t was chosen, d1 to d3 are drafts; one token is chosen behind each of the four
+    verify    [t d1 d2 d3]      t was chosen, d1 to d3 are drafts; one token is chosen after each of the four
                      tokens chosen: d1 d2 x          d1 and d2 are right, x is new: three tokens in one step
 
 A verify run is best effort, like a tap (law L9). It is planned last, and it is shortened
@@ -67,7 +67,7 @@ class VerifyPlanner:
         step.set_verify_runs(runs)
 
     def _limits(self, step: PlanBuilder) -> list[int]:
-        """Return most drafts of each decode."""
+        """Return the largest number of drafts of each decode."""
         rows, decodes = self._rows, step.decode_rows
         computed = rows.computed[decodes]
         limits = rows.limit[decodes] - computed - 1
@@ -90,7 +90,7 @@ class VerifyPlanner:
         return seq
 
     def _with_pages(self, step: PlanBuilder, row: int, count: int) -> int:
-        """Return how many of ``count`` drafts have a place in pages: those of the lease, or new ones."""
+        """Return how many of ``count`` drafts fit into the pages of the lease and into new ones."""
         if count <= 0:
             return 0
         rows, transaction = self._rows, step.transaction

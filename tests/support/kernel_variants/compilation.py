@@ -43,14 +43,14 @@ class Compilation:
     small_shared: bool | None = None
     """True: for GPUs with SMALL_SHARED_BYTES of shared memory; False: for the others; None: for all."""
     only: frozenset[int] | None = None
-    """Of CAPABILITIES those that use this variant; None: all that the two fields above admit."""
+    """The CAPABILITIES that use this variant; None: all that the two fields above admit."""
 
 
 Choice = TypeVar("Choice")
 
 
 def by_choice(choose: Callable[[int], Choice]) -> list[tuple[Choice, frozenset[int]]]:
-    """What ``choose`` takes for some capabilities, and for which."""
+    """Return the choices of ``choose``, each with the capabilities that get it."""
     chosen: dict[str, tuple[Choice, set[int]]] = {}
     for capability in CAPABILITIES:
         choice = choose(capability)
@@ -68,8 +68,9 @@ def compilation_of(
     *,
     only: frozenset[int] | None = None,
 ) -> Compilation:
-    """``pointers``: types of the tensor arguments that are not step tables. Any other argument is an int32,
-    unless it is a constant or one of ``floats``; ``slot_stride`` is an int64."""
+    """Return a variant. ``pointers``: types of the tensor arguments that are not step tables. Any other argument is
+    an int32, unless it is a constant or one of ``floats``; ``slot_stride`` is an int64.
+    """
     signature = {}
     for argument in kernel.arg_names:
         if argument in constants:
@@ -86,7 +87,7 @@ def compilation_of(
 
 
 def page_signature(dtype: torch.dtype) -> tuple[dict[str, str], dict[str, object]]:
-    """The part of a signature that ``pages_of`` fills, and its constants."""
+    """Return the part of a signature that ``pages_of`` fills, and its constants."""
     kind = "*" + TRITON_TYPES[dtype]
     signature = {"cache_k": kind, "cache_v": kind, "k_stride": "i32", "v_stride": "i32"}
     scaled = dtype == torch.int8

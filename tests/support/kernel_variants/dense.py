@@ -102,7 +102,7 @@ def of_elementwise() -> list[Compilation]:
 
 
 def of_quantized_linear() -> list[Compilation]:
-    """A square matrix of 4096 for a decode and two sizes of prefill."""
+    """Return the variants for a square matrix of 4096, for a decode and two sizes of prefill."""
     variants = []
     for name, dtype in TYPES.items():
         pointers = FORMS | {"x": dtype, "out": dtype, "scales": "*fp16", "bias": "*fp32"}
@@ -135,7 +135,7 @@ def of_quantized_linear() -> list[Compilation]:
 def _linear_products(
     called: str, pointers: dict[str, str], stored: dict[str, Any], *, rounded: bool = False
 ) -> list[Compilation]:
-    """Of a square matrix of 4096 with few, some and many rows of x; the first is split."""
+    """Return the variants for a square matrix of 4096 with few, some and many rows of x; the first is split."""
     variants = []
     for rows in (16, 256, 1000):
         block_rows, blocks, depth = linear.blocks_of(rows, float32=pointers["x"] == "*fp32")
@@ -165,7 +165,7 @@ def _linear_products(
 
 
 def _linear_of_fp8() -> list[Compilation]:
-    """Converted by hardware, and by bits on older GPUs; one scale for a tile, and one for each row."""
+    """Return the variants that convert by hardware, and by bits on older GPUs, with scales of tiles and of rows."""
     variants = []
     pointers = FORMS | {"x": "*bf16", "out": "*bf16", "scales": "*fp32", "bias": "*fp32"}
     for fp8, lanes, called in (
@@ -201,7 +201,7 @@ def _linear_of_fp8() -> list[Compilation]:
 
 
 def of_byte_inputs() -> list[Compilation]:
-    """A square matrix of 4096."""
+    """Return the variants for a square matrix of 4096."""
     variants = []
     pointers = {"codes": "*u8", "x": "*i8", "x_scales": "*fp32", "scales": "*fp16", "bias": "*fp32"}
     for name, dtype in TYPES.items():
@@ -250,7 +250,7 @@ def of_byte_inputs() -> list[Compilation]:
 def _moe_of_fp8(
     called: str, pointers: dict[str, str], constants: dict[str, Any], stored: tuple[int, int], blocks: Blocks
 ) -> list[Compilation]:
-    """Converted by hardware, and by bits on older GPUs."""
+    """Return the variants that convert by hardware, and by bits on older GPUs."""
     by_bits, by_hardware = (
         compilation_of(
             f"{called} fp8{end}",
@@ -265,7 +265,7 @@ def _moe_of_fp8(
 
 
 def of_moe() -> list[Compilation]:
-    """Decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
+    """Return the variants for decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
     aligned = {"ids": "*i64", "counts": "*i32", "order": "*i32", "tiles": "*i32"}
     shape = {"BINS": 1024, "PART": moe.ALIGN.width, "BLOCK": moe.ALIGN.width}
     variants = [compilation_of("moe count", moe._count, aligned, shape, moe.ALIGN)]
@@ -340,7 +340,7 @@ def of_moe() -> list[Compilation]:
 
 
 def _moe_of_splits() -> list[Compilation]:
-    """A step of few tokens with an eighth of experts of 768: 96 results over 2048 channels."""
+    """Return the variants for a step of few tokens with an eighth of experts of 768: 96 results over 2048 channels."""
     blocks = moe.product_blocks(moe.TILE_ROWS_MIN, down=False)
     splits = moe.up_splits(1, moe.TILE_ROWS_MIN, 8, 96, 2048, moe.depth_of(2))
     shape = {

@@ -15,7 +15,7 @@ from weft.tensor.kernels import mamba1, mamba2, running_max, wkv7
 
 
 def of_delta_rule() -> list[Compilation]:
-    """Heads of 128 x 128; states of ``--state-dtype``."""
+    """Return the variants for heads of 128 x 128 and states of ``--state-dtype``."""
     return [
         one
         for by_line in (False, True)
@@ -24,7 +24,7 @@ def of_delta_rule() -> list[Compilation]:
 
 
 def _delta_recurrent_compilations(by_line: bool) -> list[Compilation]:
-    """Decode for the inputs of models; prefill for states in few bits."""
+    """Return the variants of decode for the inputs of models, and of prefill for states in few bits."""
     variants = []
     for dtype, state, prefill in (
         ("*bf16", "*fp32", False),
@@ -80,7 +80,7 @@ def _delta_form(by_line: bool) -> str:
 
 
 def of_wkv7() -> list[Compilation]:
-    """Heads of 64 x 64, as in all releases."""
+    """Return the variants for heads of 64 x 64, as in all releases."""
     sizes = {"K": 64, "V": 64, "KP": 64, "BV": wkv7.RECURRENT.width}
     return [
         compilation_of(
@@ -137,7 +137,7 @@ def of_mamba1() -> list[Compilation]:
 
 
 def of_mamba2() -> list[Compilation]:
-    """For the inputs of models and the states of ``--state-dtype``."""
+    """Return the variants for the inputs of models and the states of ``--state-dtype``."""
     sizes = {"GROUP": 16, "P": 64, "N": 128, "NP": 128}
     gates, limits = dict.fromkeys(("A", "D", "dt_bias"), "*fp32"), ("low", "high")
     variants = []

@@ -12,7 +12,7 @@ from weft.units import PAGE_TOKENS
 
 
 def of_arena_kernels() -> list[Compilation]:
-    """What a GPU asks for: ids of 64 bits, accumulators in each dtype, rows of 16 and of 128."""
+    """Return the variants of a GPU: ids of 64 bits, accumulators in each dtype, rows of 16 and of 128."""
     filling = {"words": "*i64", "items": "*i64", "value": "i32", "item_words": "i32", "BLOCK": "constexpr"}
     kernels = [Compilation("fill", arena._fill_kernel, filling, {"BLOCK": arena.BLOCK_WORDS})]
     ids = {
@@ -64,7 +64,7 @@ def of_arena_kernels() -> list[Compilation]:
 
 
 def of_compressed_kv_kernels() -> list[Compilation]:
-    """What a GPU asks for: each dtype that KV is compressed from, both ways."""
+    """Return the variants of a GPU: compression from each dtype of KV, and restoring."""
     coding = {
         "arena": "*u8",
         "records": "*i64",

@@ -3,8 +3,8 @@
     tests/conftest.py          installs it before weft is imported, and puts this folder on PYTHONPATH
     processes of the tests     Python imports ``sitecustomize`` from there at their start
 
-Engines then decide by other costs, while their clocks, timeouts and metrics stay what they are. Two kinds of costs are
-not scaled: those of engines on a virtual clock, and those that a test gives (``debug.step_costs``).
+Engines then decide by other costs, while their clocks, timeouts and metrics stay unchanged. Two kinds of costs are
+not scaled: those of engines on a virtual clock, and those that a test sets (``debug.step_costs``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REAL_CLOCKS = (time.monotonic, time.perf_counter)
 
 
 def scale_steps(module: ModuleType, factor: float) -> None:
-    """Have each ``EngineCore`` of ``module`` that measures its steps take them for ``factor`` times as long."""
+    """Scale the measured steps of each ``EngineCore`` of ``module`` by ``factor``."""
     core: Any = module.EngineCore
     begin: Callable[..., None] = core.__init__
 
@@ -37,7 +37,7 @@ def scale_steps(module: ModuleType, factor: float) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Changes MODULE right after it is imported."""
+    """A finder that changes MODULE right after its import."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -61,7 +61,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Scale the steps of this process, if the variable says so. Of several finders the first alone is asked."""
+    """Scale the steps of this process if the variable is set. The finder goes first, because Python uses the first that
+    answers."""
     factor = float(os.environ.get(VARIABLE, "1"))
     if factor != 1:
         sys.meta_path.insert(0, _Finder(factor))

@@ -301,6 +301,35 @@ DENSE_RELEASES: dict[str, Config] = {
         linear_num_value_heads=16, linear_value_head_dim=128, moe_intermediate_size=512, norm_topk_prob=True,
         num_experts=128, num_experts_per_tok=4, rms_norm_eps=1e-06, rope_theta=10_000.0,
         shared_expert_intermediate_size=512, sliding_window=512, tie_word_embeddings=True),
+    "nanochat": release(  # nanochat-d32
+        "nanochat", (65_536, 2048, 8192, 32, 16, 16, 2048), attention_bias=False, final_logit_softcapping=15.0,
+        hidden_act="relu2", rms_norm_eps=1e-06, rope_theta=10_000.0),
+    "hy_v3": release(  # Hy3-preview
+        "hy_v3", (120_832, 4096, 13_312, 80, 64, 8, 262_144), first_k_dense_replace=1, head_dim=128,
+        moe_intermediate_size=1536, num_experts=192, num_experts_per_tok=8, num_shared_experts=1, qk_norm=True,
+        rms_norm_eps=1e-05, rope_parameters={"rope_theta": 11_158_840.0, "rope_type": "default"}, route_norm=True,
+        router_scaling_factor=2.826),
+    "axk1": release(  # the shape of A.X-K1
+        "axk1", (163_840, 7168, 18_432, 61, 64, 64, 131_072), first_k_dense_replace=1, kv_lora_rank=512,
+        moe_intermediate_size=2048, n_group=8, n_routed_experts=192, n_shared_experts=1, num_experts_per_tok=8,
+        q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, rms_norm_eps=1e-06, routed_scaling_factor=2.5,
+        topk_group=4, v_head_dim=128),
+    "mimo_v2_flash": release(  # MiMo-V2-Flash
+        "mimo_v2_flash", (152_576, 4096, 16_384, 48, 64, 4, 262_144), add_full_attention_sink_bias=False,
+        add_swa_attention_sink_bias=True, attention_bias=False, attention_value_scale=0.707, head_dim=192,
+        hybrid_layer_pattern=[int(layer > 0 and layer % 6 != 5) for layer in range(48)], layernorm_epsilon=1e-05,
+        moe_intermediate_size=2048, moe_layer_freq=[0] + [1] * 47, n_group=1, n_routed_experts=256,
+        n_shared_experts=None, norm_topk_prob=True, num_experts_per_tok=8, partial_rotary_factor=0.334,
+        rope_theta=5_000_000, routed_scaling_factor=None, scoring_func="sigmoid", sliding_window=128,
+        sliding_window_size=128, swa_head_dim=192, swa_num_attention_heads=64, swa_num_key_value_heads=8,
+        swa_rope_theta=10_000, swa_v_head_dim=128, topk_group=1, topk_method="noaux_tc", v_head_dim=128),
+    "cohere2_moe": release(  # transformers' default
+        "cohere2_moe", (256_000, 8192, 22_528, 40, 64, 64, 8192), head_dim=128, layer_norm_eps=1e-05,
+        logit_scale=0.0625, num_experts=8, num_experts_per_tok=2, rope_theta=10_000.0, sliding_window=4096,
+        tie_word_embeddings=True),
+    "aria": release(  # the text of Aria
+        "aria_text", (100_352, 2560, 1664, 28, 20, 20, 65_536), moe_num_experts=64, moe_num_shared_experts=2,
+        moe_topk=6, rms_norm_eps=1e-06, rope_theta=5_000_000),
 }  # fmt: skip
 
 
@@ -314,6 +343,8 @@ def _few(config: Config, layers: int = 4) -> Config:
         "moe_intermediate_size",
         "num_shared_expert",
         "num_attention_heads_per_layer",
+        "hybrid_layer_pattern",
+        "moe_layer_freq",
     )
     listed = {key: config[key][:layers] for key in lists if isinstance(config.get(key), list)}
     experts = {key: 16 for key in ("n_routed_experts", "num_local_experts", "num_experts") if config.get(key, 0) > 16}

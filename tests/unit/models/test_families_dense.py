@@ -156,6 +156,39 @@ def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:
     assert read("internlm3").mixers[0].rope.kind == "default"
 
 
+def test_mimo_has_twice_the_kv_heads_and_sinks_where_it_has_a_window() -> None:
+    full, window = read("mimo_v2_flash").mixers[:2]
+    assert isinstance(full, Attention)
+    assert isinstance(window, Attention)
+    assert (full.kv_heads, full.window, full.sinks, full.rope) == (4, None, False, Rope(5e6, 64))
+    assert (window.kv_heads, window.window, window.sinks, window.rope) == (8, 129, True, Rope(10_000.0, 64))
+    assert {(one.value_dim, one.value_factor, one.head_dim) for one in (full, window)} == {(128, 0.707, 192)}
+    feeds = read("mimo_v2_flash").feed_forwards
+    assert isinstance(feeds[0], Dense)
+    assert isinstance(feeds[1], Experts)
+    assert (feeds[1].shared_width, feeds[1].scale) == (0, 1.0)
+
+
+def test_experts_of_command_are_halved_next_to_a_shared_one_and_its_first_layers_may_turn() -> None:
+    dense_first = {"first_k_dense_replace": 2, "num_shared_experts": 1}
+    architecture = read("cohere2_moe", **dense_first)
+    assert [mixer.rope is None for mixer in architecture.mixers[:6]] == [False, False, False, False, False, True]
+    assert [mixer.window is None for mixer in architecture.mixers[:6]] == [True, True, False, False, False, True]
+    apart = read("cohere2_moe", **dense_first, prefix_dense_sliding_window_pattern=2)
+    assert [mixer.window is None for mixer in apart.mixers[:2]] == [False, True]
+    assert [mixer.rope is None for mixer in apart.mixers[:2]] == [False, True]
+    experts = architecture.feed_forwards[2]
+    assert isinstance(experts, Experts)
+    assert (experts.scale, experts.shared.multipliers) == (0.5, (1.0, 0.5))
+    assert read("cohere2_moe").feed_forwards[0].scale == 1.0
+    assert read("cohere2_moe", rms_norm_eps=1e-6).residual.centred == ""
+
+
+def test_logits_of_nanochat_have_a_cap_unless_it_is_null() -> None:
+    assert read("nanochat").logits_cap == 15.0
+    assert read("nanochat", final_logit_softcapping=None).logits_cap == 0.0
+
+
 def test_files_of_exaone_and_sarvam_in_their_own_names_are_read() -> None:
     names = {"num_layers": 32, "layer_norm_epsilon": 1e-5, "activation_function": "silu"}
     own = {key: value for key, value in DENSE_RELEASES["exaone"].items() if key not in ("rms_norm_eps", "hidden_act")}

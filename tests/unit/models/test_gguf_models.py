@@ -51,6 +51,10 @@ CASES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 32, "layer_types": None, "tie_word_embeddings": True}, "glm4": {}, "olmo2": {},
     "olmoe": {}, "cohere": {"tie_word_embeddings": True}, "cohere2": {"layer_types": None}, "exaone4": {
         "layer_types": None}, "starcoder2": {"sliding_window": None}, "stablelm": {}, "nemotron": {}, "seed_oss": {},
+    "smollm3": {}, "exaone": {}, "glm": {"head_dim": 16}, "olmo": {}, "jais2": {}, "ministral3": {}, "phi": {},
+    "glm4_moe": {}, "dots1": {"sliding_window": None, "layer_types": ["full_attention"] * 3}, "ernie4_5_moe": {},
+    "minimax_m2": {}, "afmoe": {"layer_types": None, "num_hidden_layers": 4}, "granite_moe_dense": {},
+    "deepseek_v2": {}, "deepseek_v3": {}, "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "arcee": {}, "ernie4_5": {}, "hunyuan": {}, "mixtral": {"sliding_window": None}, "qwen2_moe": {
         "mlp_only_layers": [], "use_sliding_window": False},
 }  # fmt: skip
@@ -64,7 +68,7 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs"),
              ("rwkv7", "mixes"), ("glm5_next", "turned"), ("qwen4_exp", "plus_one"),
              ("qwen4_exp", "tiled"), ("gemma2", "plus_one"), ("nemotron", "plus_one"),
-             ("mixtral", "interleaved")]  # fmt: skip
+             ("mixtral", "interleaved"), ("smollm3", "interleaved")]  # fmt: skip
 
 
 @functools.cache

@@ -10,7 +10,7 @@ Pure data, no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft import spec
@@ -145,6 +145,8 @@ class Attention(Mixer):
         clip             all are limited to [-clip, clip]; 0: no limit (OLMo)
         growth           factor on queries, which grows with the position
         bias             the projections have biases
+        value_dim        numbers of a value, if fewer than those of a key; memory keeps values as wide as keys
+        value_factor     factor on values (MiMo V2 Flash)
         kv_copies        number of ranks that hold the same KV heads, if there are fewer KV heads than ranks
 
     Scores and output:
@@ -188,6 +190,8 @@ class Attention(Mixer):
     norm_plain: bool = False
     softplus_gate: bool = False
     chunk: int | None = None
+    value_dim: int = 0
+    value_factor: float = 1.0
 
     @property
     def index_width(self) -> int:
@@ -242,10 +246,11 @@ class Attention(Mixer):
         head. Head gates have no bias."""
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
+        values = replace(keys, width=self.value_dim or self.head_dim)
         apart = ((gate, queries),) if self.gated and gate else ()
         query_rows = Units(self.heads, self.head_dim * 2) if self.gated and not gate else queries
         read = inputs or hidden
-        own = (("k_proj", keys), ("v_proj", keys))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
+        own = (("k_proj", keys), ("v_proj", values))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
         parts: tuple[tuple[str, Dim], ...] = (("q_proj", query_rows), *apart, *own)
         if joined:
             parts = ((joined, Units(self.heads, 3 * self.head_dim) if by_head else (queries, keys, keys)),)
@@ -259,7 +264,8 @@ class Attention(Mixer):
         if self.sinks:
             table |= exact("sinks", dims=(Units(self.heads),))
         out_bias = self.bias if self.out_bias is None else self.out_bias
-        return table | product("out", queries, (out, hidden), bias=out_bias)
+        outputs = Units(self.heads, self.value_dim or self.head_dim)
+        return table | product("out", outputs, (out, hidden), bias=out_bias)
 
     def tables(self, hidden: int) -> list[Table]:
         return [self.table(hidden), *index_tables(self.index, hidden)]

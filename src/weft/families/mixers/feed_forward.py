@@ -65,10 +65,12 @@ class Experts(BlockShape):
         own_count         most experts of one rank, if ranks divide experts by number; 0: each rank has a part of all
         normed_apart      shared expert, routed experts and router have separate norms, and the weight of each expert
                           has a factor (Gemma 4)
+        out_normed        an RMS norm of the output of all experts (A.X K1)
 
     Shared experts, which every token passes:
         shared_width      inner size of the shared expert; 0: there is none
         shared_gate       its output is multiplied by the sigmoid of a learned gate
+        shared_factor     factor on its output
         shared_count      number of shared experts that the router scores too; weights are then shares of the sum over
                           shared and chosen experts (Inkling)
 
@@ -113,15 +115,18 @@ class Experts(BlockShape):
     shared_count: int = 0
     group_best: int = 2
     weighs_input: bool = False
+    shared_factor: float = 1.0
+    out_normed: bool = False
 
     @property
     def further_norms(self) -> int:
-        return 3 if self.normed_apart else 0
+        return 3 * self.normed_apart + self.out_normed
 
     @property
     def shared(self) -> Dense:
         """The expert that every token passes."""
-        return Dense(self.shared_width, self.activation, self.gated, limit=self.limit)
+        factors = (1.0, self.shared_factor)
+        return Dense(self.shared_width, self.activation, self.gated, multipliers=factors, limit=self.limit)
 
     def table(
         self,

@@ -16,11 +16,12 @@ LightningNames = tuple[str | tuple[str, str, str], str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Lightning(Mixer):
-    """Lightning attention (Qin et al., 2024): a state for each head that decays by exp(-slope) a token. The
-    slope of head h of n is 2 ^ (-8 (h + 1) / n) times ``factor``, which is of the layer. Queries, keys and
-    values pass a silu (``silu``); or queries and keys pass a norm of each head, and are turned by ``rope``
-    (Ling 2.5). ``scale``: factor on queries. ``norm_groups``: groups of heads, over all ranks, that the norm of the
-    output takes one by one."""
+    """Lightning attention (Qin et al., 2024): a state for each head that decays by exp(-slope) a token. The slope of
+    head h of n is 2 ^ (-8 (h + 1) / n) times ``factor``, which differs by layer. Queries, keys and values pass a
+    silu (``silu``); or queries and keys pass a norm of each head, and ``rope`` rotates them (Ling 2.5). ``scale``:
+    factor on queries. ``norm_groups``: number of groups of heads, over all ranks, whose outputs are normed
+    separately.
+    """
 
     reader = "weft.models.blocks.lightning:read_lightning"
 

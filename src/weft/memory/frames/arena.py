@@ -1,4 +1,4 @@
-"""Which frames, pages and slots are free, and whose the others are.
+"""The records of frames, pages and slots: which are free, and the owners of the others.
 
     free frames, by the kind whose bytes they last held        claimed
     [never used]  [pages]  [slots]                   <----->   a key of one pool's ``stacks``
@@ -20,7 +20,7 @@ another kind, or one never used, is zeroed before first use. A frame just releas
 **Items** of one size are packed into frames: item i is in frame i // per_frame, and nothing stores that. They come from
 the fullest partly used frame, so that the emptiest ones drain and become free for either kind. One place decides the
 order: ``Walk``, which only reads. ``pop`` takes exactly the items it is given and asserts that they are on top, so
-there is no predictor to agree with (law L2). per_frame = 0 is a kind that the model lacks.
+there is no predictor to agree with (law L2). If the model lacks a kind, its per_frame is 0.
 
 **Owners** are one number for each item, written when it changes hands and at no other time. So the owner of a page that
 moves is known without a scan. ``indexes`` has the number of each page in its sequence, from the front. Sharing is not a

@@ -1,4 +1,4 @@
-"""Geometry: page, slot and frame of one model, and the sizes of an engine that fit the arena.
+"""The geometry of the arena: page, slot and frame of one model, and the sizes of an engine that fit.
 
     arena   |  frame 0   |  frame 1   |  frame 2   | ...            F bytes each
             |P|P|P|P|P|P|  S'  |  S'  |P|P|P|P|P|P|                 n pages or m slots, never both
@@ -17,7 +17,8 @@ is compressed KV, in 8 bits or 4 (decision 0013). Neither is a third kind of fra
 rows to the sequences that can hold a slot and a page each. A note names the flag and both numbers, and the ``--memory``
 that would hold the value.
 
-Everything here is integers: no torch, no I/O. Why a slot is never split over frames is in decision 0002.
+This file computes with integers only and needs neither torch nor I/O. Decision 0002 says why a slot is never split over
+frames.
 """
 
 from __future__ import annotations

@@ -398,9 +398,8 @@ def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: 
     other reasons.
 
     Each tenant computes the same tokens once (law L10), and the operator needs to know the cost of that. A
-    tenant must not: for a prompt that a tenant composed, the number says whether another one sent it. So it
-    is
-    counted only with ``debug.count_salt``, and never reported to a request."""
+    tenant must not: for a prompt that a tenant composed, the number says whether another one sent it. So it is counted
+    only with ``debug.count_salt``, and never reported to a request."""
     others = (name for name in cache.tree.roots if name != match.salt)
     most = max(
         (cache.match(tokens, name, match.version).cached_tokens for name in islice(others, SALTS_MAX)), default=0

@@ -7,17 +7,17 @@
     edge     pages  [ -9 -10 -11 -12 -13 -14 | 12 60 ]      the edge has record ids in place of pages
                       ^ restore: into these pages and some new ones, for a sequence that resumes past it
 
-KV that no sequence reads need not keep its last bits. A page becomes a *record* of
-``ArenaPlan.compressed_kv_bytes``: codes and their scales, without gaps, in KV pages.
+KV that no sequence reads may be rounded. A page becomes a *record* of ``ArenaPlan.compressed_kv_bytes``: codes and
+their scales. Records are stored in KV pages without gaps.
 
 **In place.** Record r is in compressed page r or an earlier one. So a node is compressed into its own first pages, the
 first record first. It is restored the last record first, each into a page that no earlier record needs. Compression
 therefore takes no memory, and works when none is free.
 
-**Scope.** Nodes that no lease holds; KV under a hold is always exact. An opening restores the path to its snapshot: one
-copy, for every later reader. A sequence that publishes over a compressed node gives the tree its own exact pages
-instead. A fork inside compressed pages does this to their front and cuts it off. **When** is decided in ``eviction``:
-after bare KV and before anything is lost, and no more than is missing.
+**Scope.** Only nodes that no lease holds are compressed; the KV that a lease holds is always exact. An opening restores
+the path to its snapshot once, for every later reader. A sequence that publishes over a compressed node gives the tree
+its own exact pages instead. A fork inside compressed pages does this to their front and cuts it off. **When** is
+decided in ``eviction``: after the eviction of bare KV and before that of snapshots, and for no more than is missing.
 
 *Record ids* count down from below PAD and are never reused. Code that mistakes one for a page is caught (law L4), and a
 transaction that replaces some by pages finds them by id.

@@ -1,5 +1,5 @@
 """Order of evictions from the prefix cache: how much is short, two orders, and a choice that is a pure function of
-them.
+both.
 
     Room      what a transaction can hand out now:  holes in frames of a kind, and frames free for either kind
     Demand    what would fit if everything were packed tightly:
@@ -19,12 +19,11 @@ Bare KV goes first, whatever is short: in a model with states nothing resumes fr
 lease holds KV, never a snapshot: it copied the state when it opened. So any snapshot can go at any moment. A sequence
 that runs without others can have all of the arena except the KV that it reads itself (law L3).
 
-**Compressed states.** A snapshot that no sequence computes on does not need its last bits. Its int8 codes, with a scale
-for each row, take about a quarter of its bytes and are stored in k KV pages, anywhere, in order. It saves the same
-seconds for fewer bytes, so compression comes between the two classes, the least recently used state first. A
-compression takes pages before it gives a slot back, and is done only where the demand in frames falls; so a shortage
-ends. A
-compressed state stays so until its eviction: a sequence that resumes there gets an exact copy in its own slot.
+**Compressed states.** A snapshot that no sequence computes on may be rounded. Its int8 codes, with a scale for each
+row, take about a quarter of its bytes and are stored in k KV pages, anywhere, in order. It saves the same seconds for
+fewer bytes, so compression comes between the two classes, the least recently used state first. A compression takes
+pages before it gives a slot back, and is done only if the demand in frames falls, so a shortage ends. A compressed
+state stays compressed until its eviction: a sequence that resumes there gets a decoded copy in its own slot.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen snapshot)
 in an overlay, and stops at ``EVICTIONS_PER_STEP`` (law L11).
@@ -241,7 +240,7 @@ class Recency:
 
 
 class _Overlay:
-    """The tree as it would be after the evictions chosen so far."""
+    """A view of the tree after the evictions chosen so far."""
 
     __slots__ = ("_removed_children", "_stateless")
 

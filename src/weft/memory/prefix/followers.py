@@ -3,15 +3,16 @@
     tree     note_change --> a set of nodes for each follower             nothing without followers
     take     what each changed node has now  -  what was reported of it   --> SnapshotReport, or KV events
 
-A report is a difference between two states of the tree. So a snapshot that came and went between two reports is
-in none. A step that changes nothing costs nothing. Digests go down the tree by sums (``weft.prefix_digests``).
+A report is the difference between two states of the tree. So a snapshot that came and went between two reports is
+in none. A step that changes nothing costs nothing. The digest of a node is computed from that of its parent
+(``weft.prefix_digests``).
 
-**SnapshotFollower**, for weft's own router: places at which a request can resume. A model with states resumes at
-snapshots only (law L8). A model without them, or a router that asks for ``pages``, hears of every fourth page of
-a span and its end. At most OFFERED_MAX are reported at once.
+**SnapshotFollower** reports to weft's own router the places at which a request can resume. A model with states resumes
+at snapshots only (law L8). For a model without them, and for a router that asks for ``pages``, it reports every fourth
+page of a span and the span's end. At most OFFERED_MAX places are reported at once.
 
-**BlockFollower**, for readers of vLLM's events (``weft.kv_events``): every whole page, and every state as a kind
-of its own. It holds eight bytes for a page that it has reported.
+**BlockFollower** reports to readers of vLLM's events (``weft.kv_events``) every whole page, and every state as a kind
+of its own. It holds eight bytes for each page that it has reported.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class TreeWatch:
 
 
 class SnapshotFollower:
-    """``pages``: every place where KV ends is reported, and not only states."""
+    """A follower for weft's router. ``pages``: it reports every place where KV ends, and not only states."""
 
     def __init__(self, tree: PrefixTree, *, pages: bool) -> None:
         self.number = 0
@@ -180,7 +181,7 @@ class SnapshotFollower:
 
 class _Held(NamedTuple):
     """The reported part of a node. ``blocks``: digests of its pages. ``state``: that of its snapshot, or None;
-    ``before``: that of the whole pages before the state's last page, None where there are none."""
+    ``before``: that of the whole pages before the state's last page, None without such pages."""
 
     blocks: Digests
     state: int | None
@@ -188,7 +189,7 @@ class _Held(NamedTuple):
 
 
 class BlockFollower:
-    """``adapter_name`` returns the name of the adapter with a digest."""
+    """A follower for readers of KV events. ``adapter_name`` returns the name of the adapter with a digest."""
 
     def __init__(self, tree: PrefixTree, adapter_name: Callable[[str], str]) -> None:
         self.watch = TreeWatch(tree)

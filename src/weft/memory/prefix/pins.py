@@ -5,11 +5,11 @@
     name --'         |
                      '--> node                  its deepest snapshot; found again when it comes back
 
-A pin holds no memory. Its snapshot is one of the prefix tree like any other, with the KV of its path, and names
-of one prefix share it: a second name costs no page. ``last`` has the pinned snapshots that fit into
-``budget_bytes`` together, the most recently named first. Evictions take all other snapshots before these, and
-these before a request waits (law L3): a pin that memory needs gives way, and its prefix is read from the store
-or computed again. Records of pinned prefixes are not evicted there (``weft.store.eviction``).
+A pin holds no memory. Its snapshot belongs to the prefix tree like any other, with the KV of its path. Several names
+of one prefix share the snapshot, so a second name costs no page. ``last`` has the pinned snapshots that fit into
+``budget_bytes`` together, the most recently named first. Evictions take these after all other snapshots, but before a
+request waits for memory (law L3). The prefix of an evicted pin is read from the store or computed again: the store does
+not evict records of pinned prefixes (``weft.store.eviction``).
 
 A prefix is *due* until its snapshot is on the way to the store: such a write has no price and no pace.
 
@@ -38,7 +38,9 @@ Place = TypeVar("Place")
 
 @dataclass(slots=True, eq=False)
 class PinnedPrefix:
-    """``tokens``: int32 bytes. ``position``: tokens up to its deepest snapshot in memory, 0 without one."""
+    """A prefix with names. ``tokens``: int32 bytes. ``position``: tokens up to its deepest snapshot in memory, 0
+    without one.
+    """
 
     salt: str
     tokens: bytes = field(repr=False)
@@ -53,14 +55,15 @@ class PinnedPrefix:
 
 
 class Pins:
-    """``tree`` is read, never changed. ``budget_bytes``: KV and states of all pinned snapshots that go last."""
+    """The pins of one memory. ``tree`` is read, never changed. ``budget_bytes``: KV and states of all pinned snapshots
+    that go last."""
 
     def __init__(self, tree: PrefixTree, plan: ArenaPlan, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self._last: tuple[NodeId, ...] = ()
         self._held = 0, 0
         self._is_stale = False
-        """``_last`` and ``_held`` are those of an older tree."""
+        """Whether ``_last`` and ``_held`` are those of an older tree."""
         self._tree, self._plan = tree, plan
         self._prefixes: dict[_Key, PinnedPrefix] = {}
         """The most recently named last."""
@@ -146,12 +149,12 @@ class Pins:
     # ------------------------------------------------------------------ by a commit
 
     def came(self, node: Node) -> None:
-        """Take note that ``node`` has a snapshot now."""
+        """Note that ``node`` has a snapshot now."""
         for prefix in list(self._lacking.get(node.end, ())):
             self._find(prefix)
 
     def went(self, node: Node) -> None:
-        """Take note that the snapshot of ``node`` is gone, or ``node`` is, or its end."""
+        """Note that the snapshot of ``node`` is gone, or that ``node`` was removed or cut."""
         for prefix in list(self._by_node.get(node.id, ())):
             self._find(prefix)
 

@@ -1,5 +1,5 @@
-"""The order of evictions as a replaceable part: the events and questions of a policy, and the pages that only one
-snapshot holds.
+"""``Policy``, the replaceable order of evictions: its events and its questions, and the pages that only one snapshot
+holds.
 
     events of a commit     opened  published  saved  duplicated  evicted  child_removed  closed
                            committed (once, at the end)
@@ -11,8 +11,8 @@ snapshot holds.
                        '--[ 512..1024 )--[ 1024..4096 )  state B
 
 A policy ranks and does nothing else. ``eviction.choose`` knows which bytes are short, which data goes with a snapshot,
-which must stay, and how much is enough. So a faulty policy chooses worse and never wrong (laws L1, L8, L9). The pure
-half has no clock. One is passed in, and only commits read it, so two identical plans get identical answers.
+which must stay, and how much is enough. So a faulty policy makes the cache slower and never breaks a law (L1, L8, L9).
+A policy that needs a clock is passed one, and only commits read it, so two identical plans get identical answers.
 
 If two states share all of their KV, neither holds any that the other does not need: evicting either frees only the
 state. So the one that is cheaper to compute again goes first, and then the other holds all of that KV. These readings

@@ -1,18 +1,18 @@
-"""The prefix cache for its observers: a snapshot for a store, its shape for an operator.
+"""Readings of the prefix cache: the contents of a snapshot for a store, and the shape of the tree for an operator.
 
     contents   root --[ pages 3 9 4 )--[ compressed 7 2 )o slot 5       tokens [0, position)
                                                                     rows   3 9 4 exact | 7 2 in 8 bits
                                                                     state  slot 5
     shape      salts, depths, lengths, and the places at which requests part or resume
 
-Readings that use only the tree. **Contents**: pages and slot are those of memory's state at this version. A caller
-names them in the plan of the same version, and looks again for the next one. Codes of compressed KV are consecutive in
-its compressed pages, from ``skip_bytes`` of the first on.
+**Contents.** Pages and slot are those of memory's state at this version. A caller names them in the plan of the same
+version, and reads the contents again for the next plan. Codes of compressed KV are consecutive in its compressed pages,
+from byte ``skip_bytes`` of the first page on.
 
-**Shape**: salts by number, the biggest first, as a salt is a tenant's secret. ``digest`` is a hash of
-the tokens of a prefix, ``head`` the tokens with which the place begins to differ from its siblings. Both stay
-in the server, which drops the head unless its operator asks for text. *Hits* of a prefix include those of all
-nodes below. One walk over at most NODES_MAX nodes, on request, never in a step (law L11).
+**Shape.** Salts have numbers, the biggest salt first, because a salt is a tenant's secret. ``digest`` is a hash of the
+tokens of a prefix, ``head`` the tokens with which the place begins to differ from its siblings. Both stay in the
+server, which drops the head unless its operator asks for text. *Hits* of a prefix include those of all nodes below. The
+shape takes one walk over at most NODES_MAX nodes, on request, never in a step (law L11).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The effects of one transaction's publications, worked out before the commit, without a change.
+"""The effects of one transaction's publications, computed before the commit without a change.
 
 Two sequences with the same tokens may publish in one step, before either is in the tree. Each path that a
 transaction will add is remembered by the place where it leaves the tree. So the second sequence sees the
@@ -10,8 +10,8 @@ which ones a sequence frees:
     B adds              [512..1024)  pages of A, [1024..) pages of B
                          B frees its own pages of [512..1024), its table is patched
 
-Compressed KV in the tree (compressed_kv.py) has tokens and no pages. The first sequence that publishes over the edge
-gives it pages of the sequence, and frees none.
+Compressed KV in the tree (compressed_kv.py) has tokens and no pages. The first sequence that publishes over such an
+edge gives the tree its own pages, and frees none.
 """
 
 from __future__ import annotations

@@ -70,8 +70,9 @@ class PrefixTree:
         self.change_count = 0
         """Changes that a lookup may see: while the count is the same, every prompt resumes where it did."""
         self.watches: list[set[NodeId]] = []
-        """Each gets the nodes that come, go, are cut, or whose snapshot does; a follower empties its own
-        (followers.py)."""
+        """One set for each follower, which empties it (followers.py). Each set gets the nodes that are added,
+        removed or cut, or whose snapshot changes.
+        """
 
     # ------------------------------------------------------------------ reading
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from weft.families.mixers.attention import Attention, Index, KeyIndex
 from weft.models.block_reader import BlockReader
@@ -72,12 +73,13 @@ class AttentionBlock:
             self.sinks,
             self.v_norm,
         )
-        self.fused = fused_block_of(self.qkv, self.out) if self.shape.index is None else None
+        plain = self.shape.index is None and not self.shape.value_dim
+        self.fused = fused_block_of(self.qkv, self.out) if plain else None
 
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
     ) -> torch.Tensor:
-        projected_TW = self.qkv(x_TD)
+        projected_TW = self._projected(x_TD)
         if isinstance(self.shape.index, KeyIndex):
             return self.out(inputs.asked_of(choosing_layer(projected_TW, self.core, inputs, cache, cos_sin)))
         seen = chosen(self.index, x_TD, None, inputs, cache, cos_sin)
@@ -86,13 +88,24 @@ class AttentionBlock:
             if seen is None
             else seen_layer(projected_TW, self.core, inputs, cache, cos_sin, seen)
         )
+        if self.shape.value_dim:
+            o_TC = torch.unflatten(o_TC, 1, (-1, self.shape.head_dim))[..., : self.shape.value_dim].flatten(1)
         return self.out(inputs.asked_of(o_TC))
+
+    def _projected(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return queries, keys and values; narrower values as wide as keys, with zeros at the end."""
+        projected_TW, shape = self.qkv(x_TD), self.shape
+        if not shape.value_dim:
+            return projected_TW
+        v_THD = torch.unflatten(projected_TW[:, -shape.kv_heads * shape.value_dim :], 1, (-1, shape.value_dim))
+        v_THD = F.pad(v_THD * shape.value_factor, (0, shape.head_dim - shape.value_dim))
+        return torch.cat((projected_TW[:, : -shape.kv_heads * shape.value_dim], v_THD.flatten(1)), dim=1)
 
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> None:
         """Write the keys and values of the tokens, without an output."""
         if self.index is not None and cache.index is not None:
             self.index.write(x_TD, inputs, cache.index)
-        write_projected(self.qkv(x_TD), self.core, inputs, cache, cos_sin)
+        write_projected(self._projected(x_TD), self.core, inputs, cache, cos_sin)
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """Return the block as a part of a stack; ``x_TD`` is its input."""
@@ -128,6 +141,11 @@ def neighbours_apart(rows: torch.Tensor, *, head_dim: int, turned: int) -> torch
     return torch.cat((rows_HD[:, :turned:2], rows_HD[:, 1:turned:2], rows_HD[:, turned:]), dim=1).flatten(0, 1)
 
 
+def halves_swapped(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
+    """Return ``rows`` [heads x head_dim, ...] with the halves of each head swapped. So they turn the other way."""
+    return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).flip(1).flatten(0, 2)
+
+
 def parts_apart(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
     """Return all rows of queries, then those of keys, then those of values, of ``rows`` [heads x 3 x head_dim, ...]."""
     return rows.view(-1, 3, head_dim, *rows.shape[1:]).transpose(0, 1).flatten(0, 2)
@@ -144,11 +162,12 @@ def read_attention(
     joined: str = "",
     by_head: bool = False,
     paired: bool = False,
+    backwards: bool = False,
 ) -> AttentionBlock:
     """Return one projection, with the gate's rows moved after the query's (``gate``: they are stored by
     themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end. ``joined``: the tensor that has the
     rows of all three, if the files have it, ``by_head``: head by head. ``paired``: positions turn pairs of
-    neighbours."""
+    neighbours; ``backwards``: the other way."""
     source = read.source
     if shape.kv_of is not None:  # releases of Gemma 4 have keys and values of such layers; nothing uses them
         for part in ("k_proj", "v_proj", "k_norm", "v_norm"):
@@ -166,8 +185,10 @@ def read_attention(
         if bias is not None:
             query_rows = 2 * shape.heads * shape.head_dim
             bias[:query_rows] = separate_gate(bias[:query_rows], shape.heads, shape.head_dim)
-    if paired and shape.rope is not None:
-        order = partial(neighbours_apart, head_dim=shape.head_dim, turned=shape.rope.rotary_dim)
+    if (paired or backwards) and shape.rope is not None:
+        order: Order = partial(halves_swapped, head_dim=shape.head_dim)
+        if paired:
+            order = partial(neighbours_apart, head_dim=shape.head_dim, turned=shape.rope.rotary_dim)
         orders |= {"q_proj.weight": order, "k_proj.weight": order}
         if bias is not None:
             turned = (shape.heads + shape.kv_heads) * shape.head_dim

@@ -31,7 +31,7 @@ def plain_layer(
             FirstOfTwo(*whole, same=residual.parallel == "one") if residual.parallel else ResidualBlock(*whole)
         )
     if feed is not None:
-        own = feed.further_norms == 0
+        own = isinstance(feed, Dense) or not feed.normed_apart
         reader = function(names.feed_reader) if names.feed_reader else plain_feed
         before = norm(in_norms[1]) if own and residual.parallel != "one" else None
         kind = SecondOfTwo if residual.parallel else ResidualBlock

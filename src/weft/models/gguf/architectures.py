@@ -13,7 +13,9 @@
     kimi-linear, bailingmoe3, gigachat35, glm5-next         ``latent``
     gemma3, gemma4                                ``gemma``
     rwkv7                                         ``rwkv``
+    deepseek2, minicpm3                           ``latent``
     qwen2, phi3, gemma, gemma2, glm4 ...          ``dense``
+    glm4moe, dots1, minimax-m2, afmoe ...         ``routed``
 
 ``FileLayout.names`` is from a name in the file ("attn_q", after ``blk.3.``) to ours ("self_attn.q_proj", after
 ``layers.3.``); the ends .weight and .bias stay. ``{e}`` is the number of an expert; all experts are one tensor in the
@@ -34,12 +36,12 @@ from typing import Any
 import numpy as np
 
 from weft.errors import UnknownArchitectureError
-from weft.models.gguf import dense, parts
+from weft.models.gguf import dense, parts, routed
 from weft.models.gguf.delta import qwen4exp, qwen_hybrid
 from weft.models.gguf.gemma import gemma3, gemma4
 from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
-from weft.models.gguf.latent import gigachat35, glm5_next, kimi_linear, ling
+from weft.models.gguf.latent import deepseek2, gigachat35, glm5_next, kimi_linear, ling, minicpm3
 from weft.models.gguf.parts import LOG, FileLayout, Names, Undo
 from weft.models.gguf.rwkv import rwkv7
 
@@ -408,6 +410,7 @@ def _of_ollama(config: Mapping[str, Any]) -> tuple[Names, dict[str, Undo]]:
     return names, undo
 
 
+_ROWS = dense.ROWS | routed.ROWS
 ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "lfm2": _lfm2, "lfm2moe": _lfm2, "qwen35": qwen_hybrid, "qwen35moe": qwen_hybrid,
     "qwen3next": qwen_hybrid, "granitehybrid": _granite, "granite": _granite, "nemotron_h": _nemotron_h,
@@ -415,5 +418,6 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss,
     "gptoss": _gpt_oss, "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35,
     "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next,
-    **dict.fromkeys(dense.ROWS, dense.plain),
+    "deepseek2": deepseek2, "minicpm3": minicpm3,
+    **dict.fromkeys(_ROWS, lambda keys: dense.of_row(keys, _ROWS[keys.architecture])),
 }  # fmt: skip

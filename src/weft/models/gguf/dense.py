@@ -28,12 +28,15 @@ More = Callable[[GgufKeys, dict[str, Any]], dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class DenseLayout:
     """``names``: those that differ from Llama's. ``eps``: the key of config.json for the epsilon of norms that subtract
-    the mean, "" for those that do not. ``more``: further keys, of the file and of the configuration so far."""
+    the mean, "" for those that do not. ``interleaved``: the converter changes the order of rows of queries and keys, as
+    for Llama. ``more``: further keys, of the file and of the configuration so far."""
 
     model_type: str
     names: Names = field(default_factory=dict)
     eps: str = ""
     minus_one: bool = False
+    interleaved: bool = False
+    final_norm: str = "norm"
     more: More = lambda keys, config: {}
 
 
@@ -41,7 +44,7 @@ def _window(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     return {"sliding_window": keys.integer("attention.sliding_window", 0) or None}
 
 
-def _every_fourth(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+def every_fourth(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     """Return the kinds of a file with windows, and the scale of its logits."""
     window = keys.integer("attention.sliding_window", 0)
     kinds = [_WINDOW if window and (layer + 1) % 4 else _FULL for layer in range(keys.layers)]
@@ -87,7 +90,29 @@ def _olmoe(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     return parts.experts(keys) | {"norm_topk_prob": False}
 
 
-_AFTER: Names = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+def _exaone(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    return {"num_layers": keys.layers, "layer_norm_epsilon": config["rms_norm_eps"]}
+
+
+def _clipped(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    return {"clip_qkv": keys.number("attention.clamp_kqv", 0.0) or None}
+
+
+def _phi2(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the width of the feed-forward, for which the converter writes four times the width of the stream."""
+    up = keys.tensor("blk.0.ffn_up.weight")
+    return {"intermediate_size": up.shape[0]} if up is not None else {}
+
+
+def _ministral3(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the positions of Ministral 3, whose file states YaRN's temperature for queries that do not grow."""
+    scale = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    grown = keys.number("attention.temperature_scale", 0.0)
+    temperature = {"mscale": scale, "mscale_all_dim": scale} if scale else {}
+    return {"rope_parameters": config["rope_parameters"] | temperature | {"llama_4_scaling_beta": grown}}
+
+
+AFTER: Names = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GATE_UP: Names = {"ffn_up": "mlp.gate_up_proj"}
 ROWS: dict[str, DenseLayout] = {
     "qwen2": DenseLayout("qwen2"),
@@ -95,15 +120,15 @@ ROWS: dict[str, DenseLayout] = {
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}, more=_qwen2moe),
     "phi3": DenseLayout("phi3", {"attn_qkv": "self_attn.qkv_proj", **_GATE_UP}, more=_window),
     "gemma": DenseLayout("gemma", minus_one=True),
-    "gemma2": DenseLayout("gemma2", {"ffn_norm": "pre_feedforward_layernorm", **_AFTER}, minus_one=True, more=_gemma2),
+    "gemma2": DenseLayout("gemma2", {"ffn_norm": "pre_feedforward_layernorm", **AFTER}, minus_one=True, more=_gemma2),
     "glm4": DenseLayout("glm4", {
         "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm", **_GATE_UP}),
-    "olmo2": DenseLayout("olmo2", _AFTER),
+    "olmo2": DenseLayout("olmo2", AFTER),
     "olmoe": DenseLayout("olmoe", parts.sparse("mlp"), more=_olmoe),
-    "exaone4": DenseLayout("exaone4", _AFTER, more=_every_fourth),
+    "exaone4": DenseLayout("exaone4", AFTER, more=every_fourth),
     "command-r": DenseLayout("cohere", eps="layer_norm_eps", more=_scaled),
     "cohere2": DenseLayout("cohere2", eps="layer_norm_eps", more=lambda keys, config: {
-        **_scaled(keys, config), **_every_fourth(keys, config)}),
+        **_scaled(keys, config), **every_fourth(keys, config)}),
     "starcoder2": DenseLayout("starcoder2", {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "norm_epsilon",
                       more=_used("use_bias")),
     "stablelm": DenseLayout("stablelm", eps="layer_norm_eps", more=_used("use_qkv_bias")),
@@ -111,16 +136,21 @@ ROWS: dict[str, DenseLayout] = {
     "seed_oss": DenseLayout("seed_oss", {"post_attention_norm": "post_attention_layernorm"}),
     "arcee": DenseLayout("arcee", more=_biases),
     "ernie4_5": DenseLayout("ernie4_5", more=_used("use_bias")),
+    "smollm3": DenseLayout("smollm3", interleaved=True),
+    "exaone": DenseLayout("exaone", more=_exaone),
+    "chatglm": DenseLayout("glm", _GATE_UP),
+    "olmo": DenseLayout("olmo", eps="rms_norm_eps", interleaved=True, more=_clipped),
+    "jais2": DenseLayout("jais2", eps="layer_norm_eps", more=_biases),
+    "mistral3": DenseLayout("ministral3", interleaved=True, more=_ministral3),
+    "phi2": DenseLayout("phi", {
+        "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}, "layer_norm_eps",
+        final_norm="final_layernorm", more=_phi2),
     "hunyuan-dense": DenseLayout("hunyuan_v1_dense", {
         "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}),
 }  # fmt: skip
 """Architecture -> its row."""
 MIXTRAL = DenseLayout("mixtral", parts.sparse("mlp"), more=_experts)
 """DenseLayout of Mixtral, whose files have the architecture of Llama."""
-
-
-def plain(keys: GgufKeys) -> FileLayout:
-    return of_row(keys, ROWS[keys.architecture])
 
 
 def of_row(keys: GgufKeys, row: DenseLayout) -> FileLayout:
@@ -131,8 +161,10 @@ def of_row(keys: GgufKeys, row: DenseLayout) -> FileLayout:
     )
     config |= row.more(keys, config)
     names = parts.ATTENTION | parts.NORMS | parts.dense("mlp") | row.names
+    whole = parts.WHOLE | {"output_norm": f"model.{row.final_norm}"}
     shifted = [name for name in ("model.norm", *names.values()) if str(name).endswith("norm")] if row.minus_one else []
-    return FileLayout(config, parts.WHOLE, names, {f"{name}.weight": _MINUS_ONE for name in shifted})
+    undo = parts.interleaved(config) if row.interleaved else {}
+    return FileLayout(config, whole, names, undo | {f"{name}.weight": _MINUS_ONE for name in shifted})
 
 
 _MINUS_ONE = Undo(values="minus_one")

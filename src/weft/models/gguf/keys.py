@@ -93,8 +93,8 @@ class GgufKeys:
     @property
     def layers(self) -> int:
         """Number of layers, without the heads that predict further tokens, which are blocks after the last layer. A
-        file may count heads that its converter left out, so a block counts as a layer if it has tensors other than
-        those of a head.
+        file may count heads that the converter left out, so only blocks with tensors other than those of a head are
+        layers.
         """
         blocks = self.integer("block_count", least=1)
         first = blocks - min(self.integer("nextn_predict_layers", 0), blocks - 1)

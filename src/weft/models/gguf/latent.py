@@ -78,6 +78,70 @@ def ling(keys: GgufKeys) -> FileLayout:
     return FileLayout(config, parts.WHOLE, _NAMES | names, {"self_attn.A_log": LOG})
 
 
+def deepseek2(keys: GgufKeys) -> FileLayout:
+    """Return the layout of DeepSeek V2 and V3, and of models of their shape: in V3 a bias chooses experts. A file says
+    nothing about which model it is of but these numbers.
+    """
+    if not any(keys.layers_with("exp_probs_b.bias")) and any(keys.layers_with("ffn_gate_inp.weight")):
+        config = _config(keys, "deepseek_v2", served=parts.SOFTMAX)
+        groups = config["num_expert_group"]
+        config |= {"topk_method": "group_limited_greedy" if groups > 1 else "greedy", "moe_renormalize": False}
+    else:
+        config = _config(keys, "deepseek_v3")
+    sparse = config["mlp_layer_types"]
+    first = sparse.index("sparse") if "sparse" in sparse else len(sparse)
+    if "dense" in sparse[first:]:
+        keys.fail("leading_dense_block_count", first, "layers without experts after one that has some are not served")
+    config |= {
+        "first_k_dense_replace": first,
+        "num_nextn_predict_layers": keys.integer("nextn_predict_layers", 0),
+        "rope_parameters": parts.positions(keys, config["qk_rope_head_dim"]) | _stretch(keys),
+    }
+    del config["layer_types"], config["mlp_layer_types"]
+    for theirs, ours in _OF_DEEPSEEK.items():
+        if theirs in config:
+            config[ours] = config.pop(theirs)
+    return FileLayout(config, parts.WHOLE, _NAMES, {})
+
+
+_OF_DEEPSEEK = {
+    "num_experts": "n_routed_experts", "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts", "num_expert_group": "n_group", "moe_renormalize": "norm_topk_prob",
+}  # fmt: skip
+"""Kimi's keys -> those of DeepSeek."""
+
+
+def minicpm3(keys: GgufKeys) -> FileLayout:
+    """Return the layout of MiniCPM 3, with llama.cpp's constants: multipliers of the release."""
+    heads, shared = keys.integer("attention.head_count", least=1), keys.integer("rope.dimension_count", least=1)
+    width, latent = keys.integer("attention.key_length", least=1), keys.integer("attention.kv_lora_rank", least=1)
+    table = keys.tensor("blk.0.attn_kv_b.weight")
+    rows = table.shape[0] // heads if table is not None else 0
+    if rows <= width - shared:
+        keys.fail("attention.key_length", width, f"blk.0.attn_kv_b.weight has {rows} rows for each head")
+    divisors = [keys.tensor(f"rope_factors_{kind}.weight") for kind in ("long", "short")]
+    if any(divisor is not None for divisor in divisors):
+        keys.fail("rope.scaling.type", "longrope", "files with factors of LongRoPE are not served")
+    config = parts.base(
+        keys,
+        "minicpm3",
+        rms_norm_eps=parts.eps(keys),
+        intermediate_size=keys.integer("feed_forward_length", least=1),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        qk_rope_head_dim=shared,
+        qk_nope_head_dim=width - shared,
+        v_head_dim=rows - (width - shared),
+        kv_lora_rank=latent,
+        q_lora_rank=keys.integer("attention.q_lora_rank", least=1),
+        rope_parameters={"rope_type": "default", "rope_theta": keys.number("rope.freq_base", 10_000.0)},
+        scale_emb=12,
+        scale_depth=1.4,
+        dim_model_base=256,
+    )
+    return FileLayout(config, parts.WHOLE, _NAMES, {})
+
+
 _GATED_NORMS = {
     "attn_norm": "input_layernorm",
     "post_attention_norm": "post_self_attn_layernorm",
@@ -203,7 +267,7 @@ def _stretch(keys: GgufKeys) -> dict[str, Any]:
     return {"mscale": scale, "mscale_all_dim": scale} if scale else {}
 
 
-def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
+def _config(keys: GgufKeys, model_type: str, served: int = parts.SIGMOID) -> dict[str, Any]:
     heads, shared = keys.integer("attention.head_count", least=1), keys.integer("rope.dimension_count", 0)
     width = keys.integer("attention.key_length_mla", least=1)
     if width <= shared:
@@ -226,12 +290,12 @@ def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
         attention_bias=keys.tensor(parts.first(keys, "attn_kv_a_mqa.bias")) is not None,
         mlp_layer_types=["sparse" if has else "dense" for has in sparse],
         intermediate_size=keys.integer("feed_forward_length", 0) or 1,
-        **(_experts(keys) if any(sparse) else {}),
+        **(_experts(keys, served) if any(sparse) else {}),
     )
 
 
-def _experts(keys: GgufKeys) -> dict[str, Any]:
-    parts.check_gating(keys, parts.SIGMOID)
+def _experts(keys: GgufKeys, served: int) -> dict[str, Any]:
+    parts.check_gating(keys, served)
     width = keys.integer("expert_feed_forward_length", least=1)
     shared = keys.tensor(parts.first(keys, "ffn_gate_shexp.weight"))
     return {

@@ -21,8 +21,8 @@ Index = npt.NDArray[np.int64]
 Names = dict[str, str | tuple[str, ...]]
 
 
-SIGMOID, CHOSEN_SOFTMAX = 2, 3
-"""``expert_gating_func`` (llama.cpp's ``llama_expert_gating_func_type``), besides softmax."""
+SOFTMAX, SIGMOID, CHOSEN_SOFTMAX = 1, 2, 3
+"""``expert_gating_func`` (llama.cpp's ``llama_expert_gating_func_type``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,19 @@ def attention(keys: GgufKeys, scaled: str = "linear") -> dict[str, Any]:
     if (value_dim := keys.integer("attention.value_length", head_dim)) != head_dim:
         keys.fail("attention.value_length", value_dim, f"keys have {head_dim} numbers, and values must have as many")
     rotary = keys.integer("rope.dimension_count", head_dim)
+    part = {"partial_rotary_factor": rotary / head_dim} if rotary != head_dim else {}
+    return {
+        "num_attention_heads": heads,
+        "head_dim": head_dim,
+        "rope_parameters": positions(keys, rotary, scaled) | part,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads, least=1),
+        "attention_bias": any(keys.tensor(first(keys, f"attn_{part}.bias")) is not None for part in ("q", "qkv")),
+    }
+
+
+def positions(keys: GgufKeys, rotary: int, scaled: str = "linear") -> dict[str, Any]:
+    """Return the rotary settings of heads of which ``rotary`` numbers turn. ``scaled``: as for ``attention``."""
     parameters: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0), "rope_type": "default"}
-    if rotary != head_dim:
-        parameters["partial_rotary_factor"] = rotary / head_dim
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     kind = keys.get("rope.scaling.type", "none" if factor in (0.0, 1.0) else scaled)
     if kind in ("linear", "yarn"):
@@ -107,13 +117,7 @@ def attention(keys: GgufKeys, scaled: str = "linear") -> dict[str, Any]:
         keys.fail("rope.scaling.type", kind, "none, linear and yarn are served")
     if (divisors := keys.tensor("rope_freqs.weight")) is not None:
         parameters |= _llama3(keys, divisors, parameters["rope_theta"], rotary)
-    return {
-        "num_attention_heads": heads,
-        "head_dim": head_dim,
-        "rope_parameters": parameters,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads, least=1),
-        "attention_bias": any(keys.tensor(first(keys, f"attn_{part}.bias")) is not None for part in ("q", "qkv")),
-    }
+    return parameters
 
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -168,7 +172,7 @@ def experts(keys: GgufKeys) -> dict[str, Any]:
 def check_gating(keys: GgufKeys, served: int) -> None:
     """Raise CheckpointError if the file names another function by which experts are chosen."""
     if (choice := keys.integer("expert_gating_func", served)) != served:
-        words = {SIGMOID: "sigmoid", CHOSEN_SOFTMAX: "softmax of the chosen"}[served]
+        words = {SOFTMAX: "softmax", SIGMOID: "sigmoid", CHOSEN_SOFTMAX: "softmax of the chosen"}[served]
         keys.fail("expert_gating_func", choice, f"experts chosen by {words} ({served}) are served")
 
 

@@ -41,7 +41,7 @@ class VisionEncoder(Protocol):
     """A loaded tower."""
 
     def largest(self) -> Picture:
-        """Return a black picture of as many patches as the checkpoint's settings allow in one tile."""
+        """Return a black picture with the most patches that the checkpoint's settings allow in one tile."""
 
     def encode(self, picture: Picture) -> Generator[None, None, torch.Tensor]:
         """Yield after each piece and return the rows of ``picture``, [picture.rows, hidden of the text] in the model's

@@ -1,4 +1,4 @@
-"""How soon things are used again: a hazard by kind and age, times a factor for the features, by counting.
+"""The hazard: the learned rate at which states are used again, by kind and age, times a factor for their features.
 
     hazard(kind, age, features) = rate[kind][age bin]  x  product of factor[kind, feature, bucket]
 
