@@ -36,14 +36,8 @@ constexpr int64_t kStepNumbers = kTileBytes / 2;
 constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
 constexpr int64_t kChunkSteps = 16;
 constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
-<<<<<<< HEAD
-constexpr int64_t kMatrixPartBytes = 1 << 20;  // of x in a piece
-constexpr int64_t kMatrixPartRows = 128;       // at least: W is unpacked for each part
-=======
-constexpr int64_t kUnitFetchedAhead = 8192;    // bytes after the ones that the unit multiplies meanwhile
 constexpr int64_t kMatrixPartBytes = 1 << 20;  // bytes of x in a piece
 constexpr int64_t kMatrixPartRows = 128;       // least rows of a part, because W is unpacked for each part
->>>>>>> main
 
 struct alignas(64) Line {
   uint16_t numbers[32];

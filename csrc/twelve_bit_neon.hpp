@@ -19,12 +19,7 @@ namespace {
 #if defined(__aarch64__)
 constexpr int64_t kUnitColumns = 8, kPairWords = 2 * kTile, kUnitWords = kUnitColumns / 2 * kPairWords;
 constexpr int64_t kUnitBytes = kUnitWords * 3 / 2, kStepBytes = 2 * kUnitBytes;  // units of two tiles take turns
-<<<<<<< HEAD
-constexpr int64_t kUnitsAhead = 4096;  // bytes that are asked for into the L2 cache
-=======
-constexpr int64_t kUnitsAhead = 4096;            // bytes ahead that are prefetched into the L2 cache
-constexpr int64_t kUnpackedPartBytes = 1 << 19;  // of x
->>>>>>> main
+constexpr int64_t kUnitsAhead = 4096;  // bytes ahead that are prefetched into the L2 cache
 
 // One tile -> [in / 2][16][2].
 void unpack_tile(const Weight& weight, int64_t tile, uint16_t* to) {
