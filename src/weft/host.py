@@ -117,6 +117,12 @@ def free_ram_bytes() -> int:
     return free // _ram_share
 
 
+GPU_CONTEXT_BYTES = 512 << 20
+"""Memory of a GPU that CUDA and its libraries take in each process (estimated)."""
+GPU_STEP_BYTES = 1 << 30
+"""Memory of a GPU for a step and its graphs, before a start measures them (estimated)."""
+
+
 def memory_share_bytes() -> int | None:
     """Return the bytes that this process may use for weights and arena together; None: all that is free."""
     return _memory_bytes

@@ -15,10 +15,11 @@ from tests.support.graph_steps import EagerCapture
 from weft.assemble import assemble
 from weft.assemble.assembly import with_step_tokens
 from weft.assemble.prefix_store import layout_of
-from weft.assemble.room import ArenaRoom, gpu_room, measured_gpu_room, mixed_tokens_max, plan_memory
+from weft.assemble.room import ArenaRoom, gpu_room, measured_gpu_room, mixed_tokens_max, plan_memory, within_share
 from weft.cli.main import main
 from weft.config import EngineConfig
 from weft.errors import ConfigError
+from weft.host import GPU_CONTEXT_BYTES
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.models.loading import load_model
 from weft.request import LOGPROBS_MAX, SamplingParams
@@ -136,6 +137,18 @@ def test_the_arena_is_a_share_of_what_weights_and_a_step_leave() -> None:
     with pytest.raises(ConfigError, match=r"leaves nothing.*1.0 GiB too many. Lower it") as refused:
         gpu_room(EngineConfig(), 3 * GIB, 4 * GIB, "all of it for prompts", lambda: "Lower it")
     assert refused.value.param == "--max-num-batched-tokens"
+
+
+def test_a_share_of_the_server_s_memory_has_the_step_and_the_context_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else models that fit by their weights and arenas exceed --memory together, by a step and a context each."""
+    monkeypatch.setattr("weft.assemble.room.memory_share_bytes", lambda: 20 * GIB)
+    whole = gpu_room(EngineConfig(gpu_memory_fraction=1.0), 60 * GIB, 4 * GIB, "for prompts", str)
+    room = within_share(EngineConfig(), whole, 8 * GIB)
+    assert room.most_bytes == room.usual_bytes == (20 - 8 - 4) * GIB - GPU_CONTEXT_BYTES
+    on_cpu = within_share(EngineConfig(), ArenaRoom(60 * GIB, 60 * GIB, ""), 8 * GIB)
+    assert on_cpu.most_bytes == 12 * GIB
+    with pytest.raises(ConfigError, match=r"weights take 15\.5 GiB, its process and a step 4\.5 GiB: raise --memory"):
+        within_share(EngineConfig(), whole, 31 * GIB // 2)
 
 
 def test_pages_of_a_gpu_are_rows_in_the_same_bytes_and_have_a_store_of_their_own(

@@ -40,6 +40,7 @@ def test_a_changed_key_is_followed_as_transformers_follows_it_or_refused(room: P
 
 
 WRONG_ONCE: tuple[tuple[str, Path_, Any, str], ...] = (
+    ("axk1", ("head_dim",), 1, "refused"),
     ("gemma4", ("layer_types", 0), "full_attention", "refused"),
     ("gemma4", ("rope_parameters", "full_attention", "rope_type"), "default", "refused"),
     ("llama", ("rope_parameters", "rope_type"), "llama3", "refused"),

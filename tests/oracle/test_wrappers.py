@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
-from tests.fixtures.checkpoints import CHECKPOINTS, IM_END, _scale_of, tokenizer
+from tests.fixtures.checkpoints import CHECKPOINTS, IM_END, _scale_of, checkpoint, tokenizer
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import TOLERANCE, prompt
 from weft.errors import CheckpointError
@@ -68,6 +70,23 @@ def test_a_wrapper_whose_text_is_something_else_is_refused() -> None:
     text = {"model_type": "gemma", **CHECKPOINTS["gemma"][1]}
     with pytest.raises(CheckpointError, match="model_type is 'paligemma': its prompts are read in both directions"):
         read_architecture({"model_type": "paligemma", "text_config": text})
+
+
+@pytest.mark.parametrize(("wrapper", "name"), [("qwen2_5_omni", "qwen2"), ("qwen3_omni_moe", "qwen3_moe")])
+def test_the_text_of_an_omni_model_is_that_of_its_thinker(wrapper: str, name: str, tmp_path: Path) -> None:
+    source, tokens = checkpoint(name), prompt(40)
+    config = json.loads((source / "config.json").read_text())
+    thinker = {"model_type": f"{wrapper}_thinker", "text_config": config | {"model_type": f"{wrapper}_text"}}
+    whole = {"model_type": wrapper, "thinker_config": thinker, "talker_config": {}, "dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    tensors = {f"thinker.{key}": value for key, value in load_file(source / "model.safetensors").items()}
+    spoken = {"talker.model.norm.weight": torch.ones(8), "thinker.audio_tower.conv.weight": torch.ones(8)}
+    save_file(tensors | spoken, tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path)
+    [logits] = ModelDriver(loaded.model, sequences=1, length=48).step((0, tokens))
+    [same] = ModelDriver(load_model(source).model, sequences=1, length=48).step((0, tokens))
+    assert torch.equal(logits, same)
+    assert "audio tower" in "; ".join(loaded.warnings)
 
 
 def test_a_wrapper_that_nobody_knows_is_its_text() -> None:

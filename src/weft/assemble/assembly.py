@@ -154,7 +154,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         if store_notes:
             tell(store_notes[0].removesuffix("."))
         notes += store_notes
-    drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell, step_costs)
+    drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell, step_costs, overlap)
     core = EngineCore(
         vocab_size=loaded.spec.vocab_size,
         sizes=sizes,

@@ -20,7 +20,7 @@ from weft.config import STEP_TOKENS_GPU, EngineConfig
 from weft.errors import ConfigError, RankLostError
 from weft.families import read_spec
 from weft.files import read_json
-from weft.host import free_ram_bytes, memory_share_bytes
+from weft.host import GPU_CONTEXT_BYTES, free_ram_bytes, memory_share_bytes
 from weft.memory.frames.plan import WORKSPACE_SHARE, ArenaPlan, default_memory_bytes, fit_sizes, memory_for, plan_arena
 from weft.spec import ITEM_BYTES, KV_DTYPES, CacheDTypeName, ModelSpec, with_cache_dtypes
 from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
@@ -66,6 +66,8 @@ class ArenaRoom:
     most_bytes: int
     usual_bytes: int
     why: str
+    process_bytes: int = 0
+    """Memory of this process in addition to weights and arena: on a GPU its context, and the reserve of a step."""
 
 
 def adapter_bytes(config: EngineConfig) -> int:
@@ -92,13 +94,15 @@ def within_share(config: EngineConfig, room: ArenaRoom, weights_bytes: int) -> A
     if share is None:
         return room
     share //= config.tp  # ranks divide it
-    if weights_bytes >= share:
+    used_bytes = weights_bytes + room.process_bytes
+    if used_bytes >= share:
+        process = f", its process and a step {format_bytes(room.process_bytes)}" if room.process_bytes else ""
         raise ConfigError(
             f"its share of --memory is {format_bytes(share)}, and its weights take "
-            f"{format_bytes(weights_bytes)}: raise --memory, or serve fewer models",
+            f"{format_bytes(weights_bytes)}{process}: raise --memory, or serve fewer models",
             param="--memory",
         )
-    most = min(room.most_bytes, share - weights_bytes)
+    most = min(room.most_bytes, share - used_bytes)
     return ArenaRoom(most, most, room.why)
 
 
@@ -292,6 +296,7 @@ def gpu_room(
         f"{format_bytes(free)} of the GPU are free after the weights, a step takes "
         f"{format_bytes(reserved)} of them ({reserved_in_words}), and "
         f"--gpu-memory-fraction is {config.gpu_memory_fraction}.",
+        reserved + GPU_CONTEXT_BYTES,
     )
 
 

@@ -4,6 +4,9 @@
                                                |
                                        seconds of steps of 1, 2, 4, 8 and 16 rows --> Speculator
 
+Where the engine overlaps steps, a plain step is measured once more, with the host's work hidden. Steps with drafts are
+not overlapped: on a GPU a draft has to pay for the host's time as well.
+
 The profile run has its own memory on the same arena. Its sequence leaves nothing, because the memory that serves hands
 out zeroed frames. The run takes 30 to 50 steps once per start, and 4 or 5 with a large model. The prompt is one token:
 a longer prompt would take a large model a step of the same number of rows.
@@ -30,19 +33,13 @@ from weft.speculation.sources import salt_tokens
 from weft.speculation.speculator import Speculator
 
 if TYPE_CHECKING:
-    import torch
-
     from weft.models.loading import LoadedModel
 
 _NAME = "profile run"
 
 
-def loads_head(config: EngineConfig, device: torch.device) -> bool:
-    """Return whether the model's own head is read. ``auto`` does not read it on a GPU, since no measurement shows that
-    it pays there.
-    """
-    named = "mtp" in parse_sources(config.speculate)
-    return named and (config.speculate != "auto" or device.type == "cpu")
+_PLAIN_STEPS = 12
+"""Overlapped steps that are measured, of which the shortest counts."""
 
 
 def make_drafter(
@@ -53,9 +50,11 @@ def make_drafter(
     loaded: LoadedModel,
     tell: Callable[[str], None],
     step_costs: StepCost | None,
+    overlap: bool,
 ) -> Speculator | None:
-    """Return the drafter, or None if ``speculate`` is off. ``executor`` computes nothing else meanwhile.
-    ``step_costs``: as of an engine; with them the drafter itself takes no time. Raises ConfigError.
+    """Return the drafter, or None if ``speculate`` is off. ``executor`` computes nothing else meanwhile. ``overlap``:
+    the engine overlaps steps. ``step_costs``: as of an engine; with them the drafter itself takes no time. Raises
+    ConfigError.
     """
     head = loaded.model.mtp is not None
     sources = parse_sources(config.speculate)
@@ -77,9 +76,12 @@ def make_drafter(
         head_drafts=HEAD_DRAFTS_MAX if head else 0,
         step_costs=step_costs,
     )
+    plain = measured.plain
+    if overlap and step_costs is None:
+        plain |= {1: overlapped_step_s(Memory(memory.plan), executor, sizes, loaded.spec.vocab_size)}
     return Speculator(
         sources,
-        costs=RowCosts(measured.plain, measured.verify_runs),
+        costs=RowCosts(plain, measured.verify_runs),
         tree=memory.prefix_tree if memory.caches else None,
         drafts_max=config.speculate_max,
         head_seconds=measured.head_measured,
@@ -112,19 +114,37 @@ def profile_steps(
         drafter=profile,
         step_costs=step_costs,
     )
-    prompt = [0]
-    room = sizes.max_model_len - len(prompt)
-    core.submit(
-        Request(
-            request_id=_NAME,
-            prompt_tokens=prompt,
-            sampling=SamplingParams(temperature=0.0, max_tokens=min(PROFILE_TOKENS, room), ignore_eos=True),
-        )
+    _answer(core, PROFILE_TOKENS, lambda: profile.complete)
+    return profile
+
+
+def overlapped_step_s(
+    memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Return the seconds of a decode that is planned while the step before it is computed. ``memory`` as above."""
+    core = EngineCore(
+        vocab_size=vocab_size,
+        sizes=sizes,
+        memory=memory,
+        executor=executor,
+        clock=clock,
+        seed=0,
+        eos_ids=(),
+        overlap=True,
     )
+    seconds: list[float] = []
+    core.on_step.append(lambda plan, step_s: seconds.append(step_s) if plan.decode_count else None)
+    _answer(core, 1 + _PLAIN_STEPS, lambda: False)
+    return min(seconds)
+
+
+def _answer(core: EngineCore, tokens: int, complete: Callable[[], bool]) -> None:
+    """Run ``core`` until it has answered a prompt of one token with ``tokens``, or the answer is ``complete``."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=min(tokens, core.sizes.max_model_len - 1), ignore_eos=True)
+    core.submit(Request(request_id=_NAME, prompt_tokens=[0], sampling=sampling))
     while core.has_work:
         core.step()
-        if profile.complete:
+        if complete():
             core.cancel(_NAME)
     if core.failure is not None:
         raise EngineUnavailableError(f"measuring the cost of steps failed: {core.failure!r}") from core.failure
-    return profile

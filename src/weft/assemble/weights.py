@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.assemble.identity import WeightsReading
-from weft.assemble.speculation import loads_head
 from weft.config import EngineConfig
 from weft.errors import CheckpointError, ConfigError
 from weft.families import read_architecture
 from weft.files import read_json
+from weft.speculation.drafter import parse_sources
 from weft.units import format_bytes
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def load_weights(
             twelve_bit=config.twelve_bit,
             device=device,
             allow_nonfinite=config.allow_nonfinite,
-            mtp=loads_head(config, device),
+            mtp="mtp" in parse_sources(config.speculate),
             ranks=ranks,
             weights_cache=_weights_cache(config, reading, device, ranks),
         )

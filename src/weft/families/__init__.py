@@ -214,8 +214,10 @@ def named_dtype(config: Mapping[str, Any]) -> DTypeName | None:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language part of a multimodal configuration; the configuration itself for any other."""
-    inner = config.get("text_config")
+    """Return the language part of a multimodal configuration, also of one whose thinker is multimodal (Qwen's Omni);
+    the configuration itself for any other."""
+    thinker = config.get("thinker_config")
+    inner = (thinker if isinstance(thinker, Mapping) else config).get("text_config")
     return inner if isinstance(inner, Mapping) else config
 
 

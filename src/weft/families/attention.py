@@ -162,7 +162,7 @@ FAMILIES = (
     Family("llama", ("mistral",), read_mistral, names=NAMES),
     Family(
         "qwen3",
-        ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"),
+        ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"),
         partial(read_qwen, qk_norm=True),
         names=NAMES,
     ),

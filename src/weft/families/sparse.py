@@ -41,6 +41,7 @@ def read_hy_v3(family: str, keys: ConfigKeys) -> Architecture:
 
 def read_axk1(family: str, keys: ConfigKeys) -> Architecture:
     """Read A.X K1: DeepSeek V3, with a norm of what the experts give."""
+    keys.only(head_dim=keys.integer("qk_rope_head_dim", 64))
     architecture = deepseek(
         keys, FeedDefaults(1, 18_432, 192, 2048, 2.5, 8, 4), turned_latent, family,
         **sizes(163_840, 7168, 18_432, 61, 64, 64, 32_768), **query_rank(keys, 1536))  # fmt: skip

@@ -50,11 +50,11 @@ DRAFT_PREFIXES = ("mtp.", "model.mtp.")
 """Prefixes of heads that predict further tokens (multi-token prediction)."""
 _TOWERS: dict[str, tuple[str, ...]] = {
     "vision tower": ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision."),
-    "audio tower": ("audio_tower.", "audio_model.", "embed_audio."),
+    "audio tower": ("audio_tower.", "audio_model.", "embed_audio.", "talker.", "token2wav.", "code2wav."),
 }
 
 SKIPPED_PREFIXES: tuple[str, ...] = tuple(
-    wrapper + name for names in _TOWERS.values() for name in names for wrapper in ("", "model.")
+    wrapper + name for names in _TOWERS.values() for name in names for wrapper in ("", "model.", "thinker.")
 )
 """Prefixes of the tensors of a multimodal checkpoint's vision and audio towers, which are not read from disk."""
 _UNUSED_KNOWN = (*DRAFT_PREFIXES, *SKIPPED_PREFIXES)

@@ -39,11 +39,13 @@ class ModelNeed:
     max_positions: int = 0
     causal: bool = True
     replicas: int = 1
+    process_bytes: int = 0
+    """Memory of a replica's process in addition to weights and arena: on a GPU its context, and a step."""
 
     @property
     def all_weights_bytes(self) -> int:
-        """Return the weights of all replicas."""
-        return self.replicas * self.weights_bytes
+        """Return the weights of all replicas, with the memory of their processes."""
+        return self.replicas * (self.weights_bytes + self.process_bytes)
 
     @property
     def all_arena_bytes(self) -> int:

@@ -61,8 +61,8 @@ class HostShare:
     ``ram_share``: number of engines that divide the free RAM. ``environment``: additional variables, such as
     CUDA_VISIBLE_DEVICES. ``memory_turn``: descriptor of a file that engines lock in turn while they choose their
     memory. ``memory_bytes``: for weights and arena together; None: all free memory. ``background``: whether the start
-    gives way to other engines. ``peers``: how engines of other machines reach this one. ``kv_events``: where KV events
-    are published, as engine number ``rank``."""
+    has a lower priority than other engines. ``peers``: how engines of other machines reach this one. ``kv_events``:
+    where KV events are published, as engine number ``rank``."""
 
     cores: tuple[int, ...] = ()
     ram_share: int = 1

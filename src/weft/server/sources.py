@@ -26,7 +26,7 @@ from weft.adapters import named_paths
 from weft.config import STORE_BYTES_MIN, EngineConfig
 from weft.errors import CheckpointError, ConfigError
 from weft.fleet.places import visible_gpus
-from weft.host import cpu_name_and_flags, free_ram_bytes, keeps_codes
+from weft.host import GPU_CONTEXT_BYTES, GPU_STEP_BYTES, cpu_name_and_flags, free_ram_bytes, keeps_codes
 from weft.models.generation import read_generation_defaults
 from weft.models.hub import local_checkpoint, name_of, resolve_model
 from weft.models.local import whole_models
@@ -173,7 +173,8 @@ def _need(name: str, directory: Path, config: EngineConfig, replicas: int) -> Mo
     options = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features), coded_tiles=on_cpu and keeps_codes())
     try:
         read = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        return replace(need_of(name, read, options), replicas=replicas)
+        process_bytes = 0 if on_cpu else GPU_CONTEXT_BYTES + GPU_STEP_BYTES
+        return replace(need_of(name, read, options), replicas=replicas, process_bytes=process_bytes)
     except (CheckpointError, ConfigError, OSError, ValueError, KeyError, TypeError):
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
         return ModelNeed(name, size, replicas=replicas)

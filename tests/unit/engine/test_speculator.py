@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
 import pytest
 
 from tests.unit.engine.rig import VOCAB_SIZE, Rig
-from weft.assemble.speculation import profile_steps
+from weft.assemble import speculation
+from weft.assemble.speculation import overlapped_step_s, profile_steps
+from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
-from weft.schedule.plan import StepPlan
+from weft.schedule.plan import StepPlan, StepResult
 from weft.speculation.choice import BARREN_STEPS
 from weft.speculation.profile_run import DRAFT_COUNTS, LONG_DRAFT_COUNTS
 from weft.speculation.speculator import Speculator
@@ -59,6 +65,54 @@ def test_a_profile_run_measures_every_count_and_leaves_nothing(
     assert len(set(counts)) < len(rig.plans) <= steps_most
     rig.submit("after", 50, max_tokens=20)
     assert len(rig.run()["after", 0].tokens) > 0
+
+
+class OverlappingDevice(Rig):
+    """The host takes half a second to begin a step, and the device two seconds to compute it."""
+
+    def begin(self, plan: StepPlan) -> None:
+        self.clock.advance(0.5)
+        super().begin(plan)
+        self.ends_s = [*self.ends_s, max([self.clock(), *self.ends_s[-1:]]) + 2.0]
+
+    ends_s: ClassVar[list[float]] = []
+
+    def finish(self) -> StepResult:
+        end_s, *self.ends_s = self.ends_s
+        self.clock.advance(max(0.0, end_s - self.clock()))
+        return self.device.execute(self._begun.popleft())
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.begin(plan)
+        return self.finish()
+
+
+def test_a_plain_step_of_an_engine_that_overlaps_is_measured_with_its_host_hidden() -> None:
+    rig = OverlappingDevice()
+    memory = Memory(rig.core.memory.plan)
+    alone = profile_steps(memory, rig, rig.sizes, VOCAB_SIZE, rig.clock)
+    assert set(alone.plain.values()) | set(alone.verify_runs.values()) == {2.5}
+    assert overlapped_step_s(memory, rig, rig.sizes, VOCAB_SIZE, rig.clock) == 2.0
+    assert memory.usage().pages_held == memory.usage().slots_held == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_drafter_prices_a_plain_step_as_the_engine_computes_it(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = OverlappingDevice()
+    monkeypatch.setattr(speculation.time, "perf_counter", rig.clock)
+    for function in (speculation.profile_steps, speculation.overlapped_step_s):
+        monkeypatch.setattr(speculation, function.__name__, partial(function, clock=rig.clock))
+    loaded: Any = SimpleNamespace(
+        model=SimpleNamespace(mtp=None), spec=SimpleNamespace(vocab_size=VOCAB_SIZE, layers=[0])
+    )
+    config = EngineConfig(speculate="auto")
+    made = speculation.make_drafter(
+        config, Memory(rig.core.memory.plan), rig, rig.sizes, loaded, lambda line: None, None, overlap
+    )
+    assert made is not None
+    assert made.costs.seconds(1) == (2.0 if overlap else 2.5)
 
 
 def test_a_drafter_that_sleeps_changes_no_token_and_a_prediction_wakes_it() -> None:

@@ -12,7 +12,7 @@ export async function streamInto(turn, body, signal, onChange) {
       method: "POST", signal, headers: {"Content-Type": "application/json"},
       body: JSON.stringify({...body, stream: true, stream_options: {include_usage: true, continuous_usage_stats: true}}),
     });
-    turn.ignored = answer.headers.get("X-weft-Ignored") ?? "";
+    turn.ignored = answer.headers.get("X-Weft-Ignored") ?? "";
     for await (const event of events(answer)) {
       if (event.error) throw new Error(event.error.message);
       turn.model = event.model ?? turn.model;
