@@ -3,7 +3,7 @@
     candidates of a number --each in turn, ROUNDS times--> least seconds of each --GAIN--> the number of the kernels,
                                                                                            or a better one
 
-A CPU that nobody had at hand gets its own prefetch distance and blocks. Kernels that differ in the bits of a result
+A CPU of a new kind gets its own prefetch distance and blocks. Kernels that differ in the bits of a result
 are chosen by the CPU's features (``host.keeps_codes``): seconds vary from start to start, and answers must not.
 """
 
@@ -71,33 +71,33 @@ def choose(default: int, candidates: Sequence[int], seconds: Seconds, rounds: in
 
 def tune() -> Tuning:
     """Measure, and let the kernels use the numbers found; return them. For a CPU with the C++ kernels."""
-    found = in_use()
+    tuning = in_use()
     if native.extension().has_twelve_bit_products():
         ahead = "fetched_ahead" if native.matrix_unit() == "none" else "unit_fetched_ahead"
         least, most = _STREAM_BYTES
         read_bytes = min(max(least, 2 * last_cache_bytes()), most)
-        found = _tuned(found, ahead, AHEAD_BYTES, _twelve_bit(read_bytes), rows=1)
-        found = _tuned(found, "unpacked_part_bytes", UNPACKED_PART_BYTES, _twelve_bit(_BLOCK_BYTES), rows=_MANY)
+        tuning = _tuned(tuning, ahead, AHEAD_BYTES, _twelve_bit(read_bytes), rows=1)
+        tuning = _tuned(tuning, "unpacked_part_bytes", UNPACKED_PART_BYTES, _twelve_bit(_BLOCK_BYTES), rows=_MANY)
     tiles = torch.full((_BLOCK_BYTES // (_COLUMNS * 2 * TILE_ROWS), _COLUMNS // 2, TILE_ROWS, 2), 0.5).bfloat16()
-    found = _tuned(found, "part_bytes", PART_BYTES, TiledWeight(tiles, len(tiles) * TILE_ROWS, _COLUMNS), rows=_MANY)
+    tuning = _tuned(tuning, "part_bytes", PART_BYTES, TiledWeight(tiles, len(tiles) * TILE_ROWS, _COLUMNS), rows=_MANY)
     large_pages.close()
-    return found
+    return tuning
 
 
 def _tuned(
-    found: Tuning, name: str, candidates: Sequence[int], weight: TiledWeight | TwelveBitWeight, *, rows: int
+    tuning: Tuning, name: str, candidates: Sequence[int], weight: TiledWeight | TwelveBitWeight, *, rows: int
 ) -> Tuning:
-    """Return ``found`` with the best number under ``name`` for ``rows`` rows of x times ``weight``, in use."""
+    """Return ``tuning`` with the best number under ``name`` for ``rows`` rows of x times ``weight``, in use."""
     x = torch.full((rows, _COLUMNS), 0.5, dtype=torch.bfloat16)
 
     def seconds(number: int) -> float:
-        use(replace(found, **{name: number}))
+        use(replace(tuning, **{name: number}))
         begin_s = time.perf_counter()
         tiled_linear(x, weight)
         return time.perf_counter() - begin_s
 
-    seconds(getattr(found, name))  # warms up
-    best = replace(found, **{name: choose(getattr(found, name), candidates, seconds)})
+    seconds(getattr(tuning, name))  # warms up
+    best = replace(tuning, **{name: choose(getattr(tuning, name), candidates, seconds)})
     use(best)
     return best
 
