@@ -1,6 +1,6 @@
 """GGUF files beside llama.cpp, in CPU time: figures that a busy machine does not move much.
 
-    python -m benchmarks.gguf [--types q8_0,q4_k_m] [--rounds 3] [--threads 1] [--env DIRECTORY]
+    python -m benchmarks.gguf [--types q8_0,q4_k_m] [--checkpoints lfm2,granite,qwen] [--rounds 3] [--threads 1]
 
     one file, two servers up at once     weft    llama-server  (benchmarks.peers.make_env --llama)
     a round asks each of them in turn    prompt  one stream  32 at once  later turns
@@ -14,6 +14,8 @@ measures in wall time, for a quiet machine. The checkpoint has random weights: s
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,10 +25,11 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.peers.engines import SETTINGS, Bench
+from benchmarks.peers.engines import GGUF_BITS, SETTINGS, Bench
 from benchmarks.peers.environment import DEFAULT_ENVIRONMENT, Environment
 from benchmarks.peers.lines import Side, Talk, answered
 from benchmarks.peers.serve import KEEP
+from benchmarks.serve.__main__ import machine_now
 from benchmarks.serve.checkpoints import FAMILIES, SIZES, make_checkpoint
 from benchmarks.serve.load import LoadPlan
 
@@ -34,7 +37,6 @@ PROMPT = LoadPlan(requests=1, prompt_tokens=512, output_tokens=1, concurrency=1)
 STREAM = LoadPlan(requests=1, prompt_tokens=16, output_tokens=128, concurrency=1)
 BURST = LoadPlan(requests=32, prompt_tokens=64, output_tokens=32, concurrency=32)
 TALK = Talk(conversations=1, turns=6, opening=960, own=64, output_tokens=2)
-SETTING = {"q8_0": ("llama-q8", "weft-gguf-q8"), "q4_k_m": ("llama-q4", "weft-gguf-q4")}
 
 
 @dataclass(slots=True)
@@ -119,18 +121,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gguf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--types", type=lambda text: text.split(","), default=list(SETTING))
-    parser.add_argument("--checkpoint", choices=FAMILIES, default="lfm2")
+    parser.add_argument("--types", type=lambda text: text.split(","), default=list(GGUF_BITS))
+    parser.add_argument("--checkpoints", type=lambda text: text.split(","), default=list(FAMILIES))
     parser.add_argument("--size", choices=SIZES, default="350m")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--env", type=Path, default=DEFAULT_ENVIRONMENT)
+    parser.add_argument("--json", type=Path)
     asked = parser.parse_args(argv)
-    checkpoint = make_checkpoint(asked.checkpoint, asked.size, "bfloat16", under=KEEP)
-    bench = Bench(checkpoint, Environment(asked.env), asked.threads, 600.0)
-    for kind in asked.types:
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for family, kind in itertools.product(asked.checkpoints, asked.types):
+        checkpoint = make_checkpoint(family, asked.size, "bfloat16", under=KEEP)
+        bench = Bench(checkpoint, Environment(asked.env), asked.threads, 600.0)
         with ExitStack() as stack:
-            runs = [start(stack, name, bench) for name in SETTING[kind]]
+            runs = [start(stack, f"{engine}-{kind}", bench) for engine in ("llama", "weft")]
             for number in range(asked.rounds + 1):
                 for running in runs if number % 2 else reversed(runs):
                     kept = {name: list(values) for name, values in running.figures.items()}
@@ -140,6 +144,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                         running.add_memory()
             print(f"\n{checkpoint.name}, {kind}, {asked.threads} threads, medians of {asked.rounds} rounds")
             print("\n".join(table(runs)), flush=True)
+            results[f"{checkpoint.name} {kind}"] = {
+                one.name: {name: statistics.median(values) for name, values in one.figures.items()} for one in runs
+            }
+            if asked.json is not None:
+                asked.json.write_text(
+                    json.dumps({"machine": machine_now(asked.threads, "gguf"), "results": results}, indent=2) + "\n"
+                )
     return 0
 
 

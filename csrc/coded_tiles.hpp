@@ -143,7 +143,7 @@ WEFT_VBMI void coded_sums(const LinearArgs& args, int64_t tile, const Block<bf16
     each_coded<TILES>([&](auto t) WEFT_VBMI_PART { groups[t].begin(unit); });
     const int64_t next = unit + groups[0].tile.units_of_group, end = next < units ? next : units;
     for (; unit < end; ++unit, from += kStep, x += ROWS * kUnitColumns) {
-      for (int line = 0; line < kStep / 64; ++line) __builtin_prefetch(from + kFetchedAhead + line * 64, 0, 2);
+      for (int line = 0; line < kStep / 64; ++line) __builtin_prefetch(from + tuning.fetched_ahead + line * 64, 0, 2);
       __m512i w[TILES][kUnitPairs];
       each_coded<TILES>([&](auto t) WEFT_VBMI_PART { groups[t].pairs(from + t * (kStep / TILES), w[t]); });
       each_coded<kUnitPairs>([&](auto pair) WEFT_VBMI_PART {
@@ -210,7 +210,7 @@ WEFT_VBMI void unpack_by_lookups(const Weight& weight, int64_t tile, int64_t uni
     group.begin(unit);
     for (const int64_t last = next < end ? next : end; unit < last; ++unit, to += 2) {
       const uint8_t* const from = group.tile.units + unit * kStep;
-      __builtin_prefetch(from + kFetchedAhead, 0, 2);
+      __builtin_prefetch(from + tuning.fetched_ahead, 0, 2);
       group.pairs(from, reinterpret_cast<__m512i*>(to));  // two halves
     }
   }
@@ -299,7 +299,7 @@ void coded_products_of(const LinearArgs& args) {
   const Weight& weight = args.weight;
   const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
   const int64_t x_bytes = weight.in * static_cast<int64_t>(sizeof(X)), width = weight.in * 2;
-  const int64_t parts = (args.rows * x_bytes + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
+  const int64_t parts = (args.rows * x_bytes + tuning.unpacked_part_bytes - 1) / tuning.unpacked_part_bytes;
   const double nanoseconds = static_cast<double>(kOutRows * width) *
                              (0.02 + 0.0025 * static_cast<double>(args.rows) / static_cast<double>(parts));
   Pool::instance().reserve(item_scratch<X>(weight, args.rows / parts + 1));

@@ -197,7 +197,7 @@ WEFT_VBMI_PART inline void quads_of_units(const Quads<KIND>& of, const QuadCodes
   of.set_tables(tables);
   const auto one = [&](int64_t at, auto small) WEFT_VBMI_PART {
     const uint8_t* const own = from + at * kStep;
-    for (int line = 0; line < kStep / 128; ++line) __builtin_prefetch(own + kFetchedAhead + line * 64, 0, 2);
+    for (int line = 0; line < kStep / 128; ++line) __builtin_prefetch(own + tuning.fetched_ahead + line * 64, 0, 2);
     codes.template each_quad<small>(of, tables, own,
                                     [&](auto quad, __m512i words) WEFT_VBMI_PART { body(unit + at, quad, words); });
   };

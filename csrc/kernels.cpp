@@ -51,6 +51,8 @@ std::atomic<const Kernels*>& chosen() {
 
 }  // namespace
 
+Tuning tuning;
+
 const Kernels& kernels() { return *chosen().load(std::memory_order_relaxed); }
 
 std::vector<const char*> usable_kernels() {

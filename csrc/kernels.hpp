@@ -11,6 +11,17 @@
 
 namespace weft {
 
+// Numbers of products that depend on the caches and the memory of a CPU and change no bit of a result. They are set
+// before products run, by measured seconds (src/weft/tensor/tuning.py); these suit the CPUs that were at hand.
+struct Tuning {
+  // Bytes of tiles that are prefetched ahead: mostly in the page of 4 KiB that is read, as lines of others slow Zen 4's
+  // reads. A matrix unit asks beyond what it multiplies meanwhile.
+  int64_t fetched_ahead = 2048, unit_fetched_ahead = 8192;
+  // Bytes of x that stay in the L2 cache, with the tiles of two items, or with those of an unpacked one.
+  int64_t part_bytes = 196608, unpacked_part_bytes = 1 << 19;
+};
+extern Tuning tuning;
+
 constexpr int64_t kPad = -1;
 constexpr int kPageTokens = 16;
 

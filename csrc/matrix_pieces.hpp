@@ -36,7 +36,6 @@ constexpr int64_t kStepNumbers = kTileBytes / 2;
 constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
 constexpr int64_t kChunkSteps = 16;
 constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
-constexpr int64_t kUnitFetchedAhead = 8192;    // bytes after the ones that the unit multiplies meanwhile
 constexpr int64_t kMatrixPartBytes = 1 << 20;  // bytes of x in a piece
 constexpr int64_t kMatrixPartRows = 128;       // least rows of a part, because W is unpacked for each part
 
@@ -114,7 +113,7 @@ class TileChunks {
     for (const int64_t end = unit + count; unit < end; ++unit, to += kUnitWords) {
       const uint8_t* const from = tile.units + unit * kStepBytes;
       Half halves[2];
-      for (int line = 0; line < 3; ++line) __builtin_prefetch(from + kUnitFetchedAhead + line * 64, 0, 2);
+      for (int line = 0; line < 3; ++line) __builtin_prefetch(from + tuning.unit_fetched_ahead + line * 64, 0, 2);
       if (__builtin_expect(*odd_[t] >> 16 < (unit + 1) * kUnitWords, 0)) {
         odd_[t] = unpack_odd(tile, odd_[t], unit, halves);
       } else {

@@ -198,13 +198,23 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // Raised by one for every change of Python's arguments: their order, numbers of enums, the layout of data. The same
   // as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 27;
+  m.attr("INTERFACE") = 28;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
   m.def("use", &use_kernels);
   m.def("threads", [] { return Pool::instance().threads(); });
   m.def("set_threads", [](int threads) { Pool::instance().resize(threads); });
+  m.def("tuning", [] {
+    return std::make_tuple(tuning.fetched_ahead, tuning.unit_fetched_ahead, tuning.part_bytes,
+                           tuning.unpacked_part_bytes);
+  });
+  m.def("tune", [](int64_t fetched_ahead, int64_t unit_fetched_ahead, int64_t part_bytes, int64_t unpacked_part_bytes) {
+    tuning = {.fetched_ahead = fetched_ahead,
+              .unit_fetched_ahead = unit_fetched_ahead,
+              .part_bytes = part_bytes,
+              .unpacked_part_bytes = unpacked_part_bytes};
+  });
 
   m.def("attention",
         [](const Runs& runs, const RowsTuple& q, Address out, Address k, Address v, int64_t k_page, int64_t v_page,

@@ -16,8 +16,6 @@ constexpr int64_t kUnitBytes = kUnitWords * 3 / 2;
 constexpr int kUnitColumns = 2 * kUnitPairs;
 constexpr int kTwelveBitTiles = 2;
 constexpr int64_t kStepBytes = kTwelveBitTiles * kUnitBytes;  // from a unit to the next of its tile
-constexpr int64_t kFetchedAhead = 2048;  // mostly in the page of 4 KiB that is read: lines of others slow Zen 4's reads
-constexpr int64_t kUnpackedPartBytes = 1 << 19;
 
 // name(body) calls body(0), body(1), ... with constants. Sums with the index of a loop would be kept in memory.
 #define WEFT_EACH(name, part)                                                      \

@@ -45,8 +45,7 @@ constexpr int kTileRows = 6;
 constexpr int kTileRows = 2;
 #endif
 
-constexpr int64_t kPartBytes = 196608;  // of x, in the L2 cache with the tiles of two items
-constexpr int64_t kLeastBlocks = 8;     // of a part: prefetches stay below the bandwidth of memory
+constexpr int64_t kLeastBlocks = 8;  // of a part: prefetches stay below the bandwidth of memory
 
 // Prefetches LINES lines of 64 bytes: those for column ``step`` (bfloat16: pair of columns) of a block.
 template <int LINES>
@@ -318,7 +317,7 @@ void tile_products(const LinearArgs& args) {
   }
   // Whole blocks of x, and the parts nearly of one size.
   const int64_t item_bytes = kOutRows * weight.in * static_cast<int64_t>(sizeof(T));
-  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTileRows;
+  const int64_t fit = tuning.part_bytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTileRows;
   const int64_t blocks = (args.rows + kTileRows - 1) / kTileRows, together = fit > kLeastBlocks ? fit : kLeastBlocks;
   const int64_t parts = (blocks + together - 1) / together;
   const auto begin_of = [&](int64_t part) {

@@ -58,7 +58,8 @@ struct Fetched {
 template <bool OWN>
 WEFT_INLINE void fetch_lines(const uint8_t* unit, Fetched& fetched) {
   if constexpr (OWN)
-    for (int line = 0; line < kStepBytes / 64; ++line) __builtin_prefetch(unit + kFetchedAhead + line * 64, 0, 2);
+    for (int line = 0; line < kStepBytes / 64; ++line)
+      __builtin_prefetch(unit + tuning.fetched_ahead + line * 64, 0, 2);
   else
     for (int64_t line = 0; line < fetched.lines; ++line, fetched.from += 64) __builtin_prefetch(fetched.from, 0, 2);
 }
@@ -236,7 +237,7 @@ void unpacked_products(const LinearArgs& args) {
   const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
   const int64_t bytes = kOutTiles * (weight.in / kUnitColumns) * kUnitBytes, width = weight.in * 2;
   const int64_t x_bytes = weight.in * static_cast<int64_t>(sizeof(X));
-  const int64_t parts = (args.rows * x_bytes + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
+  const int64_t parts = (args.rows * x_bytes + tuning.unpacked_part_bytes - 1) / tuning.unpacked_part_bytes;
   const double nanoseconds = 0.0025 * static_cast<double>(kOutRows * width * args.rows / parts);
   Pool::instance().reserve(item_scratch<X>(weight, args.rows / parts + 1));
   Pool::instance().for_each_ahead(items * parts, nanoseconds, [&](int64_t at, int64_t after) {
@@ -282,7 +283,7 @@ void twelve_bit_products_of(const LinearArgs& args) {
     });
   }
   // Parts of x that stay in the L2 cache, nearly of one size.
-  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTwelveBitRows,
+  const int64_t fit = tuning.part_bytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTwelveBitRows,
                 together = 2 * fit > 8 ? 2 * fit : 8;
   const int64_t parts = (count + together - 1) / together;
   const auto work = [&](int64_t at, int64_t after) {

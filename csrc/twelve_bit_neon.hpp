@@ -19,8 +19,7 @@ namespace {
 #if defined(__aarch64__)
 constexpr int64_t kUnitColumns = 8, kPairWords = 2 * kTile, kUnitWords = kUnitColumns / 2 * kPairWords;
 constexpr int64_t kUnitBytes = kUnitWords * 3 / 2, kStepBytes = 2 * kUnitBytes;  // units of two tiles take turns
-constexpr int64_t kUnitsAhead = 4096;            // bytes ahead that are prefetched into the L2 cache
-constexpr int64_t kUnpackedPartBytes = 1 << 19;  // of x
+constexpr int64_t kUnitsAhead = 4096;  // bytes ahead that are prefetched into the L2 cache
 
 // One tile -> [in / 2][16][2].
 void unpack_tile(const Weight& weight, int64_t tile, uint16_t* to) {
@@ -70,7 +69,7 @@ template <class X>
 void twelve_bit_products_of(const LinearArgs& args) {
   const int64_t tiles = (args.weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
   const int64_t x_bytes = args.weight.in * static_cast<int64_t>(sizeof(X));
-  const int64_t parts = (args.rows * x_bytes + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
+  const int64_t parts = (args.rows * x_bytes + tuning.unpacked_part_bytes - 1) / tuning.unpacked_part_bytes;
   const double words = static_cast<double>(kOutRows * args.weight.in);
   // Some 20 GB of weights, or 200 billion products, in a second.
   const double nanoseconds = words * (0.075 + 0.005 * static_cast<double>(args.rows) / static_cast<double>(parts));

@@ -279,11 +279,20 @@ SETTINGS: dict[str, Setting] = {
     "transformers": Setting("transformers", _transformers),
     "transformers-continuous": Setting("transformers", lambda bench: _transformers(bench, "continuous"), lines="a"),
     "llama": Setting("llama", llama_side),
-    "llama-q8": Setting("llama", lambda bench: llama_side(bench, "q8_0"), lines="abd", weight_bits=8),
-    "llama-q4": Setting("llama", lambda bench: llama_side(bench, "q4_k_m"), lines="abd", weight_bits=5),
-    "weft-gguf-q8": Setting("weft", lambda bench: weft_side(bench, "q8_0"), lines="abd", weight_bits=8),
-    "weft-gguf-q4": Setting("weft", lambda bench: weft_side(bench, "q4_k_m"), lines="abd", weight_bits=5),
 }
+GGUF_BITS = {"q8_0": 8, "q4_k_m": 5, "q4_0": 4, "q4_1": 5, "iq4_xs": 4}
+"""Kinds of GGUF files that both engines read, with about the bits of a weight."""
+
+
+def _reading(kind: str, bits: int) -> dict[str, Setting]:
+    return {
+        f"llama-{kind}": Setting("llama", lambda bench: llama_side(bench, kind), lines="abd", weight_bits=bits),
+        f"weft-{kind}": Setting("weft", lambda bench: weft_side(bench, kind), lines="abd", weight_bits=bits),
+    }
+
+
+for _kind, _bits in GGUF_BITS.items():
+    SETTINGS |= _reading(_kind, _bits)
 
 
 def as_gguf(bench: Bench, kind: str) -> Path:
@@ -293,7 +302,7 @@ def as_gguf(bench: Bench, kind: str) -> Path:
     if checkpoint.is_file():
         return checkpoint
     made = checkpoint / f"{kind}.gguf"
-    if not made.exists() and kind == "q4_k_m":
+    if not made.exists() and kind in GGUF_BITS and kind != "q8_0":  # which llama.cpp's converter writes
         building = made.with_suffix(".building")
         done = subprocess.run(
             [environment.llama_quantize(), as_gguf(bench, "bf16"), building, kind.upper()],

@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from weft.numa import interleave, nodes
 Result = TypeVar("Result")
 CPUINFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _YOUNG_OBJECTS = 20_000
 _ram_share = 1
 _memory_turn: int | None = None
@@ -79,6 +81,15 @@ def cpu_name_and_flags(path: Path = CPUINFO) -> tuple[str, frozenset[str]]:
             facts.setdefault(key.strip().lower(), value.strip())
     flags = facts.get("flags") or facts.get("features") or ""
     return (facts.get("model name") or platform.processor() or platform.machine(), frozenset(flags.split()))
+
+
+def last_cache_bytes(root: Path = _CACHES) -> int:
+    """Return the size of the first core's last cache, 0 where the system does not say."""
+    sizes = []
+    for path in root.glob("index*/size"):
+        number, unit = re.fullmatch(r"(\d+)([KM]?)", path.read_text().strip()).groups()  # type: ignore[union-attr]
+        sizes.append(int(number) << {"": 0, "K": 10, "M": 20}[unit])
+    return max(sizes, default=0)
 
 
 def keeps_codes(flags: frozenset[str] | None = None) -> bool:

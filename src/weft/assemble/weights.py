@@ -56,7 +56,10 @@ class WeightsSource:
         meanwhile.
         """
         self._place = device, ranks
-        return self._read(tell)
+        loaded = self._read(tell)
+        if device.type == "cpu":
+            _tune_products(loaded.weights_bytes)
+        return loaded
 
     def reload(self) -> LoadedModel:
         """Read the weights again, as the files are now. Raises as ``load``."""
@@ -100,6 +103,14 @@ class WeightsSource:
     def digest(self) -> str:
         """Return the digest of the weights that were read last. Raises OSError, CheckpointError."""
         return self._reading.digest()
+
+
+def _tune_products(weights_bytes: int) -> None:
+    """Measure the numbers of products once, for weights that take far longer to read."""
+    from weft.tensor import native, tuning
+
+    if native.in_use() and weights_bytes >= tuning.WEIGHTS_BYTES_MIN:
+        tuning.tune()
 
 
 def load_weights(
