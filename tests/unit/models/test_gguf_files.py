@@ -36,7 +36,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "magic": (b"GGML" + bytes(60), "begins with b'GGML'"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\n", "git-lfs pointer"),
     "version 1": (bytes_of([], [], version=1), "version 1, written by an old converter"),
-    "byte order": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "of the other byte order"),
+    "byte order": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "in the other byte order"),
     "short": (b"GGUF\x03\0\0\0\0", "truncated at 9 bytes"),
     "keys claimed": (bytes_of([], [], counts=(0, HUGE)), f"claims {HUGE} keys"),
     "tensors claimed": (bytes_of([], [], counts=(HUGE, 0)), f"claims {HUGE} tensors"),
@@ -57,7 +57,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "shape": (bytes_of([], [tensor_entry("t", (HUGE - 1, HUGE - 1), 0, 0)]), "which the file cannot hold"),
     "tensor type": (bytes_of([], [tensor_entry("t", (4,), 99, 0)], bytes(64)), "type 99"),
     "blocks": (bytes_of([], [tensor_entry("t", (2, 48), 8, 0)], bytes(256)), "blocks of 32 columns"),
-    "offset": (bytes_of([], [tensor_entry("t", (4,), 0, 7)], bytes(64)), "no multiple of 32"),
+    "offset": (bytes_of([], [tensor_entry("t", (4,), 0, 7)], bytes(64)), "not a multiple of 32"),
     "truncated": (bytes_of([], [tensor_entry("t", (64,), 0, 0)], bytes(128)), "truncated: t ends at byte"),
     "overlap": (
         bytes_of([], [tensor_entry("t", (64,), 0, 0), tensor_entry("u", (8,), 0, 32)], bytes(512)),

@@ -163,7 +163,7 @@ def test_what_cannot_be_written_is_one_line(wide: Path, tmp_path: Path, capsys: 
     assert main(["quantize", str(wide), str(out), "--form", "q4_k"]) == 0
     assert "matrices in q4_k" in capsys.readouterr().out
     assert main(["quantize", str(wide), str(out), "--form", "q4_k"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_only_the_kernel_of_a_short_convolution_stays_in_32_bits(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_world_vocabulary_is_read_as_the_original_file(tmp_path: Path) -> None
 
 
 def test_a_token_that_stands_for_no_bytes_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"tokenizer.ggml.tokens has '今', which stands for no bytes"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.ggml.tokens has '今', which is not bytes"):
         world(tmp_path / "v.gguf", more=("今",))
 
 
