@@ -181,7 +181,7 @@ WORDS = {
     "nan": "NaN or infinite",
     "shape": "lora_A",
     "name": "in_porj",
-    "half": "alone",
+    "half": "a module needs both",
     "rank": "limits.max_lora_rank",
     "method": "LOHA",
     "variant": "trainable_token_indices",

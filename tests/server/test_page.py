@@ -298,7 +298,7 @@ def test_nothing_is_wrong_with_a_server_that_serves(faults: MiniRacer) -> None:
         ({"cards": [{"id": "two", "state": "failed", "reason": "r"}]}, "The model two does not load.", "weft doctor"),
         (
             {"now": reading(9, num_preemptions_total=5), "first": reading(1, num_preemptions_total=3)},
-            "2 running answers gave way to others, to be computed again.",
+            "2 running answers were preempted and will be computed again.",
             "weft plan MODEL --memory SIZE",
         ),
     ],

@@ -35,6 +35,15 @@ RECORDS = """
     return realFetch(path, options);
   };
 """
+STORED = """new Promise((done) => {
+  const request = indexedDB.open("weft");
+  request.onsuccess = () => {
+    const step = request.result.transaction(["conversations", "heads"], "readwrite");
+    step.oncomplete = () => { request.result.close(); done(true); };
+    step.objectStore("heads").count();
+  };
+})"""
+"""True once the writes that the page has begun are complete: transactions of one store come one after the other."""
 HOSTILE = """say:**bold** and `code`
 <script>window.hacked = 1</script><img src=x onerror="window.hacked = 2"><b>no HTML</b>
 [a](https://example.com) [b](javascript:hacked=3) ![c](https://example.com/c.png)
@@ -312,7 +321,7 @@ def test_stopped_cut_repeated_and_edited_turns_stay(page: Browser | None, server
     wait_for_end(page)
     assert page.run("bodies.at(-1).messages.at(-1).content") == "and more"
     page.press_alt("Comma")
-    page.wait_for(f"{LAST}.querySelector('.siblings').textContent.includes('1 of 2')")
+    page.wait_for(f"{LAST}.querySelector('.siblings')?.textContent.includes('1 of 2')")
     assert len(page.run(f"{ANSWERS}[1]")) > len(cut)
 
     page.press_alt("KeyE")  # the last message
@@ -321,14 +330,15 @@ def test_stopped_cut_repeated_and_edited_turns_stay(page: Browser | None, server
     page.click("#turns article:nth-child(3) form button")
     page.wait_for(f"{ANSWERS}[1] === 'another'")
     wait_for_end(page)
-    assert page.run(f"{TURNS}[2].querySelector('.siblings').textContent") == "‹2 of 2›"
+    page.wait_for(f"{TURNS}[2]?.querySelector('.siblings')?.textContent === '‹2 of 2›'")
     page.click("#turns article:nth-child(3) .siblings button")
     page.wait_for(f"{ANSWERS}[1].length > {len(cut)}")
+    assert page.run(STORED)
 
     page.open(f"{page.run('location.origin')}/?reloaded")
     page.wait_for(f"{TURNS}.length === 4")
     assert page.run(f"{ANSWERS}[0]") == partial
-    assert page.run(f"{LAST}.querySelector('.siblings').textContent") == "‹1 of 2›"
+    page.wait_for(f"{LAST}.querySelector('.siblings')?.textContent === '‹1 of 2›'")
     assert page.run("document.getElementById('max-tokens').value") == "8", "its settings stay with it"
 
 

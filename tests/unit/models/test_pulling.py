@@ -306,7 +306,7 @@ def test_the_commands_show_what_is_there_and_what_is_wrong(
         file.write(b"\x00\x00")
     assert main(["list"]) == 0
     assert main(["list", "--verify"]) == 1
-    assert "has not the checksum" in capsys.readouterr().out
+    assert "does not have the checksum" in capsys.readouterr().out
     assert main(["pull", "maker/tiny", "--verify"]) == 0
     assert main(["list", "--verify"]) == 0
     assert main(["plan", "maker/tiny"]) == 0

@@ -240,7 +240,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.Captu
     quantised, _ = write("qwen3_5", tmp_path, FORMS["awq"])
     with pytest.raises(CheckpointError, match=r"quantised already \(awq\)"):
         write_quantized(quantised, tmp_path / "out", "int4")
-    with pytest.raises(CheckpointError, match="is there already"):
+    with pytest.raises(CheckpointError, match="exists already"):
         write_quantized(checkpoint("qwen3_5"), tmp_path, "int4")
     assert main(["quantize", str(checkpoint("mamba")), str(tmp_path / "out"), "--form", "int8"]) == 2
     assert "no matrix has columns in whole groups of 128; --form w8a8" in capsys.readouterr().err

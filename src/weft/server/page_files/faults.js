@@ -12,7 +12,7 @@ const CODES = {
 const GROWN = [  // [counter, label, what, why, what to do, command]
   ["admission_rejections_total", "queue_full", (count) => `${counted(count, "request")} found the queue full.`, "",
    "More replicas, or a longer queue (limits.max_queued_requests).", "weft serve MODEL --replicas 2"],
-  ["num_preemptions_total", null, (count) => `${counted(count, "running answer")} was preempted and will be computed again.`,
+  ["num_preemptions_total", null, (count) => `${counted(count, "running answer")} ${count === 1 ? "was" : "were"} preempted and will be computed again.`,
    "The memory for running requests is short.", "More memory, or fewer sequences at once.", "weft plan MODEL --memory SIZE"],
   ["engine_restarts_total", null, (count) => `${counted(count, "engine process", "engine processes")} ended and started again.`, "",
    "Requests went on; the log has what ended them.", "journalctl -u weft --since -10min"],

@@ -137,11 +137,18 @@ async function remove(ids) {
 // The dialog of the page rather than the browser's, which would stop every answer that runs.
 function isSure(words) {
   const dialog = part("sure");
+  settle?.(dialog.returnValue === "yes"); // the event of an earlier answer may come only when the dialog is open again
   part("sure-words").textContent = words;
   dialog.returnValue = "";
   dialog.showModal();
-  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "yes"), {once: true}));
+  return new Promise((done) => {
+    settle = done;
+    dialog.onclose = () => {
+      if (!dialog.open) done(dialog.returnValue === "yes");
+    };
+  });
 }
+let settle = null;
 
 // ---------------------------------------------------------------- files
 
