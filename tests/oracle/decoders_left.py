@@ -171,8 +171,8 @@ def section() -> str:
     listed = ", ".join(f"`{name}`" for name in unread)
     return f"""{TITLE}
 `python -m tests.oracle.decoders_left` writes this section. transformers {transformers.__version__} has {len(every)}
-decoders without an encoder, those in wrappers included. weft serves {len(every) - len(left)} of them, and these
-{len(left)} not. Parts are told by the keys of default configurations, so a row says where to begin, not all of it.
+decoders without an encoder, those in wrappers included. weft serves {len(every) - len(left)} of them, and not these
+{len(left)}. Parts are judged by the keys of default configurations: a row says where to begin, and may not name all.
 
 | `model_type` | parts that weft has | parts that it lacks, or their keys |
 |---|---|---|

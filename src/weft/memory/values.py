@@ -44,8 +44,8 @@ class LossReason(NamedTuple):
 
 LOSS_REASONS = {
     "no_checkpoint": LossReason("no state kept there", "no state", True),
-    "evicted_state": LossReason("its state gave way", "state gone", True),
-    "evicted_kv": LossReason("its KV gave way", "KV gone", True),
+    "evicted_state": LossReason("its state was evicted", "state gone", True),
+    "evicted_kv": LossReason("its KV was evicted", "KV gone", True),
     "not_ready": LossReason("being computed", "not ready", True),
     "salt": LossReason("of another salt", "salt"),
     "stored": LossReason("slower to read from the store", "stored"),

@@ -17,7 +17,7 @@
                 every:N         every N tokens of the prompt                        taps
                 decode[:N]      every N tokens of the answer; by weight without N   a copy between two steps
                 request-end     where an answer ended                               the running slot, donated
-                preemption      where a sequence gave way                           the running slot, donated
+                preemption      where a sequence was preempted                      the running slot, donated
 
 Items are read from left to right. A state that a waiting request needs is saved whatever the list says. A
 model without recurrent layers needs none of this: it resumes at every page.
