@@ -51,8 +51,6 @@ std::atomic<const Kernels*>& chosen() {
 
 }  // namespace
 
-Tuning tuning;
-
 const Kernels& kernels() { return *chosen().load(std::memory_order_relaxed); }
 
 std::vector<const char*> usable_kernels() {

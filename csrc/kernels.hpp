@@ -20,7 +20,7 @@ struct Tuning {
   // Bytes of x that stay in the L2 cache, with the tiles of two items, or with those of an unpacked one.
   int64_t part_bytes = 196608, unpacked_part_bytes = 1 << 19;
 };
-extern Tuning tuning;
+inline Tuning tuning;
 
 constexpr int64_t kPad = -1;
 constexpr int kPageTokens = 16;
