@@ -103,17 +103,7 @@ def profile_steps(
 ) -> ProfileRun:
     """Return a finished profile run. ``memory`` must be empty, and is empty afterwards."""
     profile = ProfileRun(head_drafts)
-    core = EngineCore(
-        vocab_size=vocab_size,
-        sizes=sizes,
-        memory=memory,
-        executor=executor,
-        clock=clock,
-        seed=0,
-        eos_ids=(),
-        drafter=profile,
-        step_costs=step_costs,
-    )
+    core = _core(memory, executor, sizes, vocab_size, clock, drafter=profile, step_costs=step_costs)
     _answer(core, PROFILE_TOKENS, lambda: profile.complete)
     return profile
 
@@ -122,7 +112,25 @@ def overlapped_step_s(
     memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Return the seconds of a decode that is planned while the step before it is computed. ``memory`` as above."""
-    core = EngineCore(
+    core = _core(memory, executor, sizes, vocab_size, clock, overlap=True)
+    seconds: list[float] = []
+    core.on_step.append(lambda plan, step_s: seconds.append(step_s) if plan.decode_count else None)
+    _answer(core, 1 + _PLAIN_STEPS, lambda: False)
+    return min(seconds)
+
+
+def _core(
+    memory: Memory,
+    executor: Executor,
+    sizes: Sizes,
+    vocab_size: int,
+    clock: Callable[[], float],
+    *,
+    drafter: ProfileRun | None = None,
+    step_costs: StepCost | None = None,
+    overlap: bool = False,
+) -> EngineCore:
+    return EngineCore(
         vocab_size=vocab_size,
         sizes=sizes,
         memory=memory,
@@ -130,12 +138,10 @@ def overlapped_step_s(
         clock=clock,
         seed=0,
         eos_ids=(),
-        overlap=True,
+        drafter=drafter,
+        step_costs=step_costs,
+        overlap=overlap,
     )
-    seconds: list[float] = []
-    core.on_step.append(lambda plan, step_s: seconds.append(step_s) if plan.decode_count else None)
-    _answer(core, 1 + _PLAIN_STEPS, lambda: False)
-    return min(seconds)
 
 
 def _answer(core: EngineCore, tokens: int, complete: Callable[[], bool]) -> None:

@@ -134,6 +134,8 @@ async function remove(ids) {
   await refresh();
 }
 
+let settle = null;
+
 // The dialog of the page rather than the browser's, which would stop every answer that runs.
 function isSure(words) {
   const dialog = part("sure");
@@ -148,7 +150,6 @@ function isSure(words) {
     };
   });
 }
-let settle = null;
 
 // ---------------------------------------------------------------- files
 
