@@ -220,7 +220,7 @@ def test_an_endpoint_says_that_it_may_not_find_a_model_or_a_replica() -> None:
 
 COMPUTED = re.compile(
     r"/v1/(chat/completions|completions|responses|messages|embeddings)|(/v1|/v2)?/rerank|(/v1)?/score"
-    r"|/v1/(decisions|systemone)"
+    r"|/v1/(decisions|systemone)|/classify|/pooling"
     r"|/api/(chat|generate|embed|embeddings)"
 )
 """Endpoints whose answer an engine computes."""
