@@ -244,7 +244,7 @@ def test_an_endpoint_names_the_errors_of_what_it_does(document: dict[str, Any]) 
             elif path in CHANGES_THE_ENGINE:
                 assert "409" in said, (method, path)
             assert ("422" in said) == (path in computed and method == "post"), (method, path)
-    assert len(computed) == 16
+    assert len(computed) == 18
     assert "413" in document["paths"]["/api/blobs/{digest}"]["post"]["responses"]
 
 
