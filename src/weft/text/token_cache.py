@@ -179,12 +179,12 @@ class TokenCache:
         return [known[segment] for segment in segments]
 
     def _put(self, key: tuple[str, TextSegment], tokens: SegmentTokens) -> None:
-        kept = SegmentTokens(array("I", tokens.ids), tuple(tokens.counts))
+        entry = SegmentTokens(array("I", tokens.ids), tuple(tokens.counts))
         segment = key[1]
-        size = segment.text.__sizeof__() + 4 * len(kept.ids) + _ENTRY_BYTES
-        size += 40 * (len(segment.places) + len(segment.quoted) + len(kept.counts))
+        size = segment.text.__sizeof__() + 4 * len(entry.ids) + _ENTRY_BYTES
+        size += 40 * (len(segment.places) + len(segment.quoted) + len(entry.counts))
         _, old_bytes = self._entries.pop(key, (None, 0))
-        self._entries[key] = kept, size
+        self._entries[key] = entry, size
         self.bytes += size - old_bytes
         while self.bytes > self.bytes_max:
             _, (_, dropped_bytes) = self._entries.popitem(last=False)
