@@ -120,7 +120,7 @@ def test_settings_of_either_library(tmp_path: Path) -> None:
             pooler.embedding(text, limit=512, prompt_name=role, per_token=True) for pooler in (made(), by_pylate)
         )
         assert ours == theirs
-        assert ours.kept == (None if role == "query" else [0, 1, 2, 3, 5, 6, 7])  # without "," and "?"
+        assert ours.positions == (None if role == "query" else [0, 1, 2, 3, 5, 6, 7])  # without "," and "?"
         assert (len(ours.tokens), ours.pooling.unseen) == ((32, 23) if role == "query" else (9, 0))
     with pytest.raises(CheckpointError, match=r"attention does not see .* not causal"):
         Pooler(directory, tokenizer, name="c", score_labels=0, causal=True)

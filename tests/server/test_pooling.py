@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import numpy as np
 import ollama
 import openai
 import pytest
 
-from tests.fixtures.pooled_checkpoints import INSTRUCTION, cross_encoder, embedder
+from tests.fixtures.pooled_checkpoints import INSTRUCTION, colbert, cross_encoder, embedder
 from tests.fleet.test_replicas import engine_pids
 from tests.server.running import RunningServer, eventually, running_server
 
@@ -47,6 +48,13 @@ def client(server: RunningServer) -> openai.OpenAI:
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     directory = cross_encoder(tmp_path_factory.mktemp("pooled") / "cross-encoder")
+    with running_server("", engine={"model": str(directory), **ENGINE}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    directory = colbert(tmp_path_factory.mktemp("pooled") / "colbert")
     with running_server("", engine={"model": str(directory), **ENGINE}) as running:
         yield running
 
@@ -276,6 +284,28 @@ def test_labels_are_those_of_the_head(scorer: RunningServer) -> None:
     assert each["data"][0] != pytest.approx(found["probs"], abs=1e-3)
     cut = post(scorer, "/classify", {"input": "x" * 900, "truncate_prompt_tokens": 10}).json()
     assert (cut["truncated"], cut["usage"]["prompt_tokens"]) == ([0], 10)
+
+
+def test_pairs_are_scored_by_max_sim(late: RunningServer) -> None:
+    query, documents = "what is it?", ["Hello, world.", "b" * 60, "Hello, world."]
+
+    def vectors(**body: Any) -> list[np.ndarray]:
+        data = post(late, "/pooling", body).json()["data"]
+        return [np.array(one["data"]) for one in data]
+
+    [of_query] = vectors(input=query, prompt_name="query")
+    sums = [(of_query @ rows.T).max(axis=1).sum() for rows in vectors(input=documents)]
+    assert of_query.shape == (32, 16), "with its expansions"
+    ranked = post(late, "/v1/rerank", {"query": query, "documents": documents}).json()
+    scores = {one["index"]: one["relevance_score"] for one in ranked["results"]}
+    assert [scores[index] for index in range(3)] == pytest.approx(sums, abs=1e-4)
+    once = post(late, "/v1/rerank", {"query": query, "documents": documents[:2]}).json()
+    assert ranked["usage"]["prompt_tokens"] == once["usage"]["prompt_tokens"], "a text is computed once"
+    pairs = post(late, "/v1/score", {"text_1": query, "text_2": documents}).json()["data"]
+    assert [one["score"] for one in pairs] == pytest.approx(sums, abs=1e-4)
+    refused = post(late, "/v1/embeddings", {"input": query}).json()["error"]["message"]
+    assert "a vector for each token; ask /pooling or /v1/rerank" in refused
+    assert post(late, "/api/show", {"model": "colbert"}).json()["capabilities"] == ["rerank"]
 
 
 def test_clients_learn_what_a_model_does(server: RunningServer) -> None:

@@ -106,8 +106,8 @@ class PoolingCalls:
             )
             for index, text_or_ids in enumerate(prompt_list(inputs))
         ]
-        found = (self._pooler.probabilities(row, raw=raw) for row in self._pooled(prompts, request, progress))
-        return [np.array(rows if at_each else rows[0], np.float32) for rows in found]
+        by_input = (self._pooler.probabilities(row, raw=raw) for row in self._pooled(prompts, request, progress))
+        return [np.array(rows if at_each else rows[0], np.float32) for rows in by_input]
 
     def scores(
         self,

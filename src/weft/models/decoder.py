@@ -69,7 +69,7 @@ class CausalModel:
         self.adapted_table: AdaptedTable | None = None
         """The embedding of adapters, once one was loaded that has its own."""
         self.score_head: ScoreHead | None = None
-        """float32 [labels, D]: the head of a model that was trained to score prompts."""
+        """Head of a model that was trained to score prompts."""
         self.vision: VisionEncoder | None = None
         """Encoder of a model that sees pictures."""
         self._headed_XV: torch.Tensor | None = None

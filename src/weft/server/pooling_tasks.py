@@ -135,8 +135,8 @@ class TaskJob(PoolingJob):
             return pooler.vector(row, dimensions, raw=raw).tolist()
         if self._task == "token_embed":
             return pooler.token_vectors(row, prompt, dimensions, raw=raw).tolist()
-        found = pooler.probabilities(row, raw=raw)
-        return found if self._task == "token_classify" else found[0]
+        labels = pooler.probabilities(row, raw=raw)
+        return labels if self._task == "token_classify" else labels[0]
 
 
 async def prepare_classify(service: Service, body: ClassifyBody) -> ClassifyJob:
@@ -179,7 +179,8 @@ async def _prompts(model: ServedModel, body: _TaskBody, method: Any, **more: Any
                 messages=body.messages,
                 variables=body.chat_template_kwargs,
                 add_generation_prompt=bool(body.add_generation_prompt),
-            )
+            ),
+            salt=body.cache_salt or "",
         )
         inputs: list[str | list[int]] = [prompt.tokens]
     else:

@@ -43,29 +43,33 @@ class DenseModule:
     def __call__(self, rows: Floats) -> Floats:
         """Return the projection of each row, float32 [X, out]."""
         product: Floats = rows @ self.weight.T
-        projected = _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
-        return projected if self.residual is None else projected + rows @ self.residual.T
+        projected: Floats = _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
+        if self.residual is not None:
+            projected += rows @ self.residual.T
+        return projected
 
 
 def token_vectors(
     pooled: bytes,
     tokens: int,
-    kept: Sequence[int] | None,
+    positions: Sequence[int] | None,
     modules: Sequence[DenseModule],
     dimensions: int | None,
     *,
     normalize: bool,
 ) -> Floats:
     """Return the vectors of a text's tokens, float32 [vectors, width]. ``pooled``: float32 rows of its ``tokens``
-    tokens; ``kept``: the places of those that count, None for all; ``dimensions``: keep only the first numbers."""
+    tokens; ``positions``: of the tokens whose vectors count, None for all; ``dimensions``: keep only the first
+    numbers."""
     rows: Floats = np.frombuffer(pooled, "<f4").reshape(tokens, -1)
-    if kept is not None:
-        rows = rows[list(kept)]
+    if positions is not None:
+        rows = rows[list(positions)]
     for project in modules:
         rows = project(rows)
     rows = rows[:, :dimensions]
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True) if normalize else 1.0
-    return (rows / np.maximum(lengths, _LENGTH_MIN)).astype(np.float32)
+    vectors: Floats = (rows / np.maximum(lengths, _LENGTH_MIN)).astype(np.float32)
+    return vectors
 
 
 def max_sim(query: Floats, document: Floats) -> float:
@@ -93,7 +97,7 @@ def read_dense(directory: Path) -> DenseModule:
         raise CheckpointError(f"{path}: has {shapes}; config.json says linear.weight {list(shape)}", param="model")
     residual = tensors.get("residual.weight") if settings.get("use_residual") else None
     if settings.get("use_residual") and residual is None:
-        residual = np.eye(*weight.shape, dtype=np.float32)
+        residual = np.eye(len(weight), weight.shape[1], dtype=np.float32)
     if residual is not None and residual.shape != weight.shape:
         raise CheckpointError(
             f"{path}: residual.weight is {list(residual.shape)}, not {list(weight.shape)}", param="model"

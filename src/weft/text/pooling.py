@@ -87,14 +87,14 @@ class EmbeddingSettings:
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """A prompt to be pooled. ``truncated``: tokens that were left out, because the request allows it. ``kept``: places
+    """A prompt to be pooled. ``truncated``: tokens that were left out, because the request allows it. ``positions``:
     of the tokens whose vectors count, None for all."""
 
     tokens: list[int]
     pooling: Pooling
     boundaries: list[int]
     truncated: int = 0
-    kept: list[int] | None = None
+    positions: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +167,14 @@ def _read_modules(directory: Path) -> list[tuple[str, Path]]:
     modules = parse_json(read_text(path, bytes_max=_BYTES_MAX), str(path))
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(f"{path}: expected a list of modules", param="model")
-    found = []
+    kinds = []
     for module in modules:
         name = str(module.get("type", "")).rpartition(".")[2]
         inside = directory / str(module.get("path", ""))
         if ".." in inside.parts or not inside.resolve().is_relative_to(directory.resolve()):
             raise CheckpointError(f"{path}: the path of its {name} leads elsewhere", param="model")
-        found.append((name, inside))
-    return found
+        kinds.append((name, inside))
+    return kinds
 
 
 def _modes(settings: Mapping[str, Any]) -> list[str]:
@@ -288,16 +288,16 @@ class Pooler:
 
     def _of_tokens(self, tokens: list[int], role: Role) -> PooledPrompt:
         """Return the prompt of the vectors of ``tokens``: of a query with its expansions, if it has some."""
-        late, kept = self.settings.late, None
+        late, positions = self.settings.late, None
         if late is None:
             return PooledPrompt(tokens, Pooling(kind="token"), [])
         if role in late.skips_in and self._skipped:
-            kept = [place for place, token in enumerate(tokens) if token not in self._skipped]
+            positions = [place for place, token in enumerate(tokens) if token not in self._skipped]
         added = max(0, late.expanded_to - len(tokens)) if role == "query" else 0
-        if kept is not None:
-            kept += range(len(tokens), len(tokens) + added)
+        if positions is not None:
+            positions += range(len(tokens), len(tokens) + added)
         pooling = Pooling(kind="token", unseen=0 if late.attends else added)
-        return PooledPrompt(tokens + [self._expansion] * added, pooling, [], kept=kept)
+        return PooledPrompt(tokens + [self._expansion] * added, pooling, [], positions=positions)
 
     def _written(self, *parts: tuple[str, bool]) -> tuple[str, list[int]]:
         """Return the joined text of ``parts``, and the positions at which parts from the request (True) spell control
@@ -370,7 +370,7 @@ class Pooler:
         return token_vectors(
             pooled,
             len(prompt.tokens),
-            prompt.kept,
+            prompt.positions,
             self._dense,
             dimensions,
             normalize=self.settings.normalize and not raw,
@@ -411,21 +411,20 @@ class Pooler:
     # ------------------------------------------------------------------ scores
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> PairPrompts:
-        """Return the inputs that score ``pairs`` of query and document."""
-        if self.settings.late is None:
-            inputs = [(query, document, number) for number, (query, document) in enumerate(pairs)]
-            return PairPrompts(list(inputs), [(number,) for number in range(len(pairs))])
-        places: dict[tuple[str | None, str | None], int] = {}
-        listed: list[tuple[str | None, str | None, int]] = []
+        """Return the inputs that score ``pairs`` of query and document, each once."""
+        numbers: dict[tuple[str | None, str | None], int] = {}
+        inputs: list[tuple[str | None, str | None, int]] = []
         parts_of = []
         for number, (query, document) in enumerate(pairs):
-            parts: tuple[tuple[str | None, str | None], ...] = (query, None), (None, document)
+            parts: list[tuple[str | None, str | None]] = [(query, document)]
+            if self.settings.late is not None:
+                parts = [(query, None), (None, document)]
             for part in parts:
-                if part not in places:
-                    places[part] = len(listed)
-                    listed.append((*part, number))
-            parts_of.append(tuple(places[part] for part in parts))
-        return PairPrompts(listed, parts_of)
+                if part not in numbers:
+                    numbers[part] = len(inputs)
+                    inputs.append((*part, number))
+            parts_of.append(tuple(numbers[part] for part in parts))
+        return PairPrompts(inputs, parts_of)
 
     def scoring(
         self,
