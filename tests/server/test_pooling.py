@@ -141,17 +141,19 @@ def _metric(server: RunningServer, name: str) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"weft:{name}{{"))
 
 
-def test_a_batch_has_embeddings(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("url", ["/v1/embeddings", "/pooling"])
+def test_a_batch_has_embeddings(url: str, client: openai.OpenAI) -> None:
     lines = [
-        json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": {"input": text}})
+        json.dumps({"custom_id": str(number), "method": "POST", "url": url, "body": {"input": text}})
         for number, text in enumerate(("a", "b" * 600))
     ]
     given = client.files.create(file=("in.jsonl", io.BytesIO("\n".join(lines).encode())), purpose="batch")
-    batch = client.batches.create(input_file_id=given.id, endpoint="/v1/embeddings", completion_window="24h")
+    batch = client.batches.create(input_file_id=given.id, endpoint=url, completion_window="24h")
     assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
     batch = client.batches.retrieve(batch.id)
     [answer] = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
-    assert len(answer["response"]["body"]["data"][0]["embedding"]) == 64
+    [row] = answer["response"]["body"]["data"]
+    assert len(row.get("embedding", row.get("data"))) == 64
     [error] = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
     assert error["response"]["body"]["error"]["code"] == "context_length_exceeded"
 
