@@ -7,8 +7,9 @@ responses. The engine is replaced by one that has a token ready at each turn of 
 prompts of about the same length, in turns, and the table has the least of all rounds: other work on the machine
 only adds.
 
-    wall      microseconds of a request with an answer of one token
+    wall      microseconds of a request with an answer of one token, whose text is new
     request   of these, the time of this process on a CPU, all threads; the template has a process of its own
+    again     the same for a text whose tokens are known from an earlier request
     token     CPU microseconds of a streamed token: (a stream of N tokens - a stream of 1) / (N - 1)
 
 Completions have no template. ``over completions`` is therefore the price of a conversation plus the
@@ -90,15 +91,15 @@ class ReadyEngine:
         return []
 
 
-def body_of(path: str, tokens: int, *, stream: bool) -> dict[str, Any]:
+def body_of(path: str, tokens: int, text: str = TEXT, *, stream: bool) -> dict[str, Any]:
     shared: dict[str, Any] = {"model": "m", "temperature": 0, "ignore_eos": True, "stream": stream}
     match path:
         case "/v1/completions":
-            return {**shared, "prompt": TEXT, "max_tokens": tokens}
+            return {**shared, "prompt": text, "max_tokens": tokens}
         case "/v1/responses" | "/v1/responses stored":
-            return {**shared, "input": TEXT, "max_output_tokens": tokens, "store": path.endswith("stored")}
+            return {**shared, "input": text, "max_output_tokens": tokens, "store": path.endswith("stored")}
         case _:
-            return {**shared, "messages": [{"role": "user", "content": TEXT}], "max_tokens": tokens}
+            return {**shared, "messages": [{"role": "user", "content": text}], "max_tokens": tokens}
 
 
 async def ask(app: Any, path: str, raw: bytes) -> None:
@@ -143,16 +144,20 @@ async def ask(app: Any, path: str, raw: bytes) -> None:
     assert status == 200, (path, b"".join(sent))
 
 
-async def timed(app: Any, path: str, count: int, tokens: int, *, stream: bool) -> tuple[float, float]:
-    """(wall, CPU) seconds of one request."""
-    raw = json.dumps(body_of(path, tokens, stream=stream)).encode()
+async def timed(app: Any, path: str, texts: Sequence[str], tokens: int, *, stream: bool) -> tuple[float, float]:
+    """(wall, CPU) seconds of one request; each has a text of its own."""
+    bodies = [json.dumps(body_of(path, tokens, text, stream=stream)).encode() for text in texts]
+    count = len(bodies)
     wall_s, cpu_s = time.perf_counter(), time.process_time()
-    for _ in range(count):
+    for raw in bodies:
         await ask(app, path, raw)
     return (time.perf_counter() - wall_s) / count, (time.process_time() - cpu_s) / count
 
 
-async def measure(directory: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+def ready_service(directory: Path) -> Service:
+    """Return an open service whose engine is a ``ReadyEngine``. ``directory``: gets a tokenizer and a template."""
+    save_tokenizer(directory, VOCAB_SIZE)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
     engine: Any = ReadyEngine()
     config = ServerConfig(response_store=str(directory / "responses.sqlite"))
     service = Service(config, Models([PinnedModel(engine)]))
@@ -176,28 +181,35 @@ async def measure(directory: Path, args: argparse.Namespace) -> dict[str, dict[s
         generation_defaults={},
     )
     service.open(load_served_model(info, config))
+    return service
+
+
+async def measure(directory: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    service = ready_service(directory)
     app = build_app(service)
     rounds: dict[str, list[dict[str, float]]] = {path: [] for path in PATHS}
     for number in range(args.rounds + 1):
         for path in PATHS:
-            wall_s, cpu_s = await timed(app, path, args.requests, 1, stream=False)
-            many_s, one_s = [(await timed(app, path, 2, tokens, stream=True))[1] for tokens in (args.tokens, 1)]
+            new = [f"{number} {request} {path} {TEXT}" for request in range(args.requests)]
+            wall_s, cpu_s = await timed(app, path, new, 1, stream=False)
+            _, again_s = await timed(app, path, new, 1, stream=False)
+            many_s, one_s = [(await timed(app, path, new[:2], tokens, stream=True))[1] for tokens in (args.tokens, 1)]
             if number:  # the first round warms up
-                rounds[path].append(
-                    {"request": cpu_s * 1e6, "wall": wall_s * 1e6, "token": (many_s - one_s) / (args.tokens - 1) * 1e6}
-                )
+                token_s = (many_s - one_s) / (args.tokens - 1)
+                seconds = {"request": cpu_s, "again": again_s, "wall": wall_s, "token": token_s}
+                rounds[path].append({name: count * 1e6 for name, count in seconds.items()})
     await service.close()
     return {path: {name: min(one[name] for one in results) for name in results[0]} for path, results in rounds.items()}
 
 
 def show(table: dict[str, dict[str, float]]) -> None:
     base, chat = table["/v1/completions"], table["/v1/chat/completions"]
-    print(f"{'':24}{'wall':>8}{'request':>9}{'token':>7}{'over completions':>20}{'over chat':>20}")
+    print(f"{'':24}{'wall':>8}{'request':>9}{'again':>7}{'token':>7}{'over completions':>20}{'over chat':>20}")
     for path, row in table.items():
         over = "".join(
             f"{row['request'] - other['request']:+12.0f}{row['token'] - other['token']:+8.1f}" for other in (base, chat)
         )
-        print(f"{path:24}{row['wall']:8.0f}{row['request']:9.0f}{row['token']:7.1f}{over}")
+        print(f"{path:24}{row['wall']:8.0f}{row['request']:9.0f}{row['again']:7.0f}{row['token']:7.1f}{over}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -208,10 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        save_tokenizer(directory, VOCAB_SIZE)
-        (directory / "chat_template.jinja").write_text(TEMPLATE)
-        table = asyncio.run(measure(directory, args))
+        table = asyncio.run(measure(Path(name), args))
     show(table)
     if args.json is not None:
         args.json.write_text(json.dumps(table, indent=2))

@@ -37,7 +37,7 @@ from weft.server.served_model import load_served_model
 from weft.server.service import Service
 from weft.text.tokenizer import Tokenizer
 
-RETURNS_MAX = 17
+RETURNS_MAX = 19
 """26 before the text side was one call. ``server.served_model`` and ``server.generation`` are entered most."""
 FIRST, LAST = "prepare_turn", "ChatJob.__init__"
 WALKS = 3

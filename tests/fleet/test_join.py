@@ -12,9 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ import pytest
 
 from tests.fleet.cut_network import CutNetwork, cut_network
 from tests.fleet.test_replicas import sung as sung_at_length
-from tests.server.running import ROOT, RunningServer, eventually, running_server
+from tests.server.running import ROOT, RunningServer, eventually, running_server, started_again
 from tests.server.scripted_engine import write_model_directory
 from tests.support.child_path import child_path
 
@@ -91,9 +89,14 @@ def joining(port: int, token: Path, *options: str) -> Iterator[subprocess.Popen[
 
 
 @pytest.fixture(scope="module")
-def machine(server: RunningServer, network: CutNetwork, token: Path) -> Iterator[subprocess.Popen[str]]:
-    with joining(network.port, token) as process:
-        yield process
+def machines(server: RunningServer, network: CutNetwork, token: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    with started_again(lambda: joining(network.port, token), lambda one: one.poll() is not None) as current:
+        yield current
+
+
+@pytest.fixture
+def machine(machines: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    return machines()
 
 
 @pytest.fixture(scope="module")
@@ -213,33 +216,26 @@ async def test_a_reset_connection_is_opened_again(
     assert both_ready(server)
 
 
-@dataclass
-class Away:
-    """A machine that is stopped until ``until_s`` with all of its processes, in the midst of ``singing``."""
-
-    engine: psutil.Process
-    singing: Future[list[str]]
-    until_s: float
-
-
-@pytest.fixture(scope="module")
-def away(server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str]) -> Iterator[Away]:
+async def test_requests_go_on_elsewhere_while_a_machine_is_stopped_and_then_it_serves_with_its_engine(
+    server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str]
+) -> None:
     assert both_ready(server)
     engine = engine_of(machine)
-    with ThreadPoolExecutor(1) as threads:
-        singing = threads.submit(asyncio.run, sung(server, 4))
-        asyncio.run(until_it_computes(server))
-        with stopped(machine.pid, engine.pid) as until_s:
-            yield Away(engine, singing, until_s)
-
-
-async def test_the_requests_of_a_machine_that_stops_go_on_elsewhere(
-    server: RunningServer, undisturbed: list[str], away: Away
-) -> None:
-    await until_noticed(server)
-    assert away.singing.result(60) == undisturbed
-    assert await sung(server, 4) == undisturbed, "the other replica serves"
-    assert server.get("/health").json()["status"] == "degraded"
+    singing = asyncio.create_task(sung(server, 4))
+    await until_it_computes(server)
+    with stopped(machine.pid, engine.pid) as until_s:
+        await until_noticed(server)
+        assert await singing == undisturbed
+        assert await sung(server, 4) == undisturbed, "the other replica serves"
+        assert server.get("/health").json()["status"] == "degraded"
+        await asyncio.sleep(max(until_s - time.monotonic(), 0.0))
+        assert states(server) == {0: "ready", 1: "away"}
+        # The engine goes on first: its late events reach its agent before the agent goes on.
+    assert both_ready(server)
+    assert engine_of(machine) == engine
+    singing = asyncio.create_task(sung(server, 4))
+    await until_it_computes(server)
+    assert await singing == undisturbed, "late events are dropped"
 
 
 def test_another_token_is_refused(server: RunningServer, tmp_path: Path) -> None:
@@ -259,20 +255,6 @@ def test_another_model_is_refused_on_both_sides(server: RunningServer, token: Pa
         assert process.stdout is not None
         assert "would give other answers: tokenizer is" in process.stdout.read()
     assert set(states(server)) == before
-
-
-async def test_a_machine_that_stops_and_goes_on_serves_with_its_engine(
-    server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str], away: Away
-) -> None:
-    await asyncio.sleep(max(away.until_s - time.monotonic(), 0.0))
-    assert states(server) == {0: "ready", 1: "away"}
-    for pid in (away.engine.pid, machine.pid):  # late events of the engine reach its agent first
-        os.kill(pid, signal.SIGCONT)
-    assert both_ready(server)
-    assert engine_of(machine) == away.engine
-    singing = asyncio.create_task(sung(server, 4))
-    await until_it_computes(server)
-    assert await singing == undisturbed, "late events are dropped"
 
 
 async def test_an_interrupted_machine_is_drained(

@@ -85,41 +85,64 @@ def tokens(server: RunningServer, length: int, **more: Any) -> list[list[int]]:
     return [choice["token_ids"] for choice in answer.json()["choices"]]
 
 
+def is_split(server: RunningServer) -> bool:
+    """Whether a request is split: it is not while the two replicas are not paired, after a death or a start."""
+    before = counted(server, "request_handoffs_total")
+    tokens(server, 300, cache_salt=f"split {next(SALTS)}")
+    return counted(server, "request_handoffs_total") > before
+
+
 LENGTHS = (5, 64, 300, 601)
+SALTS = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def real() -> Iterator[RunningServer]:
+def pair() -> Iterator[RunningServer]:
     """With two HTTP processes: the requests of both meet in the fleet, which knows the roles."""
     with split("qwen3_5", chat_template=str(TEMPLATE), http_workers=2) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def processes(real: RunningServer) -> dict[str, int]:
-    """Of the engine of each role, as they are now."""
-    return engines(real, {})
+def processes(pair: RunningServer, undisturbed: dict[str, Any]) -> dict[str, int]:
+    """The engine process of each role, as they are now."""
+    return engines(pair, {})
+
+
+@pytest.fixture
+def real(pair: RunningServer, processes: dict[str, int]) -> RunningServer:
+    """Two engines, whichever a test has drained."""
+    rows = pair.get("/v1/replicas").json()["data"]
+    for drained in (row["replica"] for row in rows if row["state"] == "drained"):
+        assert pair.post(f"/v1/replicas/{drained}/start").status_code == 200
+        processes.update(engines(pair, processes))
+        assert eventually(lambda: is_split(pair), 60)
+    return pair
 
 
 @pytest.fixture(scope="module")
-def undisturbed(real: RunningServer) -> dict[str, Any]:
-    """Of one engine that computes all: the other one is drained, and back for the tests."""
-    handoffs = counted(real, "request_handoffs_total")
-    assert real.post("/v1/replicas/1/drain?timeout=5").status_code == 200
-    answers = asyncio.run(all_answered(real)) | {"tokens": [tokens(real, length) for length in LENGTHS]}
-    assert real.post("/v1/replicas/1/start").status_code == 200
-    assert counted(real, "request_handoffs_total") == handoffs, "something was split"
-    assert real.post("/v1/cache/flush").status_code == 200
+def undisturbed(pair: RunningServer) -> dict[str, Any]:
+    """Answers of one engine that computes all: the other one is drained, and back for the tests."""
+    handoffs = counted(pair, "request_handoffs_total")
+    assert pair.post("/v1/replicas/1/drain?timeout=5").status_code == 200
+    answers = asyncio.run(all_answered(pair)) | {"tokens": [tokens(pair, length) for length in LENGTHS]}
+    assert pair.post("/v1/replicas/1/start").status_code == 200
+    assert counted(pair, "request_handoffs_total") == handoffs, "something was split"
+    assert pair.post("/v1/cache/flush").status_code == 200
     return answers
 
 
 def test_every_kind_of_answer_is_the_same_when_it_is_split(real: RunningServer, undisturbed: dict[str, Any]) -> None:
-    before = counted(real, "request_handoffs_total")
+    def moved() -> list[int]:
+        return [counted(real, "handoff_received_bytes_total", 1), counted(real, "handoff_sent_bytes_total")]
+
+    before, moved_before = counted(real, "request_handoffs_total"), moved()
     answers = asyncio.run(all_answered(real))
     for kind in ASKED:
         assert same(answers[kind], undisturbed[kind]), kind
     assert counted(real, "request_handoffs_total") == before + len(ASKED)
-    assert counted(real, "handoff_received_bytes_total", 1) == counted(real, "handoff_sent_bytes_total") > 0
+    received, sent = (now - earlier for now, earlier in zip(moved(), moved_before, strict=True))
+    assert received == sent > 0
 
 
 def test_the_engine_that_goes_on_computes_no_token_of_the_prompt_again(real: RunningServer) -> None:
@@ -160,14 +183,7 @@ def test_split_requests_whose_http_processes_are_killed_leave_nothing_in_either_
 ) -> None:
     """kill -9 while prompts are computed, records travel, and answers are."""
     assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
-    salts = itertools.count()
-
-    def is_split() -> bool:  # not while the two replicas are not paired, behind a death of the tests before
-        before = counted(real, "request_handoffs_total")
-        tokens(real, 300, cache_salt=f"split {next(salts)}")
-        return counted(real, "request_handoffs_total") > before
-
-    assert eventually(is_split, 60)
+    assert eventually(lambda: is_split(real), 60)
     workers = pids(real, "workers.process")
     assert len(workers) == 2
 

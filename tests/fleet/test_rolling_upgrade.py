@@ -6,7 +6,7 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -14,7 +14,7 @@ import pytest
 
 from tests.fleet.test_join import free_port, joining, states
 from tests.fleet.test_join import sung as sung_at_joined
-from tests.server.running import RunningServer, eventually, running_server
+from tests.server.running import RunningServer, eventually, running_server, server_ended, started_again
 from weft.version import weft_version
 
 NEXT = "99.0"
@@ -40,13 +40,24 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def old(model_directory: Path, token: Path) -> Iterator[RunningServer]:
-    with running_server("build_paced", engine={"model": str(model_directory)}, server=settings(token)) as running:
-        yield running
+def olds(model_directory: Path, token: Path) -> Iterator[Callable[[], RunningServer]]:
+    engine = {"model": str(model_directory)}
+    with started_again(
+        lambda: running_server("build_paced", engine=engine, server=settings(token)), server_ended
+    ) as current:
+        yield current
+
+
+@pytest.fixture
+def old(olds: Callable[[], RunningServer]) -> RunningServer:
+    return olds()
 
 
 @pytest.fixture(scope="module")
-def new(model_directory: Path, old: RunningServer, token: Path, next_version: Path) -> Iterator[RunningServer]:
+def new(
+    model_directory: Path, olds: Callable[[], RunningServer], token: Path, next_version: Path
+) -> Iterator[RunningServer]:
+    olds()  # writes the token
     with running_server(
         "build_paced", engine={"model": str(model_directory)}, server=settings(token), path=(next_version,)
     ) as running:

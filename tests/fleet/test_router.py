@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -41,24 +42,35 @@ def known_everywhere(server: RunningServer) -> bool:
     return eventually(lambda: metric(server, "router_table_stale") == [0.0, 0.0], 20)
 
 
+def counted(server: RunningServer) -> list[np.ndarray[Any, Any]]:
+    """Prompt tokens by replica: cached ones as the engines count them, then cached and predicted ones as the router
+    does, in metrics and in its rows."""
+    rows = [row["router"] for row in server.get("/v1/cache").json()["replicas"]]
+    names = ("prompt_tokens_cached_total", "router_cached_tokens_total", "router_predicted_tokens_total")
+    shown = [metric(server, name) for name in names]
+    told = [[row[name] for row in rows] for name in ("cached_tokens", "predicted_tokens")]
+    return [np.array(one) for one in (*shown, *told)]
+
+
+def requests(server: RunningServer) -> int:
+    return sum(row["router"]["requests"] for row in server.get("/v1/cache").json()["replicas"])
+
+
 TEXT = " ".join(f"word{number}" for number in range(120))
 
 
 def test_a_prompt_that_comes_again_goes_where_it_was_computed(server: RunningServer) -> None:
     assert known_everywhere(server)
+    seen, asked = counted(server), requests(server)
     assert ask(server, TEXT) == 0
     assert eventually(lambda: sum(metric(server, "router_checkpoints")) > 0)
     cached = [ask(server, TEXT + f" and question {number}") for number in range(4)]
     assert min(cached) > 64
-    by_replica = metric(server, "prompt_tokens_cached_total")
+    by_replica, *others = (now - before for now, before in zip(counted(server), seen, strict=True))
     assert sorted(by_replica) == [0.0, float(sum(cached))], "all on one replica"
-    assert metric(server, "router_cached_tokens_total") == by_replica
-    assert metric(server, "router_predicted_tokens_total") == by_replica
-    rows = [row["router"] for row in server.get("/v1/cache").json()["replicas"]]
-    assert [row["cached_tokens"] for row in rows] == by_replica
-    assert [row["predicted_tokens"] for row in rows] == by_replica
-    assert sum(row["requests"] for row in rows) == 5
-    assert not any(row["is_stale"] for row in rows)
+    assert [list(other) for other in others] == [list(by_replica)] * 4
+    assert requests(server) == asked + 5
+    assert not any(row["router"]["is_stale"] for row in server.get("/v1/cache").json()["replicas"])
 
 
 def test_two_salts_share_no_prefix(server: RunningServer) -> None:

@@ -104,8 +104,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, 
         patch.setattr(
             "weft.api.engine.assemble", lambda config, *, on_progress: build(config, on_progress=lambda text: None)
         )
-        with Engine(str(directory)) as plain, Engine(str(directory), speculate="prediction") as drafting:
-            yield plain, drafting
+        plain, drafting = Engine(str(directory)), Engine(str(directory), speculate="prediction")
+    with plain, drafting:
+        yield plain, drafting
 
 
 @pytest.mark.parametrize(

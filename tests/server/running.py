@@ -11,9 +11,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import openai
@@ -23,6 +24,7 @@ from tests.support.fork_server import ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 180.0
+Started = TypeVar("Started")
 IMPORTED = ("weft.config", "weft.rpc.client", "weft.server.config", "weft.server.launch")
 """What a server imports before it reads its arguments."""
 
@@ -201,6 +203,28 @@ def running_server(
         yield running
     finally:
         running.stop()
+
+
+@contextlib.contextmanager
+def started_again(
+    start: Callable[[], AbstractContextManager[Started]], ended: Callable[[Started], bool]
+) -> Iterator[Callable[[], Started]]:
+    """Yield a function that returns what ``start`` started: a process of a module, or a new one where a test has ended
+    the last. Tests that end it need not be the last ones then."""
+    with contextlib.ExitStack() as running:
+        started: list[Started] = []
+
+        def current() -> Started:
+            if not started or ended(started[-1]):
+                running.close()
+                started.append(running.enter_context(start()))
+            return started[-1]
+
+        yield current
+
+
+def server_ended(server: RunningServer) -> bool:
+    return server.process.poll() is not None
 
 
 def eventually(holds: Callable[[], bool], limit_s: float = 30.0) -> bool:

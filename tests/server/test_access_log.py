@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from tests.server.running import ROOT, RunningServer, eventually, running_server
+from tests.server.running import ROOT, RunningServer, eventually, running_server, server_ended, started_again
 from weft.cli.main import main
 from weft.logs import JsonFormatter
 from weft.server.access_log import is_look, request_fields
@@ -30,13 +31,18 @@ KEY = {"Authorization": "Bearer secret-key"}
 
 
 @pytest.fixture(scope="module")
-def server(model_directory: Path) -> Iterator[RunningServer]:
-    with running_server(
-        "build",
-        engine={"model": str(model_directory)},
-        server={"log_format": "json", "api_key": ["secret-key"], "replicas": "2"},
-    ) as running:
-        yield running
+def servers(model_directory: Path) -> Iterator[Callable[[], RunningServer]]:
+    def start() -> AbstractContextManager[RunningServer]:
+        settings = {"log_format": "json", "api_key": ["secret-key"], "replicas": "2"}
+        return running_server("build", engine={"model": str(model_directory)}, server=settings)
+
+    with started_again(start, server_ended) as current:
+        yield current
+
+
+@pytest.fixture
+def server(servers: Callable[[], RunningServer]) -> RunningServer:
+    return servers()
 
 
 def test_every_query_of_the_dashboard_names_a_metric_of_the_server(server: RunningServer) -> None:

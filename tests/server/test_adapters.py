@@ -77,6 +77,7 @@ def load(server: RunningServer, name: str, path: Path, **more: Any) -> httpx.Res
 
 
 def test_a_name_picks_the_adapter_and_nothing_is_shared(server: RunningServer) -> None:
+    assert server.post("/v1/cache/flush", headers=OPERATOR).is_success
     base, _ = tokens(server, "default")
     adapted, cached = tokens(server, "first")
     assert adapted != base

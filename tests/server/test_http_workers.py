@@ -10,8 +10,9 @@ import signal
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tests.server.running import RunningServer, eventually, running_server
+from tests.server.running import RunningServer, eventually, running_server, server_ended, started_again
 from weft.server.edge import EdgeLimits, HttpEdge, SharedCounts
 from weft.server.metrics import SummedSeries
 from weft.server.openapi.endpoints import ENDPOINTS
@@ -31,20 +32,28 @@ SAID = {"model": "default", "prompt": "say:hello", "max_tokens": 20}
 
 
 @pytest.fixture(scope="module")
-def server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    files = tmp_path_factory.mktemp("files")
-    settings = {
-        "http_workers": 2,
-        "api_key": ["few", "client", "background"],
-        "operator_key": ["operator"],
-        "key_requests_per_minute": 40,
-        "file_store": str(files),
-        "max_connections": 60,
-        "response_store": str(files / "responses.sqlite"),
-        "drain_timeout": 20,
-    }
-    with running_server("build_paced", engine={"model": str(model_directory)}, server=settings) as running:
-        yield running
+def servers(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], RunningServer]]:
+    def start() -> AbstractContextManager[RunningServer]:
+        files = tmp_path_factory.mktemp("files")
+        settings = {
+            "http_workers": 2,
+            "api_key": ["few", "client", "background"],
+            "operator_key": ["operator"],
+            "key_requests_per_minute": 40,
+            "file_store": str(files),
+            "max_connections": 60,
+            "response_store": str(files / "responses.sqlite"),
+            "drain_timeout": 20,
+        }
+        return running_server("build_paced", engine={"model": str(model_directory)}, server=settings)
+
+    with started_again(start, server_ended) as current:
+        yield current
+
+
+@pytest.fixture
+def server(servers: Callable[[], RunningServer]) -> RunningServer:
+    return servers()
 
 
 def workers(server: RunningServer) -> list[psutil.Process]:

@@ -38,10 +38,11 @@ def cached_tokens(answer: Any) -> int:
 def test_the_second_question_under_a_system_prompt_does_not_pay_for_it(server: RunningServer) -> None:
     """And the third does not: the chat layer said where the system prompt ends, so the first one kept it."""
     system_tokens = server.post("/tokenize", {"prompt": SYSTEM}).json()["count"]
-    first = chat(server, "What turns the mill? Say it slowly, and then say it again, please.")
+    salt = {"cache_salt": "what this test alone computes"}
+    first = chat(server, "What turns the mill? Say it slowly, and then say it again, please.", **salt)
     assert cached_tokens(first) == 0
     for question in ("Which key is red?", "And the river? " * 20):
-        answer = chat(server, question)
+        answer = chat(server, question, **salt)
         assert system_tokens - 64 <= cached_tokens(answer) < answer.usage.prompt_tokens
 
 

@@ -26,7 +26,7 @@ MESSAGES = [
 @pytest.fixture(scope="module")
 def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("keys") / "keys"
-    file.write_text("# clients\nfirst\n\n second \nbusy\n")
+    file.write_text("# clients\nfirst\n\n second \nthird\nbusy\nidle\n")
     return file
 
 
@@ -64,8 +64,9 @@ def test_two_keys_share_no_prefix_and_a_salt_stays_within_its_key(tenants: Runni
 
 
 def test_a_key_in_the_header_of_the_messages_api_is_the_same_tenant(tenants: RunningServer) -> None:
+    assert cached(ask(tenants, "third")) == 0
     answer = tenants.post(
-        "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4}, headers={"x-api-key": "second"}
+        "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4}, headers={"x-api-key": "third"}
     )
     assert cached(answer) > 0
     assert tenants.get("/v1/models", headers={"x-api-key": "nope"}).status_code == 401
@@ -82,7 +83,7 @@ def test_a_spent_quota_is_a_429_for_its_key_alone(tenants: RunningServer) -> Non
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"
     assert answer.json()["error"]["type"] == "rate_limit_error"
     assert 1 <= int(answer.headers["retry-after"]) <= 5
-    assert ask(tenants, "first").status_code == 200
+    assert ask(tenants, "idle").status_code == 200
     assert {ask(tenants, "boss").status_code for _ in range(15)} == {200}
 
 

@@ -230,7 +230,7 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
                 at_start = body.truncation_side == "right"
                 text = await model.part_for_cut(text_or_ids, cut_to, at_start=at_start)
                 places = marks if text is text_or_ids or at_start else []
-            tokens = await model.encode(text, add_special_tokens=add_special_tokens)
+            tokens = await model.encode(text, add_special_tokens=add_special_tokens, salt=body.cache_salt or "")
             prompts.append(Prompt(tokens, text_or_ids, marks=places))
         else:
             model.check_ids(text_or_ids, param="prompt")

@@ -161,6 +161,9 @@ class ServerConfig:
     tokenize_memory: str = limit(
         "1GiB", "Memory that long texts may take while they are tokenized (413, 503).", size=True
     )
+    token_cache: str = limit(
+        "64MiB", "Memory of tokenized messages, kept for the next turn of their conversation; 0: none.", size=True
+    )
     max_answer_logprobs: int = limit(
         1_000_000,
         "Logprobs that an answer may have in one piece: n x tokens x "

@@ -606,6 +606,7 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
         known=turn.known,
         with_places=True,
         begins=not turn.before,
+        salt=fields.cache_salt or "",
     )
     plan = model.dialect.plan_of(request, prompt.text or "", sampling.grammar)
     if request.thinking_token_budget is not None and not model.dialect.bounds_reasoning:

@@ -116,12 +116,10 @@ class ServedModel:
                 )
             head *= 4
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) < LONG_TEXT_CHARS:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await self._encode_long(
-            functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), text
-        )
+    async def encode(self, text: str, *, add_special_tokens: bool, salt: str | None = None) -> list[int]:
+        """Tokenize ``text``. ``salt``: see ``Tokenizer.encode_with_boundaries``."""
+        encode = functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens, salt=salt)
+        return encode() if len(text) < LONG_TEXT_CHARS else await self._encode_long(encode, text)
 
     async def part_for_cut(self, text: str, tokens: int, *, at_start: bool) -> str:
         """Return the part of ``text`` that a cut to ``tokens`` tokens needs: the start or end with twice the tokens, or
@@ -135,11 +133,11 @@ class ServedModel:
         return text
 
     async def encode_chat(
-        self, prompt: ChatPrompt, *, add_special_tokens: bool, known: KnownPrefix | None = None
+        self, prompt: ChatPrompt, *, add_special_tokens: bool, known: KnownPrefix | None = None, salt: str | None = None
     ) -> Prompt:
-        """Tokenize a rendered prompt. ``known`` as in ``encode_prompt``."""
+        """Tokenize a rendered prompt. ``known`` and ``salt`` as in ``encode_prompt``."""
         encode = functools.partial(
-            encode_prompt, self.tokenizer, prompt, add_special_tokens=add_special_tokens, known=known
+            encode_prompt, self.tokenizer, prompt, add_special_tokens=add_special_tokens, known=known, salt=salt
         )
         if len(prompt.text) < LONG_TEXT_CHARS:
             return encode()
@@ -198,17 +196,18 @@ class ServedModel:
         known: KnownPrefix | None = None,
         with_places: bool = False,
         begins: bool = True,
+        salt: str | None = None,
     ) -> tuple[ChatRequest, Prompt]:
         """Return the checked conversation and its prompt in tokens. ``field``: the request's field, for the error of a
         text that is far too long. ``cut_to``: such a text is instead cut to an end of at least this number of tokens.
-        ``known``: see ``encode_prompt``; other arguments: see ``write_chat``. Raise RequestError,
+        ``known`` and ``salt``: see ``encode_prompt``; other arguments: see ``write_chat``. Raise RequestError,
         ContextLengthError."""
         request, prompt = await self.write_chat(conversation, with_places=with_places, begins=begins)
         if cut_to is None:
             await self.check_text(prompt.text, param=field)
         elif not prompt.pictures:
             prompt = prompt.last(await self.part_for_cut(prompt.text, cut_to, at_start=False))
-        return request, await self.encode_chat(prompt, add_special_tokens=add_special_tokens, known=known)
+        return request, await self.encode_chat(prompt, add_special_tokens=add_special_tokens, known=known, salt=salt)
 
 
 def _cut_before(text: str, place: int) -> int:
@@ -228,6 +227,7 @@ def load_served_model(
     template, if there is one. Raise CheckpointError or ConfigError with the file."""
     directory = Path(info.directory)
     tokenizer = Tokenizer.load(directory, known)
+    tokenizer.cache.bytes_max = parse_bytes(config.token_cache, flag="limits.token_cache")
     text = read_chat_template(directory, override=config.chat_template)
     template = text and _sandbox(*text, tokenizer, config, info, worker)
     names = config.served_model_name or (info.name,)

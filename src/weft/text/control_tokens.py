@@ -73,9 +73,9 @@ class TokenFinder:
         head = self._heads.match(text, start)
         return None if head is None else self._longest(text, head)
 
-    def starts(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield each position at which a token begins, with the longest token there; tokens may overlap."""
-        start = 0
+    def starts(self, text: str, start: int = 0) -> Iterator[tuple[int, str]]:
+        """Yield each position from ``start`` on at which a token begins, with the longest token there; tokens may
+        overlap."""
         while (head := self._heads.search(text, start)) is not None:
             token = self._longest(text, head)
             if token is not None:

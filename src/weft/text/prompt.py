@@ -60,10 +60,16 @@ def text_digest(text: str) -> bytes:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_tokens: bool = False, known: KnownPrefix | None = None
+    tokenizer: Tokenizer,
+    prompt: ChatPrompt,
+    *,
+    add_special_tokens: bool = False,
+    known: KnownPrefix | None = None,
+    salt: str | None = "",
 ) -> Prompt:
     """Tokenize ``prompt``. ``known``: tokens for the beginning of the text, used if their text is the same: the
-    tokenizer may split a text into other tokens than the model wrote, and the cache has the model's tokens."""
+    tokenizer may split a text into other tokens than the model wrote, and the cache has the model's tokens. ``salt``:
+    the request's cache salt, see ``Tokenizer.encode_with_boundaries``."""
     places = [*prompt.ends, *prompt.marks, *(place for picture in prompt.pictures for place, _, _ in picture.spans)]
     # The digest of a text does not cover its pictures.
     if known is not None and not prompt.pictures and known.begins(prompt.text):
@@ -72,15 +78,16 @@ def encode_prompt(
             [max(place - known.chars, 0) for place in places],
             add_special_tokens=False,
             quoted=[place - known.chars for place in prompt.quoted if place >= known.chars],
+            salt=salt,
         )
         if rest and tokenizer.is_added(rest[0]):  # an added token might begin before the boundary
             positions = [len(known.tokens) + place for place in positions]
             return _encoded([*known.tokens, *rest], positions, prompt)
     if not places:
-        tokens = tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens, quoted=prompt.quoted)
+        tokens = tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens, quoted=prompt.quoted, salt=salt)
         return Prompt(tokens, prompt.text)
     tokens, positions = tokenizer.encode_with_boundaries(
-        prompt.text, places, add_special_tokens=add_special_tokens, quoted=prompt.quoted
+        prompt.text, places, add_special_tokens=add_special_tokens, quoted=prompt.quoted, salt=salt
     )
     return _encoded(tokens, positions, prompt)
 

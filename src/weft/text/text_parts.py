@@ -106,11 +106,21 @@ def text_parts(backend: tokenizers.Tokenizer) -> TextParts | None:
     for token in form.get("added_tokens") or ():
         if " " in token["content"] or any(token.get(name) for name in ("lstrip", "rstrip", "single_word")):
             return None
+    return None if (frame := frame_of(backend)) is None else TextParts(backend, *frame)
+
+
+Frame = tuple[list[int], list[int]]
+"""Special tokens that a tokenizer adds before and after every text."""
+NO_FRAME: Frame = ([], [])
+
+
+def frame_of(backend: tokenizers.Tokenizer) -> Frame | None:
+    """Return the frame of a tokenizer; None if the special tokens depend on the text."""
     plain = backend.encode("a", add_special_tokens=False).ids
     whole = backend.encode("a", add_special_tokens=True).ids
     for start in range(len(whole) - len(plain) + 1):
         if plain and whole[start : start + len(plain)] == plain:
-            return TextParts(backend, whole[:start], whole[start + len(plain) :])
+            return whole[:start], whole[start + len(plain) :]
     return None
 
 

@@ -41,8 +41,20 @@ import tokenizers
 from weft.added_tokens import read_next_to
 from weft.errors import CheckpointError, RequestError, is_panic
 from weft.files import parse_json
+from weft.text.control_tokens import TokenFinder
 from weft.text.quoted_text import QuotedText, moved, quotable, unused_mark
-from weft.text.text_parts import PART_CHARS, PARTS_TOGETHER, TextParts, cuts, text_parts
+from weft.text.text_parts import (
+    NO_FRAME,
+    PART_CHARS,
+    PARTS_TOGETHER,
+    Frame,
+    TextParts,
+    cuts,
+    frame_of,
+    ids_of,
+    text_parts,
+)
+from weft.text.token_cache import SegmentTokens, TextSegment, TokenCache, joined, separators
 from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -90,6 +102,7 @@ class Tokenizer:
         self.added = {index: token.content for index, token in added.items()}
         self._quotable = added.values()
         self._quoted_texts: dict[str, QuotedText] = {}
+        self.cache = TokenCache()
         self._added_ids = {token.content: index for index, token in added.items()}
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.vocab_size = max([*backend.get_vocab(with_added_tokens=True).values(), -1]) + 1
@@ -134,6 +147,14 @@ class Tokenizer:
         """Encoder of very long texts; made at the first such text, because it reads tokenizer.json again."""
         return text_parts(self._backend)
 
+    @cached_property
+    def _frame(self) -> Frame | None:
+        return frame_of(self._backend)
+
+    @cached_property
+    def _separator(self) -> TokenFinder:
+        return separators(self._quotable)
+
     def memory_of(self, text: str, *, whole: bool) -> int:
         """Return an upper bound of the memory that tokenizing a long ``text`` takes, bytes. ``whole``: with offsets of
         tokens, for which a text is not cut into parts."""
@@ -142,48 +163,85 @@ class Tokenizer:
             longest = max(end - begin for begin, end in pairwise([*cuts(text), len(text)]))
         return _CHAR_BYTES * len(text) + _UNCUT_CHAR_BYTES * min(len(text), PARTS_TOGETHER * longest)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, quoted: Collection[int] = ()) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, quoted: Collection[int] = (), salt: str | None = None
+    ) -> list[int]:
         """Return the ids of ``text``. ``add_special_tokens`` applies the file's post-processor (a BOS, where the model
-        has one)."""
-        with _encodable(text):
-            twin = self._quoted_text(text) if quoted else None
-            backend, parts = self._backend, self._parts if len(text) > PART_CHARS else None
-            if twin is not None:
-                text, _ = twin.marked(text, frozenset(quoted))
-                backend, parts = twin.twin, parts and parts.of(twin.twin)
-            read = _ids_of if twin is None else (lambda encoding: twin.read(encoding)[0])
-            if parts is None:
-                # without offsets of tokens, which take a quarter of the time
-                [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-                return read(encoding)
-            return parts.encode(text, add_special_tokens=add_special_tokens, read=read)
+        has one); ``salt``: see ``encode_with_boundaries``."""
+        ids, _ = self.encode_with_boundaries(text, (), add_special_tokens=add_special_tokens, quoted=quoted, salt=salt)
+        return ids
 
     def encode_with_boundaries(
-        self, text: str, boundaries: Sequence[int], *, add_special_tokens: bool = True, quoted: Collection[int] = ()
+        self,
+        text: str,
+        boundaries: Sequence[int],
+        *,
+        add_special_tokens: bool = True,
+        quoted: Collection[int] = (),
+        salt: str | None = None,
     ) -> tuple[list[int], list[int]]:
         """Return the ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
-        it."""
+        it. ``salt``: the cache salt of a text whose segments are kept; None: nothing is kept."""
+        frame = self._frame if add_special_tokens else NO_FRAME
         with _encodable(text):
-            twin, backend, marks = None, self._backend, list[int]()
-            if quoted:
-                twin = self._quoted_text(text)
-                text, marks = twin.marked(text, frozenset(quoted))
-                backend, boundaries = twin.twin, [moved(position, marks) for position in boundaries]
-            if len(text) < LONG_TEXT_CHARS:
-                encoding = backend.encode(text, add_special_tokens=add_special_tokens)
-            else:
-                [encoding] = backend.encode_batch([text], add_special_tokens=add_special_tokens)
-        ids, before = (_ids_of(encoding), None) if twin is None else twin.read(encoding)
-        count = len(encoding.ids)
-        counts = [count if position >= len(text) else encoding.char_to_token(position) for position in boundaries]
+            if frame is None:
+                places = sorted({boundary for boundary in boundaries if boundary < len(text)})
+                whole = TextSegment(text, tuple(places), tuple(quoted))  # special tokens may be before place 0
+                tokens = self._encoded([whole], add_special_tokens=True)
+                return joined([0], [whole], tokens, boundaries, NO_FRAME)
+            return self.cache.encode(
+                text, boundaries, quoted=quoted, salt=salt, separator=self._separator, frame=frame, encode=self._encoded
+            )
+
+    def _encoded(self, parts: Sequence[TextSegment], *, add_special_tokens: bool = False) -> list[SegmentTokens]:
+        """Return the tokens of each of ``parts``."""
+        plain = [part.text for part in parts if not (part.places or part.quoted)]
+        ids = self._ids_of(plain, add_special_tokens=add_special_tokens)
+        return [
+            self._encoded_alone(part, add_special_tokens=add_special_tokens)
+            if part.places or part.quoted
+            else SegmentTokens(next(ids))
+            for part in parts
+        ]
+
+    def _ids_of(
+        self, texts: list[str], *, add_special_tokens: bool, twin: QuotedText | None = None
+    ) -> Iterator[list[int]]:
+        """Yield the ids of each text. Without offsets of tokens, which take a quarter of the time. ``twin``: the
+        tokenizer of marked texts."""
+        backend = self._backend if twin is None else twin.twin
+        read = ids_of if twin is None else (lambda encoding: twin.read(encoding)[0])
+        if any(len(text) > PART_CHARS for text in texts) and self._parts is not None:
+            parts = self._parts.of(backend)
+            for text in texts:
+                yield parts.encode(text, add_special_tokens=add_special_tokens, read=read)
+            return
+        for first in range(0, len(texts), PARTS_TOGETHER):
+            group = texts[first : first + PARTS_TOGETHER]
+            for encoding in backend.encode_batch_fast(group, add_special_tokens=add_special_tokens):
+                yield read(encoding)
+
+    def _encoded_alone(self, part: TextSegment, *, add_special_tokens: bool) -> SegmentTokens:
+        """Return the tokens of a part that has places, or quotes added tokens."""
+        text, backend, places, twin = part.text, self._backend, list(part.places), None
+        if part.quoted:
+            twin = self._quoted_text(text)
+            text, marks = twin.marked(text, frozenset(part.quoted))
+            backend, places = twin.twin, [moved(place, marks) for place in places]
+        if not places:
+            return SegmentTokens(next(self._ids_of([text], add_special_tokens=add_special_tokens, twin=twin)))
+        if len(text) < LONG_TEXT_CHARS:
+            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            [encoding] = backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids, before = (ids_of(encoding), None) if twin is None else twin.read(encoding)
+        counts = [encoding.char_to_token(place) for place in places]
         if None in counts:
             # A token that the post-processor adds has no characters; a normalizer may reorder within a word.
             ends = list(accumulate((end for _, end in encoding.offsets), max))
-            counts = [bisect_right(ends, position) for position in boundaries]
+            counts = [bisect_right(ends, place) for place in places]
         # The tokens before the one that has the character end at or before it.
-        return ids, [
-            before[position] if before is not None else position for position in counts if position is not None
-        ]
+        return SegmentTokens(ids, [count if before is None else before[count] for count in counts if count is not None])
 
     def encode_pair(
         self, first: str, second: str, *, quoted: tuple[Collection[int], Collection[int]] = ((), ())
@@ -200,7 +258,7 @@ class Tokenizer:
                 )
                 backend = twin.twin
             [encoding] = backend.encode_batch([(first, second)])
-        ids, before = (_ids_of(encoding), None) if twin is None else twin.read(encoding)
+        ids, before = (ids_of(encoding), None) if twin is None else twin.read(encoding)
         of_second = [places for places, number in enumerate(encoding.sequence_ids) if number == 1]
         if not of_second:
             return ids, len(ids), 0
@@ -262,11 +320,6 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """Return the text of one token for display; half a character shows as U+FFFD."""
         return self.token_bytes(token).decode("utf-8", errors="replace")
-
-
-def _ids_of(encoding: tokenizers.Encoding) -> list[int]:
-    ids: list[int] = encoding.ids
-    return ids
 
 
 class ShowingDecoder:
