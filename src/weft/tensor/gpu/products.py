@@ -8,11 +8,13 @@ operand keep float32's precision. Tensor cores take 8 (bf16), 11 (fp16, tf32) bi
     bf16    x float32                three products: b = b1 + b2 + b3, bf16 each, which has all 24 bits of b.
                                      1.5 times the work of one tf32 product; a stays in 16 bits in shared
                                      memory and may be transposed there, which Hopper's tf32 products cannot
-    pair    x float32                five products: the pair is two bf16 numbers, off by 2^-17 at most
+    pair    x float32                five products: the pair is two bf16 numbers, off by 2^-17 at most. Only for
+                                     chunks' triangles in models of 16 bits (docs/decisions/gpu.md, 0055)
     other   x float32                tf32x3: both halves of both, less the smallest of the four products
+    numbers of at most some 2        three products of fp16 halves, 22 bits of each: as exact as tf32x3, half the work
 
-Three bf16 parts of b are one, two or three operands. An instruction of Hopper's tensor cores with 16 columns takes
-about as long as one with 32 or 64 (``SIDES``), so there the first two parts are the columns of one product:
+With ``SIDES`` the first two parts of b are the columns of one product. An instruction of Hopper's tensor cores with 32
+columns takes little longer than one with 16:
 
     a [64, K]  x  [ b1 | b2 ] [K, 2 x 16]  -->  [ a b1 | a b2 ],  and their sum  + a b3
 
@@ -95,7 +97,8 @@ def thirds(x):
 @triton.jit
 def stored_factor(x, dtype):
     """Return float32 ``x`` as a factor of ``product_of_factor`` that is stored in ``dtype``: float32, or int32 for a
-    pair of bfloat16 numbers, the larger one in the upper half. The sum of a pair is off by 2^-17 of ``x`` at most.
+    pair of bfloat16 numbers, the larger one in the upper half. The sum of a pair is off by 2^-17 of ``x`` at most. A
+    NaN may become 0: whatever makes one of T or P is in k, q or the decays too, which pass it on.
     """
     if dtype == tl.int32:
         first = (x.to(tl.int32, bitcast=True) + 0x8000) & -65536
@@ -168,17 +171,6 @@ def halves(x):
 def product_of_halves(a1, a2, b1, b2):
     """Return a @ b of two tensors of ``halves``, less the smallest of the four products."""
     return (_exact(a2, b1) + _exact(a1, b2)) + _exact(a1, b1)
-
-
-@triton.jit
-def product_left(a, b):
-    """Return a @ b, ``a`` in its stored dtype, ``b`` float32."""
-    if INTERPRETED or a.dtype != tl.bfloat16:
-        return product(a.to(tl.float32), b)
-    else:
-        b1, b2, b3 = thirds(b)
-        # The smallest part first: its sum is not lost in the larger ones.
-        return tl.dot(a, b1, tl.dot(a, b2, tl.dot(a, b3)))
 
 
 @triton.jit

@@ -10,7 +10,7 @@ programs at batch 1 and two thousand at batch 16, enough to keep the copies busy
 states in few bits, which are rounded after every token (``tensor.rounding``); that rounding has no chunked
 form.
 
-The chunked form passes T (with beta) and P through memory: 64 x 64 float32 numbers each, for each chunk and
+The chunked form passes T (with beta) and P through memory: 64 x 64 numbers of four bytes each, for each chunk and
 head. W, U, v' and the states before chunks never leave registers, as W S and U are parts of one product:
 
     v' = U - W S = T beta (v - exp(G) k S)             o = q~ S + P v'
@@ -21,7 +21,12 @@ on it, and the next chunk does not wait for them. Rejected: a third kernel for o
 programs for one long prompt, and needs the states and v' in memory: 0.9 GB, or in bfloat16 outputs that err by a third
 of a step.
 
-The scratch of a chunk is float32: 32 heads have 1.1 MB. Chunks go in segments of bounded scratch
+A number of T or P is float32, or two bfloat16 numbers in an int32 (``in_pairs``). A product with a pair takes five
+products of bfloat16, and with float32 three of tf32 after both sides are split. Pairs err by up to 2^-17 of a number,
+which outputs in bfloat16 cannot show (decision 0055). Rejected: T and P in bfloat16. Their error is that of the
+rounded outputs, and states have it too.
+
+The scratch of 32 heads is 1.1 MB a chunk. Chunks go in segments of bounded scratch
 (``tensor.gpu.segments``), two launches each.
 
 Run r has the chunks [chunk_begin[r], chunk_begin[r + 1]) of ``tensor.gpu.runs``; a chunk's tap is the state
@@ -55,8 +60,8 @@ relative error is at most 6 x 2^-24, and nothing cancels. Products cover the ful
 products of 64 x 64 x 32 for 32 lines. Rejected: blocks of 16 whose diagonal is summed by distance. That is 16 rounds
 for 32 lines on CUDA cores, each with loads of shifted rows.
 
-Sums over the lines take 32 lines at a time, so that tiles fit in registers. Products keep float32's precision, because
-states are snapshots.
+Sums over the lines take 32 lines at a time, so that tiles fit in registers. All other products keep float32's
+precision, because states are snapshots.
 """
 
 from __future__ import annotations
