@@ -81,7 +81,6 @@ BY_CLASS: dict[str, str] = {
     "diffllama": "attention as a difference of two",
     "doge": "a mask that each layer learns",
     "nanochat": "norms without weights around all of it",
-    "phimoe": "a router that masks scores near the best (sparsemixer)",
 }
 """What no key says, as the class of transformers computes it."""
 

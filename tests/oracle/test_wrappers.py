@@ -22,6 +22,7 @@ from weft.models.loading import load_model
 _EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _QWEN_EYES = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 64}
 _SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}}
+_PLACES = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}}
 
 WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llava": ("llama", {}, _EYES | {"image_size": 28, "patch_size": 14}),
@@ -29,6 +30,20 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mistral3": ("ministral3", {}, _EYES | {"head_dim": 8, "image_size": 28, "patch_size": 14}),
     "idefics3": ("llama", {}, _EYES | {"image_size": 28, "patch_size": 14}),
     "qwen2_5_vl": ("qwen2", _SECTIONS, _QWEN_EYES),
+    "gemma4_unified": (
+        "gemma4_moe",
+        {
+            "model_type": "gemma4_unified_text",
+            "enable_moe_block": False,
+            "num_experts": None,
+            "top_k_experts": None,
+            "moe_intermediate_size": None,
+            "hidden_size_per_layer_input": None,
+        },
+        {},
+    ),
+    "glm4v": ("glm4", _PLACES | {"model_type": "glm4v_text", "attention_bias": True, "head_dim": None}, _QWEN_EYES),
+    "glm4v_moe": ("glm4_moe", _PLACES | {"model_type": "glm4v_moe_text", "use_qk_norm": False}, _QWEN_EYES),
     "qwen3_vl": ("qwen3", _SECTIONS, _QWEN_EYES | {"deepstack_visual_indexes": [0]}),
 }
 """Wrapper -> (checkpoint whose text it has, changes to it, tiny vision tower)."""
@@ -38,10 +53,8 @@ def make(directory: Path, wrapper: str) -> transformers.PreTrainedModel:
     """Write a tiny checkpoint, and return it as transformers runs it."""
     name, changes, eyes = WRAPPERS[wrapper]
     model_type, settings = CHECKPOINTS[name]
-    text = copy.deepcopy(settings | changes) | {"eos_token_id": 2, "pad_token_id": None}
-    config = transformers.AutoConfig.for_model(
-        wrapper, text_config=text | {"model_type": model_type}, vision_config=eyes, tie_word_embeddings=False
-    )
+    text = copy.deepcopy({"model_type": model_type} | settings | changes) | {"eos_token_id": 2, "pad_token_id": 0}
+    config = transformers.AutoConfig.for_model(wrapper, text_config=text, vision_config=eyes, tie_word_embeddings=False)
     config.dtype = "float32"
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()

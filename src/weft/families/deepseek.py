@@ -71,6 +71,7 @@ def query_rank(keys: ConfigKeys, default: int) -> dict[str, int]:
 
 
 def read_glm4_moe(family: str, keys: ConfigKeys) -> Architecture:
+    """Read GLM 4.5, and the text of GLM 4.5V and 4.6V, which has no norms of queries and keys."""
     decoder = Decoder(
         defaults=sizes(151_552, 4096, 10_944, 46, 96, 8, 131_072) | {"rms_norm_eps": 1e-5},
         partial=0.5,
@@ -204,7 +205,7 @@ _SARVAM_FILES = (
 SHARED_NAMES = replace(NAMES, shared="shared_experts", spelled={Experts: {"exact_router": True}})
 LATENT_NAMES = replace(SHARED_NAMES, mixers={LatentAttention: "self_attn"})
 FAMILIES = (
-    Family("glm4_moe", ("glm4_moe",), read_glm4_moe, names=SHARED_NAMES),
+    Family("glm4_moe", ("glm4_moe", "glm4v_moe_text"), read_glm4_moe, names=SHARED_NAMES),
     Family("glm4_moe_lite", ("glm4_moe_lite",), read_glm4_moe_lite, names=LATENT_NAMES),
     Family("deepseek_v3", ("deepseek_v3",), read_deepseek_v3, names=LATENT_NAMES),
     Family("deepseek_v2", ("deepseek_v2",), read_deepseek_v2, names=LATENT_NAMES),

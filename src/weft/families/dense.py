@@ -104,6 +104,11 @@ def _phi3_positions(keys: ConfigKeys) -> ConfigKeys:
     return keys.over({"rope_parameters": {**stated, "rope_type": "longrope"}})
 
 
+def _glm4v_heads(keys: ConfigKeys) -> ConfigKeys:
+    keys.only(head_dim=keys.integer("hidden_size") // keys.integer("num_attention_heads"))
+    return keys
+
+
 _YARN_3 = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -128,6 +133,14 @@ _GLM = Decoder(
     | {"head_dim": 128, "rms_norm_eps": 1.5625e-07, "attention_bias": True},
     partial=0.5,
     attention={"out_bias": False},
+)
+_GLM4 = replace(_GLM, residual=lambda keys: Residual(out_norms=True))
+_GLM4V = replace(
+    _GLM4,
+    defaults={key: value for key, value in _GLM.defaults.items() if key != "head_dim"} | {"rms_norm_eps": 1e-5},
+    partial=1.0,
+    keys_of=_glm4v_heads,
+    only={"attention_bias": True},
 )
 _GRANITE = Decoder(
     defaults=sizes(32_000, 4096, 11_008, 32, 32, 32, 2048),
@@ -218,6 +231,11 @@ _IQUEST = Decoder(
     only={"clip_qkv": None, "use_sliding_window": False},
 )
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
+_GLM4_NAMES = replace(
+    NAMES,
+    spelled={Attention: {"paired": True}, Dense: {"names": _JOINED}},
+    out_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+)
 _UNGATED = replace(NAMES, swiglu=False)
 _QWEN2 = ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text")
 FAMILIES = (
@@ -228,9 +246,8 @@ FAMILIES = (
     Family("hyperclovax", ("hyperclovax",), _CLOVA, names=replace(NAMES, out_norms=("post_norm1", "post_norm2"))),
     Family("glm", ("glm",), _GLM, names=replace(
         NAMES, spelled={Attention: {"paired": True}, Dense: {"names": _JOINED}})),
-    Family("glm4", ("glm4",), replace(_GLM, residual=lambda keys: Residual(out_norms=True)), names=replace(
-        NAMES, spelled={Attention: {"paired": True}, Dense: {"names": _JOINED}},
-        out_norms=("post_self_attn_layernorm", "post_mlp_layernorm"))),
+    Family("glm4", ("glm4",), _GLM4, names=_GLM4_NAMES),
+    Family("glm4", ("glm4v_text",), _GLM4V, names=_GLM4_NAMES),
     Family("olmo2", ("olmo2",), _OLMO2, names=OUT_NAMES),
     Family("exaone4", ("exaone4",), read_exaone4, names=OUT_NAMES),
     Family("hunyuan", ("hunyuan_v1_dense",), HUNYUAN, names=HUNYUAN_NAMES),

@@ -132,6 +132,12 @@ def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
+def read_gemma4_unified(family: str, keys: ConfigKeys) -> Architecture:
+    """Read Gemma 4 12B, whose tokens have one embedding."""
+    return read_gemma4(family, keys.with_defaults(
+        hidden_size_per_layer_input=0, sliding_window=1024, max_position_embeddings=262_144))  # fmt: skip
+
+
 _ROPES4 = {
     WINDOW_KIND: {"rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -234,4 +240,5 @@ FAMILIES = (
     ),
     Family("gemma3", ("gemma3", "gemma3_text"), read_gemma3, "gelu_pytorch_tanh", replace(_NAMES, plus_one=True)),
     Family("gemma4", ("gemma4", "gemma4_text"), read_gemma4, "gelu_pytorch_tanh", _GEMMA4),
+    Family("gemma4", ("gemma4_unified_text",), read_gemma4_unified, "gelu_pytorch_tanh", _GEMMA4),
 )

@@ -26,8 +26,8 @@ COMMON: dict[str, tuple[str, ...]] = {
     "ids of tokens that nothing asks for": ("eod_token_id", "sep_token_id"),
     "training": (
         "attention_dropout", "embd_pdrop", "embedding_dropout", "embedding_initializer_range", "hidden_dropout",
-        "initializer_range", "output_router_logits", "resid_pdrop", "residual_dropout", "router_aux_loss_coef",
-        "router_jitter_noise",
+        "initializer_range", "input_jitter_noise", "output_router_logits", "resid_pdrop", "residual_dropout",
+        "router_aux_loss_coef", "router_jitter_noise",
     ),
     "choice of code that computes the same, and forms of results": (
         "chunk_size_feed_forward", "output_attentions", "output_hidden_states", "pretraining_tp", "use_cache",

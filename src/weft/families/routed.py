@@ -1,4 +1,4 @@
-"""Mixtures of experts under softmax attention: Mixtral, Qwen 2, Granite 3, ERNIE 4.5, Hunyuan and others.
+"""Mixtures of experts under softmax attention: Mixtral, Qwen 2, Granite 3, ERNIE 4.5, Hunyuan, Phi 3.5 and others.
 
 Feed-forwards differ in the score of a router, in the shared expert, and in the layers without experts. Sources: the
 configuration class and the model of transformers 5.24 for each ``model_type``; their defaults are in the rows.
@@ -6,6 +6,7 @@ configuration class and the model of transformers 5.24 for each ``model_type``; 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from weft.families.dense import HUNYUAN, HUNYUAN_NAMES, granite_multipliers, gra
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.reading import Family, experts_per_token
+from weft.families.residuals import Residual
 
 MIXTRAL_FILES = (
     (r"\.block_sparse_moe\.", ".mlp."),
@@ -136,6 +138,23 @@ def read_granite_swa(family: str, keys: ConfigKeys, *, decoder: Decoder) -> Arch
     return replace(architecture, mixers=tuple(_own_theta(decoder.keys(keys), list(architecture.mixers))))  # type: ignore[arg-type]
 
 
+def _phimoe_feed(keys: ConfigKeys, layer: int) -> FeedForward:
+    band = 2 * keys.number("router_jitter_noise", 0.01)
+    return mixtral_experts(keys, layer, normalized=False, scoring="sparsemixer", band=band)
+
+
+def _phimoe_positions(keys: ConfigKeys) -> ConfigKeys:
+    """Return ``keys``, whose LongRoPE names its factor as others do: there is one for short texts and one for long."""
+    stated = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+    if not isinstance(stated, Mapping) or "long_mscale" not in stated:
+        return keys
+    inner = ConfigKeys(stated, fallback=stated)
+    most = keys.integer("max_position_embeddings")
+    length = "long" if most > inner.integer("original_max_position_embeddings", most) else "short"
+    factor = inner.number(f"{length}_mscale", 1.0)
+    return keys.over({"rope_scaling": None, "rope_parameters": {**stated, "attention_factor": factor}})
+
+
 _MIXTRAL = Decoder(
     defaults=sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072) | {"rms_norm_eps": 1e-5}, theta=1e6, feed=mixtral_experts
 )
@@ -175,6 +194,16 @@ _FLINT = Decoder(
     unturned=(FULL_KIND,),
     feed=_flint_feed,
 )
+_PHIMOE = Decoder(
+    defaults=sizes(32_064, 4096, 6400, 32, 32, 8, 131_072)
+    | {"rms_norm_eps": 1e-5, "num_local_experts": 16, "num_experts_per_tok": 2},
+    theta=1e6,
+    feed=_phimoe_feed,
+    residual=lambda keys: Residual(centred="bias"),
+    more=lambda keys: {"head_bias": keys.boolean("lm_head_bias", False)},
+    only={"num_experts_per_tok": 2},
+    keys_of=_phimoe_positions,
+)
 _SHARED = replace(NAMES, shared="shared_experts", spelled={Experts: {"exact_router": True}})
 _GRANITE_NAMES = replace(NAMES, feed_reader="weft.models.spellings:granite_feed")
 FAMILIES = (
@@ -194,6 +223,8 @@ FAMILIES = (
         HUNYUAN_NAMES, shared="shared_mlp", spelled={
             **HUNYUAN_NAMES.spelled, Experts: {"router": "gate.wg.weight", "exact_router": True}})),
     Family("olmoe", ("olmoe",), _OLMOE, names=NAMES),
+    Family("phimoe", ("phimoe",), _PHIMOE, names=replace(NAMES, spelled={Experts: {"router": "router.weight"}}),
+           released=(*MIXTRAL_FILES, (r"mlp\.gate\.weight", "mlp.router.weight"))),
     Family("ernie4_5_moe", ("ernie4_5_moe",), _ERNIE, names=replace(
         _SHARED, spelled={Attention: {"paired": True}, Experts: {
             "exact_router": True, "choice_bias": "gate.moe_statics.e_score_correction_bias", "choice_row": True}}),

@@ -327,6 +327,12 @@ DENSE_RELEASES: dict[str, Config] = {
         "cohere2_moe", (256_000, 8192, 22_528, 40, 64, 64, 8192), head_dim=128, layer_norm_eps=1e-05,
         logit_scale=0.0625, num_experts=8, num_experts_per_tok=2, rope_theta=10_000.0, sliding_window=4096,
         tie_word_embeddings=True),
+    "phimoe": release(  # Phi-3.5-MoE-instruct
+        "phimoe", (32_064, 4096, 6400, 32, 32, 8, 131_072), attention_bias=True, lm_head_bias=True,
+        num_experts_per_tok=2, num_local_experts=16, original_max_position_embeddings=4096, rms_norm_eps=1e-05,
+        rope_scaling={"long_factor": [1.5] * 64, "long_mscale": 1.243163121016122, "short_factor": [1.0] * 64,
+                      "original_max_position_embeddings": 4096, "short_mscale": 1.1, "type": "longrope"},
+        rope_theta=10_000.0, router_jitter_noise=0.01, sliding_window=131_072),
     "aria": release(  # the text of Aria
         "aria_text", (100_352, 2560, 1664, 28, 20, 20, 65_536), moe_num_experts=64, moe_num_shared_experts=2,
         moe_topk=6, rms_norm_eps=1e-06, rope_theta=5_000_000),

@@ -52,6 +52,14 @@ GEMMA_4_26B_A4B: Config = {
         "num_kv_shared_layers": 0, "rope_parameters": _ROPES, "sliding_window": 1024, "top_k_experts": 8,
         "vocab_size": 262144}}  # fmt: skip
 
+GEMMA_4_12B: Config = {  # the shape of gemma-4-12B-it
+    "architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified", "dtype": "bfloat16",
+    "text_config": {
+        "attention_k_eq_v": True, "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+        "hidden_size": 3840, "intermediate_size": 15360, "model_type": "gemma4_unified_text",
+        "num_attention_heads": 16, "num_global_key_value_heads": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+        "rope_parameters": _ROPES, "use_bidirectional_attention": "vision", "vocab_size": 262144}}  # fmt: skip
+
 RECURRENT_GEMMA_2B: Config = {
     "architectures": ["RecurrentGemmaForCausalLM"], "attention_bias": False, "attention_window_size": 2048,
     "block_types": ["recurrent", "recurrent", "attention"], "conv1d_width": 4, "head_dim": 256,
@@ -71,12 +79,14 @@ GEMMA_RELEASES: dict[str, Config] = {
     "gemma3": GEMMA_3_4B,
     "gemma4": GEMMA_4_E2B,
     "gemma4_moe": GEMMA_4_26B_A4B,
+    "gemma4_unified": GEMMA_4_12B,
     "recurrent_gemma": RECURRENT_GEMMA_2B,
 }
 SMALLER_GEMMA: dict[str, Config] = {
     "gemma3": with_text(GEMMA_3_4B, num_hidden_layers=6),
     "gemma4": GEMMA_4_E2B,
     "gemma4_moe": with_text(GEMMA_4_26B_A4B, num_hidden_layers=6, num_experts=8),
+    "gemma4_unified": with_text(GEMMA_4_12B, num_hidden_layers=6),
     "recurrent_gemma": {"num_hidden_layers": 3},
 }
 """As many layers as show each kind: names repeat after that."""

@@ -144,6 +144,33 @@ def test_the_heads_of_phi_have_a_bias_and_queries_of_gpt_neox_as_many_keys() -> 
     assert set(neox.mixers) == {Attention(32, 32, 128, 128**-0.5, Rope(1e4, 32), bias=True)}
 
 
+def test_phimoe_weighs_near_scores_and_turns_by_the_factors_of_long_texts() -> None:
+    model = read("phimoe")
+    assert (model.head_bias, model.residual) == (True, Residual(centred="bias"))
+    assert set(model.feed_forwards) == {Experts(16, 2, 6400, False, scoring="sparsemixer", band=0.02)}
+    rope = model.mixers[0].rope
+    assert (rope.divisors, rope.attention_factor) == ((1.5,) * 64, 1.243163121016122)
+    short = read("phimoe", max_position_embeddings=4096).mixers[0].rope
+    assert (short.divisors, short.attention_factor) == ((1.0,) * 64, 1.1)
+    with pytest.raises(CheckpointError, match="num_experts_per_tok is 1"):
+        read("phimoe", num_experts_per_tok=1)
+
+
+def test_the_text_of_glm_4v_turns_the_part_that_it_states_and_always_has_biases() -> None:
+    sections = {"rope_type": "default", "mrope_section": [8, 12, 12]}
+    stated = {"partial_rotary_factor": 0.5, "rope_scaling": sections, "attention_bias": True}
+    text = DENSE_RELEASES["glm4"] | stated | {"model_type": "glm4v_text", "head_dim": None}
+    wrapper = {"model_type": "glm4v", "vision_config": {"model_type": "glm4v"}, "torch_dtype": "bfloat16"}
+    model = read_architecture(wrapper | {"text_config": text})
+    full = Attention(32, 2, 128, 128**-0.5, Rope(1e4, 64), bias=True, out_bias=False)
+    assert (set(model.mixers), model.residual) == ({full}, Residual(out_norms=True))
+    whole = read_architecture({key: value for key, value in text.items() if key != "partial_rotary_factor"})
+    assert whole.mixers[0].rope == Rope(1e4, 128)
+    for key, value in (("attention_bias", False), ("head_dim", 64)):
+        with pytest.raises(CheckpointError, match=key):
+            read_architecture(text | {key: value})
+
+
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:
     model = read("minicpm3")
     assert isinstance(model.mixers[0], LatentAttention)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.models.releases_gemma import (
     GEMMA_3_4B,
+    GEMMA_4_12B,
     GEMMA_4_26B_A4B,
     GEMMA_4_E2B,
     GEMMA_RELEASES,
@@ -72,6 +73,13 @@ def test_sparse_gemma_4_has_experts_beside_its_feed_forward_and_values_that_are_
         "global_head_dim": None,
     }
     assert read_architecture(with_text(GEMMA_4_26B_A4B, **saved)) == model, "as transformers saves it"
+
+
+def test_gemma_4_12b_has_one_embedding_and_windows_of_1024() -> None:
+    model = read_architecture(GEMMA_4_12B)
+    assert model.residual == PerLayer(0, out_norms=True)
+    assert [getattr(mixer, "window", 0) for mixer in model.mixers[:6]] == [1024] * 5 + [None]
+    assert model.max_positions == 262_144
 
 
 def test_recurrent_gemma_is_read_as_released_and_where_it_is_silent() -> None:

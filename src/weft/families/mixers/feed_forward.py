@@ -13,7 +13,7 @@ Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh", "xi
 ``xielu``: an activation with two learned numbers (Apertus)."""
 
 
-Scoring = Literal["softmax", "sigmoid", "late_sigmoid"]
+Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer"]
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -76,7 +76,8 @@ class Experts(BlockShape):
 
     Choice and weights:
         scoring           function from a router's score to a weight; "late_sigmoid" chooses by scores and weighs by
-                          the sigmoids of the chosen ones (Kolibri)
+                          the sigmoids of the chosen ones (Kolibri); "sparsemixer" weighs an expert by its share among
+                          the scores within ``band`` of it, those of better experts left out (Phi 3.5)
         choice_bias       a learned number per expert is added for the choice, and not to the weight
         groups            number of groups of experts; experts are chosen from the ``groups_chosen`` groups with the
                           largest sum of their ``group_best`` best scores
@@ -117,6 +118,7 @@ class Experts(BlockShape):
     weighs_input: bool = False
     shared_factor: float = 1.0
     out_normed: bool = False
+    band: float = 0.0
 
     @property
     def further_norms(self) -> int:

@@ -127,6 +127,7 @@ class ExpertsBlock:
             shape.groups,
             shape.groups_chosen,
             shape.group_best,
+            shape.band,
         )
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:

@@ -60,18 +60,21 @@ class ExpertBiases:
 class ChoiceRule:
     """Rule that chooses ``per_token`` experts with the best scores. ``normalized``: their weights sum to 1
     (``normalizer_eps`` is added to the sum), times ``scale``. "late_sigmoid": scores choose, and their sigmoids weigh.
+    "sparsemixer": an expert's weight is its share among the scores within ``band`` of it, those of better experts left
+    out.
     With ``groups`` of experts, only the ``groups_chosen`` groups with the largest sum of their ``group_best`` best
     scores take part.
     """
 
     per_token: int
     normalized: bool
-    scoring: Literal["softmax", "sigmoid", "late_sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer"] = "softmax"
     scale: float = 1.0
     normalizer_eps: float = 0.0
     groups: int = 1
     groups_chosen: int = 1
     group_best: int = 2
+    band: float = 0.0
 
     def by_logits(self, bias_E: torch.Tensor | None) -> bool:
         """Return whether unchanged scores choose and weigh: a softmax without a bias and without groups."""
@@ -93,9 +96,10 @@ def choose_experts(
     gives ids of PAD; None: no row is PAD. Scores are computed in float32.
 
     Sources: Shazeer et al., 2017; DeepSeek-V3, 2024, for sigmoids, the bias and groups; DeepSeek-V2, 2024, for groups
-    by their best score.
+    by their best score; SparseMixer (Liu et al., 2024), as transformers' ``phimoe`` has it.
     """
     choose = _by_softmax if rule.by_logits(bias_E) else _by_scores
+    choose = _by_nearness if rule.scoring == "sparsemixer" else choose
     weights_TX, ids_TX = choose(scores_TE.float(), rule, bias_E)
     if positions_T is not None:
         # A PAD row must read no expert's weights (law L4).
@@ -133,6 +137,20 @@ def _by_scores(
     if rule.normalized:
         weights_TX = weights_TX / (weights_TX.sum(-1, keepdim=True) + rule.normalizer_eps)
     return weights_TX * rule.scale, ids_TX
+
+
+def _by_nearness(
+    scores_TE: torch.Tensor, rule: ChoiceRule, _: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    weights, ids, left_TE = [], [], scores_TE
+    for _choice in range(rule.per_token):
+        best_T1, id_T1 = left_TE.max(-1, keepdim=True)
+        far_TE = (best_T1 - scores_TE) / scores_TE.abs().clamp_min(best_T1) > rule.band
+        shares_TE = softmax_(left_TE.masked_fill(far_TE, -torch.inf), 1.0)
+        weights.append(shares_TE.gather(1, id_T1))
+        ids.append(id_T1)
+        left_TE = left_TE.scatter(1, id_T1, -torch.inf)
+    return torch.cat(weights, 1), torch.cat(ids, 1)
 
 
 @op("weft.tensor.kernels.moe")
