@@ -21,12 +21,7 @@ import torch
 
 from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
 from tests.oracle.model_driver import ModelDriver
-from tests.oracle.test_models_against_transformers import (
-    TOLERANCE,
-    expected,
-    prefill_and_decode,
-    prompt,
-)
+from tests.oracle.test_models_against_transformers import TOLERANCE, expected, prefill_and_decode, prompt
 from weft.families.architecture import Architecture
 from weft.families.mixers.feed_forward import Experts
 from weft.models.loading import load_model
