@@ -240,11 +240,14 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     """A result of the prompt instead of an answer, from the hidden rows after the final norm. ``kind``: the first row,
-    the last row, or the mean of all rows from position ``skip`` on. ``score``: apply the checkpoint's score head to the
-    last row. ``tokens``: the last row's log-probabilities of these tokens, over the whole vocabulary."""
+    the last row, the mean of all rows from position ``skip`` on, or the row of each token. ``score``: apply the
+    checkpoint's score head to the last row, or to each. ``tokens``: the last row's log-probabilities of these tokens,
+    over the whole vocabulary. ``unseen``: number of last tokens that attention sees no keys of (expansions of a query),
+    in a model that is not causal."""
 
-    kind: Literal["first", "last", "mean"] = "last"
+    kind: Literal["first", "last", "mean", "token"] = "last"
     skip: int = 0
+    unseen: int = 0
     score: bool = False
     tokens: tuple[int, ...] = ()
 
@@ -254,12 +257,15 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(
                 "a request that pools its prompt has no answer and no logprobs: max_tokens 0, n 1", param="pooling"
             )
-        if self.kind != "last" and (self.score or self.tokens or not 0 <= self.skip < prompt_tokens):
+        scores = self.score and self.kind not in ("last", "token")
+        if self.kind != "last" and (scores or self.tokens or not 0 <= self.skip < prompt_tokens):
             raise RequestError(
                 f"the {self.kind} row or rows leave out {self.skip} of {prompt_tokens} tokens; one "
-                "must be left, and scores are of the last one",
+                "must be left, and scores are of the last one or of each",
                 param="pooling",
             )
+        if not 0 <= self.unseen < prompt_tokens:
+            raise RequestError(f"pooling hides {self.unseen} of {prompt_tokens} tokens", param="pooling")
         if not all(0 <= token < vocab_size for token in self.tokens):
             raise RequestError(f"pooling names a token outside of 0 to {vocab_size - 1}", param="pooling")
 

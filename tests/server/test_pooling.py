@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import os
 import signal
 import struct
@@ -13,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import numpy as np
 import ollama
 import openai
 import pytest
 
-from tests.fixtures.pooled_checkpoints import INSTRUCTION, cross_encoder, embedder
+from tests.fixtures.pooled_checkpoints import INSTRUCTION, colbert, cross_encoder, embedder
 from tests.fleet.test_replicas import engine_pids
 from tests.server.running import RunningServer, eventually, running_server
 
@@ -46,6 +48,13 @@ def client(server: RunningServer) -> openai.OpenAI:
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     directory = cross_encoder(tmp_path_factory.mktemp("pooled") / "cross-encoder")
+    with running_server("", engine={"model": str(directory), **ENGINE}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    directory = colbert(tmp_path_factory.mktemp("pooled") / "colbert")
     with running_server("", engine={"model": str(directory), **ENGINE}) as running:
         yield running
 
@@ -132,17 +141,19 @@ def _metric(server: RunningServer, name: str) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"weft:{name}{{"))
 
 
-def test_a_batch_has_embeddings(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("url", ["/v1/embeddings", "/pooling"])
+def test_a_batch_has_embeddings(url: str, client: openai.OpenAI) -> None:
     lines = [
-        json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": {"input": text}})
+        json.dumps({"custom_id": str(number), "method": "POST", "url": url, "body": {"input": text}})
         for number, text in enumerate(("a", "b" * 600))
     ]
     given = client.files.create(file=("in.jsonl", io.BytesIO("\n".join(lines).encode())), purpose="batch")
-    batch = client.batches.create(input_file_id=given.id, endpoint="/v1/embeddings", completion_window="24h")
+    batch = client.batches.create(input_file_id=given.id, endpoint=url, completion_window="24h")
     assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
     batch = client.batches.retrieve(batch.id)
     [answer] = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
-    assert len(answer["response"]["body"]["data"][0]["embedding"]) == 64
+    [row] = answer["response"]["body"]["data"]
+    assert len(row.get("embedding", row.get("data"))) == 64
     [error] = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
     assert error["response"]["body"]["error"]["code"] == "context_length_exceeded"
 
@@ -167,6 +178,13 @@ BAD = [
     ("/v1/rerank", {"query": "a", "documents": ["b"]}, "has no score head"),
     ("/v1/score", {"text_1": "a", "text_2": ["b"]}, "has no score head"),
     ("/v1/completions", {"prompt": "a"}, "generates none"),
+    ("/classify", {"input": "a"}, "cannot classify: it has no score head"),
+    ("/pooling", {}, "a request has input or messages"),
+    ("/pooling", {"input": "a", "task": "token_classify"}, "cannot classify"),
+    ("/pooling", {"input": "a", "task": "token_embed", "dimensions": 65}, "at most 64"),
+    ("/pooling", {"input": "a", "task": "classify", "dimensions": 3}, "dimensions cuts vectors"),
+    ("/pooling", {"input": ["a", ""]}, "input[1] is empty"),
+    ("/pooling", {"messages": [{"role": "user", "content": "a"}]}, "has no chat template"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, ""),
     ("/api/embed", {"model": "embedder", "input": "a", "options": {"num_ctx": 0, "nonsense": 1}}, ""),
     ("/api/embed", {"model": "embedder", "input": ["a" * 20], "options": {"num_ctx": 10}}, "the limit is 10"),
@@ -184,10 +202,7 @@ def test_bad_input_is_named(server: RunningServer, path: str, body: dict[str, An
     assert said in str(answer.json()["error"])
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score", "/api/embed", "/api/embeddings"],
-)
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/score", "/classify", "/pooling", "/api/embed"])
 def test_the_new_doors_have_the_locks_of_the_others(server: RunningServer, path: str) -> None:
     body = {"model": "embedder", "input": "a", "prompt": "a"}
     assert httpx.post(server.url + path, json=body, timeout=30).status_code == 401
@@ -241,6 +256,58 @@ def test_documents_are_ranked_in_the_words_of_cohere_and_jina(scorer: RunningSer
     wrong = post(scorer, "/score", {"text_1": ["a", "b"], "text_2": ["c"]})
     assert "text_1 has 2 texts and text_2 has 1" in wrong.json()["error"]["message"]
     assert post(scorer, "/api/show", {"model": "cross-encoder"}).json()["capabilities"] == ["rerank"]
+
+
+def test_rows_of_a_task_are_those_of_the_other_endpoints(server: RunningServer, client: openai.OpenAI) -> None:
+    texts = ["hello", "a longer text"]
+    embedded = client.embeddings.create(model="embedder", input=texts, encoding_format="float").data
+    vectors = post(server, "/pooling", {"input": texts}).json()["data"]
+    tokens = post(server, "/pooling", {"input": texts, "task": "token_embed", "encoding_format": "base64"}).json()[
+        "data"
+    ]
+    for vector, of_tokens, expected in zip(vectors, tokens, embedded, strict=True):
+        assert vector["data"] == pytest.approx(expected.embedding, abs=1e-6)
+        data = base64.b64decode(of_tokens["data"])
+        rows = struct.unpack(f"<{len(data) // 4}f", data)
+        assert list(rows[-64:]) == pytest.approx(expected.embedding, abs=1e-6), "the last token is pooled here"
+        assert len(rows) % 64 == 0
+        assert len(rows) > 64
+    [raw] = post(server, "/pooling", {"input": "hello", "use_activation": False}).json()["data"]
+    assert sum(value * value for value in raw["data"]) != pytest.approx(1.0, abs=0.1)
+
+
+def test_labels_are_those_of_the_head(scorer: RunningServer) -> None:
+    [found] = post(scorer, "/classify", {"input": "which?"}).json()["data"]
+    assert (found["label"], found["num_classes"], len(found["probs"])) == ("LABEL_0", 1, 1)
+    [logit] = post(scorer, "/pooling", {"input": "which?", "use_activation": False}).json()["data"]
+    assert found["probs"] == pytest.approx([1 / (1 + math.exp(-logit["data"][0]))], abs=1e-6)
+    [each] = post(scorer, "/pooling", {"input": "which?", "task": "token_classify"}).json()["data"]
+    assert each["data"][-1] == pytest.approx(found["probs"], abs=1e-6)
+    assert each["data"][0] != pytest.approx(found["probs"], abs=1e-3)
+    cut = post(scorer, "/classify", {"input": "x" * 900, "truncate_prompt_tokens": 10}).json()
+    assert (cut["truncated"], cut["usage"]["prompt_tokens"]) == ([0], 10)
+
+
+def test_pairs_are_scored_by_max_sim(late: RunningServer) -> None:
+    query, documents = "what is it?", ["Hello, world.", "b" * 60, "Hello, world."]
+
+    def vectors(**body: Any) -> list[np.ndarray]:
+        data = post(late, "/pooling", body).json()["data"]
+        return [np.array(one["data"]) for one in data]
+
+    [of_query] = vectors(input=query, prompt_name="query")
+    sums = [(of_query @ rows.T).max(axis=1).sum() for rows in vectors(input=documents)]
+    assert of_query.shape == (32, 16), "with its expansions"
+    ranked = post(late, "/v1/rerank", {"query": query, "documents": documents}).json()
+    scores = {one["index"]: one["relevance_score"] for one in ranked["results"]}
+    assert [scores[index] for index in range(3)] == pytest.approx(sums, abs=1e-4)
+    once = post(late, "/v1/rerank", {"query": query, "documents": documents[:2]}).json()
+    assert ranked["usage"]["prompt_tokens"] == once["usage"]["prompt_tokens"], "a text is computed once"
+    pairs = post(late, "/v1/score", {"text_1": query, "text_2": documents}).json()["data"]
+    assert [one["score"] for one in pairs] == pytest.approx(sums, abs=1e-4)
+    refused = post(late, "/v1/embeddings", {"input": query}).json()["error"]["message"]
+    assert "a vector for each token; ask /pooling or /v1/rerank" in refused
+    assert post(late, "/api/show", {"model": "colbert"}).json()["capabilities"] == ["rerank"]
 
 
 def test_clients_learn_what_a_model_does(server: RunningServer) -> None:

@@ -26,6 +26,8 @@ def hidden_row(state: int, width: int = WIDTH) -> npt.NDArray[np.float64]:
 def pooled_parts(digests: Sequence[int], start: int, length: int, pooling: Pooling) -> npt.NDArray[np.float64]:
     """Return the parts of a run's pooling. ``digests[p]``: of tokens [0, p]."""
     end = start + length
+    if pooling.kind == "token":
+        return np.array([hidden_row(digests[at], 1 if pooling.score else WIDTH) for at in range(start, end)])
     if pooling.kind == "last":
         width = len(pooling.tokens) or (1 if pooling.score else WIDTH)
         return hidden_row(digests[end - 1], width)[None]
@@ -42,8 +44,8 @@ def expected_pooled(prompt: Sequence[int], pooling: Pooling) -> bytes:
     for token in prompt:
         state = digest(state, token)
         digests.append(state)
-    if pooling.kind == "last":
-        value = pooled_parts(digests, 0, len(prompt), pooling)[0]
+    if pooling.kind in ("last", "token"):
+        value = pooled_parts(digests, 0, len(prompt), pooling)
     else:
         rows = [hidden_row(one) for one in digests[pooling.skip :]]
         value = np.sum(rows, axis=0) / len(rows)

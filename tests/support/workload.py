@@ -208,7 +208,7 @@ def _random_request(random: Random, number: int, max_model_len: int, priorities:
     pooling = None
     if max_tokens == 0 and n == 1 and sampling.prompt_logprobs is None:  # drawn from nothing more
         skip = prompt * (number % 3) // 3
-        pooling = Pooling(kind="mean", skip=skip) if number % 2 else Pooling()
+        pooling = (Pooling(kind="mean", skip=skip), Pooling(), Pooling(kind="token"))[number // 3 % 3]
     return Request(
         request_id=f"r{number}",
         sampling=sampling,

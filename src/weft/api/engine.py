@@ -91,6 +91,7 @@ class Engine:
             self.tokenizer,
             name=self.info.name,
             score_labels=self.info.score_labels,
+            causal=not self.info.sizes.whole_prompts,
             control=ControlTokens(control),
         )
         self._pooling = PoolingCalls(pooler, self._calls, self.tokenizer, limit=self.info.sizes.max_model_len)
@@ -265,6 +266,44 @@ class Engine:
             progress=progress,
         )
 
+    def token_vectors(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_to: int | None = None,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> list[npt.NDArray[np.float32]]:
+        """Return the vectors of the tokens of each input, float32 [vectors, width]. ``prompt_name`` of a model of late
+        interaction is ``query`` or ``document`` (the default). Other arguments and errors as ``embed``."""
+        return self._pooling.token_vectors(
+            inputs,
+            self._pooled_request(lora),
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            truncate_to=truncate_to,
+            progress=progress,
+        )
+
+    def classify(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        *,
+        raw: bool = False,
+        per_token: bool | None = None,
+        truncate_to: int | None = None,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> list[npt.NDArray[np.float32]]:
+        """Return the probabilities of the labels of the model's score head for each input, float32 [labels]. ``raw``:
+        logits instead, such as those of a reward model. ``per_token``: at each token, [tokens, labels], or at each
+        step tag of a process reward model; by default as the checkpoint was trained. Raises as ``embed``."""
+        return self._pooling.classify(
+            inputs, self._pooled_request(lora), raw=raw, per_token=per_token, truncate_to=truncate_to, progress=progress
+        )
+
     def score(
         self,
         pairs: Sequence[tuple[str, str]],
@@ -275,7 +314,8 @@ class Engine:
         progress: bool = True,
     ) -> list[float]:
         """Return a score for each pair: the relevance of the second text to the first. The model needs a score head, or
-        must be a generative reranker. ``instruction``: for a generative reranker. Raises as ``embed``."""
+        must be a generative reranker, or one of late interaction. ``instruction``: for a generative reranker. Raises as
+        ``embed``."""
         return self._pooling.scores(
             pairs, self._pooled_request(lora), instruction=instruction, truncate_to=truncate_to, progress=progress
         )

@@ -64,6 +64,54 @@ class PoolingCalls:
         rows = self._pooled(prompts, request, progress)
         return np.array([self._pooler.vector(row, dimensions) for row in rows], dtype=np.float32)
 
+    def token_vectors(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        request: MakeRequest,
+        *,
+        prompt_name: str | None,
+        dimensions: int | None,
+        truncate_to: int | None,
+        progress: bool,
+    ) -> list[npt.NDArray[np.float32]]:
+        prompts = [
+            self._pooler.embedding(
+                text_or_ids,
+                limit=self._limit,
+                prompt_name=prompt_name,
+                truncate_to=truncate_to,
+                param=f"inputs[{index}]",
+                per_token=True,
+            )
+            for index, text_or_ids in enumerate(prompt_list(inputs))
+        ]
+        rows = self._pooled(prompts, request, progress)
+        return [self._pooler.token_vectors(row, prompt, dimensions) for row, prompt in zip(rows, prompts, strict=True)]
+
+    def classify(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        request: MakeRequest,
+        *,
+        raw: bool,
+        per_token: bool | None,
+        truncate_to: int | None,
+        progress: bool,
+    ) -> list[npt.NDArray[np.float32]]:
+        labels = self._pooler.labels
+        at_each = per_token if per_token is not None else labels is not None and labels.of_tokens
+        prompts = [
+            self._pooler.labelling(
+                text_or_ids, limit=self._limit, truncate_to=truncate_to, param=f"inputs[{index}]", per_token=at_each
+            )
+            for index, text_or_ids in enumerate(prompt_list(inputs))
+        ]
+        by_input = [
+            self._pooler.probabilities(row, prompt, raw=raw)
+            for row, prompt in zip(self._pooled(prompts, request, progress), prompts, strict=True)
+        ]
+        return [np.array(rows if at_each else rows[0], np.float32) for rows in by_input]
+
     def scores(
         self,
         pairs: Sequence[tuple[str, str]],
@@ -75,6 +123,7 @@ class PoolingCalls:
     ) -> list[float]:
         if not pairs:
             raise RequestError("there is nothing to score: pairs is empty", param="pairs")
+        plan = self._pooler.pairs(pairs)
         prompts = [
             self._pooler.scoring(
                 query,
@@ -82,11 +131,15 @@ class PoolingCalls:
                 limit=self._limit,
                 instruction=instruction,
                 truncate_to=truncate_to,
-                param=f"documents[{index}]",
+                param=f"documents[{number}]" if document is not None else "query",
             )
-            for index, (query, document) in enumerate(pairs)
+            for query, document, number in plan.inputs
         ]
-        return [self._pooler.score(row) for row in self._pooled(prompts, request, progress)]
+        rows = self._pooled(prompts, request, progress)
+        return [
+            self._pooler.score([rows[part] for part in parts], [prompts[part] for part in parts])
+            for parts in plan.parts_of
+        ]
 
     def _pooled(self, prompts: Sequence[PooledPrompt], request: MakeRequest, progress: bool) -> list[bytes]:
         calls = [Call(request(prompt), self._tokenizer) for prompt in prompts]

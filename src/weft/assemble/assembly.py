@@ -212,7 +212,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         picture_tokens=[] if placed.own.pictures is None else list(placed.own.pictures.picture_tokens),
         hidden_size=loaded.spec.hidden_size,
         generates=loaded.spec.causal and not (loaded.headless or is_embedder(directory)),
-        score_labels=0 if loaded.model.score_LD is None else len(loaded.model.score_LD),
+        score_labels=0 if loaded.model.score_head is None else loaded.model.score_head.labels,
     )
     return Assembled(core, info)
 

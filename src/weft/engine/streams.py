@@ -70,7 +70,7 @@ class Stream:
         self.lost: LostTokens | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if seq.prompt_logprobs_due else None
         self.pooled: npt.NDArray[np.float64] | None = None
-        """Running sum of the rows that ``pooling`` needs."""
+        """Running sum of the rows that ``pooling`` needs, or these rows."""
 
     def start(self, now_s: float, cached_tokens: int, lost: Lost) -> None:
         """Note the first admission of the sequence."""
@@ -87,7 +87,12 @@ class Stream:
             self.plain = False
 
     def add_pooled(self, parts: npt.NDArray[np.float64]) -> None:
-        """Add rows one by one, in the order of positions: the sum is the same however the prompt was cut."""
+        """Add rows one by one, in the order of positions: the sum is the same however the prompt was cut. Rows of
+        tokens are appended."""
+        assert self.seq.pooling is not None
+        if self.seq.pooling.kind == "token":
+            self.pooled = parts if self.pooled is None else np.concatenate((self.pooled, parts))
+            return
         for part in parts:
             self.pooled = part if self.pooled is None else self.pooled + part
 

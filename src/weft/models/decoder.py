@@ -24,6 +24,7 @@ from weft.models.embedding import Embedding, Lookup, Table
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer, LayerStep, ResidualStream
 from weft.models.rotary import RotaryTable
+from weft.models.score_head import ScoreHead
 from weft.models.vision.encoder import VisionEncoder
 from weft.spec import ModelSpec
 from weft.tensor.adapter_rows import ActiveAdapters
@@ -67,9 +68,8 @@ class CausalModel:
         """Targets of adapters, by the names of the checkpoint."""
         self.adapted_table: AdaptedTable | None = None
         """The embedding of adapters, once one was loaded that has its own."""
-        self.score_LD: torch.Tensor | None = None
-        self.score_bias_L: torch.Tensor | None = None
-        """float32 [labels, D]: the head of a model that was trained to score prompts."""
+        self.score_head: ScoreHead | None = None
+        """Head of a model that was trained to score prompts."""
         self.vision: VisionEncoder | None = None
         """Encoder of a model that sees pictures."""
         self._headed_XV: torch.Tensor | None = None

@@ -130,7 +130,7 @@ def load_model(
         used = check.used if share is None else _used_by_all_ranks(checkpoint, whole)
         unused = checkpoint.unused(used | scale_names | HEAD_TENSORS | (drafts.names if drafts else frozenset()))
         check_unused(checkpoint, unused)
-        score_LD, score_bias_L = read_score_head(checkpoint, whole_spec.hidden_size, device)
+        score_head = read_score_head(checkpoint, whole_spec.hidden_size, device)
         if share is not None:
             kv_scales = share.head_scales(kv_scales)
         vision = None
@@ -143,7 +143,7 @@ def load_model(
             ) as reader,
         ):
             model = build(architecture, reader)
-    model.score_LD, model.score_bias_L = score_LD, score_bias_L
+    model.score_head = score_head
     model.vision = None if vision is None else vision.encoder
     head_bytes, head_line = _add_mtp(model, drafts, runtime, device, share) if mtp and drafts else (0, None)
     read_s = time.perf_counter() - started_s

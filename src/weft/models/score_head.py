@@ -2,17 +2,21 @@
 
     Qwen3Model                        no head: serves only embeddings
     Qwen3ForSequenceClassification    score.weight [labels, hidden]: logits of the labels, of the last token
+    Qwen3ForTokenClassification       score.weight, score.bias: logits of the labels, of each token
+    Qwen2ForRewardModel               score.0 and score.2 with weights and biases, a ReLU between them
     JevForDecision                    proj.weight, proj.bias: scores of options, of the last token
 
-Sources: ``GenericForSequenceClassification`` of transformers 5.19, ``models/jev`` of 5.24.
+Sources: ``GenericForSequenceClassification`` and ``GenericForTokenClassification`` of transformers 5.24, ``models/jev``
+of the same, the code released with Qwen2.5-Math-RM and Qwen2.5-Math-PRM.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 from weft.errors import CheckpointError
 from weft.families import read_architecture
@@ -20,11 +24,16 @@ from weft.families.architecture import Architecture
 from weft.models.checkpoint_files import HEADS, CheckpointFiles
 from weft.models.stored_values import MappedFiles, is_finite, same_values
 
-SCORE_HEAD = "score.weight"
-_DECISION_WEIGHTS = ("proj.weight", "weight")
-"""Names of the weights of a decision head: transformers saves it under the second one."""
-_DECISION_BIAS = "proj.bias"
-HEAD_TENSORS = {SCORE_HEAD, *_DECISION_WEIGHTS, _DECISION_BIAS}
+_HEADS = (("score",), ("score.0", "score.2"))
+"""Names of the products of a score head, in order, in its two forms."""
+_DECISION_HEADS = (("proj",), ("",))
+"""Names of a decision head: transformers saves it under the second one."""
+HEAD_TENSORS = {
+    f"{name}.{part}".removeprefix(".")
+    for head in (*_HEADS, *_DECISION_HEADS)
+    for name in head
+    for part in ("weight", "bias")
+}
 _HEADED = ("ForCausalLM", "ForConditionalGeneration")
 LABELS_MAX = 4096
 
@@ -60,24 +69,53 @@ def _has_own_head(checkpoint: CheckpointFiles) -> bool:
     return any(not same_values(checkpoint.embedding, tensor) for tensor in stored)
 
 
-def read_score_head(
-    checkpoint: CheckpointFiles, hidden: int, device: torch.device | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return float32 [labels, hidden] and the bias [labels], None where the checkpoint has none. Raises
-    CheckpointError."""
+@dataclass(frozen=True, slots=True)
+class ScoreHead:
+    """A head of one product, or of two with a ReLU between them. ``layers``: float32 weights [out, in] and bias [out]
+    of each product."""
+
+    layers: tuple[tuple[torch.Tensor, torch.Tensor | None], ...]
+
+    @property
+    def labels(self) -> int:
+        return len(self.layers[-1][0])
+
+    def __call__(self, rows_XD: torch.Tensor) -> torch.Tensor:
+        """Return the logits of ``rows_XD``, float32 [X, labels]."""
+        (weight, bias), *later = self.layers
+        x_XC = F.linear(rows_XD.float(), weight, bias)
+        for weight, bias in later:
+            x_XC = F.linear(x_XC.relu(), weight, bias)
+        return x_XC
+
+
+def read_score_head(checkpoint: CheckpointFiles, hidden: int, device: torch.device | None) -> ScoreHead | None:
+    """Return the score head, None where the checkpoint has none. Raises CheckpointError."""
     decides = checkpoint.config.get("model_type") == "jev"
-    names = _DECISION_WEIGHTS if decides else (SCORE_HEAD,)
-    present = [name for name in names if name in checkpoint.tensors]
+    heads = _DECISION_HEADS if decides else _HEADS
+    present = [head for head in heads if _tensor(head[0], "weight") in checkpoint.tensors]
     if not present:
         if decides:
             raise CheckpointError(
-                f"{checkpoint.directory}: tensor {names[0]}, the decision head, is missing", param="model"
+                f"{checkpoint.directory}: tensor {_tensor(heads[0][0], 'weight')}, the decision head, is missing",
+                param="model",
             )
-        return None, None
-    weight_LD = _read(checkpoint, present[0], [None, hidden], device)
-    if not decides or _DECISION_BIAS not in checkpoint.tensors:
-        return weight_LD, None
-    return weight_LD, _read(checkpoint, _DECISION_BIAS, [len(weight_LD)], device)
+        return None
+    layers, width = [], hidden
+    for name in present[0]:
+        weight_LD = _read(checkpoint, _tensor(name, "weight"), [None, width], device)
+        width, bias = len(weight_LD), _tensor(name or "proj", "bias")
+        layers.append((weight_LD, _read(checkpoint, bias, [width], device) if bias in checkpoint.tensors else None))
+    head = ScoreHead(tuple(layers))
+    if head.labels > LABELS_MAX:
+        raise CheckpointError(
+            f"{checkpoint.directory}: the score head has {head.labels} labels; the limit is {LABELS_MAX}", param="model"
+        )
+    return head
+
+
+def _tensor(name: str, part: str) -> str:
+    return f"{name}.{part}" if name else part
 
 
 def _read(checkpoint: CheckpointFiles, name: str, shape: list[int | None], device: torch.device | None) -> torch.Tensor:
@@ -85,7 +123,7 @@ def _read(checkpoint: CheckpointFiles, name: str, shape: list[int | None], devic
     same = len(stored.shape) == len(shape) and all(
         wanted in (size, None) for size, wanted in zip(stored.shape, shape, strict=True)
     )
-    if not same or not 1 <= stored.shape[0] <= LABELS_MAX:
+    if not same or not stored.shape[0]:
         raise CheckpointError(
             f"{stored.file}: tensor {name} has shape {list(stored.shape)}; it must be [{words}]", param="model"
         )

@@ -518,6 +518,11 @@ class BatchBuilder:
             verify_count=staged.plan.verify_count + staged.padding.verifies,
             log=_log(staged),
             padded=staged.pads > 0 or gpu.fits(self.rows.table),
+            unseen={
+                staged.run_of(run): hidden
+                for run in staged.plan.pooled_runs
+                if (hidden := self._pooled[int(staged.plan.rows[run])].unseen)
+            },
         )
         if staged.runs_table is not None:
             flat, chunk_count = staged.runs_table

@@ -3,6 +3,7 @@
     first  [ x . . . . . . ]           the row of the first token (CLS)
     last   [ . . . . . . x ]           the row of the last token: as it is, through the score head, or its
                                        log-probabilities of some tokens
+    token  [ x x x x x x x ]           all rows, as they are or through the score head
     mean   [ skip | 1 1 1 | 2 2 2 ]    sums of rows between multiples of CHUNK_TOKENS, float64
 
 A chunk of a prompt ends at a multiple of CHUNK_TOKENS or at its end. So the sums are the same however the prompt was
@@ -16,13 +17,14 @@ from typing import Protocol
 
 import torch
 
+from weft.models.score_head import ScoreHead
+from weft.request import Pooling
 from weft.runner.batch import PooledSpan
 from weft.units import CHUNK_TOKENS
 
 
 class Heads(Protocol):
-    """Model with heads. ``score_LD``: float32 [labels, D], if the model has a score head, and ``score_bias_L`` if that
-    has a bias."""
+    """Model with heads. ``score_head``: rows [X, D] to float32 [X, labels], if the model has one."""
 
     def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor: ...
 
@@ -30,26 +32,29 @@ class Heads(Protocol):
 def pool(model: Heads, spans: Iterable[PooledSpan], hidden_TD: torch.Tensor) -> list[torch.Tensor]:
     """Return float64 [parts, width] for each span. ``hidden_TD``: of the complete step."""
     return [
-        _sums(span, hidden_TD) if span.pooling.kind == "mean" else _row(model, span, hidden_TD).double()
+        _sums(span, hidden_TD)
+        if span.pooling.kind == "mean"
+        else _read(model, span.pooling, hidden_TD[_rows(span)]).double()
         for span in spans
     ]
 
 
-def _row(model: Heads, span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tensor:
-    index = span.first if span.pooling.kind == "first" else span.stop - 1
-    row_1D = hidden_TD[index : index + 1]
-    if span.pooling.score:
-        score_LD = getattr(model, "score_LD", None)
-        assert score_LD is not None, "a model without a score head was asked for a score"
-        scores_1L: torch.Tensor = row_1D.float() @ score_LD.T
-        bias_L = getattr(model, "score_bias_L", None)
-        return scores_1L if bias_L is None else scores_1L + bias_L
-    if span.pooling.tokens:
-        logits_1V = model.logits(row_1D).double()
-        total_11 = torch.logsumexp(logits_1V, dim=1, keepdim=True)
+def _rows(span: PooledSpan) -> slice:
+    first = span.stop - 1 if span.pooling.kind == "last" else span.first
+    return slice(first, span.stop if span.pooling.kind == "token" else first + 1)
+
+
+def _read(model: Heads, pooling: Pooling, rows_XD: torch.Tensor) -> torch.Tensor:
+    if pooling.score:
+        score_head: ScoreHead | None = getattr(model, "score_head", None)
+        assert score_head is not None, "a model without a score head was asked for a score"
+        return score_head(rows_XD)
+    if pooling.tokens:
+        logits_XV = model.logits(rows_XD).double()
+        total_X1 = torch.logsumexp(logits_XV, dim=1, keepdim=True)
         # A list of indices would be a copy that waits for the device.
-        return torch.cat([logits_1V[:, token : token + 1] for token in span.pooling.tokens], dim=1) - total_11
-    return row_1D
+        return torch.cat([logits_XV[:, token : token + 1] for token in pooling.tokens], dim=1) - total_X1
+    return rows_XD
 
 
 def _sums(span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tensor:

@@ -151,8 +151,8 @@ class Sequence:
         """Return whether a run over [``start``, ``end``) has hidden rows that the request wants."""
         if self.pooling is None:
             return False
-        if self.pooling.kind == "first":
-            return start == 0
+        if self.pooling.kind in ("first", "token"):
+            return start == 0 or self.pooling.kind == "token"
         return end == self.known_count or (self.pooling.kind == "mean" and end > self.pooling.skip)
 
     def resume(self, tokens: list[int]) -> None:

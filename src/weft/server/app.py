@@ -52,6 +52,7 @@ from weft.server.ollama.protocol import PROTOCOL_VERSION, OllamaShowBody, served
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
 from weft.server.pooling import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RERANK, SCORE
+from weft.server.pooling_tasks import CLASSIFY, POOLING
 from weft.server.protocol import DetokenizeBody, TokenizeChatBody, did_you_mean, read_body, read_tokenize_body
 from weft.server.responses.routes import ResponseHandlers
 from weft.server.served_model import ServedModel
@@ -172,6 +173,8 @@ _WAYS = {
     "embeddings": EMBEDDINGS,
     **dict.fromkeys(("rerank", "plain_rerank", "cohere_rerank"), RERANK),
     **dict.fromkeys(("score", "plain_score"), SCORE),
+    "classify": CLASSIFY,
+    "pooling": POOLING,
     "decisions": DECISIONS,
     "system_one": SYSTEM_ONE,
 }

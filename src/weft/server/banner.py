@@ -102,7 +102,7 @@ def _print_model(console: Console, model: ServedModel, url: str, config: ServerC
         line("Try it in a shell:", "bold")
         line(curl_snippet(model, url, with_key=with_key))
         line()
-        if _example(model)[0] != "/v1/rerank":  # OpenAI's client has no rerank
+        if _example(model)[0] not in ("/v1/rerank", "/classify"):  # OpenAI's client has neither
             line("or in Python (pip install openai):", "bold")
             line(openai_snippet(model, url, with_key=with_key))
             line()
@@ -175,9 +175,11 @@ def openai_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
 
 
 def _example(model: ServedModel) -> tuple[str, dict[str, object]]:
-    """Return path and body of an example request: for /v1/completions without a chat template, and for /v1/embeddings
-    or /v1/rerank if the checkpoint was saved to embed or to score."""
-    if not model.info.generates and model.info.score_labels:
+    """Return path and body of an example request: for /v1/completions without a chat template, and for /v1/embeddings,
+    /v1/rerank or /classify if the checkpoint was saved to embed, to score or to classify."""
+    if not model.info.generates and model.info.score_labels > 1:
+        return "/classify", {"model": model.name, "input": "Once upon a time"}
+    if not model.info.generates and (model.info.score_labels or model.pooler.settings.late is not None):
         return "/v1/rerank", {"model": model.name, "query": "How tall is it?", "documents": ["8,849 m", "red"]}
     if not model.info.generates:
         return "/v1/embeddings", {"model": model.name, "input": "Once upon a time"}

@@ -389,7 +389,7 @@ def check_generates(info: ModelInfo, request: Request) -> None:
     """Raise RequestError for a request for text of a model that generates none."""
     if request.pooling is None and not info.generates:
         raise RequestError(
-            f"{info.name} embeds or scores text and generates none: use /v1/embeddings or /v1/rerank",
+            f"{info.name} embeds or scores text and generates none: use /v1/embeddings, /v1/rerank or /pooling",
             param="model",
             code="unsupported_parameter",
         )

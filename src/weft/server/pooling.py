@@ -107,8 +107,8 @@ class EmbeddingObject(msgspec.Struct, kw_only=True):
     embedding: Any
 
 
-class EmbeddingList(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The answer of /v1/embeddings. ``truncated``: the indices of inputs that were cut."""
+class PooledList(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An answer with an object for each input. ``truncated``: the indices of inputs that were cut."""
 
     object: str
     id: str
@@ -117,6 +117,12 @@ class EmbeddingList(msgspec.Struct, kw_only=True, omit_defaults=True):
     data: list[Any]
     usage: PoolingUsage
     truncated: list[int] = []
+
+
+class EmbeddingList(PooledList, kw_only=True, omit_defaults=True):
+    """The answer of /v1/embeddings."""
+
+    data: list[Any]
 
 
 class RankedText(msgspec.Struct):
@@ -145,14 +151,10 @@ class ScoreObject(msgspec.Struct, kw_only=True):
     score: float
 
 
-class ScoreList(msgspec.Struct, kw_only=True, omit_defaults=True):
-    object: str
-    id: str
-    created: int
-    model: str
+class ScoreList(PooledList, kw_only=True, omit_defaults=True):
+    """The answer of /v1/score."""
+
     data: list[ScoreObject]
-    usage: PoolingUsage
-    truncated: list[int] = []
 
 
 class PoolingJob(ABC):
@@ -186,6 +188,20 @@ class PoolingJob(ABC):
     async def answer(self) -> bytes:
         await self.generation.whole()
         return await self.written([choice.pooled for choice in self.generation.choices])
+
+    def listed(self, data: list[Any]) -> bytes:
+        """Return the body of an answer that is a list."""
+        return _encoder.encode(
+            PooledList(
+                object="list",
+                data=data,
+                usage=self.usage(),
+                truncated=self.truncated(),
+                id=self.id,
+                created=self.created,
+                model=self.name,
+            )
+        )
 
     @abstractmethod
     async def written(self, rows: Sequence[bytes]) -> bytes:
@@ -225,17 +241,7 @@ class EmbeddingJob(PoolingJob):
                 index=index, embedding=base64.b64encode(vector.tobytes()).decode() if as_bytes else vector.tolist()
             ),
         )
-        return _encoder.encode(
-            EmbeddingList(
-                object="list",
-                data=data,
-                usage=self.usage(),
-                truncated=self.truncated(),
-                id=self.id,
-                created=self.created,
-                model=self.name,
-            )
-        )
+        return self.listed(data)
 
 
 class OllamaEmbedJob(PoolingJob):
@@ -255,7 +261,29 @@ class OllamaEmbedJob(PoolingJob):
         return _encoder.encode({**answer, "truncated": self.truncated()} if self.truncated() else answer)
 
 
-class RerankJob(PoolingJob):
+class PairsJob(PoolingJob):
+    """A job that scores pairs. ``parts_of``: for each pair the prompts whose rows make its score."""
+
+    def __init__(self, *args: Any, parts_of: Sequence[tuple[int, ...]], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._parts_of = parts_of
+
+    async def scores(self, rows: Sequence[bytes]) -> list[float]:
+        """Return the scores of the pairs. Max-sims are computed in a thread, so that other requests are served."""
+        pooler, scores = self.model.pooler, []
+        for parts in self._parts_of:
+            pair = [rows[part] for part in parts], [self.prompts[part] for part in parts]
+            scores.append(
+                pooler.score(*pair) if pooler.settings.late is None else await asyncio.to_thread(pooler.score, *pair)
+            )
+        return scores
+
+    def truncated(self) -> list[int]:
+        cut = set(super().truncated())
+        return [index for index, parts in enumerate(self._parts_of) if cut.intersection(parts)]
+
+
+class RerankJob(PairsJob):
     prefix = "rerank"
 
     def __init__(self, *args: Any, texts: Sequence[str], **more: Any) -> None:
@@ -263,7 +291,7 @@ class RerankJob(PoolingJob):
         self._texts = texts
 
     async def written(self, rows: Sequence[bytes]) -> bytes:
-        scores = [self.model.pooler.score(row) for row in rows]
+        scores = await self.scores(rows)
         order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: self.body.top_n]
         shows = self.body.return_documents is not False
         results = [
@@ -277,24 +305,13 @@ class RerankJob(PoolingJob):
         )
 
 
-class ScoreJob(PoolingJob):
+class ScoreJob(PairsJob):
     prefix = "score"
 
     async def written(self, rows: Sequence[bytes]) -> bytes:
-        data = [
-            ScoreObject(object="score", index=index, score=self.model.pooler.score(row))
-            for index, row in enumerate(rows)
-        ]
-        return _encoder.encode(
-            ScoreList(
-                object="list",
-                data=data,
-                usage=self.usage(),
-                truncated=self.truncated(),
-                id=self.id,
-                created=self.created,
-                model=self.name,
-            )
+        scores = await self.scores(rows)
+        return self.listed(
+            [ScoreObject(object="score", index=index, score=score) for index, score in enumerate(scores)]
         )
 
 
@@ -306,7 +323,7 @@ async def prepare_embeddings(service: Service, body: EmbeddingBody) -> Embedding
         prompts_of(body.input, field="input"),
         field="input",
         limit=model.info.sizes.max_model_len,
-        truncate_to=_cut(body, model),
+        truncate_to=cut_of(body, model),
         prompt=body.prompt,
         prompt_name=body.prompt_name,
     )
@@ -339,8 +356,11 @@ async def embedding_prompts(
     field: str,
     limit: int,
     truncate_to: int | None,
-    **before: str | None,
+    method: Callable[..., PooledPrompt] | None = None,
+    **more: Any,
 ) -> list[PooledPrompt]:
+    """Return the prompt of each input. ``method``: of the model's pooler, which makes it (``embedding``), with ``more``
+    as its arguments."""
     check_count(len(inputs), model.info.sizes.queue_max)
     prompts = []
     for index, text_or_ids in enumerate(inputs):
@@ -354,14 +374,10 @@ async def embedding_prompts(
                 text_or_ids = await model.part_for_cut(text_or_ids, truncate_to, at_start=True)
         else:
             model.check_ids(text_or_ids, param=name)
-        prompts.append(
-            await model.pooled(
-                functools.partial(
-                    model.pooler.embedding, text_or_ids, limit=limit, truncate_to=truncate_to, param=name, **before
-                ),
-                text_or_ids if isinstance(text_or_ids, str) else "",
-            )
+        make = functools.partial(
+            method or model.pooler.embedding, text_or_ids, limit=limit, truncate_to=truncate_to, param=name, **more
         )
+        prompts.append(await model.pooled(make, text_or_ids if isinstance(text_or_ids, str) else ""))
     return prompts
 
 
@@ -373,7 +389,7 @@ async def prepare_rerank(service: Service, body: RerankBody) -> RerankJob:
         raise RequestError("documents is an empty list", param="documents")
     if body.top_n is not None and body.top_n < 1:
         raise RequestError(f"top_n is {body.top_n}; it must be at least 1", param="top_n")
-    cut = _cut(body, model)
+    cut = cut_of(body, model)
     if body.max_tokens_per_doc is not None:
         if body.max_tokens_per_doc < 1:
             raise RequestError(
@@ -381,8 +397,8 @@ async def prepare_rerank(service: Service, body: RerankBody) -> RerankJob:
             )
         cut = min(cut or model.info.sizes.max_model_len, body.max_tokens_per_doc)
     pairs = [(body.query, text) for text in texts]
-    prompts = await _scored(model, pairs, body.instruction, cut, fields=("query", "documents"))
-    return RerankJob(service, model, body, body.model, prompts, field="documents", texts=texts)
+    prompts, parts_of = await _scored(model, pairs, body, cut, fields=("query", "documents"))
+    return RerankJob(service, model, body, body.model, prompts, field="documents", texts=texts, parts_of=parts_of)
 
 
 async def prepare_score(service: Service, body: ScoreBody) -> ScoreJob:
@@ -396,37 +412,42 @@ async def prepare_score(service: Service, body: ScoreBody) -> ScoreJob:
             param="text_1",
         )
     first = sides[0] * (len(sides[1]) if len(sides[0]) == 1 else 1)
-    prompts = await _scored(
-        model, list(zip(first, sides[1], strict=True)), body.instruction, _cut(body, model), fields=("text_1", "text_2")
+    prompts, parts_of = await _scored(
+        model, list(zip(first, sides[1], strict=True)), body, cut_of(body, model), fields=("text_1", "text_2")
     )
-    return ScoreJob(service, model, body, body.model, prompts, field="text_2")
+    return ScoreJob(service, model, body, body.model, prompts, field="text_2", parts_of=parts_of)
 
 
 async def _scored(
     model: ServedModel,
     pairs: Sequence[tuple[str, str]],
-    instruction: str | None,
-    cut: int | None,
+    body: RerankBody | ScoreBody,
+    document_cut: int | None,
     *,
     fields: tuple[str, str],
-) -> list[PooledPrompt]:
+) -> tuple[list[PooledPrompt], list[tuple[int, ...]]]:
+    """Return the prompts of ``pairs``, and which of them make the score of each pair."""
     limit = model.info.sizes.max_model_len
-    check_count(len(pairs), model.info.sizes.queue_max)
+    plan = model.pooler.pairs(pairs)
+    check_count(len(plan.inputs), model.info.sizes.queue_max)
     await model.check_text(pairs[0][0], param=fields[0])
     prompts = []
-    for index, (query, text) in enumerate(pairs):
+    for index, (query, text, number) in enumerate(plan.inputs):
         if index % _YIELD_EVERY == 0:
             await asyncio.sleep(0)
-        name = f"{fields[1]}[{index}]"
+        name = fields[0] if text is None else f"{fields[1]}[{number}]"
+        said, cut = (query, cut_of(body, model)) if text is None else (text, document_cut)
+        assert said is not None, "an input without a text"
         if cut is None:
-            await model.check_text(text, param=name)
+            await model.check_text(said, param=name)
         else:
-            text = await model.part_for_cut(text, cut, at_start=True)
+            said = await model.part_for_cut(said, cut, at_start=True)
+        query, text = (said, None) if text is None else (query, said)
         make = functools.partial(
-            model.pooler.scoring, query, text, limit=limit, instruction=instruction, truncate_to=cut, param=name
+            model.pooler.scoring, query, text, limit=limit, instruction=body.instruction, truncate_to=cut, param=name
         )
-        prompts.append(await model.pooled(make, query, text))
-    return prompts
+        prompts.append(await model.pooled(make, query or "", text or ""))
+    return prompts, plan.parts_of
 
 
 def check_dimensions(model: ServedModel, dimensions: int) -> None:
@@ -439,7 +460,8 @@ def check_dimensions(model: ServedModel, dimensions: int) -> None:
         )
 
 
-def _cut(body: PoolingBody, model: ServedModel) -> int | None:
+def cut_of(body: PoolingBody, model: ServedModel) -> int | None:
+    """Return the length to which longer inputs are cut, None if they are errors."""
     count = checked_count(body.truncate_prompt_tokens)
     return model.info.sizes.max_model_len if count == TO_THE_CONTEXT else count
 

@@ -245,6 +245,7 @@ def load_served_model(
             tokenizer,
             name=info.name,
             score_labels=info.score_labels,
+            causal=not info.sizes.whole_prompts,
             control=ControlTokens(_control(tokenizer, "", info)),
         ),
         read_decision_settings(directory),

@@ -13,7 +13,7 @@ finite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -61,6 +61,8 @@ class Runs:
     log: ReplayLog | None = None
     padded: bool = False
     """Whether PAD rows may be among the decodes. Always on GPUs, so that each kernel has one form."""
+    unseen: Mapping[int, int] = field(default_factory=dict)
+    """Number of last tokens of a run whose keys attention leaves out, in a model that is not causal (expansions)."""
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """Values that ops derived from the fields above once per step, for their calls in further layers (write indices,
     chunk layouts, addresses of the log). Create a new ``Runs`` with a new memo for other runs; never change one.

@@ -1,16 +1,15 @@
-"""Dense modules of sentence-transformers, which project a pooled vector.
+"""Dense modules of sentence-transformers, which project pooled vectors and vectors of tokens; scores by max-sim.
 
     2_Dense/config.json          in_features 768, out_features 3072, bias false, activation_function Identity
-    2_Dense/model.safetensors    linear.weight [out, in], linear.bias [out]
+    2_Dense/model.safetensors    linear.weight [out, in], linear.bias [out], residual.weight [out, in]
 
-Source: ``Dense`` of sentence-transformers 5.4.
+Sources: ``Dense`` of sentence-transformers 5.4, and of PyLate 1.6 (``use_residual``).
 """
 
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ Floats = npt.NDArray[np.float32]
 _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {"Identity": lambda x: x, "Tanh": np.tanh}
 _BYTES_MAX = 1 << 30
 _HEADER_BYTES_MAX = 1 << 20
+_LENGTH_MIN = 1e-12
+"""Least length by which a vector is divided, as in torch."""
 _DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -33,15 +34,48 @@ class DenseModule:
     weight: Floats
     bias: Floats | None
     activation: str
+    residual: Floats | None = None
 
     @property
     def width(self) -> int:
         return len(self.weight)
 
-    def __call__(self, values: array[float]) -> array[float]:
-        product: Floats = self.weight @ np.frombuffer(values, np.float32)
-        projected = _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
-        return array("f", projected.astype(np.float32).tobytes())
+    def __call__(self, rows: Floats) -> Floats:
+        """Return the projection of each row, float32 [X, out]."""
+        product: Floats = rows @ self.weight.T
+        projected: Floats = _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
+        if self.residual is not None:
+            projected += rows @ self.residual.T
+        return projected
+
+
+def token_vectors(
+    pooled: bytes,
+    tokens: int,
+    positions: Sequence[int] | None,
+    modules: Sequence[DenseModule],
+    dimensions: int | None,
+    *,
+    normalize: bool,
+) -> Floats:
+    """Return the vectors of a text's tokens, float32 [vectors, width]. ``pooled``: float32 rows of its ``tokens``
+    tokens; ``positions``: of the tokens whose vectors count, None for all; ``dimensions``: keep only the first
+    numbers."""
+    rows: Floats = np.frombuffer(pooled, "<f4").reshape(tokens, -1)
+    if positions is not None:
+        rows = rows[list(positions)]
+    for project in modules:
+        rows = project(rows)
+    rows = rows[:, :dimensions]
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True) if normalize else 1.0
+    vectors: Floats = (rows / np.maximum(lengths, _LENGTH_MIN)).astype(np.float32)
+    return vectors
+
+
+def max_sim(query: Floats, document: Floats) -> float:
+    """Return the sum over vectors of ``query`` of the largest product with a vector of ``document``; 0 for a document
+    without any."""
+    return float((query @ document.T).max(axis=1).sum(dtype=np.float64)) if len(document) else 0.0
 
 
 def read_dense(directory: Path) -> DenseModule:
@@ -61,7 +95,14 @@ def read_dense(directory: Path) -> DenseModule:
     if weight is None or weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
         shapes = {name: list(values.shape) for name, values in tensors.items()}
         raise CheckpointError(f"{path}: has {shapes}; config.json says linear.weight {list(shape)}", param="model")
-    return DenseModule(weight, bias, activation)
+    residual = tensors.get("residual.weight") if settings.get("use_residual") else None
+    if settings.get("use_residual") and residual is None:
+        residual = np.eye(len(weight), weight.shape[1], dtype=np.float32)
+    if residual is not None and residual.shape != weight.shape:
+        raise CheckpointError(
+            f"{path}: residual.weight is {list(residual.shape)}, not {list(weight.shape)}", param="model"
+        )
+    return DenseModule(weight, bias, activation, residual)
 
 
 def _read_tensors(path: Path) -> dict[str, Floats]:

@@ -1,14 +1,17 @@
-"""Embeddings and scores: the settings of a checkpoint, prompts, and values from pooled rows.
+"""Embeddings, scores and labels: the settings of a checkpoint, prompts, and values from pooled rows.
 
     modules.json, 1_Pooling/config.json, config_sentence_transformers.json      of sentence-transformers
-    config.json: sentence_transformers, classifier_from_token
+    config.json: sentence_transformers, classifier_from_token, problem_type, id2label
 
-    text                --embedding--> PooledPrompt --engine--> float32 bytes --vector--> [float, ...]
-    (query, document)   --scoring----> PooledPrompt --engine--> float32 bytes --score---> one float
+    text              --embedding--> PooledPrompt --engine--> float32 bytes --vector---------> [float, ...]
+    text              --embedding--> PooledPrompt --engine--> float32 bytes --token_vectors--> [[float, ...], ...]
+    text              --labelling--> PooledPrompt --engine--> float32 bytes --probabilities--> [[float, ...], ...]
+    (query, document) --scoring----> PooledPrompt --engine--> float32 bytes --score----------> one float
 
-A checkpoint without these files is pooled at its last token and normalised. Scores come in two ways. A model with a
+A checkpoint without these files is pooled at its last token and normalised. Scores come in three ways. A model with a
 score head reads the pair as its tokenizer joins pairs. A generative reranker reads a prompt that asks whether the
-document answers the query; the score compares the logits of "yes" and "no".
+document answers the query; the score compares the logits of "yes" and "no". A model of late interaction reads query and
+document for themselves; the score is their max-sim.
 
 An input is cut only if the request allows it, and the answer then says so. A checkpoint with a setting that weft does
 not compute is refused at the first request that needs it. The end of every shared beginning (an instruction, the query
@@ -23,7 +26,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,13 +34,19 @@ from weft.errors import CheckpointError, ContextLengthError, RequestError
 from weft.files import parse_json, read_json, read_text
 from weft.request import Pooling
 from weft.text.control_tokens import NO_CONTROL, ControlTokens
+from weft.text.labels import STEP_TAG, read_labels, sigmoid
+from weft.text.late_interaction import LateInteraction, Role, read_late_interaction
 from weft.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from weft.text.dense import DenseModule
 
-Kind = Literal["first", "last", "mean"]
+Kind = Literal["first", "last", "mean", "token"]
 _BYTES_MAX = 1 << 20
+_SERVED_MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "MultiVectorMask")
 _SERVED_MODES: dict[str, Kind] = {"cls": "first", "lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 _MODE_KEYS = {
     "pooling_mode_cls_token": "cls",
@@ -72,16 +81,29 @@ class EmbeddingSettings:
     refusal: str = _NO_REFUSAL
     dense: tuple[Path, ...] = ()
     """Directories of the Dense modules that project the pooled vector, in order."""
+    late: LateInteraction | None = None
+    """Settings of a checkpoint that gives a vector for each token, and not one for a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """A prompt to be pooled. ``truncated``: tokens that were left out, because the request allows it."""
+    """A prompt to be pooled. ``truncated``: tokens that were left out, because the request allows it. ``positions``:
+    of the tokens whose vectors count, None for all."""
 
     tokens: list[int]
     pooling: Pooling
     boundaries: list[int]
     truncated: int = 0
+    positions: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairPrompts:
+    """Inputs that score pairs. ``inputs``: arguments of ``Pooler.scoring``, each with the place of its pair in the
+    request; ``parts_of``: for each pair the inputs whose rows make its score."""
+
+    inputs: list[tuple[str | None, str | None, int]]
+    parts_of: list[tuple[int, ...]]
 
 
 def is_embedder(directory: Path) -> bool:
@@ -91,27 +113,18 @@ def is_embedder(directory: Path) -> bool:
 
 def read_embedding_settings(directory: Path) -> EmbeddingSettings:
     """Return the checkpoint's settings of embeddings. Raise CheckpointError for a file that is not JSON of the expected
-    form."""
-    path = directory / "modules.json"
-    if not path.is_file():
+    form, and for settings of late interaction that are not served."""
+    if not is_embedder(directory):
         return EmbeddingSettings()
-    modules = parse_json(read_text(path, bytes_max=_BYTES_MAX), str(path))
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise CheckpointError(f"{path}: expected a list of modules", param="model")
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    modules = _read_modules(directory)
+    kinds = [kind for kind, _ in modules]
     refusal = ""
-    others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]
-    dense: list[Path] = []
+    others = [kind for kind in kinds if kind not in _SERVED_MODULES]
     if others:
         refusal = f"its modules.json has {others[0]}, which weft does not compute"
     kind: Kind = "last"
     includes_prompt = True
-    for module, name in zip(modules, kinds, strict=True):
-        inside = directory / str(module.get("path", ""))
-        if ".." in inside.parts or not inside.resolve().is_relative_to(directory.resolve()):
-            raise CheckpointError(f"{path}: the path of its {name} leads elsewhere", param="model")
-        if name == "Dense":
-            dense.append(inside)
+    for name, inside in modules:
         if name == "Pooling":
             settings = read_json(inside / "config.json")
             includes_prompt = settings.get("include_prompt") is not False
@@ -123,22 +136,45 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
                     f"its pooling is {' and '.join(modes) or 'not named'}; weft pools the first token, the last "
                     "one, or the mean"
                 )
-    if "Pooling" not in kinds:
+    saved = _optional(directory / "config_sentence_transformers.json")
+    transformer = _optional(directory / "sentence_bert_config.json")
+    mask = next((_optional(inside / "config.json") for name, inside in modules if name == "MultiVectorMask"), {})
+    late = read_late_interaction(kinds, saved, transformer, mask)
+    if late is None and "Pooling" not in kinds:
         refusal = refusal or "its modules.json has no Pooling"
-    if kinds[1:2] != ["Pooling"] or "Normalize" in kinds[:-1]:
+    pooled_at = kinds[1:2] if late is None else ["Pooling"]
+    ends = kinds.index("Normalize") + 1 if "Normalize" in kinds else len(kinds)
+    if pooled_at != ["Pooling"] or not {"MultiVectorMask"}.issuperset(kinds[ends:]):
         refusal = refusal or f"its modules.json has {', '.join(kinds)} in this order, which weft does not compute"
-    prompts, default = _prompts(directory)
-    limit = _optional(directory / "sentence_bert_config.json").get("max_seq_length")
+    prompts, default = _prompts(saved)
+    limit = transformer.get("max_seq_length")
     return EmbeddingSettings(
-        kind=kind,
-        normalize="Normalize" in kinds,
+        kind=kind if late is None else "token",
+        normalize="Normalize" in kinds or (late is not None and "MultiVectorMask" not in kinds),
         includes_prompt=includes_prompt,
-        prompts=prompts,
-        default_prompt=default,
+        prompts=prompts if late is None else {**prompts, **late.prefixes},
+        default_prompt=default if late is None else "document",
         tokens_max=limit if isinstance(limit, int) and limit > 0 else 0,
         refusal=refusal,
-        dense=tuple(dense),
+        dense=tuple(inside for name, inside in modules if name == "Dense"),
+        late=late,
     )
+
+
+def _read_modules(directory: Path) -> list[tuple[str, Path]]:
+    """Return kind and directory of each module."""
+    path = directory / "modules.json"
+    modules = parse_json(read_text(path, bytes_max=_BYTES_MAX), str(path))
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise CheckpointError(f"{path}: expected a list of modules", param="model")
+    kinds = []
+    for module in modules:
+        name = str(module.get("type", "")).rpartition(".")[2]
+        inside = directory / str(module.get("path", ""))
+        if ".." in inside.parts or not inside.resolve().is_relative_to(directory.resolve()):
+            raise CheckpointError(f"{path}: the path of its {name} leads elsewhere", param="model")
+        kinds.append((name, inside))
+    return kinds
 
 
 def _modes(settings: Mapping[str, Any]) -> list[str]:
@@ -150,8 +186,7 @@ def _modes(settings: Mapping[str, Any]) -> list[str]:
     return [mode for key, mode in _MODE_KEYS.items() if settings.get(key) is True]
 
 
-def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
-    settings = _optional(directory / "config_sentence_transformers.json")
+def _prompts(settings: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
     named = settings.get("prompts")
     prompts = {name: text for name, text in (named if isinstance(named, dict) else {}).items() if isinstance(text, str)}
     default = settings.get("default_prompt_name")
@@ -171,8 +206,9 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 class Pooler:
-    """Prompts and values of one model's embeddings and scores. ``score_labels``: rows of the score head, 0 without one.
-    ``control``: control tokens that texts of requests can only spell."""
+    """Prompts and values of one model's embeddings, scores and labels. ``score_labels``: rows of the score head, 0
+    without one. ``causal``: whether a token sees no later ones. ``control``: control tokens that texts of requests can
+    only spell."""
 
     def __init__(
         self,
@@ -181,6 +217,7 @@ class Pooler:
         *,
         name: str,
         score_labels: int,
+        causal: bool = True,
         control: ControlTokens | None = None,
     ) -> None:
         self._control = control or ControlTokens(NO_CONTROL)
@@ -188,12 +225,15 @@ class Pooler:
         self._dense = _read_all_dense(self.settings)
         self._tokenizer = tokenizer
         self._name = name
-        self._labels = score_labels
         config = _optional(directory / "config.json")
+        self.labels = read_labels(config, score_labels) if score_labels else None
         self._sigmoid = not _has_identity(config)
         self._tokens: tuple[int, ...] = ()
         self._score_refusal = ""
-        if not score_labels:
+        self._expansion, self._skipped = 0, frozenset[int]()
+        if self.settings.late is not None:
+            self._expansion, self._skipped = _late_tokens(self.settings.late, tokenizer, directory, causal=causal)
+        elif not score_labels:
             self._tokens, self._score_refusal = _judging(config, directory, name, tokenizer)
         elif score_labels > 1:
             self._score_refusal = f"its score head has {score_labels} labels; a score needs one"
@@ -209,17 +249,21 @@ class Pooler:
         prompt_name: str | None = None,
         truncate_to: int | None = None,
         param: str = "input",
+        per_token: bool = False,
     ) -> PooledPrompt:
         """Return the prompt of an embedding. ``limit``: the served context. ``prompt``: a text before the input;
         ``prompt_name``: the name of such a text in the checkpoint. ``truncate_to``: cut a longer input at its end;
-        None: a longer input is an error. Raise RequestError, ContextLengthError."""
-        settings = self.settings
-        if settings.refusal:
-            raise RequestError(
-                f"{self._name} cannot embed: {settings.refusal}", param="model", code="unsupported_parameter"
-            )
+        None: a longer input is an error. ``per_token``: embed each token. Raise RequestError, ContextLengthError."""
+        settings, late = self.settings, self.settings.late
+        refusal = settings.refusal
+        if late is not None and not per_token:
+            refusal = "it gives a vector for each token; ask /pooling or /v1/rerank"
+        if refusal:
+            raise RequestError(f"{self._name} cannot embed: {refusal}", param="model", code="unsupported_parameter")
         before = self._instruction(prompt, prompt_name)
-        bound = min(limit, settings.tokens_max or limit)
+        role: Role = "query" if prompt_name == "query" else "document"
+        longest = settings.tokens_max if late is None else late.lengths[role]
+        bound = min(limit, longest or limit)
         if not isinstance(text_or_ids, str):
             if before and (prompt is not None or prompt_name is not None):
                 raise RequestError(
@@ -232,24 +276,28 @@ class Pooler:
             tokens, [front] = self._tokenizer.encode_with_boundaries(text, [len(before)], quoted=quoted)
             front = front if before else 0
             tail = self._special_tail(tokens)
-        if not tokens:
-            raise RequestError(f"{param} is empty: it needs at least one token", param=param)
-        left_out = 0
-        if truncate_to is not None and len(tokens) > min(bound, truncate_to):
-            length = min(bound, truncate_to)
-            left_out = len(tokens) - length
-            ends = tokens[len(tokens) - tail :] if tail < length else []
-            tokens = tokens[: length - len(ends)] + ends
-        if len(tokens) > bound:
-            why = "sentence_bert_config.json: max_seq_length" if bound < limit else "--max-model-len"
-            raise ContextLengthError(
-                f"{param} has {len(tokens)} tokens; the limit is {bound} ({why})",
-                param=param,
-                code="context_length_exceeded",
-            )
+        why = "sentence_bert_config.json: max_seq_length" if late is None else f"{role}_length of the checkpoint"
+        tokens, left_out = _bounded(
+            tokens, tail, bound, truncate_to, param, why if bound < limit else "--max-model-len"
+        )
+        if per_token:
+            return replace(self._of_tokens(tokens, role), truncated=left_out)
         skip = front if settings.kind == "mean" and not settings.includes_prompt else 0
         pooling = Pooling(kind=settings.kind, skip=min(skip, len(tokens) - 1))
         return PooledPrompt(tokens, pooling, [front] if front else [], left_out)
+
+    def _of_tokens(self, tokens: list[int], role: Role) -> PooledPrompt:
+        """Return the prompt of the vectors of ``tokens``: of a query with its expansions, if it has some."""
+        late, positions = self.settings.late, None
+        if late is None:
+            return PooledPrompt(tokens, Pooling(kind="token"), [])
+        if role in late.skips_in and self._skipped:
+            positions = [place for place, token in enumerate(tokens) if token not in self._skipped]
+        added = max(0, late.expanded_to - len(tokens)) if role == "query" else 0
+        if positions is not None:
+            positions += range(len(tokens), len(tokens) + added)
+        pooling = Pooling(kind="token", unseen=0 if late.attends else added)
+        return PooledPrompt(tokens + [self._expansion] * added, pooling, [], positions=positions)
 
     def _written(self, *parts: tuple[str, bool]) -> tuple[str, list[int]]:
         """Return the joined text of ``parts``, and the positions at which parts from the request (True) spell control
@@ -290,43 +338,135 @@ class Pooler:
         """Return the number of dimensions of an embedding."""
         return self._dense[-1].width if self._dense else hidden_size
 
-    def vector(self, pooled: bytes, dimensions: int | None = None) -> array[float]:
+    def vector(self, pooled: bytes, dimensions: int | None = None, *, raw: bool = False) -> array[float]:
         """Return the embedding in ``pooled``, float32. ``dimensions``: keep only the first of its numbers (Matryoshka),
-        and normalise again. Raise RequestError."""
+        and normalise again; ``raw``: do not normalise. Raise RequestError."""
         values = array("f", pooled)
-        for project in self._dense:
-            values = project(values)
+        if self._dense:
+            from weft.text.dense import token_vectors
+
+            [row] = token_vectors(pooled, 1, None, self._dense, None, normalize=False)
+            values = array("f", row.tobytes())
         if dimensions is not None:
-            if not 1 <= dimensions <= len(values):
-                raise RequestError(
-                    f"dimensions is {dimensions}; this model's embeddings have {len(values)}", param="dimensions"
-                )
+            self.check_dimensions(dimensions, len(values))
             values = values[:dimensions]
-        if self.settings.normalize:
+        if self.settings.normalize and not raw:
             length = math.sqrt(math.fsum(value * value for value in values))
             values = array("f", [value / length for value in values]) if length > 0 else values
         return values
 
+    def check_dimensions(self, dimensions: int, width: int) -> None:
+        """Raise RequestError for ``dimensions`` that vectors of ``width`` numbers do not have."""
+        if not 1 <= dimensions <= width:
+            raise RequestError(f"dimensions is {dimensions}; this model's embeddings have {width}", param="dimensions")
+
+    def token_vectors(
+        self, pooled: bytes, prompt: PooledPrompt, dimensions: int | None = None, *, raw: bool = False
+    ) -> npt.NDArray[np.float32]:
+        """Return the vectors of the tokens of ``prompt`` that count, float32 [tokens, width]; ``raw``: not
+        normalised."""
+        from weft.text.dense import token_vectors
+
+        return token_vectors(
+            pooled,
+            len(prompt.tokens),
+            prompt.positions,
+            self._dense,
+            dimensions,
+            normalize=self.settings.normalize and not raw,
+        )
+
+    # ------------------------------------------------------------------ labels
+
+    def labelling(
+        self,
+        text_or_ids: str | Sequence[int],
+        *,
+        limit: int,
+        truncate_to: int | None = None,
+        param: str = "input",
+        per_token: bool = False,
+    ) -> PooledPrompt:
+        """Return the prompt that the score head reads at its last token, or with ``per_token`` at each, of a model that
+        rewards steps at their tags. Raise RequestError, ContextLengthError."""
+        if self.labels is None:
+            raise RequestError(
+                f"{self._name} cannot classify: it has no score head (score.weight)",
+                param="model",
+                code="unsupported_parameter",
+            )
+        tokens, tail = list(text_or_ids) if not isinstance(text_or_ids, str) else [], 0
+        if isinstance(text_or_ids, str):
+            text, quoted = self._written((text_or_ids, True))
+            tokens = self._tokenizer.encode(text, quoted=quoted)
+            tail = self._special_tail(tokens)
+        tokens, left_out = _bounded(tokens, tail, limit, truncate_to, param, "--max-model-len")
+        pooling = Pooling(kind="token" if per_token else "last", score=True)
+        positions = None
+        if per_token and self.labels.of_steps:
+            tag = self._tokenizer.known_id(STEP_TAG)
+            positions = [position for position, token in enumerate(tokens) if token == tag]
+            if not positions:
+                raise RequestError(f"{param} has no {STEP_TAG}: this model rewards steps that end with it", param=param)
+        return PooledPrompt(tokens, pooling, [], left_out, positions)
+
+    def probabilities(self, pooled: bytes, prompt: PooledPrompt, *, raw: bool = False) -> list[list[float]]:
+        """Return the probabilities of the labels in ``pooled``, by row of ``prompt`` that counts; ``raw``: the
+        logits."""
+        assert self.labels is not None, "a model without a score head was asked for labels"
+        rows = self.labels.probabilities(pooled, raw=raw)
+        return rows if prompt.positions is None else [rows[position] for position in prompt.positions]
+
     # ------------------------------------------------------------------ scores
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> PairPrompts:
+        """Return the inputs that score ``pairs`` of query and document, each once."""
+        numbers: dict[tuple[str | None, str | None], int] = {}
+        inputs: list[tuple[str | None, str | None, int]] = []
+        parts_of = []
+        for number, (query, document) in enumerate(pairs):
+            parts: list[tuple[str | None, str | None]] = [(query, document)]
+            if self.settings.late is not None:
+                parts = [(query, None), (None, document)]
+            for part in parts:
+                if part not in numbers:
+                    numbers[part] = len(inputs)
+                    inputs.append((*part, number))
+            parts_of.append(tuple(numbers[part] for part in parts))
+        return PairPrompts(inputs, parts_of)
 
     def scoring(
         self,
-        query: str,
-        document: str,
+        query: str | None,
+        document: str | None,
         *,
         limit: int,
         instruction: str | None = None,
         truncate_to: int | None = None,
         param: str = "documents",
     ) -> PooledPrompt:
-        """Return the prompt that scores ``document`` as an answer to ``query``. ``instruction``: for a generative
-        reranker. Raise RequestError, ContextLengthError."""
+        """Return the prompt that scores ``document`` as an answer to ``query``, or that of one of them if the other is
+        None (late interaction). ``instruction``: for a generative reranker. Raise RequestError, ContextLengthError."""
+        if query is None or document is None:
+            if instruction is not None:
+                raise RequestError(
+                    "instruction is for generative rerankers; this model compares vectors of query and document",
+                    param="instruction",
+                )
+            return self.embedding(
+                query if document is None else document,  # type: ignore[arg-type]  # one of them is a text
+                limit=limit,
+                prompt_name="query" if document is None else "document",
+                truncate_to=truncate_to,
+                param=param,
+                per_token=True,
+            )
         if self._score_refusal:
             raise RequestError(
                 f"{self._name} cannot score: {self._score_refusal}", param="model", code="unsupported_parameter"
             )
         bound = limit if truncate_to is None else min(limit, truncate_to)
-        if self._labels:
+        if self.labels is not None:
             if instruction is not None:
                 raise RequestError(
                     "instruction is for generative rerankers; this model has a score head, and reads only "
@@ -364,17 +504,53 @@ class Pooler:
             tokens = tokens[: bound - back] + tokens[len(tokens) - back :]
         return PooledPrompt(tokens, pooling, [front], left_out)
 
-    def score(self, pooled: bytes) -> float:
-        """Return the score in ``pooled``: between 0 and 1, or the logit if the checkpoint of a score head wants
-        that."""
-        values = array("f", pooled)
+    def score(self, rows: Sequence[bytes], prompts: Sequence[PooledPrompt]) -> float:
+        """Return the score of a pair by the pooled ``rows`` of its ``prompts``: between 0 and 1, the logit if the
+        checkpoint of a score head wants that, or the max-sim of query and document."""
+        if len(rows) == 2:
+            from weft.text.dense import max_sim
+
+            query, document = map(self.token_vectors, rows, prompts)
+            return max_sim(query, document)
+        values = array("f", rows[0])
         if len(values) == 2:  # logits of no and yes
-            return _sigmoid(values[1] - values[0])
-        return _sigmoid(values[0]) if self._sigmoid else values[0]
+            return sigmoid(values[1] - values[0])
+        return sigmoid(values[0]) if self._sigmoid else values[0]
 
 
-def _sigmoid(value: float) -> float:
-    return 1.0 / (1.0 + math.exp(-value)) if value >= 0 else math.exp(value) / (1.0 + math.exp(value))
+def _bounded(
+    tokens: list[int], tail: int, bound: int, truncate_to: int | None, param: str, why: str
+) -> tuple[list[int], int]:
+    """Return ``tokens``, cut before its ``tail`` special tokens if the request allows it, and the number that was cut
+    off. Raise RequestError for no tokens, ContextLengthError for more than ``bound``, which ``why`` sets."""
+    if not tokens:
+        raise RequestError(f"{param} is empty: it needs at least one token", param=param)
+    left_out = 0
+    if truncate_to is not None and len(tokens) > min(bound, truncate_to):
+        length = min(bound, truncate_to)
+        left_out = len(tokens) - length
+        ends = tokens[len(tokens) - tail :] if tail < length else []
+        tokens = tokens[: length - len(ends)] + ends
+    if len(tokens) > bound:
+        raise ContextLengthError(
+            f"{param} has {len(tokens)} tokens; the limit is {bound} ({why})",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return tokens, left_out
+
+
+def _late_tokens(
+    late: LateInteraction, tokenizer: Tokenizer, directory: Path, *, causal: bool
+) -> tuple[int, frozenset[int]]:
+    """Return the token of expansions, and the tokens whose vectors are left out. Raise CheckpointError."""
+    if late.expanded_to and causal and not late.attends:
+        raise CheckpointError(
+            f"{directory}: queries have expansions that attention does not see (attend_to_expansion_tokens false), "
+            "which is served in models that are not causal",
+            param="model",
+        )
+    return late.expansion_of(tokenizer) if late.expanded_to else 0, late.skipped_of(tokenizer)
 
 
 def _has_identity(config: Mapping[str, Any]) -> bool:

@@ -291,6 +291,11 @@ class Tokenizer:
         """Return the id of ``text`` if it is one added token of the vocabulary (a marker)."""
         return self._added_ids.get(text)
 
+    def known_id(self, text: str) -> int | None:
+        """Return the id of ``text`` if it is one token of the vocabulary, added or not."""
+        token: int | None = self._backend.token_to_id(text)
+        return token
+
     def is_added(self, token: int) -> bool:
         """Return whether this is an added token, at which text is cut before it is tokenized."""
         return token in self.added

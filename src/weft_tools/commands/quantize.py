@@ -56,10 +56,11 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
     embedding = read_embedding_settings(directory)
     if form != "q4_k":
         errors = write_quantized(directory, out, next(known for known in FORMATS if known == form))
-    elif embedding.refusal or embedding.dense:
+    elif embedding.refusal or embedding.dense or embedding.kind == "token":
+        reason = "its modules.json has Dense" if embedding.dense else "it gives a vector for each token"
         raise CheckpointError(
             f"{directory}: a GGUF file can only name a pooling, of the first token, the last one or the mean; "
-            f"{embedding.refusal or 'its modules.json has Dense'}",
+            f"{embedding.refusal or reason}",
             param="SOURCE",
         )
     else:

@@ -50,7 +50,7 @@ def _delta_recurrent_compilations(by_line: bool) -> list[Compilation]:
 
 def _delta_chunk_compilations(by_line: bool) -> list[Compilation]:
     scratch = dict.fromkeys(
-        ("t_scratch", "p", "q_left", "k_up", "k_left", "decay", "state", "carry_in", "carry_out", "g", "beta"), "*fp32"
+        ("q_left", "k_up", "k_left", "decay", "state", "carry_in", "carry_out", "g", "beta"), "*fp32"
     )
     dim, group = 128, 1 if by_line else 2
     prepare, prepare_blocks, own = delta._prepare_form(by_line, group, dim)
@@ -58,19 +58,15 @@ def _delta_chunk_compilations(by_line: bool) -> list[Compilation]:
     for of in (torch.bfloat16, torch.float32):
         dtype = TYPES[of]
         pointers = scratch | dict.fromkeys(("q", "k", "v", "out"), dtype)
-        of_chunks = {"GROUP": group, "V": dim, "KP": dim, "BV": delta.CHUNKS.width, "BY_LINE": by_line}
-        for name, kernel, sizes, more in (
-            ("prepare", prepare, prepare_blocks, own),
-            ("chunks", delta.chunks, delta.CHUNKS, of_chunks),
-        ):
+        pointers |= dict.fromkeys(("t_scratch", "p"), "*i32" if delta.in_pairs(of, by_line) else "*fp32")
+        common = {"H": 32, "K": dim}
+        of_chunks = common | {"GROUP": group, "V": dim, "KP": dim, "BY_LINE": by_line}
+        title = f"{_delta_form(by_line)} {{}} {dtype[1:]} {dim}".format
+        variants.append(compilation_of(title("prepare"), prepare, pointers, common | own, prepare_blocks))
+        for (blocks, sides), only in by_choice(partial(delta.chunk_blocks, of, by_line)):
+            sizes = {"BV": blocks.width, "SIDES": sides}
             variants.append(
-                compilation_of(
-                    f"{_delta_form(by_line)} {name} {dtype[1:]} {dim}",
-                    kernel,
-                    pointers,
-                    {"H": 32, "K": dim} | more,
-                    sizes,
-                )
+                compilation_of(title("chunks"), delta.chunks, pointers, of_chunks | sizes, blocks, only=only)
             )
     return variants
 

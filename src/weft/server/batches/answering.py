@@ -36,6 +36,7 @@ from weft.server.fleets import new_fleet
 from weft.server.generation import prepare_turn
 from weft.server.models import Models, PinnedModel
 from weft.server.pooling import EMBEDDINGS, RERANK, SCORE
+from weft.server.pooling_tasks import CLASSIFY, POOLING
 from weft.server.protocol import begin_request, read_body
 from weft.server.responses.answers import ResponsesJob
 from weft.server.responses.items import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields, new_response_id, read_items
@@ -78,6 +79,8 @@ _WAYS: dict[str, Way] = {
     "/v1/embeddings": EMBEDDINGS,
     "/v1/rerank": RERANK,
     "/v1/score": SCORE,
+    "/classify": CLASSIFY,
+    "/pooling": POOLING,
     "/v1/responses": Way(ResponsesBody, UNSERVED_IN_RESPONSES, _prepare_response),
 }
 URLS = frozenset(_WAYS)

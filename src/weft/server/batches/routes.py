@@ -42,7 +42,14 @@ PURPOSES = ("batch", "batch_output")
 class BatchBody(msgspec.Struct, kw_only=True):
     input_file_id: str
     endpoint: Literal[
-        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v1/score"
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/classify",
+        "/pooling",
     ]
     completion_window: Literal["24h"]
     metadata: dict[str, str] | None = None

@@ -389,7 +389,11 @@ def _running_card(listed: ListedModel, expires_s: float | None) -> dict[str, Any
 
 def show_answer(model: ServedModel) -> dict[str, Any]:
     info = model.info
-    capabilities = ["completion"] if info.generates else ["rerank" if info.score_labels else "embedding"]
+    capabilities = (
+        ["completion"]
+        if info.generates
+        else ["rerank" if info.score_labels or model.pooler.settings.late is not None else "embedding"]
+    )
     capabilities += ["tools"] * model.dialect.template_takes_tools
     capabilities += ["vision"] * (model.pictures is not None)
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)

@@ -416,6 +416,17 @@ FIELDS: dict[str, FieldWords] = {
     "OllamaPullBody.stream": FieldWords("Report the progress in lines of JSON.", True),
     "insecure": FieldWords("Accepted; it changes nothing: HF_ENDPOINT names the hub.", False),
     "EmbeddingBody.input": FieldWords("A text, token ids, or a list of either.", whole=_INPUTS),
+    **{
+        f"{body}.{name}": FieldWords(text, whole=_INPUTS if name == "input" else None)
+        for body in ("ClassifyBody", "TaskBody")
+        for name, text in (
+            ("input", "A text, token ids, or a list of either."),
+            ("messages", "A conversation, which the chat template writes, instead of input."),
+            ("add_generation_prompt", "Begin an answer after the messages."),
+            ("use_activation", "false: logits instead of probabilities, vectors as they are."),
+        )
+    },
+    "TaskBody.task": FieldWords("What the answer has; by default what the checkpoint was trained for."),
     "OllamaEmbedBody.input": FieldWords("A text, token ids, or a list of either.", whole=_INPUTS),
     "encoding_format": FieldWords("float: numbers; base64: their float32 bytes.", "float"),
     "dimensions": FieldWords("The first of an embedding, normalised again.", limits={"minimum": 1}),
@@ -427,7 +438,7 @@ FIELDS: dict[str, FieldWords] = {
             "served. Without it a longer input is an error.",
             limits={"minimum": -1},
         )
-        for body in ("EmbeddingBody", "RerankBody", "ScoreBody")
+        for body in ("EmbeddingBody", "RerankBody", "ScoreBody", "ClassifyBody", "TaskBody")
     },
     "query": FieldWords("The text by which the documents are ranked."),
     "RerankBody.documents": FieldWords(

@@ -25,6 +25,7 @@ from weft.server.completions import CompletionResponse
 from weft.server.decisions import DecisionAnswers, DecisionBody, SystemOneAnswers, SystemOneBody
 from weft.server.ollama import protocol as ollama
 from weft.server.pooling import EmbeddingBody, EmbeddingList, RerankAnswer, RerankBody, ScoreBody, ScoreList
+from weft.server.pooling_tasks import ClassificationList, ClassifyBody, PooledRows, TaskBody
 from weft.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody, TokenizePromptBody
 from weft.server.replicas import (
     DRAIN_MAX_S,
@@ -462,6 +463,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              errors=(404, 413, 422)),
     Endpoint(operation="plain_score", method="POST", path="/score", group="Embed and rank",
              text="The same as /v1/score.", body=ScoreBody, answer=ScoreList, errors=(404, 413, 422)),
+    Endpoint(operation="classify", method="POST", path="/classify", group="Embed and rank",
+             text="The probabilities of the labels of a score head, in vLLM's form.", body=ClassifyBody,
+             answer=ClassificationList, errors=(404, 413, 422)),
+    Endpoint(operation="pooling", method="POST", path="/pooling", group="Embed and rank",
+             text="Embeddings or labels, of a text or of each token, in vLLM's form.", body=TaskBody,
+             answer=PooledRows, errors=(404, 413, 422)),
     Endpoint(operation="decisions", method="POST", path="/v1/decisions", group="Decide",
              text="The probability of each answer to questions about one text.", body=DecisionBody,
              answer=DecisionAnswers, errors=(404, 413, 422)),

@@ -8,7 +8,15 @@ operand keep float32's precision. Tensor cores take 8 (bf16), 11 (fp16, tf32) bi
     bf16    x float32                three products: b = b1 + b2 + b3, bf16 each, which has all 24 bits of b.
                                      1.5 times the work of one tf32 product; a stays in 16 bits in shared
                                      memory and may be transposed there, which Hopper's tf32 products cannot
+    pair    x float32                five products: the pair is two bf16 numbers, off by 2^-17 at most. Only for
+                                     chunks' triangles in models of 16 bits (docs/decisions/gpu.md, 0055)
     other   x float32                tf32x3: both halves of both, less the smallest of the four products
+    numbers of at most some 2        three products of fp16 halves, 22 bits of each: as exact as tf32x3, half the work
+
+With ``SIDES`` the first two parts of b are the columns of one product. An instruction of Hopper's tensor cores with 32
+columns takes little longer than one with 16:
+
+    a [64, K]  x  [ b1 | b2 ] [K, 2 x 16]  -->  [ a b1 | a b2 ],  and their sum  + a b3
 
 Sums of log decays. Differences of sums need some 1e-7, where the sums are in the hundreds: more than float32
 has. Each term is clamped to -128 and cut into a multiple of 2^-10 and a rest of at most 2^-11. The multiples
@@ -38,8 +46,10 @@ LOG_DECAY_FLOOR = tl.constexpr(-128.0)
 """Least log decay of a single token, so that sums are exact in parts, and finite."""
 _TO_UNITS = tl.constexpr(1.5 * 2**13)
 """Number that is added and subtracted to round to a multiple of 2^-10."""
-BASE = tl.constexpr(16)
-"""Side of the blocks that substitution inverts."""
+BASE = tl.constexpr(8)
+"""Side of the blocks that substitution inverts. With 16, the 15 rounds of a chunk are more instructions than the 7 of 8
+and the products of one more level.
+"""
 
 
 @triton.jit
@@ -60,23 +70,107 @@ def product(a, b):
 
 
 @triton.jit
-def thirds(x):
-    """Return three bfloat16 numbers that add up to float32 ``x``, the largest first."""
-    first = x.to(tl.bfloat16)
-    rest = x - first.to(tl.float32)
-    second = rest.to(tl.bfloat16)
-    return first, second, (rest - second.to(tl.float32)).to(tl.bfloat16)
+def _leading(x):
+    """Return float32 ``x`` with its first 8 bits only, as in bfloat16; cut off, not rounded."""
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def product_left(a, b):
-    """Return a @ b, ``a`` in its stored dtype, ``b`` float32."""
-    if INTERPRETED or a.dtype != tl.bfloat16:
+def _narrow(x):
+    """Return float32 ``x``, whose lower 16 bits are zero, in bfloat16; in the interpreter as it is."""
+    # By bits: the conversion of one number is an instruction of a slow unit, and these are exact anyway.
+    if INTERPRETED:
+        return x
+    else:
+        return (x.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def thirds(x):
+    """Return three bfloat16 numbers that add up to float32 ``x``, the largest first; in the interpreter float32."""
+    first = _leading(x)
+    rest = x - first
+    second = _leading(rest)
+    return _narrow(first), _narrow(second), _narrow(rest - second)
+
+
+@triton.jit
+def stored_factor(x, dtype):
+    """Return float32 ``x`` as a factor of ``product_of_factor`` that is stored in ``dtype``: float32, or int32 for a
+    pair of bfloat16 numbers, the larger one in the upper half. The sum of a pair is off by 2^-17 of ``x`` at most. A
+    NaN may become 0: whatever makes one of T or P is in k, q or the decays too, which pass it on.
+    """
+    if dtype == tl.int32:
+        first = (x.to(tl.int32, bitcast=True) + 0x8000) & -65536
+        rest = x - first.to(tl.float32, bitcast=True)
+        second = rest.to(tl.uint32, bitcast=True) + 0x8000
+        return first | (second >> 16).to(tl.int32, bitcast=True)
+    else:
+        return x
+
+
+@triton.jit
+def _exact(a, b):
+    """Return a @ b of two 16-bit tensors of one dtype, float32."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(a, b)
+
+
+@triton.jit
+def _beside(a, b):
+    """Return [rows, 2 x columns]: the columns of ``a``, then those of ``b``."""
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 2 * a.shape[1]))
+
+
+@triton.jit
+def _sum_of_sides(x, COLUMNS: tl.constexpr):
+    """Return [rows, COLUMNS]: the right half of the columns plus the left half."""
+    left, right = tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, COLUMNS)), (0, 2, 1)))
+    return right + left
+
+
+@triton.jit
+def product_of_thirds(a, b, SIDES: tl.constexpr):
+    """Return a @ b, ``a`` in its stored dtype, ``b`` float32 [K, columns]. ``SIDES``: two parts side by side."""
+    if a.dtype != tl.bfloat16:
         return product(a.to(tl.float32), b)
     else:
         b1, b2, b3 = thirds(b)
-        # The smallest part first: its sum is not lost in the larger ones.
-        return tl.dot(a, b1, tl.dot(a, b2, tl.dot(a, b3)))
+        if SIDES:
+            return _exact(a, b3) + _sum_of_sides(_exact(a, _beside(b1, b2)), b.shape[1])
+        else:
+            return (_exact(a, b3) + _exact(a, b2)) + _exact(a, b1)
+
+
+@triton.jit
+def product_of_factor(a, b, SIDES: tl.constexpr):
+    """Return a @ b with ``a`` of ``stored_factor``, ``b`` float32 [K, columns]; ``SIDES`` as above."""
+    if a.dtype != tl.int32:
+        return product(a, b)
+    else:
+        a1 = _narrow((a & -65536).to(tl.float32, bitcast=True))
+        a2 = _narrow((a << 16).to(tl.float32, bitcast=True))
+        b1, b2, b3 = thirds(b)
+        if SIDES:
+            sides = _beside(b1, b2)
+            return _exact(a1, b3) + _sum_of_sides(_exact(a2, sides) + _exact(a1, sides), b.shape[1])
+        else:
+            return ((_exact(a1, b3) + _exact(a2, b2)) + (_exact(a2, b1) + _exact(a1, b2))) + _exact(a1, b1)
+
+
+@triton.jit
+def halves(x):
+    """Return two float16 numbers that add up to float32 ``x``, off by 2^-22 of it, or by 2^-25 if it is small."""
+    first = x.to(tl.float16)
+    return first, (x - first.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def product_of_halves(a1, a2, b1, b2):
+    """Return a @ b of two tensors of ``halves``, less the smallest of the four products."""
+    return (_exact(a2, b1) + _exact(a1, b2)) + _exact(a1, b1)
 
 
 @triton.jit
@@ -164,9 +258,11 @@ def softplus(x):
 def unit_lower_inverse(a, SIZE: tl.constexpr):
     """Return (1 + strictly lower part of a)^-1, float32 [SIZE, SIZE], SIZE = 16 x a power of 2.
 
-    Substitution inverts the diagonal blocks of 16 all at once, row after row, as [blocks, 16, 16]. Then halves are
+    Substitution inverts the diagonal blocks of 8 all at once, row after row, as [blocks, 8, 8]. Then halves are
     combined: D^-1 - D^-1 B D^-1, with D the blocks so far and B the corner between two of them. These are products of
-    whole tiles, mostly zeros, and still cheaper than anything without tensor cores.
+    whole tiles, mostly zeros, and still cheaper than anything without tensor cores. Their factors are pairs of float16,
+    with as many bits as tf32x3 and half its work. No number of ``a`` or of the inverse may be near float16's largest;
+    in a delta rule none is above 2, as keys have length 1, and beta is at most 2.
     """
     BLOCKS: tl.constexpr = SIZE // BASE
     row = tl.arange(0, SIZE)
@@ -186,8 +282,10 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
     half = BASE
     while half < SIZE:
         between = (rows // (2 * half) == cols // (2 * half)) & (rows // half != cols // half)
-        corner = product(tl.where(between, a, 0.0), inverse)
-        inverse -= product(inverse, corner)
+        a1, a2 = halves(tl.where(between, a, 0.0))
+        inverse1, inverse2 = halves(inverse)
+        corner1, corner2 = halves(product_of_halves(a1, a2, inverse1, inverse2))
+        inverse -= product_of_halves(inverse1, inverse2, corner1, corner2)
         half *= 2
     return inverse
 

@@ -10,7 +10,7 @@ programs at batch 1 and two thousand at batch 16, enough to keep the copies busy
 states in few bits, which are rounded after every token (``tensor.rounding``); that rounding has no chunked
 form.
 
-The chunked form passes T (with beta) and P through memory: 64 x 64 float32 numbers each, for each chunk and
+The chunked form passes T (with beta) and P through memory: 64 x 64 numbers of four bytes each, for each chunk and
 head. W, U, v' and the states before chunks never leave registers, as W S and U are parts of one product:
 
     v' = U - W S = T beta (v - exp(G) k S)             o = q~ S + P v'
@@ -21,7 +21,12 @@ on it, and the next chunk does not wait for them. Rejected: a third kernel for o
 programs for one long prompt, and needs the states and v' in memory: 0.9 GB, or in bfloat16 outputs that err by a third
 of a step.
 
-The scratch of a chunk is float32: 32 heads have 1.1 MB. Chunks go in segments of bounded scratch
+A number of T or P is float32, or two bfloat16 numbers in an int32 (``in_pairs``). A product with a pair takes five
+products of bfloat16, and with float32 three of tf32 after both sides are split. Pairs err by up to 2^-17 of a number,
+which outputs in bfloat16 cannot show (decision 0055). Rejected: T and P in bfloat16. Their error is that of the
+rounded outputs, and states have it too.
+
+The scratch of 32 heads is 1.1 MB a chunk. Chunks go in segments of bounded scratch
 (``tensor.gpu.segments``), two launches each.
 
 Run r has the chunks [chunk_begin[r], chunk_begin[r + 1]) of ``tensor.gpu.runs``; a chunk's tap is the state
@@ -55,27 +60,31 @@ relative error is at most 6 x 2^-24, and nothing cancels. Products cover the ful
 products of 64 x 64 x 32 for 32 lines. Rejected: blocks of 16 whose diagonal is summed by distance. That is 16 rounds
 for 32 lines on CUDA cores, each with loads of shifted rows.
 
-Sums over the lines take 32 lines at a time, so that tiles fit in registers. Products keep float32's precision, because
-states are snapshots.
+Sums over the lines take 32 lines at a time, so that tiles fit in registers. All other products keep float32's
+precision, because states are snapshots.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import STEP_TABLES, Blocks, dense_rows, launch, padded
+from weft.tensor.gpu.launch import SMALL_SHARED, STEP_TABLES, Blocks, dense_rows, launch, padded
+from weft.tensor.gpu.pages import capability_of
 from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,
     decay_to_end,
     pairwise_decay,
     product,
-    product_left,
+    product_of_factor,
+    product_of_thirds,
     rounded,
+    stored_factor,
     unit_lower_inverse,
     unit_scale,
 )
@@ -330,7 +339,9 @@ def _prepare_heads(
     queries = tl.load(q + t[:, None] * q_row + key * q_head + line[None, :], mask=tile, other=0.0)
     q_scale = unit_scale(queries.to(tl.float32)) * scale
     attention = product(queries, tl.trans(keys)) * scaled * q_scale[:, None]
-    tl.store(p + row[:, None] * PLACES + place[None, :], attention, mask=here[:, None])
+    tl.store(
+        p + row[:, None] * PLACES + place[None, :], stored_factor(attention, p.dtype.element_ty), mask=here[:, None]
+    )
     tl.store(q_left + row, q_scale * grown, mask=here)
     tl.store(k_up + row, k_scale * grown, mask=here)
     left, over_chunk = decay_to_end(whole, rest, place, PLACES)
@@ -338,7 +349,7 @@ def _prepare_heads(
     tl.store(decay + chunk, over_chunk)
     tl.store(
         t_scratch + row[:, None] * PLACES + place[None, :],
-        unit_lower_inverse(a, PLACES) * beta_t[None, :],
+        stored_factor(unit_lower_inverse(a, PLACES) * beta_t[None, :], t_scratch.dtype.element_ty),
         mask=here[:, None],
     )
 
@@ -435,11 +446,13 @@ def _prepare_lines(
         tl.store(q_left + row * K + line[None, :], queries * q_scale[:, None] * decay_of(upto), mask=tile)
         tl.store(k_up + row * K + line[None, :], keys * k_scale[:, None] * decay_of(upto), mask=tile)
         tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * decay_of(after), mask=tile)
-    tl.store(p + row * PLACES + place[None, :], m_queries * q_scale[:, None] * k_scale[None, :], mask=here[:, None])
+    attention = m_queries * q_scale[:, None] * k_scale[None, :]
+    tl.store(p + row * PLACES + place[None, :], stored_factor(attention, p.dtype.element_ty), mask=here[:, None])
 
     beta_t = tl.load(beta + t * beta_row + head * beta_head, mask=here, other=0.0).to(tl.float32)
     solved = unit_lower_inverse(m_keys * (beta_t * k_scale)[:, None] * k_scale[None, :], PLACES)
-    tl.store(t_scratch + row * PLACES + place[None, :], solved * beta_t[None, :], mask=here[:, None])
+    solved = stored_factor(solved * beta_t[None, :], t_scratch.dtype.element_ty)
+    tl.store(t_scratch + row * PLACES + place[None, :], solved, mask=here[:, None])
 
 
 @triton.jit(do_not_specialize=["first_run", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
@@ -480,11 +493,12 @@ def chunks(
     KP: tl.constexpr,
     BV: tl.constexpr,
     BY_LINE: tl.constexpr,
+    SIDES: tl.constexpr,
 ):
     """Compute outputs and states of prepared chunks. Grid: blocks of V, heads, prefill runs. Scratch begins at chunk
-    ``base``. ``t_scratch``, ``p``: [C, H, 64, 64]. ``q_left``, ``k_up``, ``k_left``: the factors of q S, k S and k^T
-    v' [C, H, 64]; with BY_LINE the scaled q and k themselves [C, H, 64, K]. ``decay`` [C, H] or [C, H, K]. ``out`` [T,
-    H, V].
+    ``base``. ``t_scratch``, ``p``: [C, H, 64, 64], of ``stored_factor``. ``q_left``, ``k_up``, ``k_left``: the factors
+    of q S, k S and k^T v' [C, H, 64]; with BY_LINE the scaled q and k themselves [C, H, 64, K]. ``decay`` [C, H] or
+    [C, H, K]. ``out`` [T, H, V].
     """
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
@@ -503,20 +517,18 @@ def chunks(
         if BY_LINE:
             queries = tl.load(q_left + row[:, None] * K + line[None, :], mask=tile, other=0.0)
             o_tile = product(queries, s)
-        else:
-            queries = tl.load(q + token * q_row + key * q_head + line[None, :], mask=tile, other=0.0)
-            o_tile = product_left(queries, s) * tl.load(q_left + row, mask=here, other=0.0)[:, None]
-        if BY_LINE:
             keys = tl.load(k_up + row[:, None] * K + line[None, :], mask=tile, other=0.0)
             seen = product(keys, s)
         else:
+            queries = tl.load(q + token * q_row + key * q_head + line[None, :], mask=tile, other=0.0)
             keys = tl.load(k + token * k_row + key * k_head + line[None, :], mask=tile, other=0.0)
-            seen = product_left(keys, s) * tl.load(k_up + row, mask=here, other=0.0)[:, None]
+            o_tile = product_of_thirds(queries, s, SIDES) * tl.load(q_left + row, mask=here, other=0.0)[:, None]
+            seen = product_of_thirds(keys, s, SIDES) * tl.load(k_up + row, mask=here, other=0.0)[:, None]
         values = tl.load(v + token * v_row + head * v_head + col[None, :], mask=v_tile, other=0.0)
         square = row[:, None] * PLACES + place[None, :]
-        solved = tl.load(t_scratch + square, mask=here[:, None], other=0.0)
-        added = product(solved, values.to(tl.float32) - seen)
-        o_tile += product(tl.load(p + square, mask=here[:, None], other=0.0), added)
+        solved = tl.load(t_scratch + square, mask=here[:, None], other=0)
+        added = product_of_factor(solved, values.to(tl.float32) - seen, SIDES)
+        o_tile += product_of_factor(tl.load(p + square, mask=here[:, None], other=0), added, SIDES)
         tl.store(out + (token * H + head) * V + col[None, :], o_tile.to(out.dtype.element_ty), mask=v_tile)
         if BY_LINE:
             keys = tl.load(k_left + row[:, None] * K + line[None, :], mask=tile, other=0.0)
@@ -524,7 +536,7 @@ def chunks(
             s = s * over_chunk + product(tl.trans(keys), added)
         else:
             left = tl.load(k_left + row, mask=here, other=0.0)
-            s = s * tl.load(decay + chunk) + product_left(tl.trans(keys), added * left[:, None])
+            s = s * tl.load(decay + chunk) + product_of_thirds(tl.trans(keys), added * left[:, None], SIDES)
         tap = tl.load(chunk_tap + c).to(tl.int64)
         store_slot(s, state, in_slot, tap, slot_stride, line, K, col < V)
     store_state(s, state, in_slot, slot, slot_stride, carry_out, begin, end, closes, line, K, col < V)
@@ -579,6 +591,8 @@ def delta_rule(
     lines = (k_dim,) if by_line else ()
     square, factors = (heads, CHUNK_TOKENS, CHUNK_TOKENS), (heads, CHUNK_TOKENS, *lines)
     each, buffers = scratch_of(step, [square, square, factors, factors, factors, (heads, *lines)])
+    if in_pairs(q_THK.dtype, by_line):
+        buffers[:2] = [factor.view(torch.int32) for factor in buffers[:2]]
     for segment in segments(step, state_SHKV, each):
         launch(kernel, (heads, segment.chunk_count))(
             q_THK,
@@ -609,6 +623,21 @@ def _prepare_form(by_line: bool, group: int, k_dim: int) -> tuple[Any, Blocks, d
     return _prepare_heads, PREPARE_HEADS, {"GROUP": group, "KP": padded(k_dim)}
 
 
+def in_pairs(dtype: torch.dtype, by_line: bool) -> bool:
+    """Return whether T and P are pairs of bfloat16 numbers. float32 models keep float32's precision, and with decays
+    by line more registers would spill.
+    """
+    return dtype != torch.float32 and not by_line
+
+
+def chunk_blocks(dtype: torch.dtype, by_line: bool, capability: int) -> tuple[Blocks, bool]:
+    """Return the blocks of ``chunks`` for q and k of ``dtype`` on a GPU of ``capability``, and its SIDES: whether a
+    product with few columns takes as long as one with twice as many.
+    """
+    small = capability in SMALL_SHARED and (by_line or dtype != torch.bfloat16)
+    return replace(CHUNKS, stages=1) if small else CHUNKS, 90 <= capability < 120
+
+
 def _run_chunks(
     q_THK: torch.Tensor,
     k_THK: torch.Tensor,
@@ -624,7 +653,8 @@ def _run_chunks(
 ) -> None:
     """Launch the kernel after ``prepare``, for the prefill runs of a segment."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
-    launch(chunks, (triton.cdiv(v_dim, CHUNKS.width), heads, step.run_count - step.decode_count))(
+    blocks, sides = chunk_blocks(q_THK.dtype, by_line, capability_of(q_THK.device))
+    launch(chunks, (triton.cdiv(v_dim, blocks.width), heads, step.run_count - step.decode_count))(
         q_THK,
         k_THK,
         v_THV,
@@ -651,8 +681,9 @@ def _run_chunks(
         K=k_dim,
         V=v_dim,
         KP=padded(k_dim),
-        BV=CHUNKS.width,
+        BV=blocks.width,
         BY_LINE=by_line,
-        num_warps=CHUNKS.warps,
-        num_stages=CHUNKS.stages,
+        SIDES=sides,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
     )

@@ -28,7 +28,7 @@ from weft.tensor.gpu.products import (
     decay_sums,
     pairwise_decay,
     product,
-    product_left,
+    product_of_thirds,
     product_right,
     rounded,
     softplus,
@@ -408,7 +408,7 @@ def _outputs(
         c + t[:, None] * c_row + group * c_head + col[None, :], mask=here[:, None] & (col < N)[None, :], other=0.0
     )
     # Products with the state, or with decays, keep float32's precision: states are snapshots.
-    y_tile = product_left(cs, s) * decay_of(whole + rest)[:, None]
+    y_tile = product_of_thirds(cs, s, False) * decay_of(whole + rest)[:, None]
     xs = tl.load(x + t[:, None] * x_row + head * x_head + line[None, :], mask=x_tile, other=0.0)
     y_tile += tl.load(D + head).to(tl.float32) * xs.to(tl.float32)
     score_row = (index * (H // GROUP) + group) * PLACES + place

@@ -24,7 +24,8 @@ def whole_attention(
     cap: float = 0.0,
 ) -> torch.Tensor:
     """Return softmax(scale * Q K^T) V, where a token sees all tokens of its run, or with a ``window`` tokens at most
-    ``window`` places away: [T, heads, D] in the dtype of ``q_THD``; sums are float32. Rows of PAD runs are zeros.
+    ``window`` places away: [T, heads, D] in the dtype of ``q_THD``; sums are float32. Rows of PAD runs are zeros. No
+    token sees the last ``Runs.unseen`` tokens of its run.
 
     Source: ``sliding_window_bidirectional_overlay`` of transformers.
     """
@@ -36,16 +37,17 @@ def whole_attention(
         if runs.starts[run] == PAD or not length:
             continue
         rows = slice(runs.offsets[run], runs.offsets[run] + length)
+        seen = length - runs.unseen.get(run, 0)
         q_HGLD = q_THD[rows].float().view(length, kv_heads, group, dim).permute(1, 2, 0, 3)
         k_HGSD, v_HGSD = (
-            x_THD[rows].float().permute(1, 0, 2)[:, None].expand(kv_heads, group, length, dim)
+            x_THD[rows][:seen].float().permute(1, 0, 2)[:, None].expand(kv_heads, group, seen, dim)
             for x_THD in (k_THD, v_THD)
         )
         if sinks_H is None and not cap and (window is None or window >= length):
             attended_HGLD = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, scale=scale)
         else:
             places = torch.arange(length, device=q_THD.device)
-            seen_LS = (places - places[:, None]).abs() <= (length if window is None else window)
+            seen_LS = (places[:seen] - places[:, None]).abs() <= (length if window is None else window)
             attended_HGLD = attended_with(sinks_H, q_HGLD, k_HGSD, v_HGSD, seen_LS, scale, cap)
         out_THD[rows] = attended_HGLD.permute(2, 0, 1, 3).reshape(length, kv_heads * group, dim).to(out_THD.dtype)
     return out_THD
