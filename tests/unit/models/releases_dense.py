@@ -336,8 +336,8 @@ DENSE_RELEASES: dict[str, Config] = {
         "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}, rope_theta=10_000, routed_scaling_factor=2.5,
         scoring_func="sigmoid", topk_group=4, topk_method="noaux_tc", v_head_dim=128),
     "glm_moe_dsa": release(  # the shape of GLM-5.2
-        "glm_moe_dsa", (154_880, 6144, 12_288, 78, 64, 64, 202_752), attention_bias=False, first_k_dense_replace=3,
-        index_head_dim=128, index_n_heads=32, index_skip_topk_offset=2, index_topk=2048, index_topk_freq=4,
+        "glm_moe_dsa", (154_880, 6144, 12_288, 78, 64, 64, 1_048_576), attention_bias=False, first_k_dense_replace=3,
+        index_head_dim=128, index_n_heads=32, index_skip_topk_offset=3, index_topk=2048, index_topk_freq=4,
         indexer_rope_interleave=True, kv_lora_rank=512, moe_intermediate_size=2048, n_group=1, n_routed_experts=256,
         n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8, num_nextn_predict_layers=1, q_lora_rank=2048,
         qk_nope_head_dim=192, qk_rope_head_dim=64, rms_norm_eps=1e-05,

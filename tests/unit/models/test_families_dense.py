@@ -96,8 +96,8 @@ def test_deepseek_v3_is_latent_with_a_head_behind_and_v2_chooses_groups_by_their
 
 def test_layers_of_glm_5_see_what_the_last_full_one_chose_and_those_of_deepseek_v32_choose_themselves() -> None:
     model = read("glm_moe_dsa")
-    assert model.indexed == (0, 1, *range(5, 78, 4))
-    assert [mixer.reuses_choice for mixer in model.mixers[:6]] == [False, False, True, True, True, False]
+    assert model.indexed == (0, 1, 2, *range(6, 78, 4))
+    assert [mixer.reuses_choice for mixer in model.mixers[2:7]] == [False, True, True, True, False]
     assert model.mixers[0].index == Index(32, 128, 1, 2048, "tokens", interleaved=True)
     assert model.mtp.attention.index == model.mixers[0].index, "the head after a layer without an index has one"
     assert model.why_no_gpu == "attends over chosen blocks"
