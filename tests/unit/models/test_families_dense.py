@@ -193,6 +193,24 @@ def test_the_text_of_glm_4v_turns_the_part_that_it_states_and_always_has_biases(
             read_architecture(text | {key: value})
 
 
+def test_falcons_have_one_norm_and_one_kv_head_or_two_norms_and_groups() -> None:
+    small, large = read("falcon"), read("falcon_40b")
+    assert set(small.mixers) == {Attention(71, 1, 64, 0.125, Rope(1e4, 64))}
+    assert set(large.mixers) == {Attention(128, 8, 64, 0.125, Rope(1e4, 64))}
+    assert (small.residual.parallel, large.residual.parallel) == ("one", "two")
+    assert set(small.feed_forwards) == {Dense(18_176, "gelu", gated=False)}
+    assert read("falcon_40b", num_ln_in_parallel_attn=1).residual.parallel == "one", "Falcon 2 11B"
+    assert read("falcon", multi_query=False, parallel_attn=False).mixers[0].kv_heads == 71
+    for name, changes in (
+        ("falcon", {"alibi": True}),
+        ("falcon", {"num_ln_in_parallel_attn": 2}),
+        ("falcon_40b", {"parallel_attn": False}),
+        ("falcon", {"activation": "relu"}),
+    ):
+        with pytest.raises(CheckpointError, match=next(iter(changes))):
+            read(name, **changes)
+
+
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:
     model = read("minicpm3")
     assert isinstance(model.mixers[0], LatentAttention)

@@ -242,12 +242,12 @@ class Attention(Mixer):
         gates: str = "g_proj",
         gate: str | None = None,
         joined: str = "",
-        by_head: bool = False,
+        by_group: bool = False,
     ) -> Table:
         """Return the tensors of the projections and their norms. ``inputs``: width of the input, if that is not the
         stream. ``gate``: name of a gate that is stored by itself; None: its rows are in the query projection.
-        ``joined``: name of one tensor with the rows of queries, keys and values; ``by_head``: these rows are head by
-        head. Head gates have no bias."""
+        ``joined``: name of one tensor with the rows of queries, keys and values; ``by_group``: these rows are KV head
+        by KV head, after the queries that share it. Head gates have no bias."""
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
         values = replace(keys, width=self.value_dim or self.head_dim)
@@ -257,7 +257,9 @@ class Attention(Mixer):
         own = (("k_proj", keys), ("v_proj", values))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
         parts: tuple[tuple[str, Dim], ...] = (("q_proj", query_rows), *apart, *own)
         if joined:
-            parts = ((joined, Units(self.heads, 3 * self.head_dim) if by_head else (queries, keys, keys)),)
+            group = self.heads // self.kv_heads + 2
+            grouped = by_group and self.kv_heads > 1  # of one group the order is the same
+            parts = ((joined, Units(self.kv_heads, group * self.head_dim) if grouped else (queries, keys, keys)),)
         table = product("qkv", read, *parts, bias=self.bias)
         if self.head_gated:
             table["qkv"] += (Tensor(f"{gates}.weight", (Units(self.heads), read)),)
