@@ -100,7 +100,7 @@ _NEOX = Decoder(
     defaults=sizes(50_432, 6144, 24_576, 44, 64, 64, 2048) | {"layer_norm_eps": 1e-5, "attention_bias": True},
     renamed={"rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
     partial=0.25,
-    attention_of=lambda keys: {"kv_heads": keys.integer("num_attention_heads")},
+    attention_of=lambda keys: {"kv_heads": keys.integer("num_attention_heads"), "grouped": True},
     feed=lambda keys, layer: Dense(keys.integer("intermediate_size"), "gelu", gated=False, bias=True),
     residual=lambda keys: Residual(
         centred="bias", parallel="two" if keys.boolean("use_parallel_residual", True) else ""
@@ -146,7 +146,7 @@ _FALCON = Decoder(
         "tie_word_embeddings": True,
     },
     renamed={"rms_norm_eps": "layer_norm_epsilon"},
-    attention_of=lambda keys: {"bias": keys.boolean("bias", False)},
+    attention_of=lambda keys: {"bias": keys.boolean("bias", False), "grouped": True},
     feed=lambda keys, layer: Dense(
         keys.integer("intermediate_size"), "gelu", gated=False, bias=keys.boolean("bias", False)
     ),
@@ -182,11 +182,11 @@ FAMILIES = (
             Attention: {"out": "dense"}, Dense: {"names": ("fc1", "fc2")}})),
     Family("gpt_neox", ("gpt_neox",), _NEOX, "gelu", replace(
         _UNGATED, mixers={Attention: "attention"}, final_norm="final_layer_norm", spelled={
-            Attention: {"joined": "query_key_value", "by_group": True, "out": "dense"},
+            Attention: {"joined": "query_key_value", "out": "dense"},
             Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), _NEOX_FILES),
     Family("falcon", ("falcon",), _FALCON, "gelu", replace(
         _UNGATED, mixers={Attention: "self_attention"}, spelled={
-            Attention: {"joined": "query_key_value", "by_group": True, "out": "dense"},
+            Attention: {"joined": "query_key_value", "out": "dense"},
             Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), _FALCON_FILES),
     Family("nanochat", ("nanochat",), _NANOCHAT, "relu2", replace(
         _UNGATED, ends_reader="weft.models.blocks.streams:normed_embedding", spelled={

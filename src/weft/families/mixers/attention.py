@@ -151,6 +151,7 @@ class Attention(Mixer):
         bias             the projections have biases
         value_dim        numbers of a value, if fewer than those of a key; memory keeps values as wide as keys
         value_factor     factor on values (MiMo V2 Flash)
+        grouped          a tensor of all three has the rows of each KV head after the queries that share it
         kv_copies        number of ranks that hold the same KV heads, if there are fewer KV heads than ranks
 
     Scores and output:
@@ -196,6 +197,7 @@ class Attention(Mixer):
     chunk: int | None = None
     value_dim: int = 0
     value_factor: float = 1.0
+    grouped: bool = False
 
     @property
     def index_width(self) -> int:
@@ -242,12 +244,10 @@ class Attention(Mixer):
         gates: str = "g_proj",
         gate: str | None = None,
         joined: str = "",
-        by_group: bool = False,
     ) -> Table:
         """Return the tensors of the projections and their norms. ``inputs``: width of the input, if that is not the
         stream. ``gate``: name of a gate that is stored by itself; None: its rows are in the query projection.
-        ``joined``: name of one tensor with the rows of queries, keys and values; ``by_group``: these rows are KV head
-        by KV head, after the queries that share it. Head gates have no bias."""
+        ``joined``: name of one tensor with the rows of queries, keys and values. Head gates have no bias."""
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
         values = replace(keys, width=self.value_dim or self.head_dim)
@@ -258,7 +258,7 @@ class Attention(Mixer):
         parts: tuple[tuple[str, Dim], ...] = (("q_proj", query_rows), *apart, *own)
         if joined:
             group = self.heads // self.kv_heads + 2
-            grouped = by_group and self.kv_heads > 1  # of one group the order is the same
+            grouped = self.grouped and self.kv_copies == 1  # of one group, which ranks share, the order is the same
             parts = ((joined, Units(self.kv_heads, group * self.head_dim) if grouped else (queries, keys, keys)),)
         table = product("qkv", read, *parts, bias=self.bias)
         if self.head_gated:

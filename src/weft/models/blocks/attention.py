@@ -169,13 +169,12 @@ def read_attention(
     norms: tuple[str, str] = ("q_norm", "k_norm"),
     gate: str | None = None,
     joined: str = "",
-    by_group: bool = False,
     paired: bool = False,
     backwards: bool = False,
 ) -> AttentionBlock:
     """Return one projection, with the gate's rows moved after the query's (``gate``: they are stored by
     themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end. ``joined``: the tensor that has the
-    rows of all three, if the files have it, ``by_group``: KV head by KV head. ``paired``: positions turn pairs of
+    rows of all three, if the files have it. ``paired``: positions turn pairs of
     neighbours; ``backwards``: the other way."""
     source = read.source
     if shape.kv_of is not None:  # releases of Gemma 4 have keys and values of such layers; nothing uses them
@@ -183,7 +182,7 @@ def read_attention(
             source.leave_all(f"{name}.{part}.")
     gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
     joined = joined if source.has(f"{name}.{joined}.weight") else ""
-    stored = shape.table(read.hidden, out=out, norms=norms, gates=gates, gate=gate, joined=joined, by_group=by_group)
+    stored = shape.table(read.hidden, out=out, norms=norms, gates=gates, gate=gate, joined=joined)
     table = read.table(stored, name)
     bias = table.get("qkv.bias")
     if bias is not None and shape.head_gated:
@@ -202,7 +201,7 @@ def read_attention(
         if bias is not None:
             turned = (shape.heads + shape.kv_heads) * shape.head_dim
             bias[:turned] = order(bias[:turned])
-    if by_group:
+    if shape.grouped:
         queries = shape.heads // shape.kv_heads
         orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim, queries=queries)
         bias = None if bias is None else order(bias)
