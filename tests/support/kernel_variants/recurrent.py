@@ -140,7 +140,7 @@ def of_mamba1() -> list[Compilation]:
 
 
 def _recurrent_states(inputs: torch.dtype) -> list[tuple[str, bool]]:
-    """Return the types of states that a recurrence takes, each with its PREFILL: decodes, and prefills not in chunks."""
+    """Return types of states, each with its PREFILL: that of decodes, and those of prefills token by token."""
     return [(TYPES[inputs], False), *((TYPES[state], True) for state in TYPES if not in_chunks(inputs, state))]
 
 

@@ -9,7 +9,9 @@ These are the three lines of the torch form (``ops.mamba1``). A long prompt take
 chunks at once, not thousands one after the other, and computes the arithmetic twice. S_c overwrites L_c.
 
 Prefills of states in few bits use the recurrence in models of float32: those states are rounded after every token
-(``tensor.rounding``). In models of 16 bits ``link`` rounds them after each chunk (decision 0081). PAD slots are neither read nor written, fresh slots not read.
+(``tensor.rounding``). In models of 16 bits ``link`` rounds them after each chunk (decision 0081).
+
+PAD slots are neither read nor written, fresh slots not read.
 """
 
 from __future__ import annotations
