@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections import Counter
@@ -27,6 +28,7 @@ CEILINGS: dict[str, tuple[int, ...]] = {
 """``rules.area_of`` -> occurrences of each of ``HABITS``."""
 
 
+@functools.cache
 def measured() -> dict[str, tuple[int, Counter[str]]]:
     """Return words and counts of each area: packages by folder, pages one by one."""
     pages = [

@@ -10,6 +10,7 @@ output of programs.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -137,8 +138,14 @@ def _joined_comments(comments: list[tuple[int, str]], glue: str) -> Iterator[tup
     return zip(starts, (glue.join(parts) for parts in texts), strict=True)
 
 
+@functools.lru_cache(maxsize=1)
+def _nodes(text: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a Python file. Each measure of a file walks them: the last file is parsed once."""
+    return tuple(ast.walk(ast.parse(text)))
+
+
 def _python_texts(text: str) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(text)):
+    for node in _nodes(text):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text_of_node))):
                 yield node.lineno, text_of_node.replace("\n" + " " * node.col_offset, "\n")
@@ -195,6 +202,7 @@ def prose_complaints(source: Source) -> list[str]:
     return complaints
 
 
+@functools.lru_cache(maxsize=1)
 def _texts(source: Source) -> list[str]:
     texts = _python_texts(source.text) if source.path.endswith(".py") else _markdown_texts(source.text)
     return [_CODE.sub("X", part) for _, text in texts for part in paragraphs_of(text)]
@@ -220,7 +228,7 @@ def verbless_functions(source: Source) -> list[tuple[int, str]]:
     """Return line and first sentence of each function's docstring that begins without a verb."""
     return [
         (node.lineno, docstring.split("\n")[0])
-        for node in ast.walk(ast.parse(source.text))
+        for node in _nodes(source.text)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and not _is_property(node)
         and (docstring := ast.get_docstring(node))
@@ -232,7 +240,7 @@ def empty_names(source: Source) -> list[tuple[int, str]]:
     """Return line and name of each binding of one of ``EMPTY_NAMES``, by an assignment, a loop, a parameter or a
     field."""
     found = []
-    for node in ast.walk(ast.parse(source.text)):
+    for node in _nodes(source.text):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
                 found.append((node.lineno, name))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers.models.lfm2 import modeling_lfm2
 
 from tests.fixtures.checkpoints import checkpoint
-from tests.fixtures.pooled_checkpoints import colbert, cross_encoder, embedder
+from tests.fixtures.pooled_checkpoints import add_tokens, colbert, cross_encoder, embedder
 from tests.oracle.test_both_ways import LFM2, centred, with_config
 from weft import Engine
 from weft.errors import CheckpointError, ContextLengthError, RequestError
@@ -161,22 +161,48 @@ def test_labels_of_a_text_and_of_its_tokens(problem: str | None, activation: Any
             assert np.abs(found[0] - found[-1]).max() > 100 * TOLERANCE, "each token has its own"
 
 
-def test_a_reward_head_has_two_products(tmp_path: Path) -> None:
-    """Qwen2.5-Math-RM: score is a Linear, a ReLU and a Linear with one output; its reward is the logit."""
-    directory = embedder(tmp_path / "reward", "qwen2")
+def reward_model(directory: Path, labels: int, **config: Any) -> torch.nn.Sequential:
+    """Return the head of a checkpoint in Qwen's form: a Linear, a ReLU and a Linear."""
+    embedder(directory, "qwen2")
     for name in ("modules.json", "config_sentence_transformers.json"):
         (directory / name).unlink()
-    with_config(directory, architectures=["Qwen2ForRewardModel"], num_labels=1, problem_type="regression")
+    with_config(directory, num_labels=labels, **config)
     torch.manual_seed(0)
-    head = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    head = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, labels))
     tensors = load_file(directory / "model.safetensors")
     tensors = {f"model.{name}": value for name, value in tensors.items()}
     tensors |= {f"score.{name}": value.detach() * 3 for name, value in head.state_dict().items()}
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     head.load_state_dict({name: value * 3 for name, value in head.state_dict().items()})
+    return head
+
+
+def test_a_reward_head_has_two_products(tmp_path: Path) -> None:
+    """Qwen2.5-Math-RM: one label, whose logit is the reward."""
+    directory = tmp_path / "reward"
+    head = reward_model(directory, 1, architectures=["Qwen2ForRewardModel"], problem_type="regression")
     model = transformers.AutoModel.from_pretrained(checkpoint("qwen2"), dtype=torch.float32).eval()
     with Engine(str(directory), **SIZES) as engine, torch.inference_mode():
         for text, [reward] in zip(DOCUMENTS, engine.classify(DOCUMENTS), strict=True):
             row = model(torch.tensor([engine.tokenizer.encode(text)])).last_hidden_state[0, -1]
             assert reward == pytest.approx(float(head(row)), abs=TOLERANCE)
             assert abs(reward - float(head[2](head[0](row)))) > 100 * TOLERANCE, "the control: no ReLU"
+
+
+def test_steps_are_rewarded_at_their_tags(tmp_path: Path) -> None:
+    """Qwen2.5-Math-PRM: two labels, read at each special token <extra_0>, which a text of the client may spell."""
+    directory = tmp_path / "process"
+    head = reward_model(directory, 2, architectures=["Qwen2ForProcessRewardModel"])
+    add_tokens(directory / "tokenizer.json", ("<extra_0>", "<other>"), special=True)
+    model = transformers.AutoModel.from_pretrained(checkpoint("qwen2"), dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    texts = ["One.<extra_0> Two.<extra_0>", "Three.<extra_0>"]
+    with Engine(str(directory), **SIZES) as engine, torch.inference_mode():
+        for text, rewards in zip(texts, engine.classify(texts), strict=True):
+            ids = torch.tensor(tokenizer(text)["input_ids"])
+            rows = model(ids[None]).last_hidden_state[0][ids == tokenizer.convert_tokens_to_ids("<extra_0>")]
+            np.testing.assert_allclose(rewards, head(rows).softmax(-1).numpy(), atol=TOLERANCE)
+            assert len(rewards) == text.count("<extra_0>")
+        assert engine.classify(texts, per_token=False)[0].shape == (2,)
+        with pytest.raises(RequestError, match="has no <extra_0>: this model rewards steps"):
+            engine.classify("One.<other>")

@@ -298,8 +298,8 @@ class Engine:
         progress: bool = True,
     ) -> list[npt.NDArray[np.float32]]:
         """Return the probabilities of the labels of the model's score head for each input, float32 [labels]. ``raw``:
-        logits instead, such as those of a reward model. ``per_token``: at each token, [tokens, labels]; by default as
-        the checkpoint was trained. Raises as ``embed``."""
+        logits instead, such as those of a reward model. ``per_token``: at each token, [tokens, labels], or at each
+        step tag of a process reward model; by default as the checkpoint was trained. Raises as ``embed``."""
         return self._pooling.classify(
             inputs, self._pooled_request(lora), raw=raw, per_token=per_token, truncate_to=truncate_to, progress=progress
         )

@@ -106,7 +106,10 @@ class PoolingCalls:
             )
             for index, text_or_ids in enumerate(prompt_list(inputs))
         ]
-        by_input = (self._pooler.probabilities(row, raw=raw) for row in self._pooled(prompts, request, progress))
+        by_input = [
+            self._pooler.probabilities(row, prompt, raw=raw)
+            for row, prompt in zip(self._pooled(prompts, request, progress), prompts, strict=True)
+        ]
         return [np.array(rows if at_each else rows[0], np.float32) for rows in by_input]
 
     def scores(

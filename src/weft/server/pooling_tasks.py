@@ -100,8 +100,8 @@ class ClassifyJob(PoolingJob):
         pooler = self.model.pooler
         assert pooler.labels is not None, "a model without a score head was asked for labels"
         names, data = pooler.labels.names, []
-        for index, row in enumerate(rows):
-            [probs] = pooler.probabilities(row, raw=self.body.use_activation is False)
+        for index, (row, prompt) in enumerate(zip(rows, self.prompts, strict=True)):
+            [probs] = pooler.probabilities(row, prompt, raw=self.body.use_activation is False)
             top = max(range(len(probs)), key=probs.__getitem__)
             data.append(Classification(index=index, label=names[top], probs=probs, num_classes=len(probs)))
         return self.listed(data)
@@ -135,7 +135,7 @@ class TaskJob(PoolingJob):
             return pooler.vector(row, dimensions, raw=raw).tolist()
         if self._task == "token_embed":
             return pooler.token_vectors(row, prompt, dimensions, raw=raw).tolist()
-        labels = pooler.probabilities(row, raw=raw)
+        labels = pooler.probabilities(row, prompt, raw=raw)
         return labels if self._task == "token_classify" else labels[0]
 
 

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import msgspec
 
 from weft.errors import RequestError
+from weft.text.labels import STEP_TAG
 
 QUOTED_MAX = 100_000
 """Most positions in a prompt at which texts spell control tokens (law L11)."""
@@ -104,6 +105,7 @@ def control_texts(
         text
         for token, text in sorted(tokenizer.added.items())
         if text.strip()
+        and text != STEP_TAG  # the client writes it
         and (
             token in tokenizer.special_ids
             or _BARS.fullmatch(text)

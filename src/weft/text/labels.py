@@ -6,7 +6,7 @@
     multi_label_classification         sigmoid of each
     none                               sigmoid of one label, softmax of several
 
-Sources: ``PretrainedConfig.problem_type`` of transformers, vLLM's pooling of classifiers.
+Sources: ``PretrainedConfig.problem_type`` of transformers, vLLM's pooling of classifiers and of steps.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ _BY_PROBLEM: Mapping[Any, Activation] = {
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
 }
-_OF_TOKENS = ("ForTokenClassification", "ForProcessRewardModel")
+_OF_STEPS = "ForProcessRewardModel"
+_OF_TOKENS = ("ForTokenClassification", _OF_STEPS)
+STEP_TAG = "<extra_0>"
+"""Token that the client writes after each step of a solution, for a model that rewards steps (Qwen2.5-Math-PRM)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
     """``names``: of the labels, in the order of the head's rows. ``of_tokens``: whether the head was trained to be read
-    at each token."""
+    at each token; ``of_steps``: only at the tokens STEP_TAG."""
 
     names: tuple[str, ...]
     activation: Activation
     of_tokens: bool
+    of_steps: bool = False
 
     def probabilities(self, pooled: bytes, *, raw: bool = False) -> list[list[float]]:
         """Return the probabilities in ``pooled`` (float32 rows of logits), by row; ``raw``: the logits."""
@@ -51,10 +55,12 @@ def read_labels(config: Mapping[str, Any], count: int) -> Labels:
     names = named if isinstance(named, dict) else {}
     known = config.get("problem_type")
     activation = _BY_PROBLEM.get(known) if isinstance(known, str) else None
+    classes = [str(name) for name in config.get("architectures") or ()]
     return Labels(
         tuple(str(names.get(str(number), f"LABEL_{number}")) for number in range(count)),
         activation or ("softmax" if count > 1 else "sigmoid"),
-        any(str(name).endswith(_OF_TOKENS) for name in config.get("architectures") or ()),
+        any(name.endswith(_OF_TOKENS) for name in classes),
+        any(name.endswith(_OF_STEPS) for name in classes),
     )
 
 

@@ -34,7 +34,7 @@ from weft.errors import CheckpointError, ContextLengthError, RequestError
 from weft.files import parse_json, read_json, read_text
 from weft.request import Pooling
 from weft.text.control_tokens import NO_CONTROL, ControlTokens
-from weft.text.labels import read_labels, sigmoid
+from weft.text.labels import STEP_TAG, read_labels, sigmoid
 from weft.text.late_interaction import LateInteraction, Role, read_late_interaction
 from weft.text.tokenizer import Tokenizer
 
@@ -387,8 +387,8 @@ class Pooler:
         param: str = "input",
         per_token: bool = False,
     ) -> PooledPrompt:
-        """Return the prompt that the score head reads at its last token, or with ``per_token`` at each. Raise
-        RequestError, ContextLengthError."""
+        """Return the prompt that the score head reads at its last token, or with ``per_token`` at each, of a model that
+        rewards steps at their tags. Raise RequestError, ContextLengthError."""
         if self.labels is None:
             raise RequestError(
                 f"{self._name} cannot classify: it has no score head (score.weight)",
@@ -401,12 +401,21 @@ class Pooler:
             tokens = self._tokenizer.encode(text, quoted=quoted)
             tail = self._special_tail(tokens)
         tokens, left_out = _bounded(tokens, tail, limit, truncate_to, param, "--max-model-len")
-        return PooledPrompt(tokens, Pooling(kind="token" if per_token else "last", score=True), [], left_out)
+        pooling = Pooling(kind="token" if per_token else "last", score=True)
+        positions = None
+        if per_token and self.labels.of_steps:
+            tag = self._tokenizer.known_id(STEP_TAG)
+            positions = [position for position, token in enumerate(tokens) if token == tag]
+            if not positions:
+                raise RequestError(f"{param} has no {STEP_TAG}: this model rewards steps that end with it", param=param)
+        return PooledPrompt(tokens, pooling, [], left_out, positions)
 
-    def probabilities(self, pooled: bytes, *, raw: bool = False) -> list[list[float]]:
-        """Return the probabilities of the labels in ``pooled``, by row; ``raw``: the logits."""
+    def probabilities(self, pooled: bytes, prompt: PooledPrompt, *, raw: bool = False) -> list[list[float]]:
+        """Return the probabilities of the labels in ``pooled``, by row of ``prompt`` that counts; ``raw``: the
+        logits."""
         assert self.labels is not None, "a model without a score head was asked for labels"
-        return self.labels.probabilities(pooled, raw=raw)
+        rows = self.labels.probabilities(pooled, raw=raw)
+        return rows if prompt.positions is None else [rows[position] for position in prompt.positions]
 
     # ------------------------------------------------------------------ scores
 
