@@ -29,8 +29,8 @@ def warps_of_lines(k_dim: int) -> int:
 
 
 def in_chunks(dtype: torch.dtype, state: torch.dtype) -> bool:
-    """Return whether prefills with inputs of ``dtype`` take the chunked form. States in few bits have another rounding
-    in it, which models of 16 bits do not show (decision 0081).
+    """Return whether prefills with inputs of ``dtype`` take the chunked form, which rounds states in few bits once a
+    chunk (decision 0081).
     """
     return state == torch.float32 or dtype != torch.float32
 
