@@ -10,7 +10,7 @@ import pytest
 from tests.unit.models.releases_dense import DENSE_RELEASES
 from weft.errors import CheckpointError
 from weft.families import name_here, read_architecture
-from weft.families.mixers.attention import Attention, Growth, Rope
+from weft.families.mixers.attention import Attention, Growth, Index, Rope
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.residuals import Residual
@@ -92,6 +92,28 @@ def test_deepseek_v3_is_latent_with_a_head_behind_and_v2_chooses_groups_by_their
     assert (last.groups, last.groups_chosen, last.group_best, last.scoring) == (8, 3, 1, "softmax")
     with pytest.raises(CheckpointError, match="topk_method is 'noaux_tc'"):
         read("deepseek_v2", topk_method="noaux_tc")
+
+
+def test_layers_of_glm_5_see_what_the_last_full_one_chose_and_those_of_deepseek_v32_choose_themselves() -> None:
+    model = read("glm_moe_dsa")
+    assert model.indexed == (0, 1, 2, *range(6, 78, 4))
+    assert [mixer.reuses_choice for mixer in model.mixers[2:7]] == [False, True, True, True, False]
+    assert model.mixers[0].index == Index(32, 128, 1, 2048, "tokens", interleaved=True)
+    assert model.mtp.attention.index == model.mixers[0].index, "the head after a layer without an index has one"
+    assert model.why_no_gpu == "attends over chosen blocks"
+    assert read("glm_moe_dsa", index_topk_pattern="F" + "S" * 77).indexed == (0,)
+    v32 = read("deepseek_v32")
+    assert {mixer.index for mixer in v32.mixers} == {Index(64, 128, 1, 2048, "tokens")}
+    plain = read("deepseek_v3").mixers[0]
+    assert replace(v32.mixers[0], index=None, rope=plain.rope) == plain
+    for key, value in (
+        ("indexer_types", ["shared"] * 78),
+        ("q_lora_rank", None),
+        ("index_head_dim", 32),
+        ("layer_types", ["full_attention"] * 78),
+    ):
+        with pytest.raises(CheckpointError, match=key):
+            read("glm_moe_dsa", **{key: value})
 
 
 def test_layers_of_llama4_with_positions_see_chunks_and_queries_of_the_others_grow() -> None:

@@ -66,26 +66,33 @@ class Growth:
 class Index:
     """Index that lets attention see ``chosen`` blocks of ``block`` tokens and the unfinished block after them. Each
     block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the same width score
-    the key, and the scores above 0 are added. ``learned``: the weights of tokens in the key of their block, and of
-    queries in the sum, are learned, and queries come from the bottleneck (GLM 5). Otherwise both are means, and a key
-    turns by the first position of its block (Qwen4). Every rank has the complete index."""
+    the key, and the scores above 0 are added. Every rank has the complete index.
+
+    ``kind``:
+        means     the key is the mean of its rows, and turns by the first position of its block; so is the sum (Qwen4)
+        learned   the weights of rows in the key, and of queries in the sum, are learned; queries come from the
+                  bottleneck (GLM 5 next)
+        tokens    each token is a block, and its key turns; weights in the sum are learned, and queries come from the
+                  bottleneck (DeepSeek V3.2). ``interleaved``: positions turn pairs of neighbours (GLM 5)
+    """
 
     queries: int
     key_dim: int
     block: int
     chosen: int
-    learned: bool = False
+    kind: Literal["means", "learned", "tokens"] = "means"
+    interleaved: bool = False
 
     @property
     def row_width(self) -> int:
         """Numbers that a token keeps: a key, and its weight if that is learned."""
-        return self.key_dim * (2 if self.learned else 1)
+        return self.key_dim * (2 if self.kind == "learned" else 1)
 
     def table(self, hidden: int, rank: int = 0, *, apart: bool = False) -> Table:
         """Return the tensors under ``indexer``; every rank has all of them. ``rank``: width of the query's bottleneck.
         ``apart``: queries and key are two tensors."""
         dim = self.key_dim
-        if not self.learned:
+        if self.kind == "means":
             both = (
                 (("index_q_proj", self.queries * dim), ("index_k_proj", dim))
                 if apart
@@ -97,15 +104,12 @@ class Index:
                 | norm_weight("k_norm", dim, "k_layernorm")
             )
         table = product("project", hidden, ("wk", dim)) | product("query", rank, ("wq_b", self.queries * dim))
-        table["project"] += (
-            Tensor("index_kpool_compress_gate", (dim, hidden)),
-            Tensor("weights_proj.weight", (self.queries, hidden)),
-        )
-        return (
-            table
-            | layer_norm("norm", dim, "k_norm")
-            | {"places": (Tensor("index_kpool_compress_ape", (self.block, dim), "plain"),)}
-        )
+        table |= layer_norm("norm", dim, "k_norm")
+        if self.kind == "learned":
+            table["project"] += (Tensor("index_kpool_compress_gate", (dim, hidden)),)
+            table["places"] = (Tensor("index_kpool_compress_ape", (self.block, dim), "plain"),)
+        table["project"] += (Tensor("weights_proj.weight", (self.queries, hidden)),)
+        return table
 
 
 @dataclass(frozen=True, slots=True)

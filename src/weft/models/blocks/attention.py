@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from weft.families.mixers.attention import Attention, Index, KeyIndex
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.chosen import IndexBlock, read_index
-from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of
+from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of, neighbours_apart
 from weft.models.weights import Order
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -104,7 +104,7 @@ class AttentionBlock:
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> None:
         """Write the keys and values of the tokens, without an output."""
         if self.index is not None and cache.index is not None:
-            self.index.write(x_TD, inputs, cache.index)
+            self.index.write(x_TD, inputs, cache.index, cos_sin)
         write_projected(self._projected(x_TD), self.core, inputs, cache, cos_sin)
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
@@ -119,12 +119,23 @@ def chosen(
     inputs: StepInputs,
     cache: LayerCache,
     cos_sin: CosSin | None,
+    *,
+    reused: bool = False,
 ) -> Seen | None:
-    """Return the tokens that each token sees by ``index``; None for all before it."""
+    """Return the tokens that each token sees by ``index``; None for all before it. ``reused``: those of the last layer
+    with an index.
+    """
+    if reused:
+        before: Seen | None = inputs.runs.memo[_CHOICE]
+        return before
     if index is None:
         return None
     assert cache.index is not None, "an index without pages"
-    return index(x_TD, bottleneck_TR, inputs, cache.index, cos_sin)
+    seen = inputs.runs.memo[_CHOICE] = index(x_TD, bottleneck_TR, inputs, cache.index, cos_sin)
+    return seen
+
+
+_CHOICE = "choice"
 
 
 def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
@@ -133,12 +144,6 @@ def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tens
     """
     split = weight.reshape(heads, 2, head_dim, *weight.shape[1:])
     return split.transpose(0, 1).reshape(weight.shape)
-
-
-def neighbours_apart(rows: torch.Tensor, *, head_dim: int, turned: int) -> torch.Tensor:
-    """Return ``rows`` [heads x head_dim, ...]: among the first ``turned`` of each head those of even number first."""
-    rows_HD = rows.view(-1, head_dim, *rows.shape[1:])
-    return torch.cat((rows_HD[:, :turned:2], rows_HD[:, 1:turned:2], rows_HD[:, turned:]), dim=1).flatten(0, 1)
 
 
 def halves_swapped(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:

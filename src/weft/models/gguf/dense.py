@@ -19,7 +19,6 @@ from weft.models.gguf import parts
 from weft.models.gguf.keys import GgufKeys
 from weft.models.gguf.parts import FileLayout, Names, Undo
 
-_FULL, _WINDOW = "full_attention", "sliding_attention"
 _LAYERS_27B = 46
 """Layers of Gemma 2 27B, whose scores are scaled by the width of the stream."""
 More = Callable[[GgufKeys, dict[str, Any]], dict[str, Any]]
@@ -45,10 +44,9 @@ def _window(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def every_fourth(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the kinds of a file with windows, and the scale of its logits."""
+    """Return the windows of a file in which every fourth layer has none."""
     window = keys.integer("attention.sliding_window", 0)
-    kinds = [_WINDOW if window and (layer + 1) % 4 else _FULL for layer in range(keys.layers)]
-    return {"sliding_window": window or None, "layer_types": kinds}
+    return {"sliding_window": window or None, "layer_types": parts.window_kinds(keys, window, every=4)}
 
 
 def _scaled(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +114,8 @@ AFTER: Names = {"post_attention_norm": "post_attention_layernorm", "post_ffw_nor
 _GATE_UP: Names = {"ffn_up": "mlp.gate_up_proj"}
 ROWS: dict[str, DenseLayout] = {
     "qwen2": DenseLayout("qwen2"),
+    "qwen2vl": DenseLayout("qwen2"),
+    "internlm2": DenseLayout("llama", interleaved=True),
     "qwen2moe": DenseLayout("qwen2_moe", parts.sparse("mlp") | parts.shared("mlp.shared_expert") | {
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}, more=_qwen2moe),
     "phi3": DenseLayout("phi3", {"attn_qkv": "self_attn.qkv_proj", **_GATE_UP}, more=_window),
