@@ -156,7 +156,7 @@ def parts_apart(rows: torch.Tensor, *, head_dim: int, queries: int) -> torch.Ten
     head_dim, ...].
     """
     rows_GHD = rows.view(-1, queries + 2, head_dim, *rows.shape[1:])
-    parts = rows_GHD.split([queries, 1, 1], dim=1)
+    parts = torch.split(rows_GHD, [queries, 1, 1], dim=1)
     return torch.cat([part.flatten(0, 2) for part in parts])
 
 
