@@ -214,10 +214,15 @@ def read_attention(
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
         qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
         shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
-    v_norm = None
-    if shape.values_normed and shape.kv_of is None:
-        v_norm = torch.ones(shape.head_dim, dtype=source.dtype, device=source.device)
     index = None
     if isinstance(shape.index, Index):
         index = read_index(read, shape.index, name, shape.rope)
-    return AttentionBlock(shape, qkv, table.linear("out"), q_norm, k_norm, table.get("sinks"), v_norm, index)
+    return AttentionBlock(
+        shape, qkv, table.linear("out"), q_norm, k_norm, table.get("sinks"), _v_norm(read, shape), index
+    )
+
+
+def _v_norm(read: BlockReader, shape: Attention) -> torch.Tensor | None:
+    if not shape.values_normed or shape.kv_of is not None:
+        return None
+    return torch.ones(shape.head_dim, dtype=read.source.dtype, device=read.source.device)
