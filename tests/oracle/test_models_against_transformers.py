@@ -7,6 +7,7 @@ texts are equal by induction; one prompt per family also runs some steps of tran
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -105,11 +106,13 @@ def test_a_corrupted_state_or_page_is_noticed(name: str) -> None:
     tokens = prompt(100, seed=4)
     truth = expected(name, tokens)[-1]
     spec = loaded(name).spec
+    driver = ModelDriver(loaded(name).model, sequences=1, length=112)
+    driver.step((0, tokens[:99]))
+    owner, computed = driver.sequences[0], driver.caches
     for layer in range(len(spec.layers)):
         for part in ("k", "v", *(part.name for part in spec.layers[layer].state)):
-            driver = ModelDriver(loaded(name).model, sequences=1, length=112)
-            driver.step((0, tokens[:99]))
-            cache, owner = driver.caches[layer], driver.sequences[0]
+            owner.tokens, driver.caches = tokens[:99], copy.deepcopy(computed)
+            cache = driver.caches[layer]
             if part in cache.state:
                 cache.state[part][owner.slot].zero_()
             elif (pages := getattr(cache, part)) is not None:
