@@ -5,7 +5,7 @@ checked after each step inside ``Simulation``; and loops that are broken on purp
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 
 import pytest
@@ -21,10 +21,11 @@ from weft.schedule.rows import RowTable
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import SeqState, Sequence
 
-Scenarios = tuple[Callable[[int], Scenario], range]
+Scenarios = tuple[Callable[[int], Scenario], Iterable[int]]
 
 SMALL: Scenarios = scenario_from_seed, range(18)
-SHARING: Scenarios = sharing_scenario, range(14)
+SHARING: Scenarios = sharing_scenario, [seed for seed in range(14) if seed not in (2, 7)]
+"""The runs of those two take as long as nine others, and the counts below are reached twice without them."""
 
 
 def run(scenario: Scenario) -> Outcome:
