@@ -13,6 +13,7 @@ from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint, make_checkpoint
 from tests.fixtures.quantised_forms import FORMS, write
 from tests.support.gguf_files import write_gguf
 from weft.assemble import assemble
+from weft.assemble.assembly import Assembled
 from weft.cli.plan import find_config
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
@@ -24,6 +25,13 @@ from weft.tensor import native
 from weft.tensor.weights import tiles
 
 ARENA_BYTES = 3 << 20
+
+
+def engine_of(model: Path, **settings: Any) -> Assembled:
+    """Return an engine without drafts: it would measure steps for them, which takes two thirds of its start and
+    allocates nothing."""
+    sizes = {"memory": str(ARENA_BYTES), "threads": 1, "speculate": "off"}
+    return assemble(EngineConfig(model=str(model), **sizes | settings))
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -41,7 +49,7 @@ def buffer_bytes(core: EngineCore) -> int:
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_plan_has_the_bytes_that_the_engine_then_allocates(name: str) -> None:
-    made = assemble(EngineConfig(model=str(checkpoint(name)), memory=str(ARENA_BYTES), threads=1))
+    made = engine_of(checkpoint(name))
     plan = planned(name)
     assert plan.weights.rank_bytes == made.info.weights_bytes
     assert plan.arena == made.core.memory.plan
@@ -66,9 +74,7 @@ def test_the_models_own_head_counts_where_the_engine_reads_it(speculate: str) ->
 
 
 def test_another_dtype_changes_plan_and_engine_alike() -> None:
-    made = assemble(
-        EngineConfig(model=str(checkpoint("granite_moe")), memory=str(ARENA_BYTES), threads=1, dtype="bfloat16")
-    )
+    made = engine_of(checkpoint("granite_moe"), dtype="bfloat16")
     plan = planned("granite_moe", dtype="bfloat16")
     assert plan.weights.rank_bytes == made.info.weights_bytes
     assert plan.arena == made.core.memory.plan
@@ -86,7 +92,7 @@ def test_weights_in_12_bits_are_planned_as_the_engine_holds_them(name: str, monk
         return
     monkeypatch.setattr(weights, "TWELVE_BIT_ELEMENTS", 2048)
     monkeypatch.setattr(tiles, "TWELVE_BIT_SIZE_MIN", 2048)
-    loaded = assemble(EngineConfig(model=str(checkpoint(name)), memory=str(ARENA_BYTES), threads=1, dtype="bfloat16"))
+    loaded = engine_of(checkpoint(name), dtype="bfloat16")
     held = loaded.info.weights_bytes
     loaded.core.close()
     plan = planned(name, dtype="bfloat16", twelve_bit=True)
@@ -125,7 +131,7 @@ def test_a_checkpoint_whose_files_are_not_all_there_is_counted_by_its_config(tmp
 
 def test_as_many_sequences_as_planned_fit_and_no_more() -> None:
     """The engine's memory itself: that many leases are given, one more is refused."""
-    made = assemble(EngineConfig(model=str(checkpoint("lfm2")), memory=str(ARENA_BYTES), threads=1, prefix_cache=False))
+    made = engine_of(checkpoint("lfm2"), prefix_cache=False)
     plan = planned("lfm2", lengths=(200,))
     fit = plan.fits[0].sequences
     assert fit > 3
@@ -142,7 +148,7 @@ def test_a_plan_of_a_gguf_file_counts_the_forms_that_it_has(tmp_path: Path, monk
     source = make_checkpoint(tmp_path / "wide", "lfm2", hidden_size=512, intermediate_size=1536)
     types = {"blk.": GGMLQuantizationType.Q4_K, "token_embd": GGMLQuantizationType.Q6_K}
     file = write_gguf(source, tmp_path / "a.gguf", types=types)
-    made = assemble(EngineConfig(model=str(file), memory=str(ARENA_BYTES), threads=1))
+    made = engine_of(file)
     config = json.loads((resolve_model(file) / "config.json").read_text())
     plan = make_plan("a", config, PlanOptions(arena_bytes=ARENA_BYTES, twelve_bit=True)).weights
     assert plan.form == "Q4_K"  # norms and kernels of convolutions are no matrices
