@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from weft.added_tokens import completed, read_next_to
 from weft.errors import CheckpointError
-from weft.models.gguf.pre_tokenizers import PRE_TOKENIZERS, pieces_of
+from weft.pre_tokenizers import PRE_TOKENIZERS, pieces_of
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -24,10 +24,10 @@ from weft.models.blocks.streams import StreamsBlock
 from weft.models.embedding import CodedTable, Embedding
 from weft.models.gguf import parts
 from weft.models.gguf.known_keys import NEUTRAL, is_harmless
-from weft.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from weft.models.hub import resolve_model
 from weft.models.loading import LoadedModel, load_model
 from weft.models.mtp import MtpHead
+from weft.pre_tokenizers import PRE_TOKENIZERS
 
 TOLERANCE = 1e-4
 CASES: dict[str, dict[str, Any]] = {

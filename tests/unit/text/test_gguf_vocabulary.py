@@ -19,8 +19,8 @@ from weft.errors import CheckpointError
 from weft.models.generation import read_generation_defaults
 from weft.models.gguf import vocabulary
 from weft.models.gguf.header import read_header
-from weft.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from weft.models.hub import resolve_model
+from weft.pre_tokenizers import PRE_TOKENIZERS
 from weft.text.chat import ChatMessage, load_chat_template
 from weft.text.tokenizer import Tokenizer
 

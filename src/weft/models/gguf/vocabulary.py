@@ -24,7 +24,7 @@ import numpy as np
 
 from weft.errors import CheckpointError
 from weft.models.gguf.header import Header
-from weft.models.gguf.pre_tokenizers import BYTE_LEVEL, PRE_TOKENIZERS
+from weft.pre_tokenizers import BYTE_LEVEL, PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _ENDS_OF_TURN = (

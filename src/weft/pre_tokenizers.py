@@ -1,4 +1,4 @@
-"""Pre-tokenizers of byte-level BPE by llama.cpp's names, and the same read from a tokenizer.json.
+"""How vocabularies of byte-level BPE cut text: pre-tokenizers by llama.cpp's names, and those of a tokenizer.json.
 
     tokenizer.ggml.pre  "deepseek-v3"  --> PRE_TOKENIZERS -->  cuts, in turn  --> pieces, which merges never join
     tokenizer.json      pre_tokenizer  --> pieces_of      -->  the same       --> the name, where a GGUF file is written
@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from weft.added_tokens import CASED, MARKS_OR_SLASHES, SPACES, TEKKEN
 
 DIGITS = "digits"
 """The cut that makes each digit a piece."""
@@ -69,22 +67,28 @@ def pieces_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], bool, bool]:
     return (tuple(cuts), bool(content["model"].get("ignore_merges")), normalizer.get("type") == "NFC")
 
 
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_MARKS_OR_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN = rf"{'|'.join(_CASED)}|\p{{N}}|{_MARKS_OR_SLASHES}|{_SPACES}"
+"""Regular expression by which Mistral's vocabularies cut text, from Tekken on."""
 _CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _NO_HAN = r"\p{M}&&[^\p{Han}]]"
-_KIMI_CASED = tuple(cased.replace(r"\p{M}]", _NO_HAN) for cased in CASED)
+_KIMI_CASED = tuple(cased.replace(r"\p{M}]", _NO_HAN) for cased in _CASED)
 
 
-def _words(digits: str, marks: str = _MARKS, letters: str = _LETTERS, spaces: str = SPACES) -> str:
+def _words(digits: str, marks: str = _MARKS, letters: str = _LETTERS, spaces: str = _SPACES) -> str:
     """Return the expression that Llama 3 and most vocabularies after it share. ``digits``: one piece of a number."""
     return f"{_CONTRACTED}|{letters}|{digits}|{marks}|{spaces}"
 
 
 _LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), whole=True, bos=True)
 _QWEN2 = _words(r"\p{N}")
-_ANY_CASE = "|".join(f"{cased}{_CONTRACTED}?" for cased in CASED)
-_GPT_4O = rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{MARKS_OR_SLASHES}|{SPACES}"
+_ANY_CASE = "|".join(f"{cased}{_CONTRACTED}?" for cased in _CASED)
+_GPT_4O = rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{_MARKS_OR_SLASHES}|{_SPACES}"
 _QWEN35 = _words(r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+")
 _BAILING = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
@@ -101,8 +105,15 @@ _JAIS2 = _words(
     spaces=r"\s*[\r\n]+|" + "".join(rf"\s{{{2**power}}}(?!\S)|" for power in range(9, 1, -1)) + r"\s{1,2}(?!\S)|\s{1}",
 )
 
+KIMI = "|".join(
+    [r"[\p{Han}]+", *(f"{cased}{_CONTRACTED}?" for cased in _KIMI_CASED), rf"\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"]
+)
+"""Regular expression of Kimi's vocabularies, from K2 on."""
+
 _ASCII_MARKS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
-_MARKED = rf"{_ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
+_MARKED = (
+    rf"{_ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
 _KANJI_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"
 _DEEPSEEK_V3 = (r"\p{N}{1,3}", _KANJI_AND_KANA, _MARKED)
 _HAN_AND_HANGUL = "[一-龥ࠀ-一가-퟿]+"
@@ -122,18 +133,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez"), PreTokenizer((_QWEN2,), nfc=True)),
     **dict.fromkeys(("stablelm2", "hunyuan", "solar-open"), PreTokenizer((_QWEN2,))),
     "qwen35": PreTokenizer((_QWEN35,), nfc=True),
-    "kimi-k2": PreTokenizer(
-        (
-            "|".join(
-                [
-                    r"[\p{Han}]+",
-                    *(f"{cased}{_CONTRACTED}?" for cased in _KIMI_CASED),
-                    rf"\p{{N}}{{1,3}}|{_MARKS}|{SPACES}",
-                ]
-            ),
-        ),
-        whole=True,
-    ),
+    "kimi-k2": PreTokenizer((KIMI,), whole=True),
     **dict.fromkeys(("bailingmoe", "bailingmoe2"), PreTokenizer((_BAILING,))),
     "tekken": PreTokenizer((TEKKEN,), whole=True, bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2"), PreTokenizer((_GPT_4O,))),
@@ -152,7 +152,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "youtu": PreTokenizer(
         (
             f"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|{_KANJI_AND_KANA}",
-            rf"{_ANY_CASE}|\p{{N}}|{MARKS_OR_SLASHES}|{SPACES}",
+            rf"{_ANY_CASE}|\p{{N}}|{_MARKS_OR_SLASHES}|{_SPACES}",
         ),
         whole=True,
     ),
