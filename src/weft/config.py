@@ -68,7 +68,7 @@ class EngineConfig:
         "weights. In fp8 or int8 twice the tokens of bfloat16 fit.",
     )
     state_dtype: StateDTypeChoice = flag(
-        "float32", "Dtype of recurrent states; in half the bytes they are rounded after every token."
+        "float32", "Dtype of recurrent states; in half the bytes they are rounded after every token or chunk."
     )
     quantize: QuantizeChoice = flag(
         "none",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.ops.batches import PAD_ROW, Run, make_runs, span, tokens_in
 from weft.tensor import gpu
 from weft.tensor.inputs import TapPoint
 from weft.tensor.ops.recurrent_layers import GatedDeltaWeights, Mamba2Weights, gated_delta_layer, mamba2_layer
+from weft.tensor.rounding import rounded
 
 each = pytest.mark.parametrize("op", RECURRENCES, ids=lambda op: op.name)
 NAN = float("nan")
@@ -136,6 +138,28 @@ def test_a_state_in_few_bits_is_rounded_by_the_rule_after_every_token(
 
     _, other_layer = op.run(inputs, states, runs, device, layer=6)  # the control: the layer is in the rule
     assert (other_layer[[0, 3, 4, 5, 1, 6, 2]] != want_states).float().mean() > 0.05
+
+
+@pytest.mark.parametrize("name", ["gated_delta", "kimi_delta", "mamba1", "mamba2"])
+def test_a_model_of_16_bits_rounds_a_state_in_few_bits_once_a_chunk(name: str, device: torch.device) -> None:
+    """Chunks of 4, 6, 58 and 5 tokens, with taps after the first three, each from the state stored before it."""
+    op = next(op for op in RECURRENCES if op.name == name)
+    cuts = [0, 4, 10, 68, 73]
+    taps = tuple(TapPoint(0, cut, 3 + index) for index, cut in enumerate(cuts[1:4]))
+    runs = make_runs([], [Run(60, 73, slot=1)], taps=taps)
+    inputs = {name: x.bfloat16() for name, x in op.inputs(73, 3).items()}
+    states = op.states(6, torch.float16)
+    got, got_states = op.run(inputs, states, runs, device, layer=5)
+    before = torch.cat((states[1:2], got_states[[3, 4, 5]])).float()
+    after = got_states[[3, 4, 5, 1]]
+    for chunk, (first, end) in enumerate(pairwise(cuts)):
+        alone = make_runs([], [Run(60 + first, end - first, slot=chunk)])
+        want, wide = op.run_twin({name: x[first:end] for name, x in inputs.items()}, before, alone)
+        torch.testing.assert_close(got[first:end], want, **close(torch.bfloat16))
+        stored, other = (rounded(wide[chunk : chunk + 1], torch.float16, [60 + end - 1], layer)[0] for layer in (5, 6))
+        torch.testing.assert_close(after[chunk].float(), stored, rtol=2.0**-10, atol=2.0**-23)
+        assert (after[chunk] != stored).float().mean() < 0.02
+        assert (after[chunk] != other).float().mean() > 0.2  # the control: the layer is in the rule
 
 
 @pytest.mark.parametrize("decay", [0.0, -60.0, float("-inf")])

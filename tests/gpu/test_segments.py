@@ -45,15 +45,17 @@ def run_programs_backwards(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("new_memory_is_nan")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("op", SEGMENTED, ids=lambda op: op.name)
 def test_segments_change_no_bit_in_any_order_of_programs(
-    op: Recurrence, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    op: Recurrence, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five chunks at once and in pairs, A B | B C | C: B has no slot, C has a tap on its cut. In the second
     pair one run takes a carry and another leaves one."""
     runs = make_runs([], [Run(60, 3, slot=1), Run(63, 2), Run(0, 3, slot=2, fresh=True)], taps=(TapPoint(2, 1, 0),))
     assert device_runs(runs).chunk_count == 5
-    inputs, states = op.inputs(tokens_in(runs), 0), op.states(4)
+    inputs = {name: x.to(dtype) for name, x in op.inputs(tokens_in(runs), 0).items()}
+    states = op.states(4, dtype)
     states[[0, 2, 3]] = NAN
     whole, whole_states = op.run(inputs, states, runs, device)
     assert whole.isfinite().all()

@@ -63,7 +63,6 @@ LACKS: dict[str, str] = {
     "alibi": "biases by distance (ALiBi)",
     "compress_ratios": "a compressor of keys",
     "compress_rates": "a compressor of keys",
-    "index_n_heads": "an index over tokens (DSA)",
     "n_positions": "learned positions",
     "n_embd": "names of GPT-2's keys",
     "n_head": "names of GPT-2's keys",

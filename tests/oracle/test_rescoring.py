@@ -56,7 +56,8 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     ),
     "a gate that passes GELU": ("gemma",),
     "attention over chosen blocks": (
-        "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain",
+        "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain", "deepseek_v32",
+        "glm_moe_dsa",
     ),
     "a state of one number for each channel": ("recurrent_gemma_pages",),
     "biases of distances": ("inkling", "inkling_plain"),

@@ -41,7 +41,8 @@ ARCHITECTURES = {
     "glm": "chatglm", "olmo": "olmo", "jais2": "jais2", "ministral3": "mistral3", "phi": "phi2",
     "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
     "afmoe": "afmoe", "granitemoe": "granitemoe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
-    "minicpm3": "minicpm3",
+    "minicpm3": "minicpm3", "hunyuan_v1_moe": "hunyuan-moe", "exaone_moe": "exaone-moe", "glm_moe_dsa": "glm-dsa",
+    "gpt_neox": "gptneox",
 }  # fmt: skip
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -161,6 +162,8 @@ class _Change:
             for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
                 if f".{part}." in name:
                     x = x.reshape(self.config[heads], 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
+        if "attention.query_key_value" in name and self.type == "gpt_neox" and "ungrouped" not in self.forget:
+            x = x.unflatten(0, (self.config["num_attention_heads"], 3, -1)).transpose(0, 1).flatten(0, 2)
         if self.type == "falcon_h1" and "multipliers" not in self.forget:
             x = self._falcon(name, x)
         groups = self.config.get("mamba_n_groups", self.config.get("n_groups"))
@@ -240,7 +243,7 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         tensors = _indexed(tensors, config)
     if config["model_type"] in _LATENT:
         tensors = _latent(tensors, config, forget)
-    if config["model_type"] in ("deepseek_v2", "deepseek_v3"):
+    if config["model_type"] in ("deepseek_v2", "deepseek_v3", "glm_moe_dsa"):
         tensors = _halves_of_latents(tensors, config)
     if config["model_type"] == "gigachat3_5":
         tensors = _both_ungrouped(tensors, config, forget)
@@ -835,27 +838,33 @@ def _ssm(config: Mapping[str, Any]) -> dict[str, Any]:
 DENSE = (
     "qwen2", "qwen2_moe", "phi3", "gemma", "gemma2", "glm4", "olmo2", "olmoe", "exaone4", "cohere", "cohere2",
     "starcoder2", "stablelm", "nemotron", "seed_oss", "arcee", "ernie4_5", "hunyuan_v1_dense", "mixtral", "smollm3",
-    "exaone", "glm", "olmo", "jais2", "ministral3", "phi", "afmoe",
+    "exaone", "glm", "olmo", "jais2", "ministral3", "phi", "afmoe", "hunyuan_v1_moe", "exaone_moe",
+    "gpt_neox",
 )  # fmt: skip
-ROUTED = ("glm4_moe", "dots1", "ernie4_5_moe", "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "minicpm3")
+ROUTED = (
+    "glm4_moe", "dots1", "ernie4_5_moe", "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "minicpm3",
+    "hunyuan_v1_moe", "exaone_moe", "glm_moe_dsa",
+)  # fmt: skip
+_UNGATED = {"ernie4_5_moe": None, "deepseek_v2": 1, "minicpm3": None, "hunyuan_v1_moe": None, "exaone_moe": None}
+"""``expert_gating_func`` of models whose experts are not chosen by sigmoids, or whose files leave it out."""
 
 
 def _routed_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
     """Numbers of ``ROUTED``: experts, and latent attention."""
     read, rope = config.get, config.get("rope_parameters") or {}
-    shared = read("n_shared_experts", read("moe_num_shared_experts", read("num_shared_experts")))
+    shared = read("num_shared_experts", read("n_shared_experts", read("moe_num_shared_experts")))
     integers: dict[str, Any] = {
         "expert_count": read(
             "n_routed_experts", read("moe_num_experts", read("num_experts", read("num_local_experts")))
         ),
-        "expert_used_count": read("moe_k", read("num_experts_per_tok")),
+        "expert_used_count": read("moe_k", read("moe_topk", read("num_experts_per_tok"))),
         "expert_feed_forward_length": read("moe_intermediate_size", read("intermediate_size")),
         "leading_dense_block_count": read(
             "first_k_dense_replace", read("moe_layer_start_index", read("num_dense_layers"))
         ),
         "expert_shared_count": shared,
         "interleave_moe_layer_step": read("moe_layer_interval"),
-        "expert_gating_func": {"ernie4_5_moe": None, "deepseek_v2": 1, "minicpm3": None}.get(config["model_type"], 2),
+        "expert_gating_func": _UNGATED.get(config["model_type"], 2),
     }
     if "kv_lora_rank" in config:
         turned, latent, own = config["qk_rope_head_dim"], config["kv_lora_rank"], config["qk_nope_head_dim"]
@@ -865,9 +874,17 @@ def _routed_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str
         integers |= {"attention.key_length": own + turned} if config["model_type"] == "minicpm3" else mla
         integers |= {"rope.dimension_count": turned, "attention.kv_lora_rank": latent,
                      "attention.q_lora_rank": read("q_lora_rank")}  # fmt: skip
+    if config["model_type"] == "glm_moe_dsa":
+        integers |= {"attention.indexer.head_count": config["index_n_heads"],
+                     "attention.indexer.key_length": config["index_head_dim"],
+                     "attention.indexer.top_k": config["index_topk"],
+                     "attention.indexer.types": [int(kind == "full") for kind in config["indexer_types"]]}  # fmt: skip
+    if config["model_type"] == "exaone_moe":
+        window = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", window)
     for name, value in integers.items():
         _replaced(writer, name, value)
-    if config["model_type"] in ("glm4_moe", "dots1", "deepseek_v3"):
+    if config["model_type"] in ("glm4_moe", "dots1", "deepseek_v3", "glm_moe_dsa", "exaone_moe"):
         writer.add_bool(f"{writer.arch}.expert_weights_norm", read("norm_topk_prob"))
     return {
         "expert_weights_scale": read("routed_scaling_factor", read("route_scale")),
@@ -884,6 +901,8 @@ def _yarn_keys(rope: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, An
 def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, float | None]:
     """Return the numbers of ``DENSE``, and windows; a base that ``alpha`` changes is in the file after the change."""
     read, rope = config.get, config.get("rope_parameters") or {}
+    if read("use_parallel_residual") is not None:
+        writer.add_parallel_residual(read("use_parallel_residual"))
     if read("sliding_window"):
         writer.add_uint32(f"{writer.arch}.attention.sliding_window", read("sliding_window"))
     eps = read("layer_norm_eps", read("norm_epsilon", read("norm_eps", 1e-5 if read("model_type") == "olmo" else None)))

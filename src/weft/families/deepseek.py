@@ -1,6 +1,7 @@
 """Models of DeepSeek V3's shape: experts that a bias and groups choose, after some dense layers.
 
-Attention is latent (DeepSeek V2 and V3, GLM 4.7 Flash, Youtu, MiniCPM 3) or usual (GLM 4.5, dots.llm1). Sources: the
+Attention is latent (DeepSeek V2 and V3, GLM 4.7 Flash, Youtu, MiniCPM 3) or usual (GLM 4.5, dots.llm1). That of
+DeepSeek V3.2 and GLM 5 sees tokens that an index chooses. Sources: the
 configuration class and the model of transformers 5.24 for each ``model_type``; their defaults are here.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from weft.families import reading
@@ -18,7 +20,7 @@ from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.decoders import FULL_KIND, Decoder, sizes
 from weft.families.delta import FeedDefaults, mtp_behind, read_kimi_feed_forwards, read_latent_attention, scale_of_rope
 from weft.families.dense import exaone_attention
-from weft.families.mixers.attention import Attention
+from weft.families.mixers.attention import Attention, Index
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, experts_per_token
@@ -48,6 +50,60 @@ def read_deepseek_v3(family: str, keys: ConfigKeys) -> Architecture:
     keys.only(scoring_func="sigmoid", topk_method="noaux_tc")
     return deepseek(keys, FeedDefaults(3, 18_432, 256, 2048, 2.5, 8, 4), turned_latent, family,
                     **sizes(129_280, 7168, 18_432, 61, 128, 128, 4096), **query_rank(keys, 1536))  # fmt: skip
+
+
+def read_deepseek_v32(family: str, keys: ConfigKeys) -> Architecture:
+    keys.only(scoring_func="sigmoid", topk_method="noaux_tc")
+    return deepseek(
+        keys, FeedDefaults(3, 18_432, 256, 2048, 2.5, 8, 4), partial(_choosing, interleaved=False), family,
+        **sizes(129_280, 7168, 18_432, 61, 128, 128, 163_840), **query_rank(keys, 1536), index_n_heads=64)  # fmt: skip
+
+
+def read_glm_moe_dsa(family: str, keys: ConfigKeys) -> Architecture:
+    """Read GLM 5: DeepSeek V3.2, in which layers may see what the layer before chose."""
+    keys.only(scoring_func="sigmoid", topk_method="noaux_tc")
+    architecture = deepseek(
+        keys, FeedDefaults(3, 12_288, 256, 2048, 2.5, 1, 1), partial(_choosing, interleaved=True), family,
+        **sizes(154_880, 6144, 12_288, 78, 64, 64, 202_752), **query_rank(keys, 2048), index_n_heads=32,
+        qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5)  # fmt: skip
+    own, feed = architecture.mixers[0], architecture.feed_forwards[-1]
+    assert isinstance(own, LatentAttention)
+    assert feed is not None
+    return replace(architecture, mtp=mtp_behind(keys, own, feed))
+
+
+def _choosing(keys: ConfigKeys, *, interleaved: bool) -> list[LatentAttention]:
+    """Return latent attention over tokens that an index chooses. ``interleaved``: default for the index."""
+    keys.only(mlp_bias=False)
+    count = keys.integer("num_hidden_layers")
+    reading.kinds_with_windows(keys, ("indexed_attention",), ["indexed_attention"] * count)
+    latent, dim = turned_latent(keys), keys.integer("index_head_dim", 128)
+    if latent.query_rank is None:
+        fail("q_lora_rank", None, "queries of the index come from the bottleneck of queries")
+    if dim < latent.shared_dim:
+        fail("index_head_dim", dim, f"its keys turn by qk_rope_head_dim {latent.shared_dim}")
+    index = Index(
+        keys.integer("index_n_heads"), dim, 1, keys.integer("index_topk", 2048), "tokens",
+        interleaved=keys.boolean("indexer_rope_interleave", interleaved))  # fmt: skip
+    own, reused = replace(latent, index=index), replace(latent, reuses_choice=True)
+    return [own if kind == _OWN else reused for kind in _index_kinds(keys, count)]
+
+
+_OWN = "full"
+
+
+def _index_kinds(keys: ConfigKeys, count: int) -> list[str]:
+    """Return "full" or "shared" for each layer: by ``indexer_types``, by a pattern of their initials, or from
+    ``index_skip_topk_offset`` - 1 on full in each ``index_topk_freq``-th layer."""
+    pattern, stated = keys.get("index_topk_pattern"), keys.get("indexer_types")
+    every, offset = keys.integer("index_topk_freq", 1, least=0), keys.integer("index_skip_topk_offset", 2, least=0)
+    if stated is None and pattern is not None:
+        stated = [{"F": _OWN, "S": "shared"}.get(kind, kind) for kind in pattern]
+    if stated is None:
+        stated = [_OWN if max(layer - offset + 1, 0) % max(every, 1) == 0 else "shared" for layer in range(count)]
+    if not isinstance(stated, list) or len(stated) != count or not {*stated} <= {_OWN, "shared"} or stated[0] != _OWN:
+        fail("indexer_types", stated, f"it must say full or shared of each of the {count} layers, full of the first")
+    return stated
 
 
 def read_youtu(family: str, keys: ConfigKeys) -> Architecture:
@@ -208,6 +264,8 @@ FAMILIES = (
     Family("glm4_moe", ("glm4_moe", "glm4v_moe_text"), read_glm4_moe, names=SHARED_NAMES),
     Family("glm4_moe_lite", ("glm4_moe_lite",), read_glm4_moe_lite, names=LATENT_NAMES),
     Family("deepseek_v3", ("deepseek_v3",), read_deepseek_v3, names=LATENT_NAMES),
+    Family("deepseek_v32", ("deepseek_v32",), read_deepseek_v32, names=LATENT_NAMES),
+    Family("glm_moe_dsa", ("glm_moe_dsa",), read_glm_moe_dsa, names=LATENT_NAMES),
     Family("deepseek_v2", ("deepseek_v2",), read_deepseek_v2, names=LATENT_NAMES),
     Family("youtu", ("youtu",), read_youtu, names=LATENT_NAMES),
     Family("minicpm3", ("minicpm3",), read_minicpm3, names=LATENT_NAMES),

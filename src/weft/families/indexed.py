@@ -233,7 +233,7 @@ def _pooled_index(keys: ConfigKeys, kinds: list[str]) -> Index:
     if chosen % block:
         fail("index_topk", chosen, f"it must be a multiple of index_kpool {block}")
     return Index(
-        keys.integer("index_n_heads", 32), keys.integer("index_head_dim", 128), block, chosen // block, learned=True
+        keys.integer("index_n_heads", 32), keys.integer("index_head_dim", 128), block, chosen // block, "learned"
     )
 
 

@@ -68,6 +68,9 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     # Sizes that transformers derives itself.
     "deepseek_v2": ("head_dim", "qk_head_dim"),
     "deepseek_v3": ("head_dim", "qk_head_dim"),
+    # mlp_layer_types has the content of the first key.
+    "deepseek_v32": ("first_k_dense_replace", "head_dim", "qk_head_dim"),
+    "glm_moe_dsa": ("first_k_dense_replace", "head_dim", "qk_head_dim"),
     "glm4_moe_lite": ("qk_head_dim",),
     "youtu": ("qk_head_dim",),
     "minicpm3": ("head_dim", "qk_head_dim"),

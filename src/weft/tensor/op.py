@@ -17,7 +17,8 @@ has a row for each token, ``_S..`` a state for each slot. Its laws, for all such
 - Runs with slot PAD start from zeros and write nothing. A tap writes the state after ``offset`` tokens.
 - Verify runs change no state; their inputs go into the log of the step.
 - Decodes use the recurrence, prefills the chunked form, with chunks on the grid of CHUNK_TOKENS positions.
-- A state that is not float32 is rounded after every token (``tensor.rounding``); ``layer`` is an input of it.
+- A state that is not float32 is rounded after every token (``tensor.rounding``), of which ``layer`` is an input. Only
+  Triton's chunked forms, in models of 16 bits, round after every chunk.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ The random bits are a hash of only (layer, position, element of the layer's stat
 
 A state is rounded after *every* token, in prefills as in decodes. So it is a function of only the tokens before it,
 independent of the cuts of runs, the slot and the step. Rounding at the ends of runs would be cheaper, but a prefill
-after a preemption would then give another state. docs/quantization.md has the cost.
+after a preemption would then give another state. docs/quantization.md has the cost. Chunked kernels on a GPU
+round after each chunk in models of 16 bits (decision 0081).
 
 Numbers beyond the dtype's largest saturate; NaN stays NaN. A token's output reads the state before it is rounded.
 """

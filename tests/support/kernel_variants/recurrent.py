@@ -8,6 +8,7 @@ import torch
 import triton
 
 from tests.support.kernel_variants.compilation import TYPES, Compilation, by_choice, compilation_of
+from weft.tensor.gpu.recurrence import in_chunks
 from weft.tensor.kernels import causal_conv as conv
 from weft.tensor.kernels import delta_gates as gating
 from weft.tensor.kernels import delta_rule as delta
@@ -24,12 +25,12 @@ def of_delta_rule() -> list[Compilation]:
 
 
 def _delta_recurrent_compilations(by_line: bool) -> list[Compilation]:
-    """Return the variants of decode for the inputs of models, and of prefill for states in few bits."""
+    """Return the variants of decode for the inputs of models, and of prefill for float32 inputs, states in few bits."""
     variants = []
     for dtype, state, prefill in (
         ("*bf16", "*fp32", False),
         ("*bf16", "*bf16", False),
-        ("*bf16", "*bf16", True),
+        ("*fp32", "*bf16", True),
         ("*fp16", "*fp16", False),
         ("*fp32", "*fp32", False),
     ):
@@ -49,9 +50,7 @@ def _delta_recurrent_compilations(by_line: bool) -> list[Compilation]:
 
 
 def _delta_chunk_compilations(by_line: bool) -> list[Compilation]:
-    scratch = dict.fromkeys(
-        ("q_left", "k_up", "k_left", "decay", "state", "carry_in", "carry_out", "g", "beta"), "*fp32"
-    )
+    scratch = dict.fromkeys(("q_left", "k_up", "k_left", "decay", "g", "beta"), "*fp32")
     dim, group = 128, 1 if by_line else 2
     prepare, prepare_blocks, own = delta._prepare_form(by_line, group, dim)
     variants = []
@@ -63,11 +62,13 @@ def _delta_chunk_compilations(by_line: bool) -> list[Compilation]:
         of_chunks = common | {"GROUP": group, "V": dim, "KP": dim, "BY_LINE": by_line}
         title = f"{_delta_form(by_line)} {{}} {dtype[1:]} {dim}".format
         variants.append(compilation_of(title("prepare"), prepare, pointers, common | own, prepare_blocks))
+        states = [state for state in TYPES if in_chunks(of, state)]
         for (blocks, sides), only in by_choice(partial(delta.chunk_blocks, of, by_line)):
-            sizes = {"BV": blocks.width, "SIDES": sides}
-            variants.append(
-                compilation_of(title("chunks"), delta.chunks, pointers, of_chunks | sizes, blocks, only=only)
-            )
+            sizes = of_chunks | {"BV": blocks.width, "SIDES": sides}
+            for state in states:
+                slots = dict.fromkeys(("state", "carry_in", "carry_out"), TYPES[state])
+                named = title("chunks") + f" state {TYPES[state][1:]}"
+                variants.append(compilation_of(named, delta.chunks, pointers | slots, sizes, blocks, only=only))
     return variants
 
 
@@ -110,26 +111,37 @@ def of_delta_gates() -> list[Compilation]:
 def of_mamba1() -> list[Compilation]:
     sizes = {"C": 8192, "N": 16, "NP": 16, "BC": mamba1.CHANNELS.width}
     weights = dict.fromkeys(("A", "D", "dt_bias", "begins", "steps"), "*fp32")
-    variants = [compilation_of("mamba1 link", mamba1._link, weights | {"state": "*fp32"}, sizes, mamba1.CHANNELS)]
+    variants = [
+        compilation_of(
+            f"mamba1 link state {state[1:]}", mamba1._link, weights | {"state": state}, sizes, mamba1.CHANNELS
+        )
+        for state in TYPES.values()
+    ]
     for name, dtype in TYPES.items():
-        pointers = weights | dict.fromkeys(("x", "dt", "b", "c", "out", "state"), dtype)
+        pointers = weights | dict.fromkeys(("x", "dt", "b", "c", "out"), dtype)
         short = str(name).removeprefix("torch.")
-        for flag in (False, True):
+        for state, prefill in _recurrent_states(name):
             variants.append(
                 compilation_of(
-                    f"mamba1 recurrent {short} prefill {flag}",
+                    f"mamba1 recurrent {short} state {state[1:]} prefill {prefill}",
                     mamba1._recurrent,
-                    pointers,
-                    sizes | {"PREFILL": flag},
+                    pointers | {"state": state},
+                    sizes | {"PREFILL": prefill},
                     mamba1.CHANNELS,
                 )
             )
+        for flag in (False, True):
             variants.append(
                 compilation_of(
                     f"mamba1 scan {short} ends {flag}", mamba1._scan, pointers, sizes | {"ENDS": flag}, mamba1.CHANNELS
                 )
             )
     return variants
+
+
+def _recurrent_states(inputs: torch.dtype) -> list[tuple[str, bool]]:
+    """Return types of states, each with its PREFILL: that of decodes, and those of prefills token by token."""
+    return [(TYPES[inputs], False), *((TYPES[state], True) for state in TYPES if not in_chunks(inputs, state))]
 
 
 def of_mamba2() -> list[Compilation]:
@@ -140,42 +152,43 @@ def of_mamba2() -> list[Compilation]:
     for name, dtype in TYPES.items():
         pointers = gates | dict.fromkeys(("x", "dt", "b", "c", "out"), dtype)
         short = str(name).removeprefix("torch.")
-        for prefill in (False, True):
+        for state, prefill in _recurrent_states(name):
             variants.append(
                 compilation_of(
-                    f"mamba2 recurrent {short} prefill {prefill}",
+                    f"mamba2 recurrent {short} state {state[1:]} prefill {prefill}",
                     mamba2._recurrent,
-                    pointers | {"state": dtype},
+                    pointers | {"state": state},
                     sizes | {"BP": mamba2.RECURRENT.width, "PREFILL": prefill},
                     mamba2.RECURRENT,
                     limits,
                 )
             )
-    scratch = dict.fromkeys(
-        (
-            "scores",
-            "sizes",
-            "whole_sums",
-            "rest_sums",
-            "pushes",
-            "decay",
-            "chunk_states",
-            "state",
-            "carry_in",
-            "carry_out",
-        ),
-        "*fp32",
-    )
-    for kind, width in (("*bf16", 128), ("*fp32", 128), ("*bf16", 256)):
+    scratch = dict.fromkeys(("scores", "sizes", "whole_sums", "rest_sums", "pushes", "decay", "chunk_states"), "*fp32")
+    for inputs, width in ((torch.bfloat16, 128), (torch.float32, 128), (torch.bfloat16, 256)):
+        kind = TYPES[inputs]
         pointers = gates | scratch | dict.fromkeys(("x", "dt", "b", "c", "out"), kind)
         heads = {"H": 32, "GROUP": 16, "N": width, "NP": width}
         before = mamba2.states_blocks(width)
-        for part, kernel, constants, blocks in (
-            ("prepare", mamba2._prepare, {"BH": 16}, mamba2.PREPARE),
-            ("states", mamba2._states, {"P": 64, "BP": before.width}, before),
-        ):
+        variants.append(
+            compilation_of(
+                f"mamba2 prepare {kind[1:]} {width}",
+                mamba2._prepare,
+                pointers,
+                heads | {"BH": 16},
+                mamba2.PREPARE,
+                limits,
+            )
+        )
+        for state in (state for state in TYPES if in_chunks(inputs, state)):
+            slots = dict.fromkeys(("state", "carry_in", "carry_out"), TYPES[state])
             variants.append(
-                compilation_of(f"mamba2 {part} {kind[1:]} {width}", kernel, pointers, heads | constants, blocks, limits)
+                compilation_of(
+                    f"mamba2 states {kind[1:]} {width} state {TYPES[state][1:]}",
+                    mamba2._states,
+                    pointers | slots,
+                    heads | {"P": 64, "BP": before.width},
+                    before,
+                )
             )
         for head_dim in (16, 32, 64):
             variants += [

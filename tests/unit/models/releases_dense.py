@@ -327,6 +327,30 @@ DENSE_RELEASES: dict[str, Config] = {
         "cohere2_moe", (256_000, 8192, 22_528, 40, 64, 64, 8192), head_dim=128, layer_norm_eps=1e-05,
         logit_scale=0.0625, num_experts=8, num_experts_per_tok=2, rope_theta=10_000.0, sliding_window=4096,
         tie_word_embeddings=True),
+    "deepseek_v32": release(  # DeepSeek-V3.2
+        "deepseek_v32", (129_280, 7168, 18_432, 61, 128, 128, 163_840), attention_bias=False, first_k_dense_replace=3,
+        index_head_dim=128, index_n_heads=64, index_topk=2048, kv_lora_rank=512, moe_intermediate_size=2048,
+        moe_layer_freq=1, n_group=8, n_routed_experts=256, n_shared_experts=1, norm_topk_prob=True,
+        num_experts_per_tok=8, num_nextn_predict_layers=1, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64,
+        rms_norm_eps=1e-06, rope_scaling={"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "type": "yarn",
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}, rope_theta=10_000, routed_scaling_factor=2.5,
+        scoring_func="sigmoid", topk_group=4, topk_method="noaux_tc", v_head_dim=128),
+    "glm_moe_dsa": release(  # the shape of GLM-5.2
+        "glm_moe_dsa", (154_880, 6144, 12_288, 78, 64, 64, 1_048_576), attention_bias=False, first_k_dense_replace=3,
+        index_head_dim=128, index_n_heads=32, index_skip_topk_offset=3, index_topk=2048, index_topk_freq=4,
+        indexer_rope_interleave=True, kv_lora_rank=512, moe_intermediate_size=2048, n_group=1, n_routed_experts=256,
+        n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8, num_nextn_predict_layers=1, q_lora_rank=2048,
+        qk_nope_head_dim=192, qk_rope_head_dim=64, rms_norm_eps=1e-05,
+        rope_parameters={"rope_theta": 8_000_000, "rope_type": "default"}, routed_scaling_factor=2.5,
+        scoring_func="sigmoid", topk_group=1, topk_method="noaux_tc", v_head_dim=256),
+    "falcon": release(  # falcon-7b-instruct
+        "falcon", (65_024, 4544, 0, 32, 71, 0, 2048), alibi=False, bias=False, hidden_act="gelu",
+        layer_norm_epsilon=1e-05, multi_query=True, new_decoder_architecture=False, parallel_attn=True,
+        tie_word_embeddings=True),
+    "falcon_40b": release(  # falcon-40b-instruct
+        "falcon", (65_024, 8192, 0, 60, 128, 0, 2048), alibi=False, bias=False, hidden_act="gelu",
+        layer_norm_epsilon=1e-05, multi_query=True, new_decoder_architecture=True, num_kv_heads=8, parallel_attn=True,
+        tie_word_embeddings=True),
     "phimoe": release(  # Phi-3.5-MoE-instruct
         "phimoe", (32_064, 4096, 6400, 32, 32, 8, 131_072), attention_bias=True, lm_head_bias=True,
         num_experts_per_tok=2, num_local_experts=16, original_max_position_embeddings=4096, rms_norm_eps=1e-05,

@@ -753,7 +753,7 @@ def test_glm5_next_is_read_as_released_and_where_it_is_silent() -> None:
     model = read_architecture(GLM_5_NEXT)
     assert model.mixers[0] == KimiDelta(64, 128, 4, decay_floor=-5.0)
     assert model.mixers[3] == LatentAttention(
-        64, 512, 0, 256, 256, 256**-0.5, query_rank=1536, norm_eps=1e-5, index=Index(32, 128, 16, 128, learned=True)
+        64, 512, 0, 256, 256, 256**-0.5, query_rank=1536, norm_eps=1e-5, index=Index(32, 128, 16, 128, "learned")
     )
     assert model.feed_forwards[2] == Dense(12288, limit=10.0)
     assert set(model.feed_forwards[3:]) == {

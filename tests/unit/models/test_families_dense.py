@@ -10,10 +10,11 @@ import pytest
 from tests.unit.models.releases_dense import DENSE_RELEASES
 from weft.errors import CheckpointError
 from weft.families import name_here, read_architecture
-from weft.families.mixers.attention import Attention, Growth, Rope
+from weft.families.mixers.attention import Attention, Growth, Index, Rope
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.residuals import Residual
+from weft.families.sharding import possible_tps
 
 
 def read(name: str, **changes: Any) -> Any:
@@ -94,6 +95,28 @@ def test_deepseek_v3_is_latent_with_a_head_behind_and_v2_chooses_groups_by_their
         read("deepseek_v2", topk_method="noaux_tc")
 
 
+def test_layers_of_glm_5_see_what_the_last_full_one_chose_and_those_of_deepseek_v32_choose_themselves() -> None:
+    model = read("glm_moe_dsa")
+    assert model.indexed == (0, 1, 2, *range(6, 78, 4))
+    assert [mixer.reuses_choice for mixer in model.mixers[2:7]] == [False, True, True, True, False]
+    assert model.mixers[0].index == Index(32, 128, 1, 2048, "tokens", interleaved=True)
+    assert model.mtp.attention.index == model.mixers[0].index, "the head after a layer without an index has one"
+    assert model.why_no_gpu == "attends over chosen blocks"
+    assert read("glm_moe_dsa", index_topk_pattern="F" + "S" * 77).indexed == (0,)
+    v32 = read("deepseek_v32")
+    assert {mixer.index for mixer in v32.mixers} == {Index(64, 128, 1, 2048, "tokens")}
+    plain = read("deepseek_v3").mixers[0]
+    assert replace(v32.mixers[0], index=None, rope=plain.rope) == plain
+    for key, value in (
+        ("indexer_types", ["shared"] * 78),
+        ("q_lora_rank", None),
+        ("index_head_dim", 32),
+        ("layer_types", ["full_attention"] * 78),
+    ):
+        with pytest.raises(CheckpointError, match=key):
+            read("glm_moe_dsa", **{key: value})
+
+
 def test_layers_of_llama4_with_positions_see_chunks_and_queries_of_the_others_grow() -> None:
     model = read("llama4")
     turned = [mixer.rope is not None for mixer in model.mixers[:4]]
@@ -141,7 +164,7 @@ def test_the_heads_of_phi_have_a_bias_and_queries_of_gpt_neox_as_many_keys() -> 
     assert (read("phi").head_bias, read("phi").residual) == (True, Residual(centred="bias", parallel="one"))
     neox = read("gpt_neox", num_key_value_heads=2)
     assert (neox.head_bias, neox.residual) == (False, Residual(centred="bias", parallel="two"))
-    assert set(neox.mixers) == {Attention(32, 32, 128, 128**-0.5, Rope(1e4, 32), bias=True)}
+    assert set(neox.mixers) == {Attention(32, 32, 128, 128**-0.5, Rope(1e4, 32), bias=True, grouped=True)}
 
 
 def test_phimoe_weighs_near_scores_and_turns_by_the_factors_of_long_texts() -> None:
@@ -169,6 +192,25 @@ def test_the_text_of_glm_4v_turns_the_part_that_it_states_and_always_has_biases(
     for key, value in (("attention_bias", False), ("head_dim", 64)):
         with pytest.raises(CheckpointError, match=key):
             read_architecture(text | {key: value})
+
+
+def test_falcons_have_one_norm_and_one_kv_head_or_two_norms_and_groups() -> None:
+    small, large = read("falcon"), read("falcon_40b")
+    assert set(small.mixers) == {Attention(71, 1, 64, 0.125, Rope(1e4, 64), grouped=True)}
+    assert set(large.mixers) == {Attention(128, 8, 64, 0.125, Rope(1e4, 64), grouped=True)}
+    assert (small.residual.parallel, large.residual.parallel) == ("one", "two")
+    assert (possible_tps(small), possible_tps(large)) == ([1], [1, 2, 4, 8]), "groups are not cut"
+    assert set(small.feed_forwards) == {Dense(18_176, "gelu", gated=False)}
+    assert read("falcon_40b", num_ln_in_parallel_attn=1).residual.parallel == "one", "Falcon 2 11B"
+    assert read("falcon", multi_query=False, parallel_attn=False).mixers[0].kv_heads == 71
+    for name, changes in (
+        ("falcon", {"alibi": True}),
+        ("falcon", {"num_ln_in_parallel_attn": 2}),
+        ("falcon_40b", {"parallel_attn": False}),
+        ("falcon", {"activation": "relu"}),
+    ):
+        with pytest.raises(CheckpointError, match=next(iter(changes))):
+            read(name, **changes)
 
 
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, make_checkpoint
 from tests.fixtures.mtp_heads import with_head
 from tests.oracle.model_driver import ModelDriver
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import ARCHITECTURES, write_gguf
 from weft.errors import CheckpointError
 from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.streams import StreamsBlock
@@ -56,7 +56,8 @@ CASES: dict[str, dict[str, Any]] = {
     "minimax_m2": {}, "afmoe": {"layer_types": None, "num_hidden_layers": 4}, "granite_moe_dense": {},
     "deepseek_v2": {}, "deepseek_v3": {}, "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "arcee": {}, "ernie4_5": {}, "hunyuan": {}, "mixtral": {"sliding_window": None}, "qwen2_moe": {
-        "mlp_only_layers": [], "use_sliding_window": False},
+        "mlp_only_layers": [], "use_sliding_window": False}, "hunyuan_moe": {}, "exaone_moe": {}, "gpt_neox": {},
+    "glm_moe_dsa": {"index_topk": 12},
 }  # fmt: skip
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
@@ -68,7 +69,7 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs"),
              ("rwkv7", "mixes"), ("glm5_next", "turned"), ("qwen4_exp", "plus_one"),
              ("qwen4_exp", "tiled"), ("gemma2", "plus_one"), ("nemotron", "plus_one"),
-             ("mixtral", "interleaved"), ("smollm3", "interleaved")]  # fmt: skip
+             ("mixtral", "interleaved"), ("smollm3", "interleaved"), ("gpt_neox", "ungrouped")]  # fmt: skip
 
 
 @functools.cache
@@ -120,6 +121,24 @@ def test_the_file_gives_the_logits_of_the_checkpoint(name: str, tmp_path: Path) 
     loaded = load_model(resolve_model(file), "float32")
     assert (logits(loaded) - expected(name)).abs().max().item() < TOLERANCE
     assert not loaded.warnings, "a tensor is not used"
+
+
+TWINS = (("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe"), ("qwen2", "qwen2vl"), ("llama", "internlm2"))
+"""Checkpoints, and architectures whose files have the same text under another name."""
+
+
+@pytest.mark.parametrize(("name", "architecture"), TWINS)
+def test_a_file_of_another_name_has_the_same_text(
+    name: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        if architecture.startswith("qwen3vl"):
+            writer.add_num_deepstack_layers(3)
+        if "vl" in architecture:
+            writer.add_rope_dimension_sections([24, 20, 20, 0])
+
+    monkeypatch.setitem(ARCHITECTURES, CHECKPOINTS[name][0], architecture)
+    assert distance(name, write_gguf(original(name), tmp_path / "model.gguf", change=change)) == 0
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])

@@ -22,6 +22,8 @@ from triton.compiler import make_backend
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+import weft.tensor.gpu.ahead  # noqa: F401  its table of torch.empty must not be made while that is replaced
+
 H100 = GPUTarget("cuda", 90, 32)
 
 

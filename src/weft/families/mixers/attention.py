@@ -66,26 +66,33 @@ class Growth:
 class Index:
     """Index that lets attention see ``chosen`` blocks of ``block`` tokens and the unfinished block after them. Each
     block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the same width score
-    the key, and the scores above 0 are added. ``learned``: the weights of tokens in the key of their block, and of
-    queries in the sum, are learned, and queries come from the bottleneck (GLM 5). Otherwise both are means, and a key
-    turns by the first position of its block (Qwen4). Every rank has the complete index."""
+    the key, and the scores above 0 are added. Every rank has the complete index.
+
+    ``kind``:
+        means     the key is the mean of its rows, and turns by the first position of its block; so is the sum (Qwen4)
+        learned   the weights of rows in the key, and of queries in the sum, are learned; queries come from the
+                  bottleneck (GLM 5 next)
+        tokens    each token is a block, and its key turns; weights in the sum are learned, and queries come from the
+                  bottleneck (DeepSeek V3.2). ``interleaved``: positions turn pairs of neighbours (GLM 5)
+    """
 
     queries: int
     key_dim: int
     block: int
     chosen: int
-    learned: bool = False
+    kind: Literal["means", "learned", "tokens"] = "means"
+    interleaved: bool = False
 
     @property
     def row_width(self) -> int:
         """Numbers that a token keeps: a key, and its weight if that is learned."""
-        return self.key_dim * (2 if self.learned else 1)
+        return self.key_dim * (2 if self.kind == "learned" else 1)
 
     def table(self, hidden: int, rank: int = 0, *, apart: bool = False) -> Table:
         """Return the tensors under ``indexer``; every rank has all of them. ``rank``: width of the query's bottleneck.
         ``apart``: queries and key are two tensors."""
         dim = self.key_dim
-        if not self.learned:
+        if self.kind == "means":
             both = (
                 (("index_q_proj", self.queries * dim), ("index_k_proj", dim))
                 if apart
@@ -97,15 +104,12 @@ class Index:
                 | norm_weight("k_norm", dim, "k_layernorm")
             )
         table = product("project", hidden, ("wk", dim)) | product("query", rank, ("wq_b", self.queries * dim))
-        table["project"] += (
-            Tensor("index_kpool_compress_gate", (dim, hidden)),
-            Tensor("weights_proj.weight", (self.queries, hidden)),
-        )
-        return (
-            table
-            | layer_norm("norm", dim, "k_norm")
-            | {"places": (Tensor("index_kpool_compress_ape", (self.block, dim), "plain"),)}
-        )
+        table |= layer_norm("norm", dim, "k_norm")
+        if self.kind == "learned":
+            table["project"] += (Tensor("index_kpool_compress_gate", (dim, hidden)),)
+            table["places"] = (Tensor("index_kpool_compress_ape", (self.block, dim), "plain"),)
+        table["project"] += (Tensor("weights_proj.weight", (self.queries, hidden)),)
+        return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,7 @@ class Attention(Mixer):
         bias             the projections have biases
         value_dim        numbers of a value, if fewer than those of a key; memory keeps values as wide as keys
         value_factor     factor on values (MiMo V2 Flash)
+        grouped          a tensor of all three has the rows of each KV head after the queries that share it
         kv_copies        number of ranks that hold the same KV heads, if there are fewer KV heads than ranks
 
     Scores and output:
@@ -192,6 +197,7 @@ class Attention(Mixer):
     chunk: int | None = None
     value_dim: int = 0
     value_factor: float = 1.0
+    grouped: bool = False
 
     @property
     def index_width(self) -> int:
@@ -238,12 +244,10 @@ class Attention(Mixer):
         gates: str = "g_proj",
         gate: str | None = None,
         joined: str = "",
-        by_head: bool = False,
     ) -> Table:
         """Return the tensors of the projections and their norms. ``inputs``: width of the input, if that is not the
         stream. ``gate``: name of a gate that is stored by itself; None: its rows are in the query projection.
-        ``joined``: name of one tensor with the rows of queries, keys and values; ``by_head``: these rows are head by
-        head. Head gates have no bias."""
+        ``joined``: name of one tensor with the rows of queries, keys and values. Head gates have no bias."""
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
         values = replace(keys, width=self.value_dim or self.head_dim)
@@ -253,7 +257,9 @@ class Attention(Mixer):
         own = (("k_proj", keys), ("v_proj", values))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
         parts: tuple[tuple[str, Dim], ...] = (("q_proj", query_rows), *apart, *own)
         if joined:
-            parts = ((joined, Units(self.heads, 3 * self.head_dim) if by_head else (queries, keys, keys)),)
+            group = self.heads // self.kv_heads + 2
+            grouped = self.grouped and self.kv_copies == 1  # of one group, which ranks share, the order is the same
+            parts = ((joined, Units(self.kv_heads, group * self.head_dim) if grouped else (queries, keys, keys)),)
         table = product("qkv", read, *parts, bias=self.bias)
         if self.head_gated:
             table["qkv"] += (Tensor(f"{gates}.weight", (Units(self.heads), read)),)

@@ -18,7 +18,8 @@ class LatentAttention(Mixer):
     ``own_dim`` and ``value_dim``: numbers of key and of value that each head makes of the latent. ``query_rank``: width
     of the bottleneck of queries, None for a plain projection. ``rope`` turns the shared part; None for no positions
     (Kimi). ``head_gated``: the output is multiplied by the sigmoid of one number per head (Ling 3); ``gated``: of a
-    number for each number of the output (GigaChat 3.5). ``index``: tokens see only chosen blocks (GLM 5). ``norm_eps``
+    number for each number of the output (GigaChat 3.5). ``index``: tokens see only chosen blocks (GLM 5);
+    ``reuses_choice``: those that the last layer with an index chose. ``norm_eps``
     and ``norm_gate``: epsilon and gate of the norms inside; ``query_factor`` and ``latent_factor``: factors on the
     outputs of these norms. ``interleaved``: positions turn pairs of neighbours, otherwise halves (MiniCPM 3)."""
 
@@ -42,6 +43,7 @@ class LatentAttention(Mixer):
     query_factor: float = 1.0
     latent_factor: float = 1.0
     interleaved: bool = True
+    reuses_choice: bool = False
 
     @property
     def index_width(self) -> int:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from weft.families.mixers.attention import Attention, Index, KeyIndex
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.chosen import IndexBlock, read_index
-from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of
+from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of, neighbours_apart
 from weft.models.weights import Order
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -104,7 +104,7 @@ class AttentionBlock:
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> None:
         """Write the keys and values of the tokens, without an output."""
         if self.index is not None and cache.index is not None:
-            self.index.write(x_TD, inputs, cache.index)
+            self.index.write(x_TD, inputs, cache.index, cos_sin)
         write_projected(self._projected(x_TD), self.core, inputs, cache, cos_sin)
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
@@ -119,12 +119,23 @@ def chosen(
     inputs: StepInputs,
     cache: LayerCache,
     cos_sin: CosSin | None,
+    *,
+    reused: bool = False,
 ) -> Seen | None:
-    """Return the tokens that each token sees by ``index``; None for all before it."""
+    """Return the tokens that each token sees by ``index``; None for all before it. ``reused``: those of the last layer
+    with an index.
+    """
+    if reused:
+        before: Seen | None = inputs.runs.memo[_CHOICE]
+        return before
     if index is None:
         return None
     assert cache.index is not None, "an index without pages"
-    return index(x_TD, bottleneck_TR, inputs, cache.index, cos_sin)
+    seen = inputs.runs.memo[_CHOICE] = index(x_TD, bottleneck_TR, inputs, cache.index, cos_sin)
+    return seen
+
+
+_CHOICE = "choice"
 
 
 def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
@@ -135,20 +146,18 @@ def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tens
     return split.transpose(0, 1).reshape(weight.shape)
 
 
-def neighbours_apart(rows: torch.Tensor, *, head_dim: int, turned: int) -> torch.Tensor:
-    """Return ``rows`` [heads x head_dim, ...]: among the first ``turned`` of each head those of even number first."""
-    rows_HD = rows.view(-1, head_dim, *rows.shape[1:])
-    return torch.cat((rows_HD[:, :turned:2], rows_HD[:, 1:turned:2], rows_HD[:, turned:]), dim=1).flatten(0, 1)
-
-
 def halves_swapped(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
     """Return ``rows`` [heads x head_dim, ...] with the halves of each head swapped. So they turn the other way."""
     return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).flip(1).flatten(0, 2)
 
 
-def parts_apart(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
-    """Return all rows of queries, then those of keys, then those of values, of ``rows`` [heads x 3 x head_dim, ...]."""
-    return rows.view(-1, 3, head_dim, *rows.shape[1:]).transpose(0, 1).flatten(0, 2)
+def parts_apart(rows: torch.Tensor, *, head_dim: int, queries: int) -> torch.Tensor:
+    """Return all rows of queries, then those of keys, then those of values, of ``rows`` [KV heads x (queries + 2) x
+    head_dim, ...].
+    """
+    rows_GHD = rows.view(-1, queries + 2, head_dim, *rows.shape[1:])
+    parts = torch.split(rows_GHD, [queries, 1, 1], dim=1)
+    return torch.cat([part.flatten(0, 2) for part in parts])
 
 
 def read_attention(
@@ -160,13 +169,12 @@ def read_attention(
     norms: tuple[str, str] = ("q_norm", "k_norm"),
     gate: str | None = None,
     joined: str = "",
-    by_head: bool = False,
     paired: bool = False,
     backwards: bool = False,
 ) -> AttentionBlock:
     """Return one projection, with the gate's rows moved after the query's (``gate``: they are stored by
     themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end. ``joined``: the tensor that has the
-    rows of all three, if the files have it, ``by_head``: head by head. ``paired``: positions turn pairs of
+    rows of all three, if the files have it. ``paired``: positions turn pairs of
     neighbours; ``backwards``: the other way."""
     source = read.source
     if shape.kv_of is not None:  # releases of Gemma 4 have keys and values of such layers; nothing uses them
@@ -174,7 +182,7 @@ def read_attention(
             source.leave_all(f"{name}.{part}.")
     gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
     joined = joined if source.has(f"{name}.{joined}.weight") else ""
-    stored = shape.table(read.hidden, out=out, norms=norms, gates=gates, gate=gate, joined=joined, by_head=by_head)
+    stored = shape.table(read.hidden, out=out, norms=norms, gates=gates, gate=gate, joined=joined)
     table = read.table(stored, name)
     bias = table.get("qkv.bias")
     if bias is not None and shape.head_gated:
@@ -193,8 +201,9 @@ def read_attention(
         if bias is not None:
             turned = (shape.heads + shape.kv_heads) * shape.head_dim
             bias[:turned] = order(bias[:turned])
-    if by_head:
-        orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim)
+    if shape.grouped:
+        queries = shape.heads // shape.kv_heads
+        orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim, queries=queries)
         bias = None if bias is None else order(bias)
         for mask in ("bias", "masked_bias"):  # masks in files of old versions
             source.leave_all(f"{name}.{mask}")
@@ -205,10 +214,15 @@ def read_attention(
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
         qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
         shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
-    v_norm = None
-    if shape.values_normed and shape.kv_of is None:
-        v_norm = torch.ones(shape.head_dim, dtype=source.dtype, device=source.device)
     index = None
     if isinstance(shape.index, Index):
         index = read_index(read, shape.index, name, shape.rope)
-    return AttentionBlock(shape, qkv, table.linear("out"), q_norm, k_norm, table.get("sinks"), v_norm, index)
+    return AttentionBlock(
+        shape, qkv, table.linear("out"), q_norm, k_norm, table.get("sinks"), _v_norm(read, shape), index
+    )
+
+
+def _v_norm(read: BlockReader, shape: Attention) -> torch.Tensor | None:
+    if not shape.values_normed or shape.kv_of is not None:
+        return None
+    return torch.ones(shape.head_dim, dtype=read.source.dtype, device=read.source.device)

@@ -6,22 +6,26 @@ these rows.
                                              position
     learned   x_TD --project--> [ key | weight | query weights ];  the query's bottleneck --> queries
                                   norm  +--> pages; a block's key: sum of keys by softmax(weight + place)
+    tokens    x_TD --project--> [ key | query weights ];  the query's bottleneck --> queries: rotary
+                                  norm, rotary --> pages
 
-Every rank has the complete index, so all ranks choose alike. Sources: transformers ``Qwen4ExpTextQSAIndexer`` and
-``Glm5NextTextIndexer``.
+Every rank has the complete index, so all ranks choose alike. Sources: transformers ``Qwen4ExpTextQSAIndexer``,
+``Glm5NextTextIndexer``, ``DeepseekV32Indexer`` and ``GlmMoeDsaIndexer``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from weft.families.mixers.attention import Index, Rope
 from weft.models.block_reader import BlockReader
-from weft.models.blocks.linear import Linear, Norm, by_head
+from weft.models.blocks.linear import Linear, Norm, by_head, neighbours_apart
 from weft.models.rotary import RotaryTable
+from weft.models.weights import Order
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.chosen_blocks import Seen, choose_blocks, sees_all, write_index
@@ -50,7 +54,7 @@ class MeanIndex:
     ) -> Seen | None:
         """Return the chosen tokens, None if every token sees all that is before it."""
         shape = self.shape
-        q_TC = self.write(x_TD, inputs, cache)
+        q_TC = self.write(x_TD, inputs, cache, cos_sin)
         if sees_all(inputs.runs, shape):
             return None
         assert cos_sin is not None, "an index without rotary tables"
@@ -59,7 +63,7 @@ class MeanIndex:
         weights_TH = q_THD.new_full(q_THD.shape[:2], shape.key_dim**-0.5)
         return choose_blocks(q_THD, weights_TH, cache, inputs.runs, shape)
 
-    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
+    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> torch.Tensor:
         """Write the rows that the tokens keep. Return the queries of the tokens."""
         shape = self.shape
         q_TC, row_TW = torch.split(self.project(x_TD), [shape.queries * shape.key_dim, shape.key_dim], dim=-1)
@@ -73,10 +77,9 @@ class MeanIndex:
 
 
 @dataclass(slots=True)
-class LearnedIndex:
-    """Index with learned weights. ``project``: rows key [key_dim], weight [key_dim], query weights [queries];
-    ``query``: [queries * key_dim, rank]. ``norm``, ``norm_bias``: a layer norm of keys; ``places_KD``: added to
-    weights, by the place in a block.
+class TokenIndex:
+    """Index whose blocks are tokens. ``project``: rows key [key_dim], query weights [queries]; ``query``: [queries *
+    key_dim, rank]. ``norm``, ``norm_bias``: a layer norm of keys. Keys and queries turn as the attention does.
     """
 
     shape: Index
@@ -84,7 +87,6 @@ class LearnedIndex:
     query: Linear
     norm: torch.Tensor
     norm_bias: torch.Tensor
-    places_KD: torch.Tensor
 
     def __call__(
         self,
@@ -99,22 +101,51 @@ class LearnedIndex:
         """
         shape, dim = self.shape, self.shape.key_dim
         assert bottleneck_TR is not None, "an index that reads a bottleneck"
-        weights_TH = self.write(x_TD, inputs, cache)
+        weights_TH = self.write(x_TD, inputs, cache, cos_sin)
         if sees_all(inputs.runs, shape):
             return None
-        q_THD = by_head(self.query(bottleneck_TR), shape.queries)
+        q_THD = self._turned(by_head(self.query(bottleneck_TR), shape.queries), cos_sin)
         weights_TH = weights_TH.float() * (dim * shape.queries) ** -0.5
         return choose_blocks(q_THD, weights_TH, cache, inputs.runs, shape)
 
-    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
+    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> torch.Tensor:
+        """Write the rows that the tokens keep. Return the weights of their queries."""
+        shape, dim = self.shape, self.shape.key_dim
+        key_TD, weights_TH = torch.split(self.project(x_TD), [dim, shape.queries], dim=-1)
+        key_TD = self._turned(self._normed(key_TD)[:, None], cos_sin)[:, 0]
+        write_index(key_TD, _no_keys, cache, inputs.positions_T, inputs.runs, shape)
+        return weights_TH
+
+    def _normed(self, key_TD: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(key_TD, (self.shape.key_dim,), self.norm, self.norm_bias, 1e-6)
+
+    def _turned(self, x_THD: torch.Tensor, cos_sin: CosSin | None) -> torch.Tensor:
+        assert cos_sin is not None, "an index without rotary tables"
+        return rotary(x_THD, x_THD[:, :1], *cos_sin)[0]
+
+
+def _no_keys(rows_NKW: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("the row of a token is its key")
+
+
+@dataclass(slots=True)
+class LearnedIndex(TokenIndex):
+    """Index of blocks with learned weights. ``project``: rows key [key_dim], weight [key_dim], query weights [queries];
+    ``places_KD``: added to weights, by the place in a block. Nothing turns.
+    """
+
+    places_KD: torch.Tensor
+
+    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> torch.Tensor:
         """Write the rows that the tokens keep. Return the weights of their queries."""
         shape, dim = self.shape, self.shape.key_dim
         key_TD, weight_TD, weights_TH = torch.split(self.project(x_TD), [dim, dim, shape.queries], dim=-1)
-        key_TD = F.layer_norm(key_TD, (dim,), self.norm, self.norm_bias, 1e-6)
-        write_index(
-            torch.cat((key_TD, weight_TD), dim=-1), self._block_keys, cache, inputs.positions_T, inputs.runs, shape
-        )
+        row_TW = torch.cat((self._normed(key_TD), weight_TD), dim=-1)
+        write_index(row_TW, self._block_keys, cache, inputs.positions_T, inputs.runs, shape)
         return weights_TH
+
+    def _turned(self, x_THD: torch.Tensor, cos_sin: CosSin | None) -> torch.Tensor:
+        return x_THD
 
     def _block_keys(self, rows_NKW: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:
         keys_NKD, weights_NKD = rows_NKW.chunk(2, dim=-1)
@@ -122,13 +153,13 @@ class LearnedIndex:
         return (shares_NKD * keys_NKD.to(self.norm.dtype)).sum(1)
 
 
-IndexBlock = MeanIndex | LearnedIndex
+IndexBlock = MeanIndex | TokenIndex
 
 
 def read_index(read: BlockReader, shape: Index, name: str, rope: Rope | None, rank: int = 0) -> IndexBlock:
     apart = read.source.has(f"{name}.indexer.index_q_proj.weight")  # of GGUF files
     table = read.table(shape.table(read.hidden, rank, apart=apart), f"{name}.indexer")
-    if shape.learned:
+    if shape.kind == "learned":
         return LearnedIndex(
             shape,
             table.linear("project"),
@@ -138,5 +169,14 @@ def read_index(read: BlockReader, shape: Index, name: str, rope: Rope | None, ra
             table.tensor("places"),
         )
     assert rope is not None
+    if shape.kind == "tokens":
+        order: Order = partial(neighbours_apart, head_dim=shape.key_dim, turned=rope.rotary_dim * shape.interleaved)
+        return TokenIndex(
+            shape,
+            table.linear("project", orders={"wk.weight": order}),
+            table.linear("query", orders={"wq_b.weight": order}),
+            order(table.tensor("norm")),
+            order(table.tensor("norm.bias")),
+        )
     q_norm, k_norm = (table.norm(role, read.eps, plus_one=read.plus_one) for role in ("q_norm", "k_norm"))
     return MeanIndex(shape, table.linear("project"), q_norm, k_norm, RotaryTable(rope, read.source.device))

@@ -72,7 +72,7 @@ class LatentAttentionBlock:
         if scale is not None:
             # Powers of two: the row is divided by its scale, and queries and outputs are multiplied, exactly.
             q_THW, row_TW = q_THW * scale, row_TW / scale
-        seen = chosen(self.index, x_TD, asked_TR, inputs, cache, cos_sin)
+        seen = chosen(self.index, x_TD, asked_TR, inputs, cache, cos_sin, reused=shape.reuses_choice)
         if seen is None:
             o_THC = latent_attention(
                 q_THW,
@@ -100,7 +100,7 @@ class LatentAttentionBlock:
         """Write the latents of the tokens, without an output."""
         assert cache.k is not None, "a latent attention layer without pages"
         if self.index is not None and cache.index is not None:
-            self.index.write(x_TD, inputs, cache.index)
+            self.index.write(x_TD, inputs, cache.index, cos_sin)
         _, latent_TC, shared_TS, _ = self._projected(x_TD)
         if cos_sin is not None:
             shared_TS = rotary(shared_TS[:, None], shared_TS[:, None], *cos_sin)[1][:, 0]

@@ -156,6 +156,12 @@ class Norm:
         return y if self.gate is None else self.gate(y)
 
 
+def neighbours_apart(rows: torch.Tensor, *, head_dim: int, turned: int) -> torch.Tensor:
+    """Return ``rows`` [heads x head_dim, ...]: among the first ``turned`` of each head those of even number first."""
+    rows_HD = rows.view(-1, head_dim, *rows.shape[1:])
+    return torch.cat((rows_HD[:, :turned:2], rows_HD[:, 1:turned:2], rows_HD[:, turned:]), dim=1).flatten(0, 1)
+
+
 def by_turns(rows: torch.Tensor) -> torch.Tensor:
     """Return the first half of rows, then the second, of halves whose rows take turns."""
     return torch.cat((rows[0::2], rows[1::2]))

@@ -6,14 +6,14 @@
     nemotron_h[_moe]         nemotron_h           A = -exp(A_log); experts stacked
     falcon-h1                falcon_h1            all multipliers folded into the weights
     jamba, mamba, mamba2     jamba, mamba, mamba2 A = -exp(A_log); convolutions squeezed
-    qwen3, qwen3moe          qwen3, qwen3_moe
+    qwen3[vl], qwen3[vl]moe  qwen3, qwen3_moe     towers are files of their own
     gpt-oss, gptoss          gpt_oss              rows of gate and up apart; Ollama's ``gptoss``
     llama                    llama                rows of q and k interleaved
     qwen35[moe], qwen3next, qwen4exp              ``delta``
     kimi-linear, bailingmoe3, gigachat35, glm5-next         ``latent``
     gemma3, gemma4                                ``gemma``
     rwkv7                                         ``rwkv``
-    deepseek2, minicpm3                           ``latent``
+    deepseek2, glm-dsa, minicpm3                  ``latent``
     qwen2, phi3, gemma, gemma2, glm4 ...          ``dense``
     glm4moe, dots1, minimax-m2, afmoe ...         ``routed``
 
@@ -41,7 +41,7 @@ from weft.models.gguf.delta import qwen4exp, qwen_hybrid
 from weft.models.gguf.gemma import gemma3, gemma4
 from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
-from weft.models.gguf.latent import deepseek2, gigachat35, glm5_next, kimi_linear, ling, minicpm3
+from weft.models.gguf.latent import deepseek2, gigachat35, glm5_next, glm_dsa, kimi_linear, ling, minicpm3
 from weft.models.gguf.parts import LOG, FileLayout, Names, Undo
 from weft.models.gguf.rwkv import rwkv7
 
@@ -332,8 +332,9 @@ def _mamba_alone(keys: GgufKeys) -> FileLayout:
 
 def _plain(keys: GgufKeys) -> FileLayout:
     """Return the layout of models with attention in every layer: Qwen3 with norms of queries and keys, Llama with
-    interleaved rows.
+    interleaved rows. Rows of pictures that Qwen3-VL adds in some layers change no text.
     """
+    keys.seen.add("n_deepstack_layers")
     llama, count = keys.architecture == "llama", keys.integer("expert_count", 0)
     if llama and count:
         mixtral = dense.of_row(keys, dense.MIXTRAL)
@@ -415,9 +416,11 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "lfm2": _lfm2, "lfm2moe": _lfm2, "qwen35": qwen_hybrid, "qwen35moe": qwen_hybrid,
     "qwen3next": qwen_hybrid, "granitehybrid": _granite, "granite": _granite, "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h, "falcon-h1": _falcon_h1, "jamba": _jamba, "mamba": _mamba_alone,
-    "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss,
+    "mamba2": _mamba_alone, "llama": _plain, "gpt-oss": _gpt_oss,
+    **dict.fromkeys(("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"), _plain),
     "gptoss": _gpt_oss, "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35,
     "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next,
-    "deepseek2": deepseek2, "minicpm3": minicpm3,
+    "deepseek2": deepseek2, "glm-dsa": glm_dsa, "minicpm3": minicpm3,
+    "gptneox": dense.gptneox,
     **dict.fromkeys(_ROWS, lambda keys: dense.of_row(keys, _ROWS[keys.architecture])),
 }  # fmt: skip

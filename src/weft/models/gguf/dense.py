@@ -5,6 +5,7 @@
     phi3, glm4                                      queries, keys and values, or gate and up, are one tensor
     olmo2, exaone4                                  norms that follow blocks
     command-r, cohere2, starcoder2, stablelm        norms that subtract the mean
+    gptneox                                         the same; rows of each head apart
 
 Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
 """
@@ -12,14 +13,15 @@ Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from weft.models.gguf import parts
 from weft.models.gguf.keys import GgufKeys
 from weft.models.gguf.parts import FileLayout, Names, Undo
 
-_FULL, _WINDOW = "full_attention", "sliding_attention"
 _LAYERS_27B = 46
 """Layers of Gemma 2 27B, whose scores are scaled by the width of the stream."""
 More = Callable[[GgufKeys, dict[str, Any]], dict[str, Any]]
@@ -45,10 +47,9 @@ def _window(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def every_fourth(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the kinds of a file with windows, and the scale of its logits."""
+    """Return the windows of a file in which every fourth layer has none."""
     window = keys.integer("attention.sliding_window", 0)
-    kinds = [_WINDOW if window and (layer + 1) % 4 else _FULL for layer in range(keys.layers)]
-    return {"sliding_window": window or None, "layer_types": kinds}
+    return {"sliding_window": window or None, "layer_types": parts.window_kinds(keys, window, every=4)}
 
 
 def _scaled(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +117,8 @@ AFTER: Names = {"post_attention_norm": "post_attention_layernorm", "post_ffw_nor
 _GATE_UP: Names = {"ffn_up": "mlp.gate_up_proj"}
 ROWS: dict[str, DenseLayout] = {
     "qwen2": DenseLayout("qwen2"),
+    "qwen2vl": DenseLayout("qwen2"),
+    "internlm2": DenseLayout("llama", interleaved=True),
     "qwen2moe": DenseLayout("qwen2_moe", parts.sparse("mlp") | parts.shared("mlp.shared_expert") | {
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}, more=_qwen2moe),
     "phi3": DenseLayout("phi3", {"attn_qkv": "self_attn.qkv_proj", **_GATE_UP}, more=_window),
@@ -167,4 +170,17 @@ def of_row(keys: GgufKeys, row: DenseLayout) -> FileLayout:
     return FileLayout(config, whole, names, undo | {f"{name}.weight": _MINUS_ONE for name in shifted})
 
 
+def gptneox(keys: GgufKeys) -> FileLayout:
+    """Return the layout of GPT-NeoX. The converter puts the rows of each head into all queries, keys, values."""
+    layout = of_row(keys, _NEOX)
+    heads, width = layout.config["num_attention_heads"], layout.config["head_dim"]
+    rows = np.arange(3 * heads * width).reshape(3, heads, width).transpose(1, 0, 2).reshape(-1)
+    joined = "attention.query_key_value"
+    return replace(layout, undo={f"{joined}.{end}": Undo(rows=rows) for end in ("weight", "bias")})
+
+
+_NEOX = DenseLayout("gpt_neox", {
+    "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense", "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h"}, "layer_norm_eps", final_norm="final_layer_norm", more=lambda keys, config: {
+    "use_parallel_residual": keys.boolean("use_parallel_residual", True)})  # fmt: skip
 _MINUS_ONE = Undo(values="minus_one")

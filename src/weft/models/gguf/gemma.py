@@ -19,10 +19,8 @@ import numpy as np
 
 from weft.models.gguf import parts
 from weft.models.gguf.keys import GgufKeys
-from weft.models.gguf.parts import FileLayout, Names, Undo
+from weft.models.gguf.parts import FULL_KIND, WINDOW_KIND, FileLayout, Names, Undo
 
-_FULL, _WINDOW = "full_attention", "sliding_attention"
-_EVERY = 6
 _LAYERS_27B = 62
 _TURNS = 1e6
 """Divisor above which a dim does not turn."""
@@ -46,7 +44,7 @@ def gemma3(keys: GgufKeys) -> FileLayout:
     config = (
         _config(keys, "gemma3_text")
         | attended
-        | {"query_pre_attn_scalar": divisor, "rope_parameters": {_FULL: full, _WINDOW: _window_rope(keys)}}
+        | {"query_pre_attn_scalar": divisor, "rope_parameters": {FULL_KIND: full, WINDOW_KIND: _window_rope(keys)}}
     )
     shifted = Undo(values="minus_one")
     undo = {f"{name}.weight": shifted for name in ("model.norm", *_NAMES.values()) if str(name).endswith("norm")}
@@ -64,21 +62,21 @@ def gemma4(keys: GgufKeys) -> FileLayout:
     config |= {
         "num_attention_heads": keys.integer("attention.head_count", least=1),
         "head_dim": window_dim,
-        "num_key_value_heads": kv_heads[kinds.index(_WINDOW) if _WINDOW in kinds else 0],
+        "num_key_value_heads": kv_heads[kinds.index(WINDOW_KIND) if WINDOW_KIND in kinds else 0],
         "num_kv_shared_layers": reused,
         "intermediate_size": widths[0],
         "use_double_wide_mlp": widths[-1] == 2 * widths[0],
         "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": config["vocab_size"],
         "attention_k_eq_v": any(
-            kind == _FULL and not has for kind, has in list(zip(kinds, has_values, strict=True))[: layers - reused]
+            kind == FULL_KIND and not has for kind, has in list(zip(kinds, has_values, strict=True))[: layers - reused]
         ),
         "per_layer_config": {
             str(layer): {"head_dim": full_dim, "num_key_value_heads": kv_heads[layer]}
             for layer, kind in enumerate(kinds)
-            if kind == _FULL
+            if kind == FULL_KIND
         },
-        "rope_parameters": {_FULL: _partial_rope(keys, full_dim), _WINDOW: _window_rope(keys)},
+        "rope_parameters": {FULL_KIND: _partial_rope(keys, full_dim), WINDOW_KIND: _window_rope(keys)},
     }
     if any(keys.layers_with("ffn_gate_inp.weight")):
         config |= {
@@ -119,27 +117,10 @@ def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
         rms_norm_eps=parts.eps(keys),
         hidden_activation="gelu_pytorch_tanh",
         sliding_window=window or None,
-        layer_types=_kinds(keys, window),
+        layer_types=parts.window_kinds(keys, window, every=6),
         intermediate_size=keys.integer("feed_forward_length", least=1),
         final_logit_softcapping=cap or None,
     )
-
-
-def _kinds(keys: GgufKeys, window: int) -> list[str]:
-    """Return the kind of each layer. The key is a list with a flag for each layer that has a window, or a number n:
-    every n-th layer has none.
-    """
-    stated = keys.get("attention.sliding_window_pattern", _EVERY)
-    if isinstance(stated, np.ndarray):
-        has_window = [bool(flag) for flag in stated.tolist()]
-    elif isinstance(stated, list):
-        has_window = [bool(flag) for flag in stated]
-    else:
-        every = keys.integer("attention.sliding_window_pattern", _EVERY, least=1)
-        has_window = [(layer + 1) % every > 0 for layer in range(keys.layers)]
-    if len(has_window) != keys.layers:
-        keys.fail("attention.sliding_window_pattern", stated, f"the file has {keys.layers} layers")
-    return [_WINDOW if has and window else _FULL for has in has_window]
 
 
 def _window_rope(keys: GgufKeys) -> dict[str, Any]:

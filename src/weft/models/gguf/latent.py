@@ -1,10 +1,11 @@
-"""Kimi Linear, Ling 3, GigaChat 3.5 and GLM-5-next in GGUF files: delta layers and latent attention.
+"""Kimi Linear, Ling 3, GigaChat 3.5, GLM 5 and others in GGUF files: delta layers and latent attention.
 
     architecture    model_type        changes by the converter besides names
     kimi-linear     kimi_linear       A = -exp(A_log); convolutions [1, C, 1, K]; kv_b_proj apart
     bailingmoe3     bailing_hybrid    A = exp(A_log), and as these
     gigachat35      gigachat3_5       A = -exp(A_log); norms + 1; q, k, v and z, b and a ungrouped; kv_b_proj
     glm5-next       glm5_next         as kimi-linear
+    glm-dsa         glm_moe_dsa       kv_b_proj apart
 
 **kv_b_proj apart.** llama.cpp multiplies queries with the matrix that makes keys of latents. So its converter cuts the
 matrix, head by head, into keys and values, and transposes the keys' part:
@@ -19,6 +20,7 @@ Source: llama.cpp's ``conversion`` package.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -257,6 +259,33 @@ def glm5_next(keys: GgufKeys) -> FileLayout:
         for part in ("fn", "base", "scale")
     }
     return FileLayout(config, parts.WHOLE, _NAMES | names, {"self_attn.A_log": LOG})
+
+
+def glm_dsa(keys: GgufKeys) -> FileLayout:
+    """Return the layout of GLM 5. Files that do not say which layers have an index are of GLM 5 and 5.1, where all
+    have one, or, with a longer context, of GLM 5.2, as llama.cpp takes them.
+    """
+    layout = deepseek2(keys)
+    if layout.config["model_type"] != "deepseek_v3":
+        keys.fail("expert_gating_func", keys.get("expert_gating_func"), "the file has no bias on the choice of experts")
+    config = layout.config | {
+        "model_type": "glm_moe_dsa",
+        "index_n_heads": keys.integer("attention.indexer.head_count", least=1),
+        "index_head_dim": keys.integer("attention.indexer.key_length", least=1),
+        "index_topk": keys.integer("attention.indexer.top_k", least=1),
+    }
+    stated = keys.get("attention.indexer.types")
+    if stated is not None:
+        own = np.resize(np.atleast_1d(stated), keys.layers)
+        config["indexer_types"] = ["full" if has else "shared" for has in own]
+    elif config["max_position_embeddings"] >= _CONTEXT_5_2:
+        config |= {"index_topk_freq": 4, "index_skip_topk_offset": 3}
+    names: Names = {theirs: f"self_attn.indexer.{ours}" for theirs, ours in _INDEX.items()}
+    return replace(layout, config=config, names=layout.names | names | _OWN_TABLES)
+
+
+_CONTEXT_5_2 = 1 << 20
+"""Longest context of GLM 5.2."""
 
 
 def _stretch(keys: GgufKeys) -> dict[str, Any]:

@@ -156,6 +156,26 @@ def kinds(keys: GgufKeys, recurrent: str) -> list[str]:
     return ["full_attention" if has else recurrent for has in keys.layers_with("attn_q.weight")]
 
 
+FULL_KIND, WINDOW_KIND = "full_attention", "sliding_attention"
+
+
+def window_kinds(keys: GgufKeys, window: int, every: int) -> list[str]:
+    """Return the kind of each layer. The key is a list with a flag for each layer that has a window, or a number n:
+    every n-th layer has none; ``every`` where it is missing.
+    """
+    stated = keys.get("attention.sliding_window_pattern", every)
+    if isinstance(stated, np.ndarray):
+        has_window = [bool(flag) for flag in stated.tolist()]
+    elif isinstance(stated, list):
+        has_window = [bool(flag) for flag in stated]
+    else:
+        every = keys.integer("attention.sliding_window_pattern", every, least=1)
+        has_window = [(layer + 1) % every > 0 for layer in range(keys.layers)]
+    if len(has_window) != keys.layers:
+        keys.fail("attention.sliding_window_pattern", stated, f"the file has {keys.layers} layers")
+    return [WINDOW_KIND if has and window else FULL_KIND for has in has_window]
+
+
 def eps(keys: GgufKeys) -> float:
     return keys.number("attention.layer_norm_rms_epsilon")
 

@@ -5,6 +5,7 @@ architecture, as those of ``dense``.
     ernie4_5-moe, minimax-m2        a bias chooses
     afmoe                           gated attention, windows, norms around blocks
     granitemoe                      rows of q and k interleaved; multipliers
+    hunyuan-moe, exaone-moe         queries and keys normed; in the second windows, and layers as DeepSeek V3's
 
 Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
 """
@@ -98,6 +99,23 @@ def _granite(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _hunyuan(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    width = keys.integer("expert_feed_forward_length", least=1)
+    if (shared := keys.integer("expert_shared_feed_forward_length", width)) != width:
+        keys.fail("expert_shared_feed_forward_length", shared, f"the shared expert is as wide as the others, {width}")
+    return {
+        "num_experts": keys.integer("expert_count", least=1),
+        "moe_topk": keys.integer("expert_used_count", least=1),
+        "intermediate_size": width,
+    }
+
+
+def _exaone(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    experts = _deepseek(keys, config)
+    more = {"num_experts": experts["n_routed_experts"], "num_shared_experts": experts["n_shared_experts"]}
+    return experts | more | every_fourth(keys, config)
+
+
 ROWS: dict[str, DenseLayout] = {
     "glm4moe": DenseLayout("glm4_moe", _EXPERTS | parts.NEXT_TOKENS | {
         "post_attention_norm": "post_attention_layernorm"}, more=_glm4),
@@ -110,6 +128,10 @@ ROWS: dict[str, DenseLayout] = {
     "afmoe": DenseLayout("afmoe", parts.sparse("mlp", router="router.gate") | parts.shared("mlp.shared_experts") | {
         "exp_probs_b.bias": "mlp.expert_bias", "attn_gate": "self_attn.gate_proj", **AFTER,
         "ffn_norm": "pre_mlp_layernorm", "post_ffw_norm": "post_mlp_layernorm"}, more=_afmoe),
+    "hunyuan-moe": DenseLayout("hunyuan_v1_moe", parts.sparse("mlp", router="gate.wg") | parts.shared(
+        "mlp.shared_mlp") | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        more=_hunyuan),
+    "exaone-moe": DenseLayout("exaone_moe", _EXPERTS | parts.NEXT_TOKENS, more=_exaone),
     "granitemoe": DenseLayout("granitemoe", parts.sparse("block_sparse_moe", router="router.layer"),
                               interleaved=True, more=_granite),
 }  # fmt: skip

@@ -4,8 +4,8 @@
     load_slot         a tile [lines, columns] of a state, float32; zeros of a fresh run, or of PAD
     store_slot        the tile back, in the state's dtype; nothing to PAD
 
-Inside a slot a state is dense. ``tensor.gpu.segments`` has the chunked forms, which compute prefills of float32
-states. States in few bits are rounded after every token, so their prefills go token by token too.
+Inside a slot a state is dense. A decode rounds a state in few bits (``tensor.rounding``). A prefill rounds it after
+each token in models of float32, and then goes token by token; in models of 16 bits after each chunk (``in_chunks``).
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ def warps_of_lines(k_dim: int) -> int:
     return max(1, padded(k_dim) // 128)
 
 
+def in_chunks(dtype: torch.dtype, state: torch.dtype) -> bool:
+    """Return whether prefills with inputs of ``dtype`` take the chunked form, which rounds states in few bits once a
+    chunk (decision 0081).
+    """
+    return state == torch.float32 or dtype != torch.float32
+
+
 def launch_by_token(
     kernel: Any,
     grid: tuple[int, ...],
@@ -41,14 +48,14 @@ def launch_by_token(
     **constants: Any,
 ) -> bool:
     """Launch ``kernel`` on ``grid`` by runs, for the decodes and for the prefills of a step. ``chunked``: the caller
-    computes prefills of float32 states. Return whether the step is done.
+    computes prefills that are ``in_chunks``, by the first of ``inputs``. Return whether the step is done.
 
     Arguments of a kernel: ``inputs``, ``state``, slots, starts, fresh, chunk_begin, chunk_first,
     chunk_tokens, chunk_tap, ``strides``, the stride of slots, the first run, ``layer``, ``numbers``.
     """
     step = device_runs(runs)
     parts = [(0, step.decode_count, False)]
-    if not chunked or state.dtype != torch.float32:
+    if not (chunked and in_chunks(inputs[0].dtype, state.dtype)):
         parts.append((step.decode_count, step.run_count, True))
     for first, end, prefill in parts:
         if first < end:
@@ -71,6 +78,12 @@ def launch_by_token(
                 **constants,
             )
     return end == step.run_count
+
+
+@triton.jit
+def position_shift(starts, run, chunk_begin, chunk_first):
+    """Return the position of a token of ``run`` less its index in the step."""
+    return tl.load(starts + run) - tl.load(chunk_first + tl.load(chunk_begin + run))
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
     chunks    | 0 1 2 3 4 5 | 6 7 8 9 10 11 | 12 13 |      a segment: the chunks that fit SCRATCH_BYTES
     runs      |  A  |   B   :       B     |    C    |
-    carry                   ^ of B        ^ none    ^ none           [2, heads, rows, columns], float32
+    carry                   ^ of B        ^ none    ^ none           [2, heads, rows, columns], as states
 
 The chunked forms pass float32 numbers from launch to launch: T and P of the delta rules, a state for each
 chunk of Mamba-2, factors. A step of 32,768 tokens of 48 heads has 0.8 GB of T and P in a layer. A segment has
@@ -57,13 +57,13 @@ def scratch_of(step: DeviceRuns, shapes: Sequence[tuple[int, ...]]) -> tuple[int
 
 
 def segments(step: DeviceRuns, state: torch.Tensor, each: int) -> Iterator[Segment]:
-    """Yield segments of ``each`` chunks. ``state`` [slots, heads, rows, columns], float32."""
+    """Yield segments of ``each`` chunks. ``state`` [slots, heads, rows, columns]; carries have its dtype."""
     if each >= step.chunk_count:
         yield Segment(0, step.chunk_count, state, state)  # no run goes on, so no carry is touched
         return
     # The carry does not go through the slot, because a run with slot PAD has a state too. Two buffers alternate: the
     # program that ends one run and the program that begins the next may run in one launch, in any order.
-    carry = torch.empty((2, *state.shape[1:]), dtype=torch.float32, device=state.device)
+    carry = torch.empty((2, *state.shape[1:]), dtype=state.dtype, device=state.device)
     for index in range(ceil_div(step.chunk_count, each)):
         yield Segment(index * each, min((index + 1) * each, step.chunk_count), carry[index % 2], carry[(index + 1) % 2])
 
@@ -81,8 +81,8 @@ def part_of_run(chunk_begin, run, base, limit):
 
 @triton.jit
 def load_state(state, in_slot, slot, slot_stride, fresh, carry_in, first, end, opens, lines, LINES, columns):
-    """Return the state before chunk ``first``: of the slot, zeros, or ``carry_in``. Zeros where ``lines`` reach LINES
-    or ``columns`` is not set.
+    """Return the state before chunk ``first``, float32: of the slot, zeros, or ``carry_in``. Zeros where ``lines``
+    reach LINES or ``columns`` is not set.
     """
     live = opens & (slot >= 0) & (fresh == 0)
     carried = (first < end) & (opens == 0)
@@ -92,12 +92,13 @@ def load_state(state, in_slot, slot, slot_stride, fresh, carry_in, first, end, o
     of_carry = tl.load(
         carry_in + in_slot, mask=(lines < only_if(carried, LINES))[:, None] & columns[None, :], other=0.0
     )
-    return tl.where(carried, of_carry, of_slot)
+    return tl.where(carried, of_carry, of_slot).to(tl.float32)
 
 
 @triton.jit
 def store_state(s, state, in_slot, slot, slot_stride, carry_out, first, end, closes, lines, LINES, columns):
     """Store the state after chunk ``end - 1``: to the slot, or to ``carry_out`` if the run goes on."""
+    s = s.to(state.dtype.element_ty)
     goes_on = (first < end) & (closes == 0)
     tl.store(
         state + slot * slot_stride + in_slot,

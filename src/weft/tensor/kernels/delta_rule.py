@@ -7,8 +7,8 @@
 ``recurrent`` is decode: a slot is read once and written once, in place. A read is 128 bytes of a row (32
 float32 of V: whole sectors, 16 bytes a thread), 16 KB a program at K = 128. At 32 heads there are 128
 programs at batch 1 and two thousand at batch 16, enough to keep the copies busy. It is also the prefill of
-states in few bits, which are rounded after every token (``tensor.rounding``); that rounding has no chunked
-form.
+states in few bits in models of float32: they are rounded after every token (``tensor.rounding``), and that
+rounding has no chunked form. Models of 16 bits take chunks there too, and round after each (decision 0081).
 
 The chunked form passes T (with beta) and P through memory: 64 x 64 numbers of four bytes each, for each chunk and
 head. W, U, v' and the states before chunks never leave registers, as W S and U are parts of one product:
@@ -88,7 +88,7 @@ from weft.tensor.gpu.products import (
     unit_lower_inverse,
     unit_scale,
 )
-from weft.tensor.gpu.recurrence import launch_by_token, load_slot, store_slot, warps_of_lines
+from weft.tensor.gpu.recurrence import launch_by_token, load_slot, position_shift, store_slot, warps_of_lines
 from weft.tensor.gpu.runs import DeviceRuns, device_runs
 from weft.tensor.gpu.segments import Segment, load_state, part_of_run, scratch_of, segments, store_state
 from weft.tensor.inputs import Runs
@@ -455,7 +455,7 @@ def _prepare_lines(
     tl.store(t_scratch + row * PLACES + place[None, :], solved, mask=here[:, None])
 
 
-@triton.jit(do_not_specialize=["first_run", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
+@triton.jit(do_not_specialize=["first_run", "layer", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
 def chunks(
     q,
     k,
@@ -471,6 +471,7 @@ def chunks(
     carry_in,
     carry_out,
     slots,
+    starts,
     fresh,
     chunk_begin,
     chunk_first,
@@ -484,6 +485,7 @@ def chunks(
     v_head,
     slot_stride,
     first_run,
+    layer,
     base,
     limit,
     H: tl.constexpr,
@@ -498,7 +500,7 @@ def chunks(
     """Compute outputs and states of prepared chunks. Grid: blocks of V, heads, prefill runs. Scratch begins at chunk
     ``base``. ``t_scratch``, ``p``: [C, H, 64, 64], of ``stored_factor``. ``q_left``, ``k_up``, ``k_left``: the factors
     of q S, k S and k^T v' [C, H, 64]; with BY_LINE the scaled q and k themselves [C, H, 64, K]. ``decay`` [C, H] or
-    [C, H, K]. ``out`` [T, H, V].
+    [C, H, K]. ``out`` [T, H, V]. A state in few bits is rounded after each chunk, as after its last token.
     """
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
@@ -508,10 +510,12 @@ def chunks(
     s = load_state(
         state, in_slot, slot, slot_stride, tl.load(fresh + run), carry_in, begin, end, opens, line, K, col < V
     )
+    shift = position_shift(starts, run, chunk_begin, chunk_first)
     for c in range(begin, end):
-        here = place < tl.load(chunk_tokens + c)
+        first, tokens = tl.load(chunk_first + c), tl.load(chunk_tokens + c)
+        here = place < tokens
         chunk = ((c - base) * H + head).to(tl.int64)
-        token, row = (tl.load(chunk_first + c) + place).to(tl.int64)[:, None], chunk * PLACES + place
+        token, row = (first + place).to(tl.int64)[:, None], chunk * PLACES + place
         tile, v_tile = here[:, None] & (line < K)[None, :], here[:, None] & (col < V)[None, :]
         # q S comes first: after the other products it takes more registers than there are.
         if BY_LINE:
@@ -537,6 +541,7 @@ def chunks(
         else:
             left = tl.load(k_left + row, mask=here, other=0.0)
             s = s * tl.load(decay + chunk) + product_of_thirds(tl.trans(keys), added * left[:, None], SIDES)
+        s = rounded(s, state.dtype.element_ty, in_slot, shift + first + tokens - 1, layer)
         tap = tl.load(chunk_tap + c).to(tl.int64)
         store_slot(s, state, in_slot, tap, slot_stride, line, K, col < V)
     store_state(s, state, in_slot, slot, slot_stride, carry_out, begin, end, closes, line, K, col < V)
@@ -612,7 +617,7 @@ def delta_rule(
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
-        _run_chunks(q_THK, k_THK, v_THV, out_THV, state_SHKV, runs, step, segment, buffers, by_line=by_line)
+        _run_chunks(q_THK, k_THK, v_THV, out_THV, state_SHKV, runs, step, segment, buffers, layer, by_line=by_line)
     return out_THV
 
 
@@ -648,6 +653,7 @@ def _run_chunks(
     step: DeviceRuns,
     segment: Segment,
     buffers: list[torch.Tensor],
+    layer: int,
     *,
     by_line: bool,
 ) -> None:
@@ -664,6 +670,7 @@ def _run_chunks(
         segment.carry_in,
         segment.carry_out,
         runs.slots_R,
+        runs.starts_R,
         step.fresh_R,
         step.chunk_begin_R,
         step.chunk_first_C,
@@ -674,6 +681,7 @@ def _run_chunks(
         *v_THV.stride()[:2],
         state_SHKV.stride(0),
         step.decode_count,
+        layer,
         segment.begin,
         segment.end,
         H=heads,

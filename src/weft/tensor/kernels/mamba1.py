@@ -8,7 +8,9 @@
 These are the three lines of the torch form (``ops.mamba1``). A long prompt takes 64 steps for all of its
 chunks at once, not thousands one after the other, and computes the arithmetic twice. S_c overwrites L_c.
 
-Prefills of states in few bits use the recurrence: those states are rounded after every token (``tensor.rounding``).
+Prefills of states in few bits use the recurrence in models of float32: those states are rounded after every token
+(``tensor.rounding``). In models of 16 bits ``link`` rounds them after each chunk (decision 0081).
+
 PAD slots are neither read nor written, fresh slots not read.
 """
 
@@ -20,7 +22,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.launch import STEP_TABLES, Blocks, dense_rows, launch
 from weft.tensor.gpu.products import decay_of, rounded, softplus
-from weft.tensor.gpu.recurrence import launch_by_token, load_slot, store_slot
+from weft.tensor.gpu.recurrence import launch_by_token, load_slot, position_shift, store_slot
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
 
@@ -185,25 +187,29 @@ def _scan(
         tl.store(steps + chunk * C + channel, total + rest, mask=channel < C)
 
 
-@triton.jit(do_not_specialize=["first_run"], do_not_specialize_on_alignment=STEP_TABLES)
+@triton.jit(do_not_specialize=["first_run", "layer"], do_not_specialize_on_alignment=STEP_TABLES)
 def _link(
     A,
     begins,
     steps,
     state,
     slots,
+    starts,
     fresh,
     chunk_begin,
+    chunk_first,
+    chunk_tokens,
     chunk_tap,
     slot_stride,
     first_run,
+    layer,
     C: tl.constexpr,
     N: tl.constexpr,
     NP: tl.constexpr,
     BC: tl.constexpr,
 ):
     """Link the chunks of a run. Grid: blocks of channels, prefill runs. ``begins``: in, the states after chunks that
-    begin at zero; out, the states before the chunks.
+    begin at zero; out, the states before the chunks. A state in few bits is rounded after each chunk.
     """
     run = first_run + tl.program_id(1)
     channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
@@ -212,12 +218,15 @@ def _link(
     slot = tl.load(slots + run)
     s = load_slot(state, element, slot, slot_stride, tl.load(fresh + run), channel, C, col < N)
     rates = tl.load(A + element, mask=mask, other=0.0).to(tl.float32)
+    shift = position_shift(starts, run, chunk_begin, chunk_first)
     for chunk in range(tl.load(chunk_begin + run), tl.load(chunk_begin + run + 1)):
         addresses = begins + chunk * (C * N) + element
         end = tl.load(addresses, mask=mask, other=0.0)
         tl.store(addresses, s, mask=mask)
         step = tl.load(steps + chunk * C + channel, mask=channel < C, other=0.0)
         s = s * decay_of(step[:, None] * rates) + end
+        last = tl.load(chunk_first + chunk) + tl.load(chunk_tokens + chunk) - 1
+        s = rounded(s, state.dtype.element_ty, element, shift + last, layer)
         tap = tl.load(chunk_tap + chunk).to(tl.int64)
         store_slot(s, state, element, tap, slot_stride, channel, C, col < N)
     store_slot(s, state, element, slot, slot_stride, channel, C, col < N)
@@ -264,11 +273,14 @@ def mamba1(
         steps,
         state_SCN,
         runs.slots_R,
+        runs.starts_R,
         step.fresh_R,
         step.chunk_begin_R,
+        *chunks,
         step.chunk_tap_C,
         state_SCN.stride(0),
         step.decode_count,
+        layer,
         **sizes,
     )
     launch(_scan, (blocks, step.chunk_count))(*inputs, begins, steps, *chunks, *rows, **sizes, ENDS=False)

@@ -6,7 +6,8 @@
     outputs     a program: (block of P, head, chunk)    y = C S + (C B^T decays sizes) x + D x
 
 A decode reads its slot once and writes it once, in place, rows of N in 16 bytes a thread. Prefills of states
-in few bits use the recurrence too: those states are rounded after every token (``tensor.rounding``).
+in few bits use the recurrence too in models of float32: those states are rounded after every token
+(``tensor.rounding``). In models of 16 bits ``states`` rounds them after each chunk (decision 0081).
 
 Only ``states`` is sequential: one product x B a chunk, whose inputs do not depend on S. So the next chunk's x
 and B load while this one is multiplied, and the chain is a multiply-add. A state per chunk is written once
@@ -33,7 +34,7 @@ from weft.tensor.gpu.products import (
     rounded,
     softplus,
 )
-from weft.tensor.gpu.recurrence import launch_by_token, load_slot, store_slot
+from weft.tensor.gpu.recurrence import launch_by_token, load_slot, position_shift, store_slot
 from weft.tensor.gpu.runs import DeviceRuns, device_runs
 from weft.tensor.gpu.segments import load_state, part_of_run, scratch_of, segments, store_state
 from weft.tensor.inputs import Runs
@@ -299,7 +300,7 @@ def _prepare(
         tl.store(decay + index * H + head, decay_of(last_whole + last_rest), mask=of_group)
 
 
-@triton.jit(do_not_specialize=["first_run", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
+@triton.jit(do_not_specialize=["first_run", "layer", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
 def _states(
     x,
     b,
@@ -310,6 +311,7 @@ def _states(
     carry_in,
     carry_out,
     slots,
+    starts,
     fresh,
     chunk_begin,
     chunk_first,
@@ -321,6 +323,7 @@ def _states(
     b_head,
     slot_stride,
     first_run,
+    layer,
     base,
     limit,
     H: tl.constexpr,
@@ -331,7 +334,8 @@ def _states(
     BP: tl.constexpr,
 ):
     """Compute the states of chunks. Grid: blocks of P, heads, prefill runs. ``chunk_states`` [C, H, P, N]: the state
-    before each chunk. ``pushes`` and ``decay`` as ``_prepare`` wrote them; others as for ``_recurrent``.
+    before each chunk. ``pushes`` and ``decay`` as ``_prepare`` wrote them; others as for ``_recurrent``. A state in
+    few bits is rounded after each chunk.
     """
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP), tl.arange(0, PLACES)
@@ -343,9 +347,11 @@ def _states(
     s = load_state(
         state, in_slot, slot, slot_stride, tl.load(fresh + run), carry_in, begin, end, opens, line, P, col < N
     )
+    shift = position_shift(starts, run, chunk_begin, chunk_first)
     for c in range(begin, end):
-        here = place < tl.load(chunk_tokens + c)
-        t = (tl.load(chunk_first + c) + place).to(tl.int64)
+        first, tokens = tl.load(chunk_first + c), tl.load(chunk_tokens + c)
+        here = place < tokens
+        t = (first + place).to(tl.int64)
         chunk = ((c - base) * H + head).to(tl.int64)
         tl.store(chunk_states + chunk * (P * N) + element, s, mask=inside)
         xs = tl.load(
@@ -358,6 +364,7 @@ def _states(
         )
         pushed = xs.to(tl.float32) * tl.load(pushes + chunk * PLACES + place)[:, None]
         s = s * tl.load(decay + chunk) + product_right(tl.trans(pushed), bs)
+        s = rounded(s, state.dtype.element_ty, in_slot, shift + first + tokens - 1, layer)
         tap = tl.load(chunk_tap + c).to(tl.int64)
         store_slot(s, state, in_slot, tap, slot_stride, line, P, col < N)
     store_state(s, state, in_slot, slot, slot_stride, carry_out, begin, end, closes, line, P, col < N)
@@ -459,7 +466,7 @@ def mamba2(
         num_warps=RECURRENT.warps,
         num_stages=RECURRENT.stages,
     ):
-        _run_chunks(inputs, state_SHPN, runs, device_runs(runs), dt_limit, sizes)
+        _run_chunks(inputs, state_SHPN, runs, device_runs(runs), layer, dt_limit, sizes)
     return out_THP
 
 
@@ -468,6 +475,7 @@ def _run_chunks(
     state: torch.Tensor,
     runs: Runs,
     step: DeviceRuns,
+    layer: int,
     dt_limit: tuple[float, float],
     sizes: dict[str, int],
 ) -> None:
@@ -517,6 +525,7 @@ def _run_chunks(
             segment.carry_in,
             segment.carry_out,
             runs.slots_R,
+            runs.starts_R,
             step.fresh_R,
             step.chunk_begin_R,
             *tables,
@@ -525,6 +534,7 @@ def _run_chunks(
             *b.stride()[:2],
             state.stride(0),
             step.decode_count,
+            layer,
             segment.begin,
             segment.end,
             **sizes,

@@ -7,14 +7,15 @@
     the token at p sees        the best ``chosen`` blocks that end before or at p, and all later tokens up to p
 
 A key takes the place of its block's last row, which nothing reads again. So a step reads one row for each block. A
-draft that turns out wrong may have ended a block; the token that replaces it ends the block again.
+draft that turns out wrong may have ended a block; the token that replaces it ends the block again. The row of a block
+of one token is its key.
 
 A step none of whose tokens has more blocks than ``chosen`` reads everything, by the ordinary ops. Otherwise each run
 is computed by itself. A few tokens gather the tokens that they see; those of a prompt read, with a mask, the pages
 that any of them sees, at the price of full attention. All operators are torch's. Scores are float64 and rounded once,
 so that the choice does not depend on the shape of a product.
 
-Sources: transformers ``Qwen4ExpTextQSAIndexer``, ``Glm5NextTextIndexer``.
+Sources: transformers ``Qwen4ExpTextQSAIndexer``, ``Glm5NextTextIndexer``, ``DeepseekV32Indexer``.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def write_index(
     assert cache.k is not None, "an index without pages"
     scale = None if cache.head_scales is None else cache.head_scales[0, 0]
     write_rows(row_TW if scale is None else row_TW / scale, cache.k, positions_T, runs, cache.token_scales)
+    if shape.block == 1:
+        return
     pages_NK, places_NK, numbers_N = ended_blocks(runs, shape.block)
     if not len(numbers_N):
         return
