@@ -130,7 +130,7 @@ _RWKV7 = {
 }
 
 
-_INTERLEAVED = ("llama", "mixtral", "granitemoehybrid", "granitemoe", "smollm3", "olmo", "ministral3")
+_INTERLEAVED = ("llama", "arcee", "mixtral", "granitemoehybrid", "granitemoe", "smollm3", "olmo", "ministral3")
 """Models whose rows of queries and keys the converter puts into another order."""
 
 
