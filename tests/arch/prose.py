@@ -14,7 +14,7 @@ import functools
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tests.arch.rules import Source
 
@@ -144,14 +144,20 @@ def _nodes(text: str) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(ast.parse(text)))
 
 
-def _python_texts(text: str) -> Iterator[tuple[int, str]]:
-    for node in _nodes(text):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str(text_of_node))):
-                yield node.lineno, text_of_node.replace("\n" + " " * node.col_offset, "\n")
+@functools.cache
+def _python_texts(text: str) -> tuple[tuple[int, str], ...]:
+    """Return line and text of each docstring and comment. Two tests read those of all files; cutting a file into
+    tokens takes most of their time."""
+    docstrings = [
+        (node.lineno, value.replace("\n" + " " * node.col_offset, "\n"))
+        for node in _nodes(text)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(value := node.value.value, str)
+    ]
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     comments = [(token.start[0], token.string.lstrip("# ")) for token in tokens if token.type == tokenize.COMMENT]
-    yield from _joined_comments(comments, " ")
+    return (*docstrings, *_joined_comments(comments, " "))
 
 
 def without_code_blocks(markdown: str) -> str:
@@ -184,6 +190,7 @@ def _c_texts(text: str) -> Iterator[tuple[int, str]]:
 
 def prose_complaints(source: Source) -> list[str]:
     """Return a complaint for each person as a subject in a file of Python, C++ or Markdown."""
+    texts: Iterable[tuple[int, str]]
     if source.path.endswith(".py"):
         texts = _python_texts(source.text)
     elif source.path.endswith(".md"):
@@ -204,7 +211,8 @@ def prose_complaints(source: Source) -> list[str]:
 
 @functools.lru_cache(maxsize=1)
 def _texts(source: Source) -> list[str]:
-    texts = _python_texts(source.text) if source.path.endswith(".py") else _markdown_texts(source.text)
+    is_python = source.path.endswith(".py")
+    texts: Iterable[tuple[int, str]] = _python_texts(source.text) if is_python else _markdown_texts(source.text)
     return [_CODE.sub("X", part) for _, text in texts for part in paragraphs_of(text)]
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 
@@ -123,6 +122,8 @@ def test_dora_of_every_projection_has_the_logits_of_peft(name: str, tmp_path: Pa
 @torch.no_grad()
 def test_dora_of_single_experts_has_the_logits_of_peft(tmp_path: Path) -> None:
     """peft has no DoRA of stacks: its own merged matrix of each expert stands in the reference."""
+    import peft  # here: a second of each worker, and few tests need it
+
     name, tensors = "qwen3_moe", {}
     merged = copy.deepcopy(exact_reference(name))
     experts = merged.model.layers[0].mlp.experts

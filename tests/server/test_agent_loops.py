@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
 
 from tests.fixtures.checkpoints import checkpoint
@@ -83,6 +82,8 @@ def test_an_agent_of_responses_hits_the_cache_in_each_turn(server: RunningServer
 
 
 def test_an_agent_of_messages_hits_the_cache_in_each_turn(server: RunningServer) -> None:
+    import anthropic  # here: it has 3,200 modules, two seconds of each worker
+
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     turns: list[Any] = [{"role": "user", "content": "How is the weather there?"}]
     prompts, cached = [], []

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import ollama
 import pytest
@@ -152,6 +151,8 @@ def test_a_name_begins_every_conversation_as_it_says(server: RunningServer, clie
 
 
 def test_a_name_works_through_every_dialect(server: RunningServer, client: ollama.Client) -> None:
+    import anthropic  # here: it has 3,200 modules, two seconds of each worker
+
     client.create(model="short", from_="scripted", parameters={"num_predict": 3})
     text = "say:abcdef"
     openai = server.client()

@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import msgspec
 import pytest
@@ -24,6 +23,9 @@ from weft.server.anthropic.answers import cache_marked, messages_turn
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, MessagesBody
 from weft.server.generation import ChatTurn
 from weft.server.protocol import parse_body
+
+if TYPE_CHECKING:
+    import anthropic
 
 WEATHER: Any = {
     "name": "get_weather",
@@ -49,6 +51,8 @@ def cached() -> Iterator[RunningServer]:
 
 
 def client(server: RunningServer) -> anthropic.Anthropic:
+    import anthropic  # here: it has 3,200 modules, two seconds of each worker
+
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
@@ -196,6 +200,8 @@ def test_bad_input_is_an_error_of_the_dialect_that_names_the_field(
 
 
 def test_an_unknown_model_is_a_not_found_error_of_the_client(server: RunningServer) -> None:
+    import anthropic  # here: it has 3,200 modules, two seconds of each worker
+
     with pytest.raises(anthropic.NotFoundError, match="no model"):
         client(server).messages.create(model="other", max_tokens=5, messages=[{"role": "user", "content": "say:a"}])
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import ollama
 import pytest
@@ -195,6 +194,8 @@ def test_each_dialect_has_the_same_prompt(server: RunningServer) -> None:
 
 
 def test_the_clients_of_openai_anthropic_and_ollama_send_pictures(server: RunningServer) -> None:
+    import anthropic  # here: it has 3,200 modules, two seconds of each worker
+
     count, text = chat(server, ASKED)["usage"]["prompt_tokens"], "the dog and the cat"
     client = server.client()
     chatted = client.chat.completions.create(model="default", messages=ASKED, max_tokens=2)

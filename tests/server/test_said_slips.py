@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -51,6 +50,8 @@ def test_an_unknown_path_says_what_was_meant_and_what_is_served(
 
 
 def test_the_clients_say_what_is_wrong_with_their_base_url(server: RunningServer) -> None:
+    import anthropic  # here: it has 3,200 modules, two seconds of each worker
+
     with pytest.raises(openai.NotFoundError, match="with /v1") as missing:
         openai.OpenAI(base_url=server.url, api_key="none", max_retries=0).chat.completions.create(
             model="small", messages=[{"role": "user", "content": "hi"}]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
 
 from tests.fixtures.checkpoints import checkpoint
@@ -94,6 +93,8 @@ def test_a_schema_holds_after_the_budget(server: RunningServer) -> None:
 
 
 def test_each_api_has_its_own_name_for_it(server: RunningServer) -> None:
+    import anthropic  # here: it has 3,200 modules, two seconds of each worker
+
     for fields in ({"reasoning": {"max_tokens": 17}}, {"reasoning": {"max_tokens": 3}, "thinking_token_budget": 17}):
         assert reasoned(chat(server, **fields)) == 17 + MARKERS
     assert not chat(server, reasoning={"max_tokens": 17, "exclude": True})["choices"][0]["message"].get("reasoning")

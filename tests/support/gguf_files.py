@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
     "afmoe": "afmoe", "granitemoe": "granitemoe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
     "minicpm3": "minicpm3", "hunyuan_v1_moe": "hunyuan-moe", "exaone_moe": "exaone-moe", "glm_moe_dsa": "glm-dsa",
+    "gpt_neox": "gptneox",
 }  # fmt: skip
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -161,6 +162,8 @@ class _Change:
             for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
                 if f".{part}." in name:
                     x = x.reshape(self.config[heads], 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
+        if "attention.query_key_value" in name and self.type == "gpt_neox" and "ungrouped" not in self.forget:
+            x = x.unflatten(0, (self.config["num_attention_heads"], 3, -1)).transpose(0, 1).flatten(0, 2)
         if self.type == "falcon_h1" and "multipliers" not in self.forget:
             x = self._falcon(name, x)
         groups = self.config.get("mamba_n_groups", self.config.get("n_groups"))
@@ -567,6 +570,8 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
     integers["attention.head_count_kv"] = [kv if "attention" in kind and "linear" not in kind else 0 for kind in kinds]
     if len({*integers["attention.head_count_kv"]}) == 1:
         integers["attention.head_count_kv"] = kv
+    if writer.arch in ("qwen35", "qwen35moe", "qwen3next"):
+        integers["attention.recurrent_layers"] = [kind == "linear_attention" for kind in kinds]
     if config["model_type"] == "lfm2" and read("block_auto_adjust_ff_dim", True):
         multiple = read("block_multiple_of")
         integers["feed_forward_length"] = -(-int(2 * read("intermediate_size") / 3) // multiple) * multiple
@@ -834,6 +839,7 @@ DENSE = (
     "qwen2", "qwen2_moe", "phi3", "gemma", "gemma2", "glm4", "olmo2", "olmoe", "exaone4", "cohere", "cohere2",
     "starcoder2", "stablelm", "nemotron", "seed_oss", "arcee", "ernie4_5", "hunyuan_v1_dense", "mixtral", "smollm3",
     "exaone", "glm", "olmo", "jais2", "ministral3", "phi", "afmoe", "hunyuan_v1_moe", "exaone_moe",
+    "gpt_neox",
 )  # fmt: skip
 ROUTED = (
     "glm4_moe", "dots1", "ernie4_5_moe", "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "minicpm3",
@@ -895,6 +901,8 @@ def _yarn_keys(rope: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, An
 def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, float | None]:
     """Return the numbers of ``DENSE``, and windows; a base that ``alpha`` changes is in the file after the change."""
     read, rope = config.get, config.get("rope_parameters") or {}
+    if read("use_parallel_residual") is not None:
+        writer.add_parallel_residual(read("use_parallel_residual"))
     if read("sliding_window"):
         writer.add_uint32(f"{writer.arch}.attention.sliding_window", read("sliding_window"))
     eps = read("layer_norm_eps", read("norm_epsilon", read("norm_eps", 1e-5 if read("model_type") == "olmo" else None)))

@@ -1,4 +1,5 @@
-"""Decoders whose norms subtract the mean: Command R, OLMo 1, StarCoder 2, StableLM, Nemotron 4, Phi 1 and 2, GPT-NeoX.
+"""Decoders whose norms subtract the mean: Command R, OLMo 1, StarCoder 2, StableLM, Nemotron 4, Phi 1 and 2, GPT-NeoX,
+Falcon.
 Those of nanochat have no weight.
 
 In some, mixer and feed-forward are parallel. Sources: the configuration class and the model of transformers 5.24
@@ -99,7 +100,7 @@ _NEOX = Decoder(
     defaults=sizes(50_432, 6144, 24_576, 44, 64, 64, 2048) | {"layer_norm_eps": 1e-5, "attention_bias": True},
     renamed={"rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
     partial=0.25,
-    attention_of=lambda keys: {"kv_heads": keys.integer("num_attention_heads")},
+    attention_of=lambda keys: {"kv_heads": keys.integer("num_attention_heads"), "grouped": True},
     feed=lambda keys, layer: Dense(keys.integer("intermediate_size"), "gelu", gated=False, bias=True),
     residual=lambda keys: Residual(
         centred="bias", parallel="two" if keys.boolean("use_parallel_residual", True) else ""
@@ -109,6 +110,56 @@ _NEOX_FILES = (
     (r"^gpt_neox\.embed_in\.", "model.embed_tokens."),
     (r"^gpt_neox\.", "model."),
     (r"^embed_out\.", "lm_head."),
+)
+
+
+def _falcon_keys(keys: ConfigKeys) -> ConfigKeys:
+    """Return ``keys`` with the KV heads of the one or the other kind of Falcon. Those that have no positions but a bias
+    by distance are refused."""
+    keys.only(alibi=False)
+    grouped = keys.boolean("new_decoder_architecture", False)
+    single = not grouped and keys.boolean("multi_query", True)
+    heads = keys.integer("num_attention_heads")
+    kv_heads = keys.integer("num_kv_heads", heads) if grouped else 1 if single else heads
+    return keys.over({"num_key_value_heads": kv_heads, "intermediate_size": keys.integer(
+        "ffn_hidden_size", 4 * keys.integer("hidden_size"))})  # fmt: skip
+
+
+def _falcon_residual(keys: ConfigKeys) -> Residual:
+    grouped, parallel = keys.boolean("new_decoder_architecture", False), keys.boolean("parallel_attn", True)
+    norms = keys.integer("num_ln_in_parallel_attn", 2 if grouped else 1)
+    if grouped and not parallel:
+        fail("parallel_attn", False, "with new_decoder_architecture both blocks read the same stream")
+    if norms > 2 or (norms == 2 and not grouped):
+        fail("num_ln_in_parallel_attn", norms, "1 is served, and 2 with new_decoder_architecture")
+    return Residual(centred="bias", parallel="" if not parallel else "two" if norms == 2 else "one")
+
+
+_FALCON = Decoder(
+    defaults={
+        "vocab_size": 65_024,
+        "hidden_size": 4544,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 71,
+        "max_position_embeddings": 2048,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    renamed={"rms_norm_eps": "layer_norm_epsilon"},
+    attention_of=lambda keys: {"bias": keys.boolean("bias", False), "grouped": True},
+    feed=lambda keys, layer: Dense(
+        keys.integer("intermediate_size"), "gelu", gated=False, bias=keys.boolean("bias", False)
+    ),
+    residual=_falcon_residual,
+    only={"activation": "gelu"},
+    keys_of=_falcon_keys,
+)
+_FALCON_FILES = (
+    (r"^transformer\.word_embeddings\.", "model.embed_tokens."),
+    (r"^transformer\.ln_f\.", "model.norm."),
+    (r"^transformer\.h\.", "model.layers."),
+    (r"\.ln_attn\.", ".input_layernorm."),
+    (r"\.ln_mlp\.", ".post_attention_layernorm."),
 )
 _NANOCHAT = Decoder(
     defaults=sizes(50_304, 768, 8192, 12, 6, 6, 2048),
@@ -131,8 +182,12 @@ FAMILIES = (
             Attention: {"out": "dense"}, Dense: {"names": ("fc1", "fc2")}})),
     Family("gpt_neox", ("gpt_neox",), _NEOX, "gelu", replace(
         _UNGATED, mixers={Attention: "attention"}, final_norm="final_layer_norm", spelled={
-            Attention: {"joined": "query_key_value", "by_head": True, "out": "dense"},
+            Attention: {"joined": "query_key_value", "out": "dense"},
             Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), _NEOX_FILES),
+    Family("falcon", ("falcon",), _FALCON, "gelu", replace(
+        _UNGATED, mixers={Attention: "self_attention"}, spelled={
+            Attention: {"joined": "query_key_value", "out": "dense"},
+            Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), _FALCON_FILES),
     Family("nanochat", ("nanochat",), _NANOCHAT, "relu2", replace(
         _UNGATED, ends_reader="weft.models.blocks.streams:normed_embedding", spelled={
             Attention: {"backwards": True}, Dense: {"names": ("fc1", "fc2")}})),

@@ -132,6 +132,7 @@ def _stuck_fields(record: Any, tp: int) -> list[str]:
         copied = field.name == getattr(record, "copied", ("",))[0]
         # A KV head that chooses for all its queries needs them on one rank.
         copies = copied and not isinstance(getattr(record, "index", None), KeyIndex)
+        copies &= value == 1 or not getattr(record, "grouped", False)  # nor is a group of several cut
         if (field.name in _DIVIDED or copied) and value % tp and not (copies and tp % value == 0):
             stuck.append(f"{value} {_WORDS[field.name]} of {_kind(record)}")
         elif is_dataclass(value):

@@ -343,6 +343,14 @@ DENSE_RELEASES: dict[str, Config] = {
         qk_nope_head_dim=192, qk_rope_head_dim=64, rms_norm_eps=1e-05,
         rope_parameters={"rope_theta": 8_000_000, "rope_type": "default"}, routed_scaling_factor=2.5,
         scoring_func="sigmoid", topk_group=1, topk_method="noaux_tc", v_head_dim=256),
+    "falcon": release(  # falcon-7b-instruct
+        "falcon", (65_024, 4544, 0, 32, 71, 0, 2048), alibi=False, bias=False, hidden_act="gelu",
+        layer_norm_epsilon=1e-05, multi_query=True, new_decoder_architecture=False, parallel_attn=True,
+        tie_word_embeddings=True),
+    "falcon_40b": release(  # falcon-40b-instruct
+        "falcon", (65_024, 8192, 0, 60, 128, 0, 2048), alibi=False, bias=False, hidden_act="gelu",
+        layer_norm_epsilon=1e-05, multi_query=True, new_decoder_architecture=True, num_kv_heads=8, parallel_attn=True,
+        tie_word_embeddings=True),
     "phimoe": release(  # Phi-3.5-MoE-instruct
         "phimoe", (32_064, 4096, 6400, 32, 32, 8, 131_072), attention_bias=True, lm_head_bias=True,
         num_experts_per_tok=2, num_local_experts=16, original_max_position_embeddings=4096, rms_norm_eps=1e-05,

@@ -14,6 +14,7 @@ from weft.families.mixers.attention import Attention, Growth, Index, Rope
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.residuals import Residual
+from weft.families.sharding import possible_tps
 
 
 def read(name: str, **changes: Any) -> Any:
@@ -163,7 +164,7 @@ def test_the_heads_of_phi_have_a_bias_and_queries_of_gpt_neox_as_many_keys() -> 
     assert (read("phi").head_bias, read("phi").residual) == (True, Residual(centred="bias", parallel="one"))
     neox = read("gpt_neox", num_key_value_heads=2)
     assert (neox.head_bias, neox.residual) == (False, Residual(centred="bias", parallel="two"))
-    assert set(neox.mixers) == {Attention(32, 32, 128, 128**-0.5, Rope(1e4, 32), bias=True)}
+    assert set(neox.mixers) == {Attention(32, 32, 128, 128**-0.5, Rope(1e4, 32), bias=True, grouped=True)}
 
 
 def test_phimoe_weighs_near_scores_and_turns_by_the_factors_of_long_texts() -> None:
@@ -174,6 +175,8 @@ def test_phimoe_weighs_near_scores_and_turns_by_the_factors_of_long_texts() -> N
     assert (rope.divisors, rope.attention_factor) == ((1.5,) * 64, 1.243163121016122)
     short = read("phimoe", max_position_embeddings=4096).mixers[0].rope
     assert (short.divisors, short.attention_factor) == ((1.0,) * 64, 1.1)
+    with pytest.raises(CheckpointError, match="rope_type is 'yarn'"):
+        read("phimoe", rope_scaling={"type": "yarn", "factor": 4.0})
     with pytest.raises(CheckpointError, match="num_experts_per_tok is 1"):
         read("phimoe", num_experts_per_tok=1)
 
@@ -191,6 +194,25 @@ def test_the_text_of_glm_4v_turns_the_part_that_it_states_and_always_has_biases(
     for key, value in (("attention_bias", False), ("head_dim", 64)):
         with pytest.raises(CheckpointError, match=key):
             read_architecture(text | {key: value})
+
+
+def test_falcons_have_one_norm_and_one_kv_head_or_two_norms_and_groups() -> None:
+    small, large = read("falcon"), read("falcon_40b")
+    assert set(small.mixers) == {Attention(71, 1, 64, 0.125, Rope(1e4, 64), grouped=True)}
+    assert set(large.mixers) == {Attention(128, 8, 64, 0.125, Rope(1e4, 64), grouped=True)}
+    assert (small.residual.parallel, large.residual.parallel) == ("one", "two")
+    assert (possible_tps(small), possible_tps(large)) == ([1], [1, 2, 4, 8]), "groups are not cut"
+    assert set(small.feed_forwards) == {Dense(18_176, "gelu", gated=False)}
+    assert read("falcon_40b", num_ln_in_parallel_attn=1).residual.parallel == "one", "Falcon 2 11B"
+    assert read("falcon", multi_query=False, parallel_attn=False).mixers[0].kv_heads == 71
+    for name, changes in (
+        ("falcon", {"alibi": True}),
+        ("falcon", {"num_ln_in_parallel_attn": 2}),
+        ("falcon_40b", {"parallel_attn": False}),
+        ("falcon", {"activation": "relu"}),
+    ):
+        with pytest.raises(CheckpointError, match=next(iter(changes))):
+            read(name, **changes)
 
 
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:

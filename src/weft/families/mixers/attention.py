@@ -151,6 +151,7 @@ class Attention(Mixer):
         bias             the projections have biases
         value_dim        numbers of a value, if fewer than those of a key; memory keeps values as wide as keys
         value_factor     factor on values (MiMo V2 Flash)
+        grouped          a tensor of all three has the rows of each KV head after the queries that share it
         kv_copies        number of ranks that hold the same KV heads, if there are fewer KV heads than ranks
 
     Scores and output:
@@ -196,6 +197,7 @@ class Attention(Mixer):
     chunk: int | None = None
     value_dim: int = 0
     value_factor: float = 1.0
+    grouped: bool = False
 
     @property
     def index_width(self) -> int:
@@ -242,12 +244,10 @@ class Attention(Mixer):
         gates: str = "g_proj",
         gate: str | None = None,
         joined: str = "",
-        by_head: bool = False,
     ) -> Table:
         """Return the tensors of the projections and their norms. ``inputs``: width of the input, if that is not the
         stream. ``gate``: name of a gate that is stored by itself; None: its rows are in the query projection.
-        ``joined``: name of one tensor with the rows of queries, keys and values; ``by_head``: these rows are head by
-        head. Head gates have no bias."""
+        ``joined``: name of one tensor with the rows of queries, keys and values. Head gates have no bias."""
         queries = Units(self.heads, self.head_dim)
         keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
         values = replace(keys, width=self.value_dim or self.head_dim)
@@ -257,7 +257,9 @@ class Attention(Mixer):
         own = (("k_proj", keys), ("v_proj", values))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
         parts: tuple[tuple[str, Dim], ...] = (("q_proj", query_rows), *apart, *own)
         if joined:
-            parts = ((joined, Units(self.heads, 3 * self.head_dim) if by_head else (queries, keys, keys)),)
+            group = self.heads // self.kv_heads + 2
+            grouped = self.grouped and self.kv_copies == 1  # of one group, which ranks share, the order is the same
+            parts = ((joined, Units(self.kv_heads, group * self.head_dim) if grouped else (queries, keys, keys)),)
         table = product("qkv", read, *parts, bias=self.bias)
         if self.head_gated:
             table["qkv"] += (Tensor(f"{gates}.weight", (Units(self.heads), read)),)

@@ -151,9 +151,13 @@ def halves_swapped(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
     return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).flip(1).flatten(0, 2)
 
 
-def parts_apart(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
-    """Return all rows of queries, then those of keys, then those of values, of ``rows`` [heads x 3 x head_dim, ...]."""
-    return rows.view(-1, 3, head_dim, *rows.shape[1:]).transpose(0, 1).flatten(0, 2)
+def parts_apart(rows: torch.Tensor, *, head_dim: int, queries: int) -> torch.Tensor:
+    """Return all rows of queries, then those of keys, then those of values, of ``rows`` [KV heads x (queries + 2) x
+    head_dim, ...].
+    """
+    rows_GHD = rows.view(-1, queries + 2, head_dim, *rows.shape[1:])
+    parts = torch.split(rows_GHD, [queries, 1, 1], dim=1)
+    return torch.cat([part.flatten(0, 2) for part in parts])
 
 
 def read_attention(
@@ -165,13 +169,12 @@ def read_attention(
     norms: tuple[str, str] = ("q_norm", "k_norm"),
     gate: str | None = None,
     joined: str = "",
-    by_head: bool = False,
     paired: bool = False,
     backwards: bool = False,
 ) -> AttentionBlock:
     """Return one projection, with the gate's rows moved after the query's (``gate``: they are stored by
     themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end. ``joined``: the tensor that has the
-    rows of all three, if the files have it, ``by_head``: head by head. ``paired``: positions turn pairs of
+    rows of all three, if the files have it. ``paired``: positions turn pairs of
     neighbours; ``backwards``: the other way."""
     source = read.source
     if shape.kv_of is not None:  # releases of Gemma 4 have keys and values of such layers; nothing uses them
@@ -179,7 +182,7 @@ def read_attention(
             source.leave_all(f"{name}.{part}.")
     gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
     joined = joined if source.has(f"{name}.{joined}.weight") else ""
-    stored = shape.table(read.hidden, out=out, norms=norms, gates=gates, gate=gate, joined=joined, by_head=by_head)
+    stored = shape.table(read.hidden, out=out, norms=norms, gates=gates, gate=gate, joined=joined)
     table = read.table(stored, name)
     bias = table.get("qkv.bias")
     if bias is not None and shape.head_gated:
@@ -198,8 +201,9 @@ def read_attention(
         if bias is not None:
             turned = (shape.heads + shape.kv_heads) * shape.head_dim
             bias[:turned] = order(bias[:turned])
-    if by_head:
-        orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim)
+    if shape.grouped:
+        queries = shape.heads // shape.kv_heads
+        orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim, queries=queries)
         bias = None if bias is None else order(bias)
         for mask in ("bias", "masked_bias"):  # masks in files of old versions
             source.leave_all(f"{name}.{mask}")
@@ -210,10 +214,15 @@ def read_attention(
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
         qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
         shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
-    v_norm = None
-    if shape.values_normed and shape.kv_of is None:
-        v_norm = torch.ones(shape.head_dim, dtype=source.dtype, device=source.device)
     index = None
     if isinstance(shape.index, Index):
         index = read_index(read, shape.index, name, shape.rope)
-    return AttentionBlock(shape, qkv, table.linear("out"), q_norm, k_norm, table.get("sinks"), v_norm, index)
+    return AttentionBlock(
+        shape, qkv, table.linear("out"), q_norm, k_norm, table.get("sinks"), _v_norm(read, shape), index
+    )
+
+
+def _v_norm(read: BlockReader, shape: Attention) -> torch.Tensor | None:
+    if not shape.values_normed or shape.kv_of is not None:
+        return None
+    return torch.ones(shape.head_dim, dtype=read.source.dtype, device=read.source.device)

@@ -5,6 +5,7 @@
     phi3, glm4                                      queries, keys and values, or gate and up, are one tensor
     olmo2, exaone4                                  norms that follow blocks
     command-r, cohere2, starcoder2, stablelm        norms that subtract the mean
+    gptneox                                         the same; rows of each head apart
 
 Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
 """
@@ -12,8 +13,10 @@ Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from weft.models.gguf import parts
 from weft.models.gguf.keys import GgufKeys
@@ -167,4 +170,17 @@ def of_row(keys: GgufKeys, row: DenseLayout) -> FileLayout:
     return FileLayout(config, whole, names, undo | {f"{name}.weight": _MINUS_ONE for name in shifted})
 
 
+def gptneox(keys: GgufKeys) -> FileLayout:
+    """Return the layout of GPT-NeoX. The converter puts the rows of each head into all queries, keys, values."""
+    layout = of_row(keys, _NEOX)
+    heads, width = layout.config["num_attention_heads"], layout.config["head_dim"]
+    rows = np.arange(3 * heads * width).reshape(3, heads, width).transpose(1, 0, 2).reshape(-1)
+    joined = "attention.query_key_value"
+    return replace(layout, undo={f"{joined}.{end}": Undo(rows=rows) for end in ("weight", "bias")})
+
+
+_NEOX = DenseLayout("gpt_neox", {
+    "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense", "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h"}, "layer_norm_eps", final_norm="final_layer_norm", more=lambda keys, config: {
+    "use_parallel_residual": keys.boolean("use_parallel_residual", True)})  # fmt: skip
 _MINUS_ONE = Undo(values="minus_one")
