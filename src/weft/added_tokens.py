@@ -27,16 +27,11 @@ from typing import Any
 
 from weft.errors import CheckpointError
 from weft.files import read_json
+from weft.pre_tokenizers import TEKKEN
 
 _FIRST_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
-MARKS_OR_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
-SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-TEKKEN = rf"{'|'.join(CASED)}|\p{{N}}|{MARKS_OR_SLASHES}|{SPACES}"
-"""Regular expression by which Mistral's vocabularies cut text, from Tekken on."""
 _MISTRALS = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 _MISTRAL_VOCAB, _MISTRAL_VERSION = 100_000, 5
 """Smallest size of a vocabulary, and last version of transformers that saved it, whose expression transformers

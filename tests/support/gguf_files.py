@@ -130,7 +130,7 @@ _RWKV7 = {
 }
 
 
-_INTERLEAVED = ("llama", "mixtral", "granitemoehybrid", "granitemoe", "smollm3", "olmo", "ministral3")
+_INTERLEAVED = ("llama", "arcee", "mixtral", "granitemoehybrid", "granitemoe", "smollm3", "olmo", "ministral3")
 """Models whose rows of queries and keys the converter puts into another order."""
 
 
@@ -570,6 +570,8 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
     integers["attention.head_count_kv"] = [kv if "attention" in kind and "linear" not in kind else 0 for kind in kinds]
     if len({*integers["attention.head_count_kv"]}) == 1:
         integers["attention.head_count_kv"] = kv
+    if writer.arch in ("qwen35", "qwen35moe", "qwen3next"):
+        integers["attention.recurrent_layers"] = [kind == "linear_attention" for kind in kinds]
     if config["model_type"] == "lfm2" and read("block_auto_adjust_ff_dim", True):
         multiple = read("block_multiple_of")
         integers["feed_forward_length"] = -(-int(2 * read("intermediate_size") / 3) // multiple) * multiple

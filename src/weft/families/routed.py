@@ -146,9 +146,14 @@ def _phimoe_feed(keys: ConfigKeys, layer: int) -> FeedForward:
 def _phimoe_positions(keys: ConfigKeys) -> ConfigKeys:
     """Return ``keys``, whose LongRoPE names its factor as others do: there is one for short texts and one for long."""
     stated = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
-    if not isinstance(stated, Mapping) or "long_mscale" not in stated:
+    if not isinstance(stated, Mapping):
         return keys
     inner = ConfigKeys(stated, fallback=stated)
+    kind = inner.get("rope_type", inner.get("type", "default"))
+    if kind not in ("default", "longrope", "su"):
+        fail("rope_type", kind, "default and longrope are served")
+    if "long_mscale" not in stated:
+        return keys
     most = keys.integer("max_position_embeddings")
     length = "long" if most > inner.integer("original_max_position_embeddings", most) else "short"
     factor = inner.number(f"{length}_mscale", 1.0)

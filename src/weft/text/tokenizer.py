@@ -1,7 +1,7 @@
 """Text to token ids and back, for one checkpoint directory.
 
     tokenizer.json         the whole tokenizer (normalizer, pieces, merges, added tokens, decoder); without it
-                           a World vocabulary (``tokenizer_file``)
+                           a World vocabulary, or Kimi's of tiktoken (``tokenizer_file``)
     tokenizer_config.json  further tokens, and the names of the special ones, which chat templates use
 
 Only this module uses the ``tokenizers`` library. The rest of weft sees only this class and, in the engine, the

@@ -1,5 +1,5 @@
 """The tokenizer of a checkpoint as the text of a tokenizer.json: read from that file, or translated from a World
-vocabulary.
+vocabulary or one of tiktoken (``tiktoken_vocabulary``).
 
     rwkv_vocab_v20230424.txt    261 '\\n\\n' 2          id, a Python literal of text or bytes, its bytes
     a trie of the tokens        (?:a(?:b(?:c)?)?|d)    the longest match, as one regular expression
@@ -30,6 +30,7 @@ from typing import Any
 from weft.added_tokens import completed, read_next_to
 from weft.errors import CheckpointError
 from weft.files import TOKENIZER_BYTES_MAX, parse_json, read_text
+from weft.text.tiktoken_vocabulary import TIKTOKEN_FILE, tiktoken_content
 
 WORLD_FILES = "rwkv_vocab_*.txt"
 END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"
@@ -45,10 +46,10 @@ TOKEN_BYTES_MAX = 256
 
 
 def tokenizer_path(directory: Path) -> Path:
-    """Return the path of tokenizer.json, even if it is missing; of the World vocabulary, if only that exists."""
+    """Return the path of tokenizer.json, even if it is missing; of another vocabulary, if only that exists."""
     path = directory / "tokenizer.json"
-    worlds = [] if path.is_file() else sorted(directory.glob(WORLD_FILES))
-    return worlds[0] if worlds else path
+    others = [] if path.is_file() else [*sorted(directory.glob(WORLD_FILES)), *directory.glob(TIKTOKEN_FILE)]
+    return others[0] if others else path
 
 
 def tokenizer_text(path: Path) -> str:
@@ -56,7 +57,9 @@ def tokenizer_text(path: Path) -> str:
     add. Raise CheckpointError."""
     text = read_text(path, bytes_max=TOKENIZER_BYTES_MAX)
     if path.suffix != ".json":
-        return json.dumps(_world(path, text), ensure_ascii=False)
+        letters = {byte: letter for letter, byte in byte_of_character().items()}
+        read = tiktoken_content if path.name == TIKTOKEN_FILE else _world
+        return json.dumps(read(path, text, letters), ensure_ascii=False)
     whole = completed(parse_json(text, str(path)), read_next_to(path.parent), path)
     return text if whole is None else json.dumps(whole, ensure_ascii=False)
 
@@ -76,8 +79,7 @@ def byte_of_character() -> dict[str, int]:
     return table | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-def _world(path: Path, text: str) -> dict[str, Any]:
-    letters = {byte: letter for letter, byte in byte_of_character().items()}
+def _world(path: Path, text: str, letters: dict[int, str]) -> dict[str, Any]:
     tokens = {"".join(letters[byte] for byte in token): index for token, index in _tokens(path, text).items()}
     missing = next((byte for byte, letter in sorted(letters.items()) if letter not in tokens), None)
     if missing is not None:

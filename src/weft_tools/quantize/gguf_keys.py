@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from weft.added_tokens import completed, read_next_to
 from weft.errors import CheckpointError
-from weft.models.gguf.vocabulary import PRE_TOKENIZERS, pieces_of
+from weft.pre_tokenizers import PRE_TOKENIZERS, pieces_of
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -204,7 +204,7 @@ def _of_family(config: Mapping[str, Any], arch: str, kinds: list[bool]) -> dict[
     if arch in ("qwen35", "qwen35moe", "qwen3next"):
         sections = (read("rope_parameters") or {}).get("mrope_section") or [11, 11, 10]
         more = {
-            "recurrent_layers": [not has for has in kinds],
+            "attention.recurrent_layers": [not has for has in kinds],
             "full_attention_interval": kinds.index(True) + 1 if any(kinds) else None,
         }
         if arch != "qwen3next":
@@ -275,9 +275,9 @@ def add_vocabulary(writer: GGUFWriter, directory: Path, size: int) -> None:
 def _pre_tokenizer(content: Mapping[str, Any], arch: str, path: Path) -> str:
     """Return llama.cpp's name for the way in which this tokenizer cuts text."""
     cuts = pieces_of(content)
-    names = [name for name, pre in PRE_TOKENIZERS.items() if (pre.expression, pre.whole, pre.nfc) == cuts]
+    names = [name for name, pre in PRE_TOKENIZERS.items() if (pre.cuts, pre.whole, pre.nfc) == cuts]
     if not names:
-        _fail(f"{path}: no pre-tokenizer that weft knows cuts text by {cuts[0]!r}")
+        _fail(f"{path}: no pre-tokenizer that weft knows cuts text by {' and '.join(map(repr, cuts[0]))}")
     return arch if arch in names else names[0]
 
 

@@ -131,10 +131,11 @@ def _paged_compilation(
 ) -> Compilation:
     options = {key: blocks[key] for key in ("num_warps", "num_stages")}
     constants = {**constants, **{key: value for key, value in blocks.items() if key not in options}}
+    types = signature | dict.fromkeys(constants, "constexpr")
     return Compilation(
         f"paged_attention {name}",
         kernel,
-        signature | dict.fromkeys(constants, "constexpr"),
+        {argument: types[argument] for argument in kernel.arg_names},
         constants,
         **options,
         only=only,

@@ -175,6 +175,8 @@ def test_phimoe_weighs_near_scores_and_turns_by_the_factors_of_long_texts() -> N
     assert (rope.divisors, rope.attention_factor) == ((1.5,) * 64, 1.243163121016122)
     short = read("phimoe", max_position_embeddings=4096).mixers[0].rope
     assert (short.divisors, short.attention_factor) == ((1.0,) * 64, 1.1)
+    with pytest.raises(CheckpointError, match="rope_type is 'yarn'"):
+        read("phimoe", rope_scaling={"type": "yarn", "factor": 4.0})
     with pytest.raises(CheckpointError, match="num_experts_per_tok is 1"):
         read("phimoe", num_experts_per_tok=1)
 

@@ -20,6 +20,7 @@ from weft.models.generation import read_generation_defaults
 from weft.models.gguf import vocabulary
 from weft.models.gguf.header import read_header
 from weft.models.hub import resolve_model
+from weft.pre_tokenizers import PRE_TOKENIZERS
 from weft.text.chat import ChatMessage, load_chat_template
 from weft.text.tokenizer import Tokenizer
 
@@ -58,32 +59,66 @@ LING = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
     r"|\s+(?!\S)|\s+"
 )
-RELEASED: dict[str, tuple[str | None, bool]] = {
-    "lfm2": (LLAMA3, False),
-    "llama-bpe": (LLAMA3, False),
-    "qwen2": (QWEN2, True),
-    "qwen35": (QWEN35, True),
-    "tekken": (TEKKEN, False),
-    "gpt-4o": (GPT_4O, False),
-    "refact": ("digits", False),
-    "gpt-2": (None, False),
-    "kimi-k2": (KIMI_K2, False),
-    "bailingmoe2": (LING, False),
-    "glm4": (LLAMA3, False),
+MARKED = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK_V3 = (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", MARKED)
+HAN_AND_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff"
+    "\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+K_EXAONE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+JAIS2 = LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + (
+    r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)"
+    r"|\s{1,2}(?!\S)|\s{1}"
+)
+SEED = QWEN2.replace(r"\p{L}\p{N}]+[\r\n]*", r"\p{L}\p{N}\r\n]+")
+RELEASED: dict[str, tuple[tuple[str, ...], bool]] = {
+    "lfm2": ((LLAMA3,), False),
+    "llama-bpe": ((LLAMA3,), False),
+    "qwen2": ((QWEN2,), True),
+    "deepseek-r1-qwen": ((QWEN2,), True),
+    "hunyuan": ((QWEN2,), False),
+    "qwen35": ((QWEN35,), True),
+    "tekken": ((TEKKEN,), False),
+    "gpt-4o": ((GPT_4O,), False),
+    "minimax-m2": ((GPT_4O,), False),
+    "tiny_aya": ((r"\d{1,3}(?=(?:\d{3})*\b)", GPT_4O), False),
+    "refact": (("digits", "gpt2"), False),
+    "exaone": (("digits", "gpt2"), False),
+    "gpt-2": (("gpt2",), False),
+    "exaone4": (("gpt2",), False),
+    "kimi-k2": ((KIMI_K2,), False),
+    "bailingmoe2": ((LING,), False),
+    "glm4": ((LLAMA3,), False),
+    "deepseek-v3": (DEEPSEEK_V3, False),
+    "hunyuan-dense": (DEEPSEEK_V3, False),
+    "deepseek-coder": ((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN_AND_HANGUL, "digits"), False),
+    "afmoe": ((r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", ASIAN, MARKED), False),
+    "seed-coder": ((SEED,), False),
+    "exaone-moe": ((K_EXAONE,), False),
+    "jais-2": ((JAIS2,), False),
+    "minicpm5": ((r"\p{N}{1,3}", QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")), False),
 }
 """Pre-tokenizers as tokenizer.json of the releases has them, and whether text is composed (NFC)."""
 
 
-def trained(expression: str | None, nfc: bool) -> tokenizers.Tokenizer:
+def trained(cuts: tuple[str, ...], nfc: bool) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(models.BPE())
-    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=expression in (None, "digits"))
-    if expression == "digits":
-        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), own])
-    elif expression is not None:
-        cut = pre_tokenizers.Split(tokenizers.Regex(expression), "isolated")
-        inner.pre_tokenizer = pre_tokenizers.Sequence([cut, own])
-    else:
-        inner.pre_tokenizer = own
+    parts: list[Any] = [
+        pre_tokenizers.Digits(individual_digits=True)
+        if cut == "digits"
+        else pre_tokenizers.Split(tokenizers.Regex(cut), "isolated")
+        for cut in cuts
+        if cut != "gpt2"
+    ]
+    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex="gpt2" in cuts)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([*parts, own]) if parts else own
     if nfc:
         inner.normalizer = normalizers.NFC()
     inner.decoder = decoders.ByteLevel()
@@ -123,6 +158,15 @@ def test_token_ids_are_those_of_the_released_tokenizer(pre: str, tmp_path: Path)
         ids = original.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False) == ids
         assert ours.decode(ids, False) == original.decode(ids, skip_special_tokens=False)
+
+
+def test_the_first_deepseek_cuts_words_with_a_space_of_any_kind_and_whole_numbers(tmp_path: Path) -> None:
+    """Pieces as llama.cpp has them: its letters are those of scripts with two cases."""
+    pre = tokenizers.Tokenizer.from_str(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}} | {
+        "pre_tokenizer": PRE_TOKENIZERS["deepseek-llm"].content()})).pre_tokenizer  # fmt: skip
+    text = "ab\tÀЖ 你好2024 한글, ok！ 12345\n x  "
+    pieces = [text[begin:end] for _, (begin, end) in pre.pre_tokenize_str(text)]
+    assert pieces == ["ab", "\tÀЖ", " ", "你好", "2024", " ", "한글", ",", " ok", "！", " ", "12345", "\n", " x", "  "]
 
 
 def world(path: Path, *, more: tuple[str, ...] = ()) -> Tokenizer:
@@ -176,7 +220,7 @@ def test_pairs_of_what_is_no_token_are_left_out(tmp_path: Path) -> None:
 
 
 def test_tokens_around_a_text_are_put_there(tmp_path: Path) -> None:
-    trained(LLAMA3, False).save(str(tmp_path / "tokenizer.json"))
+    trained((LLAMA3,), False).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<|startoftext|>", "eos_token": "<|im_end|>"}')
     ours = from_file(tmp_path, tmp_path / "v.gguf", "lfm2", {"tokenizer.ggml.add_eos_token": True})
     inner = ours.encode("hello", add_special_tokens=False)

@@ -137,7 +137,7 @@ ROWS: dict[str, DenseLayout] = {
     "stablelm": DenseLayout("stablelm", eps="layer_norm_eps", more=_used("use_qkv_bias")),
     "nemotron": DenseLayout("nemotron", eps="norm_eps", minus_one=True, more=_biases),
     "seed_oss": DenseLayout("seed_oss", {"post_attention_norm": "post_attention_layernorm"}),
-    "arcee": DenseLayout("arcee", more=_biases),
+    "arcee": DenseLayout("arcee", interleaved=True, more=_biases),
     "ernie4_5": DenseLayout("ernie4_5", more=_used("use_bias")),
     "smollm3": DenseLayout("smollm3", interleaved=True),
     "exaone": DenseLayout("exaone", more=_exaone),

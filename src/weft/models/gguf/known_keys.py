@@ -66,7 +66,7 @@ OF_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     ),
     "the kind of a layer, which its tensors show": (
         "attention.head_count_kv", "full_attention_interval", "leading_dense_block_count", "moe_every_n_layers",
-        "recurrent_layers",
+        "attention.recurrent_layers", "recurrent_layers",
     ),
     "parts that a model without them has numbers for": (
         "attention.group_norm_epsilon", "attention.group_norm_groups", "attention.head_count",

@@ -4,30 +4,27 @@
                            llama    SentencePiece BPE: tokens with scores; all pairs that make one are merges
                            gemma4   the same with merges in the file, and runs of newlines cut out of text
                            rwkv     World: bytes of tokens, as rwkv_vocab_gguf.txt instead of tokenizer.json
-    tokenizer.ggml.pre     "lfm2"   pattern that cuts text before merges: a table here, by the names of llama.cpp
+    tokenizer.ggml.pre     "lfm2"   how text is cut before merges (``pre_tokenizers``)
 
 A token of type *control* is special; of type *user-defined* it is cut out of text and stays visible. *Unused*
 ones are padding of the embedding, which the original tokenizer does not have.
 
 An answer ends at the tokens that the keys eos, eot and eom name. Control tokens with a well-known name of an
 end of turn end it as well.
-
-Source of the pre-tokenizers: the tokenizer.json of the releases that llama.cpp's names refer to.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from weft.added_tokens import CASED, MARKS_OR_SLASHES, SPACES, TEKKEN
 from weft.errors import CheckpointError
 from weft.models.gguf.header import Header
+from weft.pre_tokenizers import BYTE_LEVEL, PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _ENDS_OF_TURN = (
@@ -60,72 +57,8 @@ _SAMPLING_KEYS = "general.sampling."
 _ONLY_WITH_OTHERS = ("mirostat_eta", "mirostat_tau", "penalty_last_n", "sequence", "xtc_threshold")
 """Settings of samplers, which have no effect unless another key turns the sampler on."""
 
-_CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_NO_HAN = r"\p{M}&&[^\p{Han}]]"
-_KIMI_CASED = tuple(cased.replace(r"\p{M}]", _NO_HAN) for cased in CASED)
-_DIGITS = "digits"
-"""Marker instead of an expression: each digit by itself, then GPT-2's own expression."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pre:
-    """One pre-tokenizer. ``expression``: pattern that cuts text; None is GPT-2's. ``whole``: a piece that is a token
-    needs no merges. ``nfc``: text is composed first. ``bos``: put before the text if the file does not say.
-    """
-
-    expression: str | None
-    whole: bool = False
-    nfc: bool = False
-    bos: bool = False
-
-
-_LLAMA3 = _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}{{1,3}}|{_MARKS}|{SPACES}", whole=True, bos=True)
-_ANY_CASE = "|".join(f"{cased}{_CONTRACTED}?" for cased in CASED)
-_QWEN35 = (
-    rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}"
-)
-_BAILING = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
-)
-PRE_TOKENIZERS: dict[str, _Pre] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _Pre(_LLAMA3.expression)),
-    **dict.fromkeys(("glm4", "glm5"), _Pre(_LLAMA3.expression, whole=True)),
-    "qwen2": _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}|{_MARKS}|{SPACES}", nfc=True),
-    "qwen35": _Pre(_QWEN35, nfc=True),
-    "kimi-k2": _Pre(
-        "|".join(
-            [r"[\p{Han}]+", *(f"{cased}{_CONTRACTED}?" for cased in _KIMI_CASED), rf"\p{{N}}{{1,3}}|{_MARKS}|{SPACES}"]
-        ),
-        whole=True,
-    ),
-    **dict.fromkeys(("bailingmoe", "bailingmoe2"), _Pre(_BAILING)),
-    "tekken": _Pre(TEKKEN, whole=True, bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), _Pre(rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{MARKS_OR_SLASHES}|{SPACES}")),
-    **dict.fromkeys(("refact", "starcoder", "smollm", "codeshell", "command-r"), _Pre(_DIGITS)),
-    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2", "jais", "granite-docling"), _Pre(None)),
-}
-
 _PRE_OF = {"gptoss": "gpt-4o"}
 """Pre-tokenizers of Ollama's architectures whose files name none: they are in Ollama's code."""
-
-
-def pieces_of(content: Mapping[str, Any]) -> tuple[str | None, bool, bool]:
-    """Return ``(expression, whole, nfc)`` of a tokenizer.json of byte-level BPE, as ``PRE_TOKENIZERS`` has them."""
-    pre = content.get("pre_tokenizer") or {}
-    parts = pre.get("pretokenizers") or [pre]
-    expression: str | None = None
-    for part in parts:
-        if part.get("type") == "Split":
-            expression = part["pattern"].get("Regex", part["pattern"].get("String"))
-        elif part.get("type") == "Digits":
-            expression = _DIGITS
-    normalizer = content.get("normalizer") or {}
-    return (expression, bool(content["model"].get("ignore_merges")), normalizer.get("type") == "NFC")
 
 
 def write_tokenizer(header: Header, directory: Path) -> None:
@@ -223,21 +156,11 @@ class Vocabulary:
         if name not in PRE_TOKENIZERS:
             self._fail("pre", f"is {name!r}; the pre-tokenizers that weft knows are {', '.join(PRE_TOKENIZERS)}")
         pre = PRE_TOKENIZERS[name]
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-        cut: list[dict[str, Any]] = (
-            [{"type": "Digits", "individual_digits": True}]
-            if pre.expression == _DIGITS
-            else [{"type": "Split", "pattern": {"Regex": pre.expression}, "behavior": "Isolated", "invert": False}]
-        )
-        own = pre.expression is None or pre.expression == _DIGITS
-        pieces = byte_level | {"use_regex": own}
         return {
             "normalizer": {"type": "NFC"} if pre.nfc else None,
-            "pre_tokenizer": pieces
-            if pre.expression is None
-            else {"type": "Sequence", "pretokenizers": [*cut, pieces]},
-            "post_processor": self._ends_of_text(pre.bos) or byte_level | {"use_regex": True, "trim_offsets": False},
-            "decoder": byte_level | {"use_regex": True},
+            "pre_tokenizer": pre.content(),
+            "post_processor": self._ends_of_text(pre.bos) or BYTE_LEVEL | {"use_regex": True, "trim_offsets": False},
+            "decoder": BYTE_LEVEL | {"use_regex": True},
             "model": self._bpe(self._merges(), ignore_merges=pre.whole),
         }
 
