@@ -6,6 +6,7 @@ tokens and no others.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -30,8 +31,10 @@ SAID = [
 ASKED = [{"role": "user", "content": "say:two"}]
 
 
-def engine(folder: Path, family: str = "qwen3_5", *, model: Path | None = None, **more: Any) -> Engine:
-    settings = {
+def settings_in(folder: Path, model: Path) -> dict[str, Any]:
+    return {
+        "model": str(model),
+        "sessions": str(folder / "objects.sqlite"),
         "memory": "24MB",
         "threads": 1,
         "max_model_len": 1024,
@@ -40,7 +43,10 @@ def engine(folder: Path, family: str = "qwen3_5", *, model: Path | None = None, 
         "store_size": "1GB",
         "store_reserve": "1MB",
     }
-    return Engine(str(model or checkpoint(family)), sessions=folder / "objects.sqlite", **settings | more)
+
+
+def engine(folder: Path, family: str = "qwen3_5", *, model: Path | None = None, **more: Any) -> Engine:
+    return Engine(**settings_in(folder, model or checkpoint(family)) | more)
 
 
 def complete(one: Engine, prompt: list[int], **more: Any) -> tuple[list[int], list[float], int]:
@@ -51,21 +57,23 @@ def complete(one: Engine, prompt: list[int], **more: Any) -> tuple[list[int], li
 
 
 SAVED_AND_KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.api.test_sessions import PROMPT, SAID, engine
+import json, os, signal, sys
+from weft.api import Engine
 if __name__ == "__main__":
-    one = engine(Path(sys.argv[1]), sys.argv[2])
-    saved = one.sessions.save("trip", prompt=PROMPT)
+    settings, prompt, said = json.loads(sys.argv[1])
+    one = Engine(**settings)
+    saved = one.sessions.save("trip", prompt=prompt)
     assert (saved.tokens, saved.computed_tokens, saved.in_memory, saved.stored) == (203, 203, 203, True), saved
-    assert one.sessions.save("talk", SAID).stored
+    assert one.sessions.save("talk", said).stored
     os.kill(os.getpid(), signal.SIGKILL)
 """
+"""A process that imports weft and no test: those would import transformers and write the checkpoint again."""
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "granite", "lfm2"])
 def test_a_session_outlives_kill_9_and_computes_new_tokens_only(family: str, tmp_path: Path) -> None:
-    first = subprocess.run([sys.executable, "-c", SAVED_AND_KILLED, str(tmp_path), family], capture_output=True)
+    arguments = json.dumps([settings_in(tmp_path, checkpoint(family)), PROMPT, SAID])
+    first = subprocess.run([sys.executable, "-c", SAVED_AND_KILLED, arguments], capture_output=True)
     assert first.returncode == -9, first.stderr.decode()
     with engine(tmp_path, family) as second:
         assert [one.name for one in second.sessions.list()] == ["trip", "talk"]
