@@ -7,8 +7,8 @@ texts are equal by induction; one prompt per family also runs some steps of tran
 
 from __future__ import annotations
 
-import copy
 import functools
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ import torch
 from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, asked, checkpoint, exact_reference, reference
 from tests.oracle.model_driver import ModelDriver, page_of
 from weft.models.loading import LoadedModel, load_model
+from weft.tensor.inputs import LayerCache
 
 LENGTHS = (1, 5, 37, 300, 636)
 DECODE_STEPS = 40
@@ -100,6 +101,12 @@ def test_pieces_company_and_padding_change_no_logit(name: str) -> None:
     assert (beside[0] - expected(name, second[:33])[-1]).abs().max().item() < TOLERANCE
 
 
+def tensors_of(caches: Iterable[LayerCache]) -> Iterator[torch.Tensor]:
+    for cache in caches:
+        yield from (part for part in (cache.k, cache.v, *cache.state.values()) if part is not None)
+        yield from tensors_of([cache.index] if cache.index is not None else [])
+
+
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_corrupted_state_or_page_is_noticed(name: str) -> None:
     """The control of all of the above: each kind of memory that a model has carries the answer."""
@@ -108,10 +115,13 @@ def test_a_corrupted_state_or_page_is_noticed(name: str) -> None:
     spec = loaded(name).spec
     driver = ModelDriver(loaded(name).model, sequences=1, length=112)
     driver.step((0, tokens[:99]))
-    owner, computed = driver.sequences[0], driver.caches
+    owner, memory = driver.sequences[0], list(tensors_of(driver.caches))
+    computed = [tensor.clone() for tensor in memory]
     for layer in range(len(spec.layers)):
         for part in ("k", "v", *(part.name for part in spec.layers[layer].state)):
-            owner.tokens, driver.caches = tokens[:99], copy.deepcopy(computed)
+            owner.tokens = tokens[:99]
+            for tensor, before in zip(memory, computed, strict=True):  # in place: kernels keep the addresses of caches
+                tensor.copy_(before)
             cache = driver.caches[layer]
             if part in cache.state:
                 cache.state[part][owner.slot].zero_()
