@@ -391,7 +391,7 @@ class _Handlers:
         outcome = await engines.update_weights(body.directory, body.version, body.mode, body.timeout_s)
         self._looks.clear()
         if self._service.workers is not None:
-            self._service.workers.tell_weights()
+            await self._service.workers.agree_on_weights()
         return json_response(weights.update_answer(outcome))
 
     async def reset_prefix_cache(self, request: Request) -> Response:

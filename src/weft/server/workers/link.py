@@ -20,7 +20,7 @@ from weft.fleet.live_request import RequestStream
 from weft.request import Request, TokenEvent
 from weft.rpc.client import EngineClient
 from weft.rpc.loop_socket import LoopSocket
-from weft.rpc.messages import Cancel, Command, Report, Submit
+from weft.rpc.messages import Cancel, Command, Report, StepReport, Submit
 from weft.server.config import ServerConfig
 
 _LINGER_MS = 200
@@ -67,7 +67,13 @@ class Attached(msgspec.Struct, frozen=True, tag=True):
     serves: bool = False
 
 
-FromWorker = Attached | Submit | Cancel
+class KnowsWeights(msgspec.Struct, frozen=True, tag=True):
+    """The worker's requests are checked against the weights of this digest from now on."""
+
+    digest: str
+
+
+FromWorker = Attached | KnowsWeights | Submit | Cancel
 
 
 class SupervisorLink:
@@ -91,7 +97,7 @@ class SupervisorLink:
     async def start(self, **order: Any) -> None:
         self.say(Attached())
 
-    def say(self, message: Attached | Command) -> None:
+    def say(self, message: Attached | KnowsWeights | Command) -> None:
         self._socket.send([_encoder.encode(message)])
 
     post = say
@@ -102,6 +108,8 @@ class SupervisorLink:
     async def receive(self) -> Report:
         [raw] = await self._socket.receive()
         report: Report = _reports.decode(raw)
+        if isinstance(report, StepReport) and report.weights is not None:
+            self.say(KnowsWeights(report.weights.digest))  # the caller reads the report before any other task runs
         return report
 
     async def wait(self) -> str:

@@ -45,10 +45,12 @@ from weft.rpc.messages import Cancel, Progress, Ready, Refusal, Reply, Report, S
 from weft.server.config import ServerConfig
 from weft.server.edge import SharedCounts
 from weft.server.metrics import fold_counts
-from weft.server.workers.link import FromWorker, WorkerLaunch
+from weft.server.workers.link import FromWorker, KnowsWeights, WorkerLaunch
 
 _LOOK_S = 0.05
 _END_S = 3.0
+_AGREE_S = 5.0
+"""Longest wait for a process to learn of weights: one that hangs is not waited for."""
 _log = logging.getLogger("weft.server")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FromWorker)
@@ -67,6 +69,8 @@ class Worker:
         self._is_attached = False
         self._last_news: Report | None = None
         self._last_weights = WeightsState()
+        self._knows_weights = asyncio.Event()
+        self._knows_weights.set()
         self._submits: set[asyncio.Task[None]] = set()
         self._report = StepReport()
 
@@ -85,6 +89,7 @@ class Worker:
         """Note that the process ended, and with it the clients' connections."""
         self._fleet.requests.abandon(self)
         self._report = StepReport()
+        self._knows_weights.set()
 
     def tell(self, news: Progress | Ready) -> None:
         if self._is_attached and news != self._last_news:
@@ -94,7 +99,12 @@ class Worker:
     def tell_weights(self, weights: WeightsState) -> None:
         if self._is_attached and weights != self._last_weights:
             self._last_weights = weights
+            self._knows_weights.clear()
             self._send(self.routing_id, StepReport(weights=weights))
+
+    async def knows_weights(self) -> None:
+        """Wait until the process checks requests against the weights that it was told of, or has ended."""
+        await self._knows_weights.wait()
 
     def take(self, message: FromWorker) -> None:
         if isinstance(message, Submit):
@@ -103,6 +113,9 @@ class Worker:
             task.add_done_callback(self._submits.discard)
         elif isinstance(message, Cancel):
             self._fleet.requests.cancel(message.request_id, message.index)
+        elif isinstance(message, KnowsWeights):
+            if message.digest == self._last_weights.digest:
+                self._knows_weights.set()
         else:
             self._is_attached = True
             if message.serves:
@@ -219,6 +232,13 @@ class Workers:
         """Tell processes that do not know yet which weights answer now: a session belongs to one set of weights."""
         for worker in self._workers:
             worker.tell_weights(self._fleet.engines.weights)
+
+    async def agree_on_weights(self) -> None:
+        """Tell all processes which weights answer now, and wait until they know, at most ``_AGREE_S``."""
+        self.tell_weights()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AGREE_S):
+                await asyncio.gather(*(worker.knows_weights() for worker in self._workers))
 
     def _send(self, routing_id: bytes, message: Report) -> None:
         self._socket.send([routing_id, _encoder.encode(message)])
