@@ -1,6 +1,8 @@
 """A checkpoint of ``benchmarks.serve.checkpoints`` as llama.cpp reads it; run by the peers' environment.
 
-    python to_gguf.py LLAMA_SOURCES CHECKPOINT OUT bf16|f32|q8_0
+    python to_gguf.py LLAMA_SOURCES CHECKPOINT OUT bf16|f32|q8_0 [--any-vocabulary]
+
+``--any-vocabulary``: each architecture takes the made-up one, in place of the kind that its releases have.
 
 llama.cpp's own conversion does the work. Its script knows tokenizers by fingerprint and wants merges; ours is
 made up and has none, and prompts are token ids: so it is told that the tokenizer is like GPT-2's, with one
@@ -10,15 +12,23 @@ back their ids until the character is whole, and they could not be counted.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
 
 
+def subclasses(kind: type[Any]) -> set[type[Any]]:
+    return {below for own in kind.__subclasses__() for below in (own, *subclasses(own))}
+
+
 def main() -> None:
     sources, checkpoint, out, kind = sys.argv[1:5]
     sys.path[:0] = [sources, str(Path(sources) / "gguf-py")]
+    import conversion
     import convert_hf_to_gguf
     import gguf
     from conversion import base
@@ -40,6 +50,13 @@ def main() -> None:
         return names, kinds, pre
 
     base.TextModel.get_vocab_base = read_whole_characters
+    if "--any-vocabulary" in sys.argv:
+        for module in pkgutil.iter_modules(conversion.__path__):
+            with contextlib.suppress(ImportError):  # of libraries for formats that nobody here has
+                importlib.import_module(f"conversion.{module.name}")
+        for model in subclasses(base.ModelBase):
+            if "set_vocab" in vars(model):
+                model.set_vocab = base.TextModel._set_vocab_gpt2
     vocabulary: Any = gguf.SpecialVocab
     load = vocabulary.__init__
 
