@@ -58,7 +58,7 @@ def outcome(name: str, environment: Environment, folder: Path) -> tuple[str, boo
     """Return the outcome of one checkpoint, and whether it is right."""
     file = folder / f"{name}.gguf"
     copy = spelled(original(name), folder / name)
-    command = [environment.python(), to_gguf.__file__, environment.llama_sources(), copy, file, "f32"]
+    command: list[str | Path] = [environment.python(), to_gguf.__file__, environment.llama_sources(), copy, file, "f32"]
     ran = subprocess.run([*command, "--any-vocabulary"], check=False, capture_output=True, text=True)
     if ran.returncode or not file.exists():
         return f"not converted: {(ran.stderr.strip().splitlines() or ['?'])[-1][:160]}", True
@@ -70,7 +70,11 @@ def outcome(name: str, environment: Environment, folder: Path) -> tuple[str, boo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.converted", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers.converted",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("names", nargs="*", default=list(CASES), metavar="NAME")
     parser.add_argument("--env", type=Path, default=DEFAULT_ENVIRONMENT)
     args = parser.parse_args(argv)
