@@ -27,7 +27,7 @@ from typing import Any
 
 from weft.errors import CheckpointError
 from weft.files import read_json
-from weft.pre_tokenizers import TEKKEN
+from weft.pre_tokenizers import BYTE_LEVEL, TEKKEN, split
 
 _FIRST_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
@@ -86,7 +86,7 @@ def read_next_to(directory: Path) -> NextTo:
     if not isinstance(listed, Mapping):
         marked = {entry["content"] for entry in special}
         stated = {
-            _id_in(directory / source, text, index): _with_flags(text, special=text in marked)
+            _id_in(directory / source, text, index): with_flags(text, special=text in marked)
             for text, index in _optional(directory / source).items()
         }
     by_text = {entry["content"]: entry for entry in stated.values()}
@@ -119,7 +119,7 @@ def completed(content: Any, beside: NextTo, path: Path) -> dict[str, Any] | None
         own = {piece[0]: index for index, piece in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
         ids = {str(entry["content"]): int(entry["id"]) for entry in added}
         entries = {
-            str(entry["content"]): _with_flags(str(entry["content"]), **{"special": False} | _known(entry))
+            str(entry["content"]): with_flags(str(entry["content"]), **{"special": False} | _known(entry))
             for entry in added
         }
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -150,14 +150,13 @@ def completed(content: Any, beside: NextTo, path: Path) -> dict[str, Any] | None
 
 def _cut_by_tekken(cuts: Any) -> Any:
     """Return the pre-tokenizer with ``TEKKEN`` in front, replacing the first part of a sequence."""
-    split = {"type": "Split", "pattern": {"Regex": TEKKEN}, "behavior": "Isolated", "invert": False}
     if not isinstance(cuts, Mapping):
         return cuts
     if cuts.get("type") == "Sequence":
-        return {**cuts, "pretokenizers": [split, *cuts["pretokenizers"][1:]]}
+        return {**cuts, "pretokenizers": [split(TEKKEN), *cuts["pretokenizers"][1:]]}
     if cuts.get("type") == "Metaspace":
-        cuts = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {"type": "Sequence", "pretokenizers": [split, cuts]}
+        cuts = BYTE_LEVEL | {"use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [split(TEKKEN), cuts]}
 
 
 def _next_id(ids: Mapping[str, int], vocab_size: int) -> int:
@@ -181,9 +180,9 @@ def _entry(value: Any, *, special: bool = False) -> Entry | None:
     """Return the entry of a token that a file writes as text, or as an object with ``content`` and flags; None for any
     other value."""
     if isinstance(value, str) and value:
-        return _with_flags(value, special=special)
+        return with_flags(value, special=special)
     if isinstance(value, Mapping) and isinstance(value.get("content"), str) and value["content"]:
-        return _with_flags(value["content"], **{"special": special} | _known(value))
+        return with_flags(value["content"], **{"special": special} | _known(value))
     return None
 
 
@@ -191,6 +190,7 @@ def _known(entry: Mapping[str, Any]) -> Entry:
     return {key: entry[key] for key in _FLAGS if key in entry}
 
 
-def _with_flags(content: str, special: bool, **flags: bool) -> Entry:
+def with_flags(content: str, special: bool, **flags: bool) -> Entry:
+    """Return an entry with all flags; ``flags`` are those that differ from transformers' defaults."""
     unset = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special, "special": special}
     return {"content": content} | unset | flags

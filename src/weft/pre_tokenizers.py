@@ -46,9 +46,12 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Tr
 def _part(cut: str) -> dict[str, Any]:
     if cut == GPT2:
         return {}
-    if cut == DIGITS:
-        return {"type": "Digits", "individual_digits": True}
-    return {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
+    return {"type": "Digits", "individual_digits": True} if cut == DIGITS else split(cut)
+
+
+def split(expression: str) -> dict[str, Any]:
+    """Return the part of a ``pre_tokenizer`` that makes each match of ``expression`` a piece."""
+    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
 
 
 def pieces_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], bool, bool]:

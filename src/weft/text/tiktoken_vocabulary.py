@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.added_tokens import read_next_to, with_flags
 from weft.errors import CheckpointError
 from weft.files import read_json
 from weft.pre_tokenizers import BYTE_LEVEL, PRE_TOKENIZERS
@@ -45,7 +46,7 @@ def tiktoken_content(path: Path, text: str, letters: Mapping[int, str]) -> dict[
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added(config_path, config, len(ranks)),
+        "added_tokens": _added(path.parent, len(ranks)),
         "normalizer": None,
         "pre_tokenizer": PRE_TOKENIZERS["kimi-k2"].content(),
         "post_processor": None,
@@ -94,20 +95,17 @@ def _pairs(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
     return pairs
 
 
-def _added(path: Path, config: Mapping[str, Any], first: int) -> list[dict[str, Any]]:
+def _added(directory: Path, first: int) -> list[dict[str, Any]]:
     """Return the added tokens from id ``first`` on. Raise CheckpointError."""
-    stated: dict[int, dict[str, Any]] = {}
-    for index, entry in (config.get("added_tokens_decoder") or {}).items():
-        if not index.isdecimal() or not first <= int(index) < first + RESERVED or not isinstance(entry, dict):
+    beside = read_next_to(directory)
+    for index, entry in beside.stated.items():
+        if not first <= index < first + RESERVED:
             raise CheckpointError(
-                f"{path}: added_tokens_decoder has token {index!r}; it must be from {first} to {first + RESERVED - 1}",
+                f"{directory / beside.source}: {entry['content']!r} is token {index}; it must be from {first} to "
+                f"{first + RESERVED - 1}",
                 param="model",
             )
-        stated[int(index)] = entry
     return [
-        {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        | {"content": f"<|reserved_token_{index}|>"}
-        | stated.get(index, {})
-        | {"id": index}
+        {"id": index} | (beside.stated.get(index) or with_flags(f"<|reserved_token_{index}|>", special=True))
         for index in range(first, first + RESERVED)
     ]

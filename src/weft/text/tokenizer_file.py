@@ -23,13 +23,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from weft.added_tokens import completed, read_next_to
+from weft.added_tokens import completed, read_next_to, with_flags
 from weft.errors import CheckpointError
 from weft.files import TOKENIZER_BYTES_MAX, parse_json, read_text
+from weft.pre_tokenizers import split
 from weft.text.tiktoken_vocabulary import TIKTOKEN_FILE, tiktoken_content
 
 WORLD_FILES = "rwkv_vocab_*.txt"
@@ -57,11 +58,19 @@ def tokenizer_text(path: Path) -> str:
     add. Raise CheckpointError."""
     text = read_text(path, bytes_max=TOKENIZER_BYTES_MAX)
     if path.suffix != ".json":
-        letters = {byte: letter for letter, byte in byte_of_character().items()}
-        read = tiktoken_content if path.name == TIKTOKEN_FILE else _world
-        return json.dumps(read(path, text, letters), ensure_ascii=False)
+        config = path.parent / "tokenizer_config.json"
+        return _translated(path, text, config.read_bytes() if config.is_file() else b"")
     whole = completed(parse_json(text, str(path)), read_next_to(path.parent), path)
     return text if whole is None else json.dumps(whole, ensure_ascii=False)
+
+
+@lru_cache(maxsize=1)
+def _translated(path: Path, text: str, config: bytes) -> str:
+    """Return the translation of a vocabulary. It takes a second, and a start needs it for a digest too: the last one is
+    kept. ``config``: the content of the file next to it, which a translation may read."""
+    letters = {byte: letter for letter, byte in byte_of_character().items()}
+    read = tiktoken_content if path.name == TIKTOKEN_FILE else _world
+    return json.dumps(read(path, text, letters), ensure_ascii=False)
 
 
 def tokenizer_digest(path: Path) -> str:
@@ -87,23 +96,14 @@ def _world(path: Path, text: str, letters: dict[int, str]) -> dict[str, Any]:
             f"{path}: no token is the byte {missing:#04x}, so some texts have no tokens", param="model"
         )
     bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    cut = {"type": "Split", "pattern": {"Regex": _longest(tokens)}, "behavior": "Isolated", "invert": False}
-    end = {
-        "id": 0,
-        "content": END_OF_TEXT,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
+    end = {"id": 0} | with_flags(END_OF_TEXT, special=True)
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [end],
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [bytes_of, cut]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [bytes_of, split(_longest(tokens))]},
         "post_processor": None,
         "decoder": bytes_of,
         "model": {"type": "WordLevel", "vocab": {END_OF_TEXT: 0} | tokens, "unk_token": END_OF_TEXT},
