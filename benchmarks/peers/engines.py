@@ -238,7 +238,7 @@ def _vllm(bench: Bench, cache: bool) -> Iterator[Side]:
         *_VLLM_CHOICES.get(bench.checkpoint.family, []),
     ]
     variables = bench.environment.vllm_variables(bench.threads) | {"VLLM_CPU_KVCACHE_SPACE": str(MEMORY_GIB)}
-    with _server(command, variables, port) as url:
+    with other_server(command, variables, port) as url:
         yield HttpSide(url, OPENAI, bench.limit_s)
 
 
@@ -262,7 +262,7 @@ def llama_side(bench: Bench, kind: str | None = None, flags: Sequence[str] = ())
         "--no-ui",
     ]
     command = [*(part for option in command for part in option.split("=", 1)), *flags]
-    with _server(command, {}, port) as url:
+    with other_server(command, {}, port) as url:
         answering = httpx.get(f"{url}/props", timeout=10.0).json().get("model_path")
         if answering != str(model):
             raise Absent(f"{url} answers with {answering}, not with {model}")
@@ -335,7 +335,7 @@ def as_gguf(bench: Bench, kind: str) -> Path:
 
 
 @contextmanager
-def _server(command: list[str], variables: dict[str, str], port: int) -> Iterator[str]:
+def other_server(command: list[str], variables: dict[str, str], port: int) -> Iterator[str]:
     """Run ``command`` until the block ends; the value is its URL, once its /health says yes."""
     url = f"http://{HOST}:{port}"
     with tempfile.TemporaryFile("w+", errors="replace") as log:
