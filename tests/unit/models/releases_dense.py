@@ -385,6 +385,24 @@ DENSE_RELEASES: dict[str, Config] = {
         "eos_token_id": 50_256, "layer_norm_epsilon": 1e-05, "model_type": "gptj", "n_embd": 4096, "n_head": 16,
         "n_inner": None, "n_layer": 28, "n_positions": 2048, "resid_pdrop": 0.0, "rotary": True, "rotary_dim": 64,
         "scale_attn_weights": True, "tie_word_embeddings": False, "torch_dtype": "float32", "vocab_size": 50_400},
+    "gpt_neo": {  # gpt-neo-1.3B
+        "activation_function": "gelu_new", "attention_dropout": 0, "bos_token_id": 50_256, "eos_token_id": 50_256,
+        "attention_layers": ["global", "local"] * 2, "attention_types": [[["global", "local"], 2]],
+        "embed_dropout": 0, "gradient_checkpointing": False, "hidden_size": 2048, "initializer_range": 0.02,
+        "intermediate_size": None, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 2048,
+        "model_type": "gpt_neo", "num_heads": 16, "num_layers": 4, "resid_dropout": 0, "vocab_size": 50_257,
+        "window_size": 256},
+    "xglm": {  # xglm-564M
+        "activation_dropout": 0, "activation_function": "gelu", "attention_dropout": 0.1, "attention_heads": 16,
+        "bos_token_id": 0, "d_model": 1024, "decoder_start_token_id": 2, "dropout": 0.1, "eos_token_id": 2,
+        "ffn_dim": 4096, "init_std": 0.02, "layerdrop": 0.0, "max_position_embeddings": 2048, "model_type": "xglm",
+        "num_layers": 24, "pad_token_id": 1, "scale_embedding": True, "vocab_size": 256_008},
+    "biogpt": {
+        "activation_dropout": 0.0, "attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "eos_token_id": 2,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 1024, "initializer_range": 0.02,
+        "intermediate_size": 4096, "layer_norm_eps": 1e-12, "layerdrop": 0.0, "max_position_embeddings": 1024,
+        "model_type": "biogpt", "num_attention_heads": 16, "num_hidden_layers": 24, "pad_token_id": 1,
+        "scale_embedding": True, "vocab_size": 42_384},
 }  # fmt: skip
 
 
@@ -403,7 +421,8 @@ def _few(config: Config, layers: int = 4) -> Config:
     )
     listed = {key: config[key][:layers] for key in lists if isinstance(config.get(key), list)}
     experts = {key: 16 for key in ("n_routed_experts", "num_local_experts", "num_experts") if config.get(key, 0) > 16}
-    return {"n_layer" if "n_layer" in config else "num_hidden_layers": layers} | listed | experts
+    count = next((key for key in ("n_layer", "num_layers") if key in config), "num_hidden_layers")
+    return {count: layers} | listed | experts
 
 
 SMALLER_DENSE: dict[str, Config] = {name: _few(config) for name, config in DENSE_RELEASES.items()}
