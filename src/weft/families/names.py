@@ -25,16 +25,10 @@ class Names:
     """Names of a family's blocks. ``mixers``: name of each kind of mixer. ``spelled``: arguments for the reader of a
     kind of mixer or feed-forward. ``stack``: name of the list of layers. ``shared``: name of the shared expert, if it
     has a width. ``swiglu``: dense feed-forwards have the usual form. ``plus_one``: norms are stored as the distance
-<<<<<<< HEAD
     from 1. ``norm_offsets``: by the last part of the name of a norm of the stream, the number from which its stored
-    weight is the distance. ``embeddings``: names of the embedding; the first one in the files is used. ``out_norms``:
-    norms after mixer and feed-forward. ``mixes``: names of the mixes of several streams, around mixer and
-    feed-forward.
-=======
-    from 1. ``embeddings``: names of the embedding; the first one in the files is used. ``positions``: name of the rows
-    that are added to it. ``out_norms``: norms after
-    mixer and feed-forward. ``mixes``: names of the mixes of several streams, around mixer and feed-forward.
->>>>>>> main
+    weight is the distance. ``embeddings``: names of the embedding; the first one in the files is used. ``positions``:
+    name of the rows that are added to it. ``out_norms``: norms after mixer and feed-forward. ``mixes``: names of the
+    mixes of several streams, around mixer and feed-forward.
 
     ``feed_reader`` and ``layer_reader``: "module:function" that reads a feed-forward, or all of a layer, instead of
     the usual way; ``ends_reader``: the one that reads blocks before the first layer and after the last one.
