@@ -27,11 +27,12 @@ from weft.server.edge import EdgeError, Origins, is_loopback, names_loopback
 from weft.server.errors import error_response
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
-from weft.server.protocol import HEADER, begin_request, name_key
+from weft.server.protocol import HEADER
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 from weft.server.tracing import RequestTrace
 from weft.server.weights import VERSION_HEADER
+from weft.text.current_request import begin_request, name_key
 
 _OPEN_PATHS = frozenset(
     {*(row.path for row in ENDPOINTS if row.access == "open"), *(route.path for route in page_routes())}

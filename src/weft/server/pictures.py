@@ -21,7 +21,7 @@ from weft.images.picture import Picture
 from weft.images.video import Sampling
 from weft.images.worker import FILE, URL, VIDEO, PictureStart, Source, VideoJob, decoded
 from weft.request import PICTURE_KINDS, PictureKind
-from weft.server.protocol import key_of_request
+from weft.text.current_request import key_of_request
 from weft.text.pictures import PicturePart
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane

@@ -27,13 +27,14 @@ from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.models import ANY_NAME, HostedModel, ListedModel, Models
 from weft.server.presets import Preset, Presets
-from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, key_of_request
+from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.served_model import ServedModel, preset_style
 from weft.server.sessions.slot_table import SlotTable
 from weft.server.sessions.store import SessionStore
 from weft.server.tracing import RequestTrace, RequestTracer
+from weft.text.current_request import key_of_request
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 
@@ -178,11 +179,13 @@ class Service:
 
     async def under(self, preset: Preset, model: ServedModel) -> ServedModel:
         """Return ``model`` with the settings of the created name ``preset``. Raise RequestError."""
-        named = replace(model, names=(preset.name,), preset=preset)
+        renderer = replace(model.renderer, begun=preset.begun)
         style = await self.names.style(
-            preset, model.vocabulary, functools.partial(preset_style, self.config, model.tokenizer, model.info)
+            preset, model.vocabulary, functools.partial(preset_style, self.config, renderer.tokenizer, model.info)
         )
-        return named if style is None else replace(named, template=style[0], dialect=style[1])
+        if style is not None:
+            renderer = replace(renderer, template=style[0], dialect=style[1])
+        return replace(model, names=(preset.name,), preset=preset, renderer=renderer)
 
     def meant(self, name: str | None) -> tuple[str | None, Preset | None]:
         """Return the name of a model or adapter for the name in a request, and the preset if the name was created.

@@ -10,10 +10,11 @@ The session itself does not change, so a hundred requests may continue the same 
 from __future__ import annotations
 
 from weft.objects.sessions import StoredSession, UnknownSessionError, check_identity, identity_facts
-from weft.server.protocol import SamplingFields, key_of_request
+from weft.server.protocol import SamplingFields
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.store import SessionStore
+from weft.text.current_request import key_of_request
 
 
 def session_store(service: Service) -> SessionStore:

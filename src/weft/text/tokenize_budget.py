@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from weft.errors import QueueFullError, RequestError
-from weft.server.protocol import NO_KEY, key_of_request
+from weft.text.current_request import NO_KEY, key_of_request
 
 _KEY_SHARE = 0.5
 """Part of the budget that the requests of one API key may have together."""
