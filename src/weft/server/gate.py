@@ -32,7 +32,7 @@ from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 from weft.server.tracing import RequestTrace
 from weft.server.weights import VERSION_HEADER
-from weft.text.current_request import begin_request, name_key
+from weft.text.current_request import API_KEY, begin_request
 
 _OPEN_PATHS = frozenset(
     {*(row.path for row in ENDPOINTS if row.access == "open"), *(route.path for route in page_routes())}
@@ -184,7 +184,7 @@ class Gate:
         if tenant is not None and (is_operator or not for_operators):
             scope["state"]["tenant"] = tenant
             scope["state"]["trace"].key = tenant.name
-            name_key(tenant.owner)
+            API_KEY.set(tenant.owner)
             return None
         if not self._keys.has_clients and not for_operators:
             return None

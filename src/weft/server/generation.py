@@ -31,7 +31,7 @@ from weft.server.service import Service
 from weft.server.sessions.slot_table import SlotContent
 from weft.server.tracing import GenerationOutcome
 from weft.text.choices import Choice, Piece, TextDecoder
-from weft.text.current_request import key_of_request, note_ignored
+from weft.text.current_request import API_KEY, note_ignored
 from weft.text.prompt import Prompt
 
 
@@ -99,13 +99,13 @@ class Generation:
         self._arrived_s = time.perf_counter()
         self._stream: RequestStream | None = None
         self._closed = False
-        self._slot = None if id_slot is None or id_slot < 0 else (key_of_request(), id_slot, cache_salt)
+        self._slot = None if id_slot is None or id_slot < 0 else (API_KEY.get(), id_slot, cache_salt)
         self._slot_tokens: list[int] = []
         """Tokens of the first answer; kept only if a slot is to get them."""
         self._error_type: str | None = None
         engine_id = token_hex(16)
         context_tokens = model.info.sizes.max_model_len
-        key = key_of_request()
+        key = API_KEY.get()
         self._requests: list[Request] = []
         check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)
         for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):

@@ -1,7 +1,7 @@
 """The request that this task serves: its API key, and its fields that have no effect.
 
-    the server's gate   name_key, begin_request --> context variables of the task
-    anywhere below      key_of_request, note_ignored
+    the server's gate   API_KEY.set, begin_request --> context variables of the task
+    anywhere below      API_KEY.get, note_ignored
 
 Context variables, because these two facts concern queues and budgets far from the handler. Outside a server there is
 no request: the key is ``NO_KEY``, and ignored fields are not reported.
@@ -18,17 +18,8 @@ NO_KEY = ""
 NAMES_MAX = 16
 """Most ignored fields that a request reports."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_key: ContextVar[str] = ContextVar("key", default=NO_KEY)
-
-
-def name_key(key: str) -> None:
-    """Note that this task handles a request of an API key. ``key``: ``Tenant.owner``."""
-    _key.set(key)
-
-
-def key_of_request() -> str:
-    """Return the API key whose shares this task uses."""
-    return _key.get()
+API_KEY: ContextVar[str] = ContextVar("api_key", default=NO_KEY)
+"""The API key whose shares this task uses: ``Tenant.owner``."""
 
 
 def shown_name(name: str) -> str:

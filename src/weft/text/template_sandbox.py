@@ -21,7 +21,7 @@ import msgspec
 from weft.errors import CheckpointError, RequestError
 from weft.text.chat import ChatMessage
 from weft.text.control_tokens import NO_CONTROL, ControlTexts
-from weft.text.current_request import key_of_request
+from weft.text.current_request import API_KEY
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart
 from weft.text.tools.formats import NONE, ToolFormat
 from weft.text.worker_main import JobFunction
@@ -81,7 +81,7 @@ class TemplateSandbox:
             body = marshal.dumps({"messages": msgspec.to_builtins(messages), **job})
         except (RecursionError, ValueError):
             raise RequestError("messages: nested too deeply", param="messages") from None
-        lane, key = self._lanes[len(body) >= LARGE_BYTES], key_of_request()
+        lane, key = self._lanes[len(body) >= LARGE_BYTES], API_KEY.get()
         lane.check_line(key, "conversations wait to be rendered")
         try:
             raw = await lane.ask(body, key)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.text.test_text_parts import PATTERNS, trained
 from weft.errors import QueueFullError
-from weft.text.current_request import name_key
+from weft.text.current_request import API_KEY
 from weft.text.dialect import Dialect
 from weft.text.renderer import Renderer
 from weft.text.template_worker import ChatPrompt
@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 
 def of_key(key: str, function: Callable[[], Any]) -> Any:
     def run() -> Any:
-        name_key(key)
+        API_KEY.set(key)
         return function()
 
     return contextvars.copy_context().run(run)
