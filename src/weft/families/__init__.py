@@ -5,6 +5,7 @@
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
+    gpt2, opt ...     gpt2             attention                      dense; positions at the embedding
     mixtral ...       routed           attention                      experts
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
@@ -77,6 +78,7 @@ from weft.families import (
     dense,
     gemma,
     gigachat,
+    gpt2,
     gpt_oss,
     granite,
     indexed,
@@ -208,6 +210,15 @@ def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:
     return renamed
 
 
+def stores_transposed(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Return a function that says, by the name of a tensor here, whether files store it as [columns, rows]."""
+    family = _family_of(config)
+    if family is None or not family.transposed:
+        return lambda name: False
+    pattern = re.compile(family.transposed)
+    return lambda name: pattern.search(name) is not None
+
+
 def named_dtype(config: Mapping[str, Any]) -> DTypeName | None:
     """Return the dtype that config.json names for its weights; None if it is missing (then the tensors decide)."""
     return ConfigKeys(text_config(config), fallback=config).dtype()
@@ -258,6 +269,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         dense,
         gemma,
         gigachat,
+        gpt2,
         gpt_oss,
         granite,
         indexed,

@@ -13,7 +13,7 @@ from weft.families import name_here, read_architecture
 from weft.families.mixers.attention import Attention, Growth, Index, Rope
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import Residual
+from weft.families.residuals import Positions, Residual
 from weft.families.sharding import possible_tps
 
 
@@ -213,6 +213,33 @@ def test_falcons_have_one_norm_and_one_kv_head_or_two_norms_and_groups() -> None
     ):
         with pytest.raises(CheckpointError, match=next(iter(changes))):
             read(name, **changes)
+
+
+def test_positions_of_gpt2_and_opt_are_rows_of_a_table_and_heads_of_gptj_turn_in_part() -> None:
+    small, opt, coder, turned = read("gpt2"), read("opt"), read("gpt_bigcode"), read("gptj")
+    assert set(small.mixers) == {Attention(12, 12, 64, 0.125, None, bias=True)} == set(opt.mixers)
+    assert small.residual == Residual(centred="bias", positions=Positions(1024))
+    assert opt.residual.positions == Positions(2050, 2), "rows of positions begin with the third"
+    assert (small.max_positions, opt.max_positions) == (1024, 2048)
+    assert [set(model.feed_forwards) for model in (small, opt)] == [
+        {Dense(3072, activation, gated=False, bias=True)} for activation in ("gelu_tanh", "relu")
+    ]
+    assert set(coder.mixers) == {Attention(48, 1, 128, 128**-0.5, None, bias=True)}
+    assert (set(turned.mixers), turned.head_bias) == ({Attention(16, 16, 256, 0.0625, Rope(1e4, 64))}, True)
+    for name, key, value in (
+        ("gpt2", "activation_function", "quick_gelu"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+        ("opt", "word_embed_proj_dim", 512),
+        ("opt", "do_layer_norm_before", False),
+        ("gptj", "rotary_dim", 300),
+    ):
+        with pytest.raises(CheckpointError, match=f"{key} is"):
+            read(name, **{key: value})
+    kinds = {"attention_types": [[["global", "local"], 2], [["global"], 1]], "num_layers": 5, "num_heads": 4}
+    neo = read_architecture({"model_type": "gpt_neo", "hidden_size": 64, **kinds})
+    assert [mixer.window for mixer in neo.mixers] == [None, 256, None, 256, None]
+    with pytest.raises(CheckpointError, match="attention_types"):
+        read_architecture({"model_type": "gpt_neo", "attention_types": [["far", 24]]})
 
 
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:

@@ -205,8 +205,8 @@ def read_attention(
         queries = shape.heads // shape.kv_heads
         orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim, queries=queries)
         bias = None if bias is None else order(bias)
-        for mask in ("bias", "masked_bias"):  # masks in files of old versions
-            source.leave_all(f"{name}.{mask}")
+    for mask in ("bias", "masked_bias"):  # masks in files of old versions
+        source.leave(f"{name}.{mask}")
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
     q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)
     if shape.norm_plain:
