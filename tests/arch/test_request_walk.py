@@ -38,8 +38,8 @@ from weft.server.service import Service
 from weft.text.tokenizer import Tokenizer
 
 RETURNS_MAX = 4
-"""Returns to ``text.renderer`` after the template, ``server.truncation`` after the prompt is known, ``text.tokenizer``
-for the decoder of the answer, and ``text.dialect`` for its readers."""
+"""Returns to ``text.renderer`` after the template, ``server.truncation`` once the prompt is known,
+``server.generation`` after ``Request.check``, and ``text.dialect`` for the readers of the answer."""
 FIRST, LAST = "prepare_turn", "ChatJob.__init__"
 WALKS = 3
 NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat", "weft.rpc.loop_socket"}

@@ -30,7 +30,7 @@ from weft.objects.sessions import Content, StoredSession
 from weft.request import PICTURE_KINDS, PictureKind, SamplingParams
 from weft.text.chat import ChatMessage, ChatTemplate, load_chat_template
 from weft.text.chat_request import ChatRequest, ConversationFields
-from weft.text.choices import Piece, TextDecoder
+from weft.text.choices import Piece, TextDecoder, showing
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, control_texts
 from weft.text.dialect import AnswerPlan, Dialect, answer_markers, call_format, text_of
 from weft.text.pictures import PicturePart, checked_sampling
@@ -193,7 +193,7 @@ class ChatWriter:
             )
         plan = dialect.plan_of(request, prompt.text or "", sampling.grammar)
         sampling = msgspec.structs.replace(sampling, grammar=plan.grammar)
-        return PreparedChat(prompt, plan, sampling, tokenizer.showing(plan.shown_ids))
+        return PreparedChat(prompt, plan, sampling, showing(tokenizer, plan.shown_ids))
 
     def tokens(
         self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any

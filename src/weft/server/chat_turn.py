@@ -143,7 +143,7 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
         [sampling],
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
-        decoder=tokenizer.showing(plan.shown_ids),
+        shown_ids=plan.shown_ids,
         prompt_field=turn.prompt_field,
         answer_field=turn.answer_field,
         id_slot=fields.id_slot,

@@ -30,7 +30,7 @@ from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.slot_table import SlotContent
 from weft.server.tracing import GenerationOutcome
-from weft.text.choices import Choice, Piece, TextDecoder
+from weft.text.choices import Choice, Piece, showing
 from weft.text.current_request import API_KEY, note_ignored
 from weft.text.prompt import Prompt
 
@@ -65,10 +65,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Generation:
     """The prompts of one request, from submit to the last piece. ``samplings``: one for each prompt (they differ where
-    max_tokens depends on the prompt's length). ``decoder``: makes text of the answers' tokens, if it is not the model's
-    tokenizer. ``prompt_field``, ``answer_field``, ``logprobs_field``: the request's names of the prompts, of max_tokens
-    and of the alternatives, for errors. ``id_slot``: the slot that gets the tokens afterwards (``sessions.slots``). The
-    constructor raises RequestError and ContextLengthError, so that no engine has to read a prompt that is far too long.
+    max_tokens depends on the prompt's length). ``shown_ids``: special tokens that stay in the text of an answer.
+    ``prompt_field``, ``answer_field``, ``logprobs_field``: the request's names of the prompts, of max_tokens and of the
+    alternatives, for errors. ``id_slot``: the slot that gets the tokens afterwards (``sessions.slots``). The constructor
+    raises RequestError and ContextLengthError, so that no engine has to read a prompt that is far too long.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
@@ -82,7 +82,7 @@ class Generation:
         *,
         priority: int,
         cache_salt: str,
-        decoder: TextDecoder | None = None,
+        shown_ids: frozenset[int] = frozenset(),
         prompt_field: str = "prompt",
         answer_field: str = "max_tokens",
         id_slot: int | None = None,
@@ -107,7 +107,6 @@ class Generation:
         context_tokens = model.info.sizes.max_model_len
         key = API_KEY.get()
         self._requests: list[Request] = []
-        check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)
         for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
             request = Request(
                 request_id=f"{engine_id}-{number}",
@@ -125,6 +124,9 @@ class Generation:
             )
             check_generates(model.info, request)
             self._requests.append(within_context(request, context_tokens, answer_field))
+        for request in self._requests:
+            request.check(context_tokens, model.info.vocab_size, prompt_field=prompt_field)
+        check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)
         check_logprob_count(
             self._requests,
             context_tokens=context_tokens,
@@ -132,8 +134,6 @@ class Generation:
             limit=service.config.max_answer_logprobs,
             field=logprobs_field,
         )
-        for request in self._requests:
-            request.check(context_tokens, model.info.vocab_size, prompt_field=prompt_field)
         self._metrics = service.metrics.of(model.base)  # the model's own name, not an adapter's
         self._times = [
             SequenceTimes(self._arrived_s, len(request.prompt_tokens))
@@ -145,7 +145,7 @@ class Generation:
         self.choices: list[Choice] = []
         self._by_prompt: list[list[Choice]] = []
         self._by_event: dict[tuple[str, int], Choice] = {}
-        decoder = decoder or model.renderer.tokenizer
+        decoder = showing(model.renderer.tokenizer, shown_ids)
         for request in self._requests:
             for index in range(request.sampling.n):
                 choice = Choice(len(self.choices), decoder, request.sampling, request.prompt_tokens)

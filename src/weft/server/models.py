@@ -305,7 +305,7 @@ class Models:
         model = self.find(name)
         await model.known()
         served = None if model.served is None else self.served_as(name)
-        self.check_alive()
+        self.check_alive()  # raises while a pinned model has not been read yet
         assert served is not None
         return served
 

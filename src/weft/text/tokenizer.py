@@ -301,10 +301,6 @@ class Tokenizer:
         """Return whether this is an added token, at which text is cut before it is tokenized."""
         return token in self.added
 
-    def showing(self, ids: frozenset[int]) -> Tokenizer | ShowingDecoder:
-        """Return a decoder that leaves the special tokens ``ids`` in the text when it skips the others."""
-        return ShowingDecoder(self, self.special_ids - ids) if ids else self
-
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that this token adds to a text; for a special token, the bytes of its name."""
         if token in self.added:
@@ -326,20 +322,6 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """Return the text of one token for display; half a character shows as U+FFFD."""
         return self.token_bytes(token).decode("utf-8", errors="replace")
-
-
-class ShowingDecoder:
-    """A decoder like ``Tokenizer`` that skips only ``hidden`` tokens."""
-
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self._hidden = hidden
-        self.joins_bytes = tokenizer.joins_bytes
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        if skip_special_tokens:
-            ids = [token for token in ids if token not in self._hidden]
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _decoder_kinds(decoder: Any) -> frozenset[str]:

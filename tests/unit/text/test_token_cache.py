@@ -14,7 +14,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 
 from benchmarks.dialects import ready_service
 from weft.server.app import build_app
-from weft.text import token_cache as module
+from weft.text import tokenizer as module
 from weft.text.token_cache import SegmentTokens, TextSegment, TokenCache, separators
 from weft.text.tokenizer import Tokenizer
 
