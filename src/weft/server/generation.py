@@ -67,8 +67,8 @@ class Generation:
     """The prompts of one request, from submit to the last piece. ``samplings``: one for each prompt (they differ where
     max_tokens depends on the prompt's length). ``shown_ids``: special tokens that stay in the text of an answer.
     ``prompt_field``, ``answer_field``, ``logprobs_field``: the request's names of the prompts, of max_tokens and of the
-    alternatives, for errors. ``id_slot``: the slot that gets the tokens afterwards (``sessions.slots``). The constructor
-    raises RequestError and ContextLengthError, so that no engine has to read a prompt that is far too long.
+    alternatives, for errors. ``id_slot``: the slot that gets the tokens afterwards (``sessions.slots``). The
+    constructor raises RequestError and ContextLengthError, so that no engine has to read a prompt that is far too long.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
