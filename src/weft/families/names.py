@@ -26,7 +26,7 @@ class Names:
     kind of mixer or feed-forward. ``stack``: name of the list of layers. ``shared``: name of the shared expert, if it
     has a width. ``swiglu``: dense feed-forwards have the usual form. ``plus_one``: norms are stored as the distance
     from 1. ``embeddings``: names of the embedding; the first one in the files is used. ``positions``: name of the rows
-    that are added to it. ``out_norms``: norms after
+    that are added to it; ``embedding_norm``: of its norm, "" without one. ``out_norms``: norms after
     mixer and feed-forward. ``mixes``: names of the mixes of several streams, around mixer and feed-forward.
 
     ``feed_reader`` and ``layer_reader``: "module:function" that reads a feed-forward, or all of a layer, instead of
@@ -42,6 +42,7 @@ class Names:
     stack: str = "layers"
     embeddings: tuple[str, ...] = ("embed_tokens",)
     positions: str = "embed_positions"
+    embedding_norm: str = ""
     spelled: Mapping[type[BlockShape], Mapping[str, Any]] = field(default_factory=dict)
     shared: str | None = None
     swiglu: bool = True
