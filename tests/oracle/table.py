@@ -22,6 +22,7 @@ import torch
 from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import TOLERANCE, expected, prefill_and_decode, prompt
+from tests.support.naive_model import NAIVE_TYPES
 from weft.families.architecture import Architecture
 from weft.families.mixers.feed_forward import Experts
 from weft.models.loading import load_model
@@ -98,7 +99,7 @@ Each row is a tiny checkpoint with random weights, written by transformers and l
 {lengths} tokens are computed in one step, then {DECODE_STEPS} greedy decode steps of all of them
 together; every logit of every position is compared with one forward pass of transformers. The tests fail
 from {TOLERANCE:.0e} on. This shows that the computation is the same, not how well a release answers.
-transformers has no class of `bailing_moe_v2_5`, `gigachat3_5`, `jet_nemotron`, `minicpm_sala` and `rwkv7`:
+transformers has no class of {", ".join(f"`{kind}`" for kind in sorted(NAIVE_TYPES))}:
 naive ones of the tests' own stand in their place (`tests/support`).
 
 {HEAD}

@@ -42,6 +42,7 @@
     falcon_h1         falcon_h1        Mamba-2 and attention at once  dense
     nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
     jamba             jamba            Mamba-1 + attention            dense or experts
+    plamo2            plamo2           selective Mamba-2 + attention  dense
     zamba2            zamba2           Mamba-2, some with a shared transformer block
     mamba2            mamba2           Mamba-2                        none
     mamba             mamba            Mamba-1                        none
@@ -89,6 +90,7 @@ from weft.families import (
     mamba,
     mixed,
     nemotron_h,
+    plamo,
     routed,
     rwkv,
     sparse,
@@ -281,6 +283,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         mamba,
         mixed,
         nemotron_h,
+        plamo,
         routed,
         rwkv,
         sparse,

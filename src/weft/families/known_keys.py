@@ -51,6 +51,7 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "nemotron_h": (*_SCANNED, *_STEP_SIZES, *_MAMBA_CODE, "rescale_prenorm_residual", "expand", "mamba_proj_bias",
                    "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "mtp_layers_block_type", "n_shared_experts"),
     "jamba": _MAMBA_CODE,
+    "plamo2": _SCANNED,
     "zamba": (*_STEP_SIZES, *_MAMBA_CODE),
     # Sizes that transformers derives itself.
     "zamba2": (*_SCANNED, *_STEP_SIZES, *_MAMBA_CODE,

@@ -44,7 +44,7 @@ __all__ = ["AttentionBlock", "CosSin", "separate_gate"]
 class AttentionBlock:
     """One attention layer. ``qkv``: rows q [heads * D], gate [heads * D] when ``shape.gated``, k, v [kv_heads * D
     each], head gates [heads] when ``shape.head_gated``; no v or no k and v if the shape says so. Norms are over D, or
-    over all heads when ``shape.norm_whole``.
+    over all heads when ``shape.norm_whole``; with ``shape.norm_by_head`` their weights are those of all heads.
     """
 
     shape: Attention
@@ -212,6 +212,8 @@ def read_attention(
         source.leave(f"{name}.{mask}")
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
     q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)
+    if shape.norm_by_head and q_norm is not None and k_norm is not None:
+        q_norm, k_norm = (replace(norm, weight=norm.weight.flatten()) for norm in (q_norm, k_norm))
     if shape.norm_plain:
         q_norm = k_norm = Norm(torch.ones(shape.head_dim, dtype=source.dtype, device=source.device), read.eps)
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:

@@ -35,7 +35,7 @@ Choose = Callable[[torch.Tensor], Seen]
 @dataclass(slots=True)
 class AttentionCore:
     """Attention layer without its projections. The weights of the norms of q and k come together or not at all: [D],
-    or over all heads if ``shape.norm_whole``. Immutable once a layer has run.
+    or over all heads if ``shape.norm_whole`` or ``shape.norm_by_head``. Immutable once a layer has run.
     """
 
     shape: Attention
@@ -226,12 +226,14 @@ def _split(
     q_weight, k_weight = core.q_norm, core.k_norm
 
     def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one)
+        group = shape.head_dim if shape.norm_by_head else None
+        return rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one, group_size=group)
 
-    if q_weight is not None and k_weight is not None and shape.norm_whole:
+    before = shape.norm_whole or shape.norm_by_head
+    if q_weight is not None and k_weight is not None and before:
         q, k = normed(q, q_weight), normed(k, k_weight)
     q_THD, k_THD, v_THD = (_by_head(x, shape.head_dim) for x in (q, k, v))
-    by_head = not shape.norm_whole and not shape.norm_after
+    by_head = not before and not shape.norm_after
     if q_weight is not None and by_head:
         q_THD = normed(q_THD, q_weight)
     if k_weight is not None and by_head:
