@@ -6,6 +6,7 @@
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
     gpt2, opt ...     gpt2             attention                      dense; positions at the embedding
+    bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
@@ -73,6 +74,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.families import (
+    alibi,
     attention,
     centred,
     deepseek,
@@ -265,6 +267,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 FAMILIES: tuple[Family, ...] = tuple(
     family
     for module in (
+        alibi,
         attention,
         centred,
         deepseek,

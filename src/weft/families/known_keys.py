@@ -26,8 +26,8 @@ COMMON: dict[str, tuple[str, ...]] = {
     "ids of tokens that nothing asks for": ("eod_token_id", "sep_token_id"),
     "training": (
         "activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout",
-        "embd_pdrop", "embed_dropout", "embedding_dropout", "embedding_initializer_range", "hidden_dropout",
-        "hidden_dropout_prob", "init_std", "initializer_range", "input_jitter_noise", "layerdrop",
+        "emb_pdrop", "embd_pdrop", "embed_dropout", "embedding_dropout", "embedding_initializer_range",
+        "hidden_dropout", "hidden_dropout_prob", "init_std", "initializer_range", "input_jitter_noise", "layerdrop",
         "output_router_logits", "resid_dropout", "resid_pdrop", "residual_dropout", "router_aux_loss_coef",
         "router_jitter_noise",
     ),
@@ -94,6 +94,10 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     # Whether a softmax is in float32: it is here.
     "gpt_bigcode": ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
     "gpt_neo": ("classifier_dropout",),
+    # Another order of the same sums.
+    "bloom": ("slow_but_exact",),
+    # Its class has feed-forwards four times as wide as the stream and no positions, whatever these say.
+    "mpt": ("embedding_fraction", "expansion_ratio", "init_device", "learned_pos_emb", "norm_type"),
     "xglm": ("decoder_start_token_id",),
     # Its class has norms with another epsilon whatever this says.
     "biogpt": ("layer_norm_eps",),

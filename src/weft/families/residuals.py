@@ -5,7 +5,7 @@
     PerLayer          a second embedding, and a factor              Gemma 4
     NormedStream      the stream is the output of a norm            MiniMax
     PlainNorms        norms without weights                         nanochat
-    LayerNorms        blocks hold their norms                       RWKV-7
+    LayerNorms        the embedding is normed too                   RWKV-7, BLOOM
 
 A family with another kind has a record of its own. Ranks divide only the second embedding. Pure.
 """
@@ -196,7 +196,7 @@ class PlainNorms(Residual):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms(Residual):
-    """Residual of blocks that hold their own norms; the embedding has one."""
+    """Residual whose embedding has a norm too (BLOOM), and blocks may hold their own (RWKV-7)."""
 
     centred: Literal["", "plain", "weight", "bias"] = "bias"
 

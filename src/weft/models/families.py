@@ -17,7 +17,7 @@ from weft.models.block_reader import BlockReader, function
 from weft.models.blocks.plain import plain_layer
 from weft.models.blocks.positions import read_positions
 from weft.models.decoder import CausalModel
-from weft.models.layer import ReadLayer
+from weft.models.layer import OnStream, ReadLayer
 from weft.models.sharded_model import RankedModel
 from weft.models.weights import TensorSource
 
@@ -32,6 +32,8 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     ]
     if architecture.residual.positions is not None:
         layers[0].blocks.insert(0, read_positions(read, architecture.residual.positions))
+    if names.embedding_norm:
+        layers[0].blocks.insert(0, OnStream(read.norm(names.embedding_norm)))
     if names.ends_reader:
         before, after = function(names.ends_reader)(read)
         layers[0].blocks[:0] = before

@@ -385,6 +385,22 @@ DENSE_RELEASES: dict[str, Config] = {
         "eos_token_id": 50_256, "layer_norm_epsilon": 1e-05, "model_type": "gptj", "n_embd": 4096, "n_head": 16,
         "n_inner": None, "n_layer": 28, "n_positions": 2048, "resid_pdrop": 0.0, "rotary": True, "rotary_dim": 64,
         "scale_attn_weights": True, "tie_word_embeddings": False, "torch_dtype": "float32", "vocab_size": 50_400},
+    "bloom": {  # bloom-7b1
+        "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,
+        "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_dropout": 0.0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "masked_softmax_fusion": True,
+        "model_type": "bloom", "n_embed": 4096, "n_inner": None, "n_layer": 30, "num_attention_heads": 32,
+        "offset_alibi": 100, "pad_token_id": 3, "pretraining_tp": 4, "seq_length": 2048, "skip_bias_add": True,
+        "skip_bias_add_qkv": False, "unk_token_id": 0, "use_cache": True, "vocab_size": 250_880},
+    "mpt": {  # mpt-7b
+        "attn_config": {
+            "alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
+            "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "clip_qkv": None, "prefix_lm": False,
+            "qk_ln": False, "softmax_scale": None},
+        "d_model": 4096, "emb_pdrop": 0, "embedding_fraction": 1.0, "expansion_ratio": 4, "init_device": "cpu",
+        "learned_pos_emb": True, "logit_scale": None, "max_seq_len": 2048, "model_type": "mpt", "n_heads": 32,
+        "n_layers": 32, "no_bias": True, "norm_type": "low_precision_layernorm", "resid_pdrop": 0,
+        "torch_dtype": "bfloat16", "use_cache": False, "vocab_size": 50_432},
     "gpt_neo": {  # gpt-neo-1.3B
         "activation_function": "gelu_new", "attention_dropout": 0, "bos_token_id": 50_256, "eos_token_id": 50_256,
         "attention_layers": ["global", "local"] * 2, "attention_types": [[["global", "local"], 2]],
@@ -421,7 +437,7 @@ def _few(config: Config, layers: int = 4) -> Config:
     )
     listed = {key: config[key][:layers] for key in lists if isinstance(config.get(key), list)}
     experts = {key: 16 for key in ("n_routed_experts", "num_local_experts", "num_experts") if config.get(key, 0) > 16}
-    count = next((key for key in ("n_layer", "num_layers") if key in config), "num_hidden_layers")
+    count = next((key for key in ("n_layer", "n_layers", "num_layers") if key in config), "num_hidden_layers")
     return {count: layers} | listed | experts
 
 

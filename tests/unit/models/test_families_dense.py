@@ -10,10 +10,10 @@ import pytest
 from tests.unit.models.releases_dense import DENSE_RELEASES
 from weft.errors import CheckpointError
 from weft.families import name_here, read_architecture
-from weft.families.mixers.attention import Attention, Growth, Index, Rope
+from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import Positions, Residual
+from weft.families.residuals import LayerNorms, Positions, Residual
 from weft.families.sharding import possible_tps
 
 
@@ -240,6 +240,23 @@ def test_positions_of_gpt2_and_opt_are_rows_of_a_table_and_heads_of_gptj_turn_in
     assert [mixer.window for mixer in neo.mixers] == [None, 256, None, 256, None]
     with pytest.raises(CheckpointError, match="attention_types"):
         read_architecture({"model_type": "gpt_neo", "attention_types": [["far", 24]]})
+
+
+def test_heads_of_bloom_and_mpt_have_a_slope_each_and_no_positions() -> None:
+    bloom, mpt = read("bloom"), read("mpt")
+    assert set(bloom.mixers) == {Attention(32, 32, 128, 128**-0.5, None, bias=True, grouped=True, alibi=8.0)}
+    assert set(mpt.mixers) == {Attention(32, 32, 128, 128**-0.5, None, alibi=8.0)}
+    assert (bloom.residual, mpt.residual) == (LayerNorms(), Residual(centred="weight"))
+    assert "ALiBi" in bloom.why_no_gpu
+    assert alibi_slopes(8, 8.0) == [2.0**-n for n in range(1, 9)]
+    assert alibi_slopes(3, 8.0) == [2.0**-4, 2.0**-8, 2.0**-2]
+    for name, key, changes in (
+        ("bloom", "apply_residual", {"apply_residual_connection_post_layernorm": True}),
+        ("mpt", "attn_config.alibi is", {"attn_config": {"alibi": False}}),
+        ("mpt", "logit_scale", {"logit_scale": "inv_sqrt_d_model"}),
+    ):
+        with pytest.raises(CheckpointError, match=key):
+            read(name, **changes)
 
 
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:

@@ -49,6 +49,8 @@ class AttentionCore:
     """Ones [D], if ``shape.values_normed``."""
     bank: torch.Tensor | None = None
     """float32 [R, extent], of scores that have a bias by distance."""
+    slopes: torch.Tensor | None = None
+    """float32 [heads]: states of the bias that are the same in every query, if ``shape.alibi``."""
     bound: Any = field(default=None, repr=False, compare=False)
     """C++ object, after the first step."""
 
@@ -108,7 +110,9 @@ def seen_layer(
         reached_T = ((inputs.positions_T + growth.first).clamp_min(0) // growth.tokens).float()
         factor_T = 1.0 + growth.factor * each(torch.log1p, reached_T)
         q_THD = (q_THD.float() * factor_T[:, None, None]).to(q_THD.dtype)
-    o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen)
+    if core.slopes is not None:  # in float32: not every slope is a number of 16 bits
+        q_THD = torch.cat((q_THD.float(), core.slopes[:, None].expand(len(q_THD), -1, -1)), -1)
+    o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen).to(projected_TW.dtype)
     gated = _softplus if core.shape.softplus_gate else torch.sigmoid
     if head_gate_TH is not None:
         o_THD = o_THD * gated(head_gate_TH)[..., None]
