@@ -11,6 +11,7 @@ as vLLM, SGLang, mlx-lm and plamo-translate-cli have them.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
@@ -128,7 +129,8 @@ def _one_window(keys: ConfigKeys) -> int | None:
 
 def _scaled_rope(keys: ConfigKeys, head_dim: int) -> Rope:
     """Return the rotary settings of layers that see the whole text: YaRN where ``rope_scaling_factor`` is not 1."""
-    factor, stated = keys.number("rope_scaling_factor", 1.0), {"rope_theta": keys.number("rope_theta", 1e6)}
+    factor = keys.number("rope_scaling_factor", 1.0)
+    stated: dict[str, Any] = {"rope_theta": keys.number("rope_theta", 1e6)}
     if factor != 1.0:
         original = keys.integer("initial_context_length", least=2)
         stated |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
