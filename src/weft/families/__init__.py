@@ -8,6 +8,7 @@
     gpt2, opt ...     gpt2             attention                      dense; positions at the embedding
     bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
+    glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
@@ -94,6 +95,7 @@ from weft.families import (
     routed,
     rwkv,
     sparse,
+    texts,
     zamba2,
 )
 from weft.families.architecture import Architecture
@@ -287,6 +289,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         routed,
         rwkv,
         sparse,
+        texts,
         zamba2,
     )
     for family in module.FAMILIES
