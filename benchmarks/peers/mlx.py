@@ -37,9 +37,10 @@ TOKENS = torch.randint(3, 500, (90,), generator=torch.Generator().manual_seed(5)
 CHANGES: dict[str, dict[str, Any]] = {
     "plamo2": {"full_attention_idx": [1, 3]},
     "plamo2_pages": {"full_attention_idx": [1], "rope_theta": 10_000.0},
+    "plamo3_scaled": {"rope_scaling_factor": None, "initial_context_length": None, "scale_embedding": False},
 }
 """Settings of config.json for both, where mlx-lm ignores those of the checkpoint: it has no windows of PLaMo 2, and one
-base of positions."""
+base of positions; of PLaMo 3 no scaled positions and embeddings."""
 KNOWN_TO_DIFFER: dict[str, str] = {}
 """Seen with mlx-lm 0.32.2."""
 

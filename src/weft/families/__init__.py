@@ -43,7 +43,8 @@
     falcon_h1         falcon_h1        Mamba-2 and attention at once  dense
     nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
     jamba             jamba            Mamba-1 + attention            dense or experts
-    plamo2            plamo2           selective Mamba-2 + attention  dense
+    plamo2, plamo3    plamo2, plamo3   selective Mamba-2 + attention, or attention, windows
+                                                                      dense
     zamba2            zamba2           Mamba-2, some with a shared transformer block
     mamba2            mamba2           Mamba-2                        none
     mamba             mamba            Mamba-1                        none
