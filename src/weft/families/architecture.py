@@ -89,6 +89,8 @@ class Architecture:
             return "caps the scores of attention"
         if any(getattr(mixer, "chunk", None) for mixer in self.mixers):
             return "attends in chunks"
+        if any(hasattr(mixer, "out_groups") for mixer in self.mixers):
+            return "attends over entries of tokens"
         return "attends over chosen blocks" if self.indexed else ""
 
     @property
