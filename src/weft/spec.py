@@ -8,7 +8,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     reading        another layer's                    -
     index          a row of numbers, no V block       -
     window         -                                  ring [2, kv_heads, W, head_dim]: last W keys, values
-    compressed     a part of an entry, no V block     ring [1, 1, W, head_dim], waiting [3 parts, C] fp32, held [1, C]
+    compressed     a part of an entry, no V block     ring [1, 1, W, head_dim], waiting [3 parts, C] fp32, entry [1, C]
     gated_delta    -                                  conv [C, K-1], recurrent [v_heads, k_dim, v_dim] fp32
     dynamic_delta  -                                  recurrent [heads, k_dim, v_dim] fp32, conv.n [V, 1]
     kimi_delta     -                                  conv [C, K-1], recurrent [heads, dim, dim] fp32
@@ -211,8 +211,8 @@ def entry_part(width: int, group: int) -> int:
 
 def _entries(width: int, parts: int, end: str) -> LayerSpec:
     waiting = StatePart(f"waiting{end}", (3 * parts, width), "float32")
-    held = StatePart(f"held{end}", (1, width), "model")
-    return LayerSpec("", state=(waiting, held), logged=(width, 2 * parts * width))
+    entry = StatePart(f"entry{end}", (1, width), "model")
+    return LayerSpec("", state=(waiting, entry), logged=(width, 2 * parts * width))
 
 
 def kimi_delta(heads: int, head_dim: int, conv_kernel: int) -> LayerSpec:

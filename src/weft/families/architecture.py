@@ -89,7 +89,7 @@ class Architecture:
             return "caps the scores of attention"
         if any(getattr(mixer, "chunk", None) for mixer in self.mixers):
             return "attends in chunks"
-        if any(hasattr(mixer, "out_groups") for mixer in self.mixers):
+        if any(getattr(mixer, "out_groups", 0) for mixer in self.mixers):
             return "attends over entries of tokens"
         return "attends over chosen blocks" if self.indexed else ""
 

@@ -55,7 +55,13 @@ def stand_in(config: dict[str, Any]) -> CheckpointFiles:
     stored = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}  # shared ones once
     here = name_here(config)
     tensors = {
-        here(name): StoredTensor(file, here(name), "BF16", tuple(value.shape), value.numel() * 2)
+        here(name): StoredTensor(
+            file,
+            here(name),
+            "BF16" if value.is_floating_point() else "I64",
+            tuple(value.shape),
+            value.numel() * value.itemsize,
+        )
         for name, value in model.state_dict().items()
         if name in stored and ".visual." not in name
     }

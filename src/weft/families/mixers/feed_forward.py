@@ -77,8 +77,8 @@ class Experts(BlockShape):
     Choice and weights:
         scoring           function from a router's score to a weight; "late_sigmoid" chooses by scores and weighs by
                           the sigmoids of the chosen ones (Kolibri); "sparsemixer" weighs an expert by its share among
-                          the scores within ``band`` of it, those of better experts left out (Phi 3.5); "sqrtsoftplus" is
-                          the root of a softplus (DeepSeek V4)
+                          the scores within ``band`` of it, those of better experts left out (Phi 3.5); "sqrtsoftplus"
+                          is the root of a softplus (DeepSeek V4)
         hashed            tokens of a table that names the experts of each token; 0: scores choose (DeepSeek V4)
         choice_bias       a learned number per expert is added for the choice, and not to the weight
         groups            number of groups of experts; experts are chosen from the ``groups_chosen`` groups with the

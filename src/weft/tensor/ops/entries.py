@@ -3,7 +3,7 @@
     groups of 4     | t0 t1 t2 t3 | t4 t5 t6 t7 | t8 t9 ..
     entry 1         a softmax of gates, number by number, over rows of t0 .. t3 and other rows of t4 .. t7
     kept of it      ``waiting``  its sums so far, in the state slot: largest gate, sum of exp, weighted sum
-                    ``held``     the last whole entry, in the state slot
+                    ``entry``    the last whole entry, in the state slot
                     pages        t7 t8 t9 t10 keep a quarter of its numbers each
 
 A token's row has a part of the last entry that is whole after the token. So pages cost an entry's bytes divided by its
@@ -33,21 +33,29 @@ from weft.tensor.ops.window_attention import QUERY_BLOCK
 from weft.tensor.state_rows import prefill_rows
 from weft.units import PAD, PAGE_TOKENS
 
+
 @recurrent_op()
 def gated_sums(
-    value_TKC: torch.Tensor, gate_TKC: torch.Tensor, waiting_SJC: torch.Tensor, runs: Runs, group: int, *, layer: int = 0
+    value_TKC: torch.Tensor,
+    gate_TKC: torch.Tensor,
+    waiting_SJC: torch.Tensor,
+    runs: Runs,
+    group: int,
+    *,
+    layer: int = 0,
 ) -> torch.Tensor:
-    """Return float32 [T, C]: at the last token of each group its entry, zeros at other tokens.
+    """Return [T, C] in the dtype of ``value_TKC``: at the last token of each group its entry, zeros at other tokens.
 
-    ``value_TKC``, ``gate_TKC`` [T, K, C]: rows of a token for the entry of its own group, and with K = 2 those for the
-    entry of the next group. ``waiting_SJC`` [S, 3 K, C]: the sums of these entries; zeros are sums of no tokens.
+    ``value_TKC``, ``gate_TKC`` [T, K, C] of any float dtype, computed in float32: rows of a token for the entry of its
+    own group, and with K = 2 those for the entry of the next group. ``waiting_SJC`` [S, 3 K, C]: the sums of these
+    entries; zeros are sums of no tokens.
     """
     parts = value_TKC.shape[1]
-    out_TC = torch.zeros(value_TKC.shape[0], value_TKC.shape[2], device=value_TKC.device)
+    out_TC = torch.zeros_like(value_TKC[:, 0])
     rows = prefill_rows(runs, range(runs.run_count), "state_rows.all")
     waiting = rows.read(waiting_SJC, "entries.waiting").float()
     for run, (begin, length) in enumerate(zip(runs.offsets, runs.lengths, strict=True)):
-        start, state_K3C = max(runs.starts[run], 0), waiting[run].unflatten(0, (parts, 3))
+        start, state_K3C = max(runs.starts[run], 0), torch.unflatten(waiting[run], 0, (parts, 3))
         taps = [tap for tap in runs.taps if tap.run == run and tap.slot != PAD]
         for end, slot in [*((tap.offset, tap.slot) for tap in taps), (length, PAD)]:
             span = slice(begin, begin + end)
@@ -55,7 +63,7 @@ def gated_sums(
             entries_EC, after_K3C = _advanced(value_LKC, gate_LKC, state_K3C, start, group)
             if slot != PAD:
                 waiting_SJC[slot] = after_K3C.flatten(0, 1).to(waiting_SJC.dtype)
-        out_TC[begin : begin + length][_ends(start, length, group)] = entries_EC
+        out_TC[begin : begin + length][_ends(start, length, group)] = entries_EC.to(out_TC.dtype)
         waiting[run] = after_K3C.flatten(0, 1)
     rows.write_back(waiting_SJC, waiting)
     return out_TC
@@ -74,7 +82,7 @@ def _advanced(
     lead = start % group
     count = -(-(lead + length) // group)
     around = (0, 0, 0, 0, lead, count * group - lead - length)
-    value_GJKC, gate_GJKC = (F.pad(x, around).unflatten(0, (count, group)) for x in (value_LKC, gate_LKC))
+    value_GJKC, gate_GJKC = (torch.unflatten(F.pad(x, around), 0, (count, group)) for x in (value_LKC, gate_LKC))
     places = torch.arange(count * group, device=value_LKC.device)
     inside_GJ = ((places >= lead) & (places < lead + length)).view(count, group)
     # In one group only the run's own places; several groups have every place between them.
@@ -111,25 +119,25 @@ def _folded(
 
 
 @recurrent_op()
-def last_entries(entry_TC: torch.Tensor, held_S1C: torch.Tensor, runs: Runs, group: int) -> torch.Tensor:
-    """Return [T, C] in the dtype of ``held_S1C``: after each token the last whole entry, zeros before the first.
-    ``entry_TC`` [T, C]: at the last token of each group its entry; other rows are not read. ``held_S1C`` [S, 1, C]: the
+def last_entries(entry_TC: torch.Tensor, last_S1C: torch.Tensor, runs: Runs, group: int) -> torch.Tensor:
+    """Return [T, C] in the dtype of ``entry_TC``: after each token the last whole entry, zeros before the first.
+    ``entry_TC`` [T, C]: at the last token of each group its entry; other rows are not read. ``last_S1C`` [S, 1, C]: the
     last whole entry.
     """
-    out_TC = torch.empty(entry_TC.shape, dtype=held_S1C.dtype, device=entry_TC.device)
+    out_TC = torch.empty_like(entry_TC)
     rows = prefill_rows(runs, range(runs.run_count), "state_rows.all")
-    held = rows.read(held_S1C, "entries.held")
+    last = rows.read(last_S1C, "entries.last")
     for run, (begin, length) in enumerate(zip(runs.offsets, runs.lengths, strict=True)):
         start = max(runs.starts[run], 0)
         span = slice(begin, begin + length)
-        known_EC = torch.cat((held[run], entry_TC[span][_ends(start, length, group)].to(held_S1C.dtype)))
-        after_L = (torch.arange(start + 1, start + length + 1, device=held.device)) // group - start // group
+        known_EC = torch.cat((last[run].to(out_TC.dtype), entry_TC[span][_ends(start, length, group)]))
+        after_L = (torch.arange(start + 1, start + length + 1, device=last.device)) // group - start // group
         out_TC[span] = known_EC[after_L]
         for tap in runs.taps:
             if tap.run == run and tap.slot != PAD:
-                held_S1C[tap.slot, 0] = out_TC[begin + tap.offset - 1]
-        held[run, 0] = out_TC[begin + length - 1]
-    rows.write_back(held_S1C, held)
+                last_S1C[tap.slot, 0] = out_TC[begin + tap.offset - 1].to(last_S1C.dtype)
+        last[run, 0] = out_TC[begin + length - 1].to(last.dtype)
+    rows.write_back(last_S1C, last)
     return out_TC
 
 
@@ -163,19 +171,19 @@ def _written(ring_WD: torch.Tensor, own_LD: torch.Tensor, start: int) -> torch.T
 
 
 class Entries:
-    """Entries of a layer, or keys of its index: pages, and the last one after each token of the step. ``held_TC``: as
+    """Entries of a layer, or keys of its index: pages, and the last one after each token of the step. ``last_TC``: as
     ``last_entries`` returns it; ``group``: tokens of an entry.
     """
 
-    def __init__(self, held_TC: torch.Tensor, cache: LayerCache, group: int) -> None:
+    def __init__(self, last_TC: torch.Tensor, cache: LayerCache, group: int) -> None:
         assert cache.k is not None, "entries without pages"
-        self._held_TC, self._cache, self._pages, self.group = held_TC, cache, cache.k, group
+        self._last_TC, self._cache, self._pages, self.group = last_TC, cache, cache.k, group
         self._width = cache.k.shape[2] * cache.k.shape[4]
         self._scale = 1.0 if cache.head_scales is None else cache.head_scales[0, 0].float()
 
     def write(self, positions_T: torch.Tensor, runs: Runs) -> None:
-        """Write the row of each token: its part of the entry that is held after it."""
-        parts_TPW = self._in_parts(self._held_TC)
+        """Write the row of each token: its part of the last entry that is whole after it."""
+        parts_TPW = self._in_parts(self._last_TC)
         part_T = (positions_T + 1) % self.group
         row_TW = parts_TPW[torch.arange(len(part_T), device=part_T.device), part_T]
         write_rows(row_TW / self._scale, self._pages, positions_T, runs, self._cache.token_scales)
@@ -184,20 +192,22 @@ class Entries:
         """Return float32 [E, C], the entries that are whole after the tokens of a run, as their pages have them."""
         group, begin, start = self.group, runs.offsets[run], runs.starts[run]
         whole, in_pages = (start + runs.lengths[run]) // group, max((start + 1) // group - 1, 0)
-        tokens_N = torch.arange(group - 1, group - 1 + in_pages * group, device=self._held_TC.device)
+        tokens_N = torch.arange(group - 1, group - 1 + in_pages * group, device=self._last_TC.device)
         pages_N = runs.page_table_RP[run, tokens_N // PAGE_TOKENS].long()
         rows_NW = rows_of(self._pages, self._cache.token_scales, pages_N, tokens_N % PAGE_TOKENS) * self._scale
-        # Each of the others is held after the token that ends its group; the first one may have ended before the run.
+        # Each of the others is read after the token that ends its group; the first may have ended before the run.
         others_E = torch.arange(in_pages, whole, device=tokens_N.device)
         ends_E = ((others_E + 1) * group - 1 - start).clamp_min(0) + begin
-        entries_EW = torch.cat((rows_NW.view(in_pages, group * self._width), self._as_kept(self._held_TC[ends_E])))
-        return entries_EW[:, : self._held_TC.shape[1]]
+        entries_EW = torch.cat(
+            (rows_NW.view(in_pages, group * self._width), self._through_pages(self._last_TC[ends_E]))
+        )
+        return entries_EW[:, : self._last_TC.shape[1]]
 
     def _in_parts(self, entries_EC: torch.Tensor) -> torch.Tensor:
         padding = self.group * self._width - entries_EC.shape[1]
-        return F.pad(entries_EC, (0, padding)).unflatten(1, (self.group, self._width))
+        return torch.unflatten(F.pad(entries_EC, (0, padding)), 1, (self.group, self._width))
 
-    def _as_kept(self, entries_EC: torch.Tensor) -> torch.Tensor:
+    def _through_pages(self, entries_EC: torch.Tensor) -> torch.Tensor:
         """Return float32 entries as they will be read from pages."""
         parts_EPW = self._in_parts(entries_EC) / self._scale
         if self._cache.token_scales is None:
@@ -241,7 +251,7 @@ def attend_rows_and_entries(
     of the L tokens of a run from position ``start`` on, over the entries that ``seen_LE`` names, and over the sinks.
     Keys are values.
     """
-    length, heads, dim = q_LHD.shape
+    length, heads, _ = q_LHD.shape
     lead, parts = len(known_SD) - length, []
     for first, last in _cuts(start, length):
         low, high = max(0, lead + first - window + 1), lead + last

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import torch
 
 from weft.families.mixers import Mixer
+from weft.families.mixers.compressed_attention import CompressedAttention, EntryIndex
 from weft.families.mixers.feed_forward import Experts, FeedForward
-from weft.families.deepseek_v4 import CompressedAttention, EntryIndex
 from weft.models.block_reader import BlockReader
 from weft.models.blocks import streams
 from weft.models.blocks.linear import HeadLinear, Linear, Norm, by_head
@@ -49,10 +49,10 @@ def turned(x_THD: torch.Tensor, cos_sin: CosSin, *, back: bool = False) -> torch
     cos_T1P, sin_T1P = (x_TR[:, None, : x_TR.shape[1] // 2] for x_TR in cos_sin)
     sin_T1P = -sin_T1P if back else sin_T1P
     out = x_THD.clone()
-    pairs = x_THD[..., x_THD.shape[-1] - 2 * cos_T1P.shape[-1] :].float().unflatten(-1, (-1, 2))
-    first, second = pairs.unbind(-1)
+    from_last = x_THD.shape[-1] - 2 * cos_T1P.shape[-1]
+    first, second = torch.unflatten(x_THD[..., from_last:].float(), -1, (-1, 2)).unbind(-1)
     pairs = torch.stack((first * cos_T1P - second * sin_T1P, second * cos_T1P + first * sin_T1P), -1)
-    out[..., x_THD.shape[-1] - 2 * cos_T1P.shape[-1] :] = pairs.flatten(-2)
+    out[..., from_last:] = pairs.flatten(-2)
     return out
 
 
@@ -70,19 +70,22 @@ class Compressor:
     name: str
 
     def __call__(
-        self, value_TC: torch.Tensor, gate_TC: torch.Tensor, inputs: StepInputs, cache: LayerCache, pages: LayerCache
+        self, parts: tuple[torch.Tensor, torch.Tensor], inputs: StepInputs, cache: LayerCache, pages: LayerCache
     ) -> Entries:
-        """Return the entries with those of the step, whose rows are written into ``pages``."""
+        """Return the entries with those of the step, whose rows are written into ``pages``. ``parts``: values and gates
+        [T, parts C].
+        """
+        value_TC, gate_TC = parts
         positions_T, runs = inputs.positions_T, inputs.runs
         gate_TC = gate_TC.float() + self.places[positions_T % self.group]
         # Stored first are the rows for the next group's entry.
         value_TKC, gate_TKC = (by_head(x_TC, self.parts).flip(1) for x_TC in (value_TC.float(), gate_TC))
-        waiting_SJC, held_S1C = cache.state[f"waiting{self.name}"], cache.state[f"held{self.name}"]
+        waiting_SJC, last_S1C = cache.state[f"waiting{self.name}"], cache.state[f"entry{self.name}"]
         sum_TC = gated_sums(value_TKC, gate_TKC, waiting_SJC, runs, self.group, layer=cache.layer)
         normed_TC = self.norm(sum_TC.to(self.norm.weight.dtype))
         first_T = positions_T // self.group * self.group
         entry_TC = turned(normed_TC[:, None], self.rotary.computed(first_T))[:, 0]
-        entries = Entries(last_entries(entry_TC, held_S1C, runs, self.group), pages, self.group)
+        entries = Entries(last_entries(entry_TC, last_S1C, runs, self.group), pages, self.group)
         entries.write(positions_T, runs)
         return entries
 
@@ -129,12 +132,12 @@ class CompressedAttentionBlock:
         row_TD = turned(self.norm(row_TD)[:, None], cos_sin)[:, 0]
         scale = 1.0 if cache.head_scales is None else cache.head_scales[0, 0]
         known = last_rows(row_TD / scale, cache.state["window"], runs)
-        entries = None if self.compressor is None else self.compressor(*of_entries, inputs, cache, cache)
-        keys, asked_THD = None, q_THD
+        entries = None if self.compressor is None else self.compressor(of_entries, inputs, cache, cache)
+        keys, scoring_THD = None, q_THD
         if self.index is not None:
             assert cache.index is not None, "an index without pages"
-            keys = self.index.compressor(*of_index, inputs, cache, cache.index)
-            asked_THD = turned(by_head(self.index.query(asked_TR), self.index.shape.queries), cos_sin)
+            keys = self.index.compressor(of_index, inputs, cache, cache.index)
+            scoring_THD = turned(by_head(self.index.query(asked_TR), self.index.shape.queries), cos_sin)
         o_THD = torch.zeros_like(q_THD)
         for run, (begin, start, length) in enumerate(zip(runs.offsets, runs.starts, runs.lengths, strict=True)):
             if start == PAD:
@@ -146,7 +149,7 @@ class CompressedAttentionBlock:
             seen_LE = whole_entries(positions_L, len(entries_ED), max(shape.group, 1))
             if keys is not None and shape.index is not None and len(entries_ED) > shape.index.chosen:
                 keys_ED = keys.read(runs, run)
-                seen_LE = choose_entries(asked_THD[rows], weights_TH[rows], keys_ED, seen_LE, shape.index.chosen)
+                seen_LE = choose_entries(scoring_THD[rows], weights_TH[rows], keys_ED, seen_LE, shape.index.chosen)
             o_THD[rows] = attend_rows_and_entries(
                 q_THD[rows], known_SD, shape.window, entries_ED, seen_LE, shape.head_dim**-0.5, self.sinks, start
             ).to(o_THD.dtype)
@@ -155,15 +158,17 @@ class CompressedAttentionBlock:
 
     def _projected(
         self, x_TD: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+    ) -> tuple[
+        torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor], torch.Tensor
+    ]:
         """Return the bottleneck of queries, the row, value and gate of entries, those of the index, and its weights."""
         shape, index = self.shape, self.shape.index
         of_entry = shape.parts * shape.head_dim if shape.group else 0
         of_key, queries = (0, 0) if index is None else (shape.parts * index.key_dim, index.queries)
-        bottleneck_TR, row_TD, *parts, weights_TH = torch.split(
+        bottleneck_TR, row_TD, value_TC, gate_TC, key_TC, key_gate_TC, weights_TH = torch.split(
             self.into(x_TD), [shape.query_rank, shape.head_dim, of_entry, of_entry, of_key, of_key, queries], dim=-1
         )
-        return bottleneck_TR, row_TD, parts[:2], parts[2:], weights_TH
+        return bottleneck_TR, row_TD, (value_TC, gate_TC), (key_TC, key_gate_TC), weights_TH
 
 
 def read_compressed_attention(read: BlockReader, shape: CompressedAttention, name: str) -> CompressedAttentionBlock:
@@ -217,12 +222,12 @@ def layer_reader(read: BlockReader) -> ReadLayer:
     usual = streams.layer_reader(read)
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
-        made = usual(name, mixer, feed)
+        plain = usual(name, mixer, feed)
         if isinstance(feed, Experts) and feed.hashed:
-            last = made.blocks[-1]
+            last = plain.blocks[-1]
             assert isinstance(last, StreamsBlock)
-            made.blocks[-1] = HashedBlock(last.norm, last.block, last.out_norm, last.mixes, mix=last.mix)
-        return made
+            plain.blocks[-1] = HashedBlock(last.norm, last.block, last.out_norm, last.mixes, mix=last.mix)
+        return plain
 
     return layer
 
