@@ -14,7 +14,7 @@ from weft.tensor.ops.entries import Entries, choose_entries, last_entries, whole
 DIM = 18
 """Numbers of an entry; the parts of 4 and 20 tokens have padding."""
 ENTRY = numbers(LENGTH, DIM, seed=1)
-CUTS = ([], [64, 128], [3, 4, 47, 48, 49, 101], list(range(1, LENGTH)))
+CUTS = ([], [64, 128], [3, 4, 47, 48, 49, 101], list(range(40, 83)))
 
 
 def pages(group: int, dtype: torch.dtype) -> LayerCache:
@@ -47,7 +47,7 @@ def read(
             last = last_entries(entry[begin:end], state, runs, group)
             entries = Entries(last, cache, group)
             entries.write(positions_of(runs), runs)
-        seen = entries.read(runs, 0)
+        seen = entries.read(runs, 0, torch.arange(entries.count(runs, 0)))
     return seen
 
 

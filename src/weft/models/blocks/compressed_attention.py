@@ -144,14 +144,23 @@ class CompressedAttentionBlock:
                 continue
             rows = slice(begin, begin + length)
             known_SD = known[run].float() * scale
-            entries_ED = known_SD[:0] if entries is None else entries.read(runs, run)
             positions_L = torch.arange(start, start + length, device=x_TD.device)
-            seen_LE = whole_entries(positions_L, len(entries_ED), max(shape.group, 1))
-            if keys is not None and shape.index is not None and len(entries_ED) > shape.index.chosen:
-                keys_ED = keys.read(runs, run)
+            count = 0 if entries is None else entries.count(runs, run)
+            seen_LE = whole_entries(positions_L, count, max(shape.group, 1))
+            if keys is not None and shape.index is not None and count > shape.index.chosen:
+                keys_ED = keys.read(runs, run, torch.arange(count, device=x_TD.device))
                 seen_LE = choose_entries(scoring_THD[rows], weights_TH[rows], keys_ED, seen_LE, shape.index.chosen)
+            [read_E] = seen_LE.any(0).nonzero(as_tuple=True)
+            entries_ED = known_SD[:0] if entries is None else entries.read(runs, run, read_E)
             o_THD[rows] = attend_rows_and_entries(
-                q_THD[rows], known_SD, shape.window, entries_ED, seen_LE, shape.head_dim**-0.5, self.sinks, start
+                q_THD[rows],
+                known_SD,
+                shape.window,
+                entries_ED,
+                seen_LE[:, read_E],
+                shape.head_dim**-0.5,
+                self.sinks,
+                start,
             ).to(o_THD.dtype)
         o_THD = inputs.asked_of(turned(o_THD, cos_sin, back=True))
         return self.out(self.out_groups(by_head(o_THD.flatten(1), shape.out_groups)).flatten(1))

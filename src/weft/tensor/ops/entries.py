@@ -188,19 +188,21 @@ class Entries:
         row_TW = parts_TPW[torch.arange(len(part_T), device=part_T.device), part_T]
         write_rows(row_TW / self._scale, self._pages, positions_T, runs, self._cache.token_scales)
 
-    def read(self, runs: Runs, run: int) -> torch.Tensor:
-        """Return float32 [E, C], the entries that are whole after the tokens of a run, as their pages have them."""
+    def count(self, runs: Runs, run: int) -> int:
+        """Return the number of entries that are whole after the tokens of a run."""
+        return (runs.starts[run] + runs.lengths[run]) // self.group
+
+    def read(self, runs: Runs, run: int, numbers_E: torch.Tensor) -> torch.Tensor:
+        """Return float32 [E, C], whole entries of a run by their ascending numbers, as their pages have them."""
         group, begin, start = self.group, runs.offsets[run], runs.starts[run]
-        whole, in_pages = (start + runs.lengths[run]) // group, max((start + 1) // group - 1, 0)
-        tokens_N = torch.arange(group - 1, group - 1 + in_pages * group, device=self._last_TC.device)
-        pages_N = runs.page_table_RP[run, tokens_N // PAGE_TOKENS].long()
-        rows_NW = rows_of(self._pages, self._cache.token_scales, pages_N, tokens_N % PAGE_TOKENS) * self._scale
+        in_pages_E = numbers_E < (start + 1) // group - 1
+        own_E, others_E = numbers_E[in_pages_E], numbers_E[~in_pages_E]
+        tokens_EP = (own_E[:, None] + 1) * group - 1 + torch.arange(group, device=numbers_E.device)
+        pages_EP = runs.page_table_RP[run, tokens_EP // PAGE_TOKENS].long()
+        rows_EPW = rows_of(self._pages, self._cache.token_scales, pages_EP, tokens_EP % PAGE_TOKENS) * self._scale
         # Each of the others is read after the token that ends its group; the first may have ended before the run.
-        others_E = torch.arange(in_pages, whole, device=tokens_N.device)
         ends_E = ((others_E + 1) * group - 1 - start).clamp_min(0) + begin
-        entries_EW = torch.cat(
-            (rows_NW.view(in_pages, group * self._width), self._through_pages(self._last_TC[ends_E]))
-        )
+        entries_EW = torch.cat((rows_EPW.flatten(1), self._through_pages(self._last_TC[ends_E])))
         return entries_EW[:, : self._last_TC.shape[1]]
 
     def _in_parts(self, entries_EC: torch.Tensor) -> torch.Tensor:
