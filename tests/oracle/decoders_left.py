@@ -57,17 +57,12 @@ HAS: dict[str, str] = {
     "no_rope_layers": "layers without positions",
     "layer_norm_eps": "norms that subtract the mean",
     "index_topk": "an index",
+    "compress_ratios": "entries of tokens",
+    "compress_rates": "entries of tokens",
 }
 """Key -> the part of it that weft has."""
 LACKS: dict[str, str] = {
     "alibi": "biases by distance (ALiBi)",
-    "compress_ratios": "a compressor of keys",
-    "compress_rates": "a compressor of keys",
-    "n_positions": "learned positions",
-    "n_embd": "names of GPT-2's keys",
-    "n_head": "names of GPT-2's keys",
-    "n_layer": "names of GPT-2's keys",
-    "d_model": "names of other keys",
     "mup_scale": "multipliers of its own",
     "multi_query": "joined keys of all heads",
     "zero_expert_num": "experts that give their input back",
@@ -79,7 +74,8 @@ BY_CLASS: dict[str, str] = {
     "bitnet": "norms inside of attention and feed-forward",
     "diffllama": "attention as a difference of two",
     "doge": "a mask that each layer learns",
-    "nanochat": "norms without weights around all of it",
+    "openai-gpt": "norms after the sum with the stream",
+    "codegen": "queries, values and keys of a quarter of the heads in turn",
 }
 """What no key says, as the class of transformers computes it."""
 

@@ -5,7 +5,7 @@
     PerLayer          a second embedding, and a factor              Gemma 4
     NormedStream      the stream is the output of a norm            MiniMax
     PlainNorms        norms without weights                         nanochat
-    LayerNorms        blocks hold their norms                       RWKV-7
+    LayerNorms        the embedding is normed too                   RWKV-7, BLOOM
 
 A family with another kind has a record of its own. Ranks divide only the second embedding. Pure.
 """
@@ -30,6 +30,20 @@ class ModelShape:
     records: tuple[BlockShape, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Table of ``rows`` that are added to the embedding: to position p the row ``first`` + p. ``sinusoids``: they are
+    computed and not stored (XGLM)."""
+
+    rows: int
+    first: int = 0
+    sinusoids: bool = False
+
+    def table(self, hidden: int) -> Table:
+        """Return the tensor of the rows, of which every rank has all."""
+        return {} if self.sinusoids else {"rows": (Tensor("weight", (self.rows, hidden), "plain"),)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
     """Form of the residual stream. ``scale``: factor on the output of a block (Granite, MiniCPM). ``in_norms`` and
@@ -37,7 +51,7 @@ class Residual:
     the stream is kept in float32 whatever the weights are in (Mamba). ``gate``: of every norm of the stream (GigaChat
     3.5). ``centred``: norms subtract the mean, with a weight ("weight"), with weight and bias ("bias"), or with
     neither ("plain"). ``parallel``: mixer and feed-forward of a layer read the same stream, under one norm or under a
-    norm each ("one", "two")."""
+    norm each ("one", "two"). ``positions``: are added to the embedding."""
 
     adapts_embedding: ClassVar[bool] = True
     """Whether adapters may change the embedding, because its rows go into the stream unchanged."""
@@ -48,6 +62,7 @@ class Residual:
     gate: NormGate | None = None
     centred: Literal["", "plain", "weight", "bias"] = ""
     parallel: Literal["", "one", "two"] = ""
+    positions: Positions | None = None
 
     def norm_table(self, hidden: int, name: str = "norm") -> Table:
         """Return the table of one norm of the stream, whose tensors are under ``name``."""
@@ -64,6 +79,8 @@ class Residual:
         norms = 1 + sum(each + record.further_norms for record in model.records)
         norms -= model.layers * (self.parallel == "one")
         yield from _norms(self.norm_table(model.hidden), norms)
+        if self.positions is not None:
+            yield "positions", self.positions.table(model.hidden)
 
     def head_tables(self, hidden: int) -> Iterator[Table]:
         """Yield the tables of the norms of a head for multi-token prediction, over both inputs, around the layer and
@@ -181,7 +198,7 @@ class PlainNorms(Residual):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms(Residual):
-    """Residual of blocks that hold their own norms; the embedding has one."""
+    """Residual whose embedding has a norm too (BLOOM), and blocks may hold their own (RWKV-7)."""
 
     centred: Literal["", "plain", "weight", "bias"] = "bias"
 

@@ -126,6 +126,15 @@ ZAMBA2_2_7B: Config = {
     "torch_dtype": "bfloat16", "use_conv_bias": True, "use_long_context": False, "use_mem_rope": False,
     "use_shared_attention_adapter": False, "vocab_size": 32000}  # fmt: skip
 
+PLAMO_2_1B: Config = {
+    "architectures": ["Plamo2ForCausalLM"], "attention_window_size": 2048, "bos_token_id": 1, "eos_token_id": 2,
+    "full_attention_idx": None, "hidden_size": 2048, "hidden_size_per_head": 128, "image_feature_size": None,
+    "image_token_id": None, "intermediate_size": 8192, "linear_type": "normal", "mamba_chunk_size": 256,
+    "mamba_d_conv": 4, "mamba_d_state": 64, "mamba_enabled": True, "mamba_num_heads": 32, "mamba_step": 2,
+    "max_position_embeddings": 10485760, "model_type": "plamo2", "num_attention_heads": 16,
+    "num_hidden_layers": 16, "num_key_value_heads": 1, "rms_norm_eps": 1e-06, "tie_word_embeddings": True,
+    "torch_dtype": "float32", "use_cache": True, "vocab_size": 100000}  # fmt: skip
+
 RWKV7_2_9B: Config = {
     "a_low_rank_dim": 96, "architectures": ["RWKV7ForCausalLM"], "attn": None, "attn_mode": "chunk",
     "decay_low_rank_dim": 96, "fuse_cross_entropy": True, "fuse_norm": False, "gate_low_rank_dim": 320,
@@ -158,6 +167,7 @@ MAMBA_RELEASES: dict[str, Config] = {
     "zamba2": ZAMBA2_2_7B,
     "xlstm": XLSTM_7B,
     "rwkv7": RWKV7_2_9B,
+    "plamo2": PLAMO_2_1B,
 }
 """One of each family."""
 
@@ -170,6 +180,7 @@ SMALLER_MAMBA: dict[str, Config] = {  # as many layers as show each kind: names 
     "nemotron_h": {"hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
     "jamba": {"num_hidden_layers": 6},
     "rwkv7": {"num_hidden_layers": 2},
+    "plamo2": {"num_hidden_layers": 2, "full_attention_idx": [], "rope_theta": 10_000.0, "rope_local_theta": 10_000.0},
     "xlstm": {
         "num_blocks": 2,
         "chunkwise_kernel": "chunkwise--native_autograd",  # as without its package

@@ -327,6 +327,14 @@ MINICPM_SALA: Config = {
     "tie_word_embeddings": False, "use_output_gate": True, "use_output_norm": True, "vocab_size": 73448,
 }  # fmt: skip
 
+PLAMO_3: Config = {   # defaults of PFN's configuration class; no release could be read
+    "architectures": ["Plamo3ForCausalLM"], "bos_token_id": 1, "dtype": "bfloat16", "eos_token_id": 2,
+    "head_dim": 128, "hidden_size": 4096, "initial_context_length": 4096, "intermediate_size": 13312,
+    "max_position_embeddings": 262144, "model_type": "plamo3", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_local_theta": 10000, "rope_scaling_factor": 64.0,
+    "rope_theta": 150000, "scale_embedding": False, "sliding_window_pattern": 8, "tie_word_embeddings": True,
+    "use_cache": True, "vocab_size": 32000, "window_size": 128}  # fmt: skip
+
 SMOLLM3_3B: Config = {
     "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
@@ -344,7 +352,7 @@ RELEASES_MORE = {
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
     "zaya": ZAYA1_8B, "ling_2_5": LING_2_5, "minicpm_sala": MINICPM_SALA, "gigachat3_5": GIGACHAT_3_5,
     "jet_nemotron": JET_NEMOTRON_2B, "jet_nemotron_4b": JET_NEMOTRON_4B,
-    "inkling": INKLING,
+    "inkling": INKLING, "plamo3": PLAMO_3,
     "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT, "deepseek_v4": DEEPSEEK_V4_FLASH,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}  # fmt: skip
 
@@ -363,6 +371,7 @@ SMALLER_MORE: dict[str, Config] = {
     "inkling": {"num_hidden_layers": 2, "layer_types": ["hybrid", "hybrid_sliding"],
                 "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 16},
     "zaya": {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
+    "plamo3": {"num_hidden_layers": 2},
     "jet_nemotron": {"num_hidden_layers": 3, "layer_types": ["jet", "attn", "swa"]},
     "jet_nemotron_4b": {"num_hidden_layers": 3, "layer_types": ["jet", "attn", "swa"]},
     "minicpm_sala": {"num_hidden_layers": 2, "mixer_types": MINICPM_SALA["mixer_types"][:2]},
@@ -852,6 +861,24 @@ def test_jet_nemotron_is_read_as_released_and_where_it_is_silent() -> None:
     assert set(read_architecture({"model_type": "jet_nemotron", "torch_dtype": "bfloat16"}).mixers) == {full}
 
 
+def test_plamo3_is_read_in_the_words_of_both_configurations() -> None:
+    model = read_architecture(PLAMO_3)
+    plain = Attention(32, 4, 128, 128**-0.5, Rope(10_000.0, 128), qk_norm=True, window=128)
+    yarn = Rope(150_000.0, 128, "yarn", 64.0, 4096, truncate=False, attention_factor=1 + 0.1 * math.log(64))
+    full = dataclasses.replace(plain, window=None, rope=yarn)
+    assert model.mixers == ((plain,) * 7 + (full,)) * 4
+    assert (model.tied_embeddings, model.max_positions, model.embedding_multiplier) == (True, 262144, 1.0)
+    assert read_architecture(PLAMO_3 | {"scale_embedding": True}).embedding_multiplier == 64.0
+    # Older ones count only tokens before a token, and name the window of each layer, or of all.
+    older = {"model_type": "plamo3", "max_position_embeddings": 4096, "sliding_window_pattern": 2}
+    full = dataclasses.replace(full, rope=Rope(1e6, 128))
+    for words, window in (({}, 2049), ({"sliding_window": 70}, 71), ({"sliding_window": [70, None] * 16}, 71)):
+        assert read_architecture(older | words).mixers == (dataclasses.replace(plain, window=window), full) * 16
+    assert read_architecture(older | {"rope_global_theta": 5e5}).mixers[1] == dataclasses.replace(
+        full, rope=Rope(5e5, 128)
+    )
+
+
 def test_inkling_is_read_as_transformers_has_it_and_in_the_words_of_releases() -> None:
     model = read_architecture(INKLING)
     wide = Attention(64, 8, 128, 1 / 128, None, qk_norm=True)
@@ -927,6 +954,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
             11 * 2 * 8 * 128 * 2,
             55 * 2 * 16 * 128 * (512 + 3) * 2 + 11 * 2 * 8 * 128 * 3 * 2 + 66 * 2 * 6144 * 3 * 2,
         ),
+        "plamo3": (4 * 2 * 4 * 128 * 2, 28 * 2 * 4 * 128 * 128 * 2),
         "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
         "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
         "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2),
@@ -983,6 +1011,9 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
         ("gigachat3_5", {"linear_gating_type": "sigmoid_gate"}, ["linear_gating_type", "sigmoid_gate"]),
         ("gigachat3_5", {"full_attention_layers": [40]}, ["full_attention_layers", "40"]),
         ("gigachat3_5", {"linear_attn_o_norm_eps": 1e-5}, ["linear_attn_o_norm_eps", "1e-05", "rms_norm_eps"]),
+        ("plamo3", {"sliding_window": [70, 71] * 16}, ["sliding_window", "70, 71"]),
+        ("plamo3", {"initial_context_length": None}, ["initial_context_length"]),
+        ("plamo3", {"linear_type": "fp8"}, ["linear_type", "fp8"]),
         ("jet_nemotron", {"layer_types": ["gdn"] * 28}, ["layer_types", "gdn", "jet, attn, swa"]),
         (
             "jet_nemotron",

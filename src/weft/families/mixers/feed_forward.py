@@ -8,7 +8,7 @@ from typing import Literal
 from weft.families.mixers import BlockShape
 from weft.families.tensors import Dim, Names, Numbered, Table, Tensor, Units, all_plain, norm_weight, product
 
-Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu"]
+Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu"]
 """Activations. ``relu2``: the square of relu. ``clamped_swiglu``: that of gpt-oss's experts, over gate and up.
 ``xielu``: an activation with two learned numbers (Apertus)."""
 

@@ -42,7 +42,7 @@ def plain_layer(
 def plain_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:
     """Return the feed-forward of ``layer``."""
     names = read.architecture.names
-    name = f"{layer}.{names.feed}"
+    name = f"{layer}.{names.feed}" if names.feed else layer
     dense, spelled = read_swiglu if names.swiglu else read_dense, names.spelled.get(type(shape), {})
     if isinstance(shape, Dense):
         return read.source.summed(dense(read, shape, name, **spelled))

@@ -198,11 +198,6 @@ def layer_reader(read: BlockReader) -> ReadLayer:
     return layer
 
 
-def normed_embedding(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
-    """Return a norm of the embedding, before all layers."""
-    return [OnStream(read.norm(read.architecture.names.final_norm))], []
-
-
 def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
     shape = read.architecture.residual
     assert isinstance(shape, Streams)
