@@ -57,12 +57,12 @@ HAS: dict[str, str] = {
     "no_rope_layers": "layers without positions",
     "layer_norm_eps": "norms that subtract the mean",
     "index_topk": "an index",
+    "compress_ratios": "entries of tokens",
+    "compress_rates": "entries of tokens",
 }
 """Key -> the part of it that weft has."""
 LACKS: dict[str, str] = {
     "alibi": "biases by distance (ALiBi)",
-    "compress_ratios": "a compressor of keys",
-    "compress_rates": "a compressor of keys",
     "mup_scale": "multipliers of its own",
     "multi_query": "joined keys of all heads",
     "zero_expert_num": "experts that give their input back",

@@ -12,6 +12,8 @@
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
+                                                                      experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
@@ -79,6 +81,7 @@ from weft.families import (
     attention,
     centred,
     deepseek,
+    deepseek_v4,
     delta,
     dense,
     gemma,
@@ -273,6 +276,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         attention,
         centred,
         deepseek,
+        deepseek_v4,
         delta,
         dense,
         gemma,

@@ -91,6 +91,8 @@ class Architecture:
             return "has a bias by distance for each head (ALiBi)"
         if any(getattr(mixer, "chunk", None) for mixer in self.mixers):
             return "attends in chunks"
+        if any(getattr(mixer, "out_groups", 0) for mixer in self.mixers):
+            return "attends over entries of tokens"
         return "attends over chosen blocks" if self.indexed else ""
 
     @property

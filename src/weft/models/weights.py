@@ -34,7 +34,7 @@ from weft.models.blocks.linear import Linear
 from weft.models.checkpoint_files import HEADS, CheckpointFiles
 from weft.models.embedding import CodedTable, Table
 from weft.models.forms import stored_form
-from weft.models.forms.stored_form import FLOATS, Grouping
+from weft.models.forms.stored_form import FLOATS, WHOLE, Grouping
 from weft.models.rank_share import RankShare
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
@@ -125,6 +125,10 @@ class TensorSource(ABC):
         out = self._empty(shape, dtype)
         self._fill(out, self.checkpoint.prefix + name)
         return self._counted(out)
+
+    def numbers(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a tensor of whole numbers of exactly ``shape``, int32."""
+        return self._counted(self._stored(self.checkpoint.prefix + name, shape, WHOLE).to(torch.int32))
 
     def exact(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> PlainWeight:
         """Return a matrix of exactly ``shape`` that is never rounded or packed."""
