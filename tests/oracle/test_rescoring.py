@@ -59,6 +59,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
         "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain", "deepseek_v32",
         "glm_moe_dsa",
     ),
+    "attention over entries of tokens": ("deepseek_v4", "deepseek_v4_plain"),
     "a state of one number for each channel": ("recurrent_gemma_pages",),
     "biases of distances": ("inkling", "inkling_plain"),
 }  # fmt: skip

@@ -8,9 +8,12 @@
     gpt2, opt ...     gpt2             attention                      dense; positions at the embedding
     bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
+    glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
+                                                                      experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
@@ -80,6 +83,7 @@ from weft.families import (
     attention,
     centred,
     deepseek,
+    deepseek_v4,
     delta,
     dense,
     gemma,
@@ -98,6 +102,7 @@ from weft.families import (
     routed,
     rwkv,
     sparse,
+    texts,
     zamba2,
 )
 from weft.families.architecture import Architecture
@@ -274,6 +279,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         attention,
         centred,
         deepseek,
+        deepseek_v4,
         delta,
         dense,
         gemma,
@@ -292,6 +298,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         routed,
         rwkv,
         sparse,
+        texts,
         zamba2,
     )
     for family in module.FAMILIES

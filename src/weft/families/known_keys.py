@@ -105,6 +105,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "exaone_moe": ("first_k_dense_replace", "sliding_window_pattern"),
     "glm5_next": ("head_dim", "qk_head_dim"),
     "qwen4_exp": ("number_of_conv_states", "split_ngram_parts"),
+    # Heads that predict further tokens are not read.
+    "deepseek_v4": ("num_nextn_predict_layers",),
     "zaya": ("intermediate_size",),
     "gigachat3_5": ("head_dim",),
     # Heads that predict further tokens are not read.
