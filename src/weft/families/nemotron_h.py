@@ -82,15 +82,15 @@ def _nemotron_mtp(keys: ConfigKeys) -> MtpLayer | None:
     own = _blocks(keys, "mtp_block_configs") or []
     if keys.integer("num_nextn_predict_layers", int(bool(own)), least=0) != 1:
         return None
-    kinds = keys.get("mtp_layers_block_type", keys.get("mtp_hybrid_override_pattern", ""))
-    names = [(_NAMES if isinstance(kinds, list) else _PATTERN).get(kind) for kind in kinds]
-    names = _kinds_of(own, "mtp_block_configs") if own else names
-    attends, chooses = own if len(own) == len(names) == 2 else (keys, keys)
-    return (
-        MtpLayer(_nemotron_attention(attends), _nemotron_experts(chooses))
-        if names == ["attention", "experts"]
-        else None
-    )
+    if own:
+        kinds = _kinds_of(own, "mtp_block_configs")
+    else:
+        listed = keys.get("mtp_layers_block_type", keys.get("mtp_hybrid_override_pattern", ""))
+        kinds = [(_NAMES if isinstance(listed, list) else _PATTERN).get(kind, "") for kind in listed]
+    if kinds != ["attention", "experts"]:
+        return None
+    attends, chooses = own or (keys, keys)
+    return MtpLayer(_nemotron_attention(attends), _nemotron_experts(chooses))
 
 
 def _nemotron_attention(keys: ConfigKeys) -> Attention:
