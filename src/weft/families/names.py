@@ -25,8 +25,9 @@ class Names:
     """Names of a family's blocks. ``mixers``: name of each kind of mixer. ``spelled``: arguments for the reader of a
     kind of mixer or feed-forward. ``stack``: name of the list of layers. ``shared``: name of the shared expert, if it
     has a width. ``swiglu``: dense feed-forwards have the usual form. ``plus_one``: norms are stored as the distance
-    from 1. ``embeddings``: names of the embedding; the first one in the files is used. ``positions``: name of the rows
-    that are added to it. ``out_norms``: norms after
+    from 1. ``norm_offsets``: by the last part of the name of a norm of the stream, the number from which its stored
+    weight is the distance. ``embeddings``: names of the embedding; the first one in the files is used. ``positions``:
+    name of the rows that are added to it; ``embedding_norm``: of its norm, "" without one. ``out_norms``: norms after
     mixer and feed-forward. ``mixes``: names of the mixes of several streams, around mixer and feed-forward.
 
     ``feed_reader`` and ``layer_reader``: "module:function" that reads a feed-forward, or all of a layer, instead of
@@ -42,10 +43,12 @@ class Names:
     stack: str = "layers"
     embeddings: tuple[str, ...] = ("embed_tokens",)
     positions: str = "embed_positions"
+    embedding_norm: str = ""
     spelled: Mapping[type[BlockShape], Mapping[str, Any]] = field(default_factory=dict)
     shared: str | None = None
     swiglu: bool = True
     plus_one: bool = False
+    norm_offsets: Mapping[str, float] = field(default_factory=dict)
     out_norms: tuple[str, str] = ("post_operator_norm", "post_ffn_norm")
     mixes: tuple[str, str] = ("", "")
     feed_reader: str = ""

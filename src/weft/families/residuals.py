@@ -5,7 +5,7 @@
     PerLayer          a second embedding, and a factor              Gemma 4
     NormedStream      the stream is the output of a norm            MiniMax
     PlainNorms        norms without weights                         nanochat
-    LayerNorms        blocks hold their norms                       RWKV-7
+    LayerNorms        the embedding is normed too                   RWKV-7, BLOOM
 
 A family with another kind has a record of its own. Ranks divide only the second embedding. Pure.
 """
@@ -103,13 +103,15 @@ class Streams(Residual):
 
     ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a gate. "mixed"
     (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and columns sum to 1 after
-    ``rounds`` rounds of Sinkhorn's iteration."""
+    ``rounds`` rounds of Sinkhorn's iteration. ``weighed``: of "mixed", streams are weighed after the last layer too
+    (DeepSeek V4); otherwise their mean is taken."""
 
     kind: Literal["gated", "mixed"]
     count: int
     rank: int = 0
     rounds: int = 0
     eps: float = 0.0
+    weighed: bool = False
 
     def mix_table(self, hidden: int, *, last: bool = False, joint: str = "") -> Table:
         """Return the tensors that mix streams around one block; ``last``: after all layers. ``joint``: text that joins
@@ -122,8 +124,8 @@ class Streams(Residual):
                 | product("up", self.rank, ("input_mix_weight_up", width))
             )
             return table if last else table | product("inject", width, ("block_inject_weight", self.count))
-        weights = (2 + self.count) * self.count
-        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
+        weights = self.count if last else (2 + self.count) * self.count
+        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (1 if last else 3,)}
         return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
     def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
@@ -131,7 +133,7 @@ class Streams(Residual):
             yield from Residual.tables(self, model)
         for _ in range(2 * model.layers):
             yield "streams", self.mix_table(model.hidden)
-        if self.kind == "gated":
+        if self.kind == "gated" or self.weighed:
             yield "streams", self.mix_table(model.hidden, last=True)
 
     def head_tables(self, hidden: int) -> Iterator[Table]:
@@ -196,7 +198,7 @@ class PlainNorms(Residual):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms(Residual):
-    """Residual of blocks that hold their own norms; the embedding has one."""
+    """Residual whose embedding has a norm too (BLOOM), and blocks may hold their own (RWKV-7)."""
 
     centred: Literal["", "plain", "weight", "bias"] = "bias"
 

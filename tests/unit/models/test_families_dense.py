@@ -10,10 +10,10 @@ import pytest
 from tests.unit.models.releases_dense import DENSE_RELEASES
 from weft.errors import CheckpointError
 from weft.families import name_here, read_architecture
-from weft.families.mixers.attention import Attention, Growth, Index, Rope
+from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import Positions, Residual
+from weft.families.residuals import LayerNorms, Positions, Residual
 from weft.families.sharding import possible_tps
 
 
@@ -242,6 +242,23 @@ def test_positions_of_gpt2_and_opt_are_rows_of_a_table_and_heads_of_gptj_turn_in
         read_architecture({"model_type": "gpt_neo", "attention_types": [["far", 24]]})
 
 
+def test_heads_of_bloom_and_mpt_have_a_slope_each_and_no_positions() -> None:
+    bloom, mpt = read("bloom"), read("mpt")
+    assert set(bloom.mixers) == {Attention(32, 32, 128, 128**-0.5, None, bias=True, grouped=True, alibi=8.0)}
+    assert set(mpt.mixers) == {Attention(32, 32, 128, 128**-0.5, None, alibi=8.0)}
+    assert (bloom.residual, mpt.residual) == (LayerNorms(), Residual(centred="weight"))
+    assert "ALiBi" in bloom.why_no_gpu
+    assert alibi_slopes(8, 8.0) == [2.0**-n for n in range(1, 9)]
+    assert alibi_slopes(3, 8.0) == [2.0**-4, 2.0**-8, 2.0**-2]
+    for name, key, changes in (
+        ("bloom", "apply_residual", {"apply_residual_connection_post_layernorm": True}),
+        ("mpt", "attn_config.alibi is", {"attn_config": {"alibi": False}}),
+        ("mpt", "logit_scale", {"logit_scale": "inv_sqrt_d_model"}),
+    ):
+        with pytest.raises(CheckpointError, match=key):
+            read(name, **changes)
+
+
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:
     model = read("minicpm3")
     assert isinstance(model.mixers[0], LatentAttention)
@@ -301,9 +318,35 @@ def test_files_of_exaone_and_sarvam_in_their_own_names_are_read() -> None:
     assert read("sarvam_moe", use_qkv_bias=True).mixers[0].bias
 
 
+_BLOCK = {"attention": {"n_heads_in_group": 8}, "ffn": {"ffn_mult": 2.0}}
+
+
+def test_layers_of_nemotron_nas_have_sizes_of_their_own() -> None:
+    model = read("nemotron_nas")
+    rope = Rope(500_000.0, 128, "llama3", 8.0, 8192)
+    full = Attention(64, 8, 128, 128**-0.5, rope)
+    assert model.mixers == (full, None) * 31 + (full,) * 18
+    assert model.feed_forwards[:2] == (Dense(28_672), Dense(14_336))
+    few = read("nemotron_nas", num_hidden_layers=1, block_configs=[_BLOCK | {"ffn": {"no_op": True}}])
+    assert (few.mixers, few.feed_forwards) == ((full,), (None,))
+    odd = read("nemotron_nas", num_hidden_layers=1, block_configs=[_BLOCK | {"ffn": {"ffn_mult": 0.4}}])
+    assert odd.feed_forwards == (Dense(2304),)  # 2184, in whole multiples of 256
+
+
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
+        ("nemotron_nas", {"block_configs": [_BLOCK]}, "settings of each of the 80 layers"),
+        *[
+            ("nemotron_nas", {"num_hidden_layers": 1, "block_configs": [_BLOCK | block]}, said)
+            for block, said in (
+                ({"attention": {"replace_with_linear": True}}, "block_configs.attention.replace_with_linear is True"),
+                ({"attention": {"n_heads_in_group": 8, "window_length": 9}}, "window_length is 9"),
+                ({"attention": {"n_heads_in_group": 5}}, "n_heads_in_group is 5: it must divide .* 64"),
+                ({"ffn": {}}, "ffn_mult is None: it must be above 0"),
+                ({"ffn": 3}, "block_configs.ffn is 3: it must have the settings"),
+            )
+        ],
         ("llama4", {"attention_chunk_size": 1000}, "attention_chunk_size is 1000: it must be a multiple of 16"),
         (
             "llama4",
