@@ -84,16 +84,10 @@ class Architecture:
 
     @property
     def why_no_gpu(self) -> str:
-        """Feature of the model that GPUs have no kernel for, as a verb phrase; "" if GPUs compute the model."""
-        if any(getattr(mixer, "cap", 0.0) for mixer in self.mixers):
-            return "caps the scores of attention"
-        if any(getattr(mixer, "alibi", 0.0) for mixer in self.mixers):
-            return "has a bias by distance for each head (ALiBi)"
-        if any(getattr(mixer, "chunk", None) for mixer in self.mixers):
-            return "attends in chunks"
+        """Feature of the model that no GPU computes, as a verb phrase; "" if GPUs compute the model."""
         if any(getattr(mixer, "out_groups", 0) for mixer in self.mixers):
             return "attends over entries of tokens"
-        return "attends over chosen blocks" if self.indexed else ""
+        return ""
 
     @property
     def causal(self) -> bool:

@@ -31,6 +31,7 @@ from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import finish, softmax_start, softmax_step, with_sinks
 from weft.tensor.inputs import Runs
 from weft.tensor.kernels.write_kv import stored
+from weft.tensor.op import UNFIT, Unfit
 from weft.tensor.ops.relative_bias import apart, profiles_of
 from weft.units import CHUNK_TOKENS, ceil_div
 
@@ -51,8 +52,9 @@ def window_attention(
     sinks_H: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
-) -> torch.Tensor:
-    assert not cap, "models whose scores have a cap are refused on a GPU"
+) -> torch.Tensor | Unfit:
+    if cap:
+        return UNFIT
     q_THD, states_THR = apart(q_THD, bank_RE)
     profiles_THE = profiles_of(states_THR, bank_RE)
     q_THD, k_THD, v_THD = dense_rows(q_THD), dense_rows(k_THD), dense_rows(v_THD)
