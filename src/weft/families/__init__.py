@@ -8,6 +8,7 @@
     gpt2, opt ...     gpt2             attention                      dense; positions at the embedding
     bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
+    glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
@@ -42,7 +43,9 @@
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
     bamba             bamba            Mamba-2 + attention            dense
     falcon_h1         falcon_h1        Mamba-2 and attention at once  dense
-    nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
+    nemotron_h,       nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
+    nemotron_h_puzzle
+    nemotron-nas      nemotron_nas     attention or none              dense or none
     jamba             jamba            Mamba-1 + attention            dense or experts
     plamo2, plamo3    plamo2, plamo3   selective Mamba-2 + attention, or attention, windows
                                                                       dense
@@ -94,10 +97,12 @@ from weft.families import (
     mamba,
     mixed,
     nemotron_h,
+    nemotron_nas,
     plamo,
     routed,
     rwkv,
     sparse,
+    texts,
     zamba2,
 )
 from weft.families.architecture import Architecture
@@ -288,10 +293,12 @@ FAMILIES: tuple[Family, ...] = tuple(
         mamba,
         mixed,
         nemotron_h,
+        nemotron_nas,
         plamo,
         routed,
         rwkv,
         sparse,
+        texts,
         zamba2,
     )
     for family in module.FAMILIES

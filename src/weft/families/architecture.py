@@ -53,8 +53,8 @@ class Architecture:
     ``rounded_multiplier``: that of the embedding is rounded to the model's dtype first (Gemma). ``logits_cap``: logits
     are cap x tanh(logits / cap); 0 for none. ``mtp``: the head that drafts next tokens, of families whose checkpoints
     may have one. ``vision``: the tower that makes rows of pictures; None for a text-only model. ``head_tokens``:
-    tokens that the head knows, where it is padded to the vocabulary; 0: all. ``head_bias``: the head has a bias.
-    ``residual``: how blocks are joined to the stream. ``names``: where a checkpoint has the blocks."""
+    tokens that the head knows, the first ones, where it is padded or has fewer rows; 0: all. ``head_bias``: the head
+    has a bias. ``residual``: how blocks are joined to the stream. ``names``: where a checkpoint has the blocks."""
 
     family: str
     vocab_size: int

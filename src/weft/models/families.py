@@ -42,7 +42,7 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     tokens, tied = vocabulary(architecture.vocab_size, read.hidden), architecture.tied_embeddings
     table = source.table(f"{embedding}.weight", tokens, is_head=tied)
     bias = head_bias(architecture.vocab_size) if architecture.head_bias else None
-    head = source.head(tokens, tied=table if tied else None, bias=bias)
+    head = source.head(tokens, tied=table if tied else None, bias=bias, known=architecture.head_tokens)
     norm = read.norm(names.final_norm) if names.final_norm else None
     parts: dict[str, Any] = {"embedding": table, "layers": layers, "final_norm": norm, "head": head}
     model = (
