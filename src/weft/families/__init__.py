@@ -43,7 +43,9 @@
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
     bamba             bamba            Mamba-2 + attention            dense
     falcon_h1         falcon_h1        Mamba-2 and attention at once  dense
-    nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
+    nemotron_h,       nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
+    nemotron_h_puzzle
+    nemotron-nas      nemotron_nas     attention or none              dense or none
     jamba             jamba            Mamba-1 + attention            dense or experts
     plamo2, plamo3    plamo2, plamo3   selective Mamba-2 + attention, or attention, windows
                                                                       dense
@@ -95,6 +97,7 @@ from weft.families import (
     mamba,
     mixed,
     nemotron_h,
+    nemotron_nas,
     plamo,
     routed,
     rwkv,
@@ -290,6 +293,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         mamba,
         mixed,
         nemotron_h,
+        nemotron_nas,
         plamo,
         routed,
         rwkv,

@@ -419,12 +419,26 @@ DENSE_RELEASES: dict[str, Config] = {
         "intermediate_size": 4096, "layer_norm_eps": 1e-12, "layerdrop": 0.0, "max_position_embeddings": 1024,
         "model_type": "biogpt", "num_attention_heads": 16, "num_hidden_layers": 24, "pad_token_id": 1,
         "scale_embedding": True, "vocab_size": 42_384},
+    "nemotron_nas": {   # Super 49B: its sizes, in an order of the tests' own
+        "architectures": ["DeciLMForCausalLM"], "attention_bias": False, "block_configs": [
+            {"attention": {"n_heads_in_group": 8, "no_op": False, "replace_with_linear": False},
+             "ffn": {"ffn_mult": 5.25, "no_op": False, "replace_with_linear": False}},
+            {"attention": {"n_heads_in_group": None, "no_op": True, "replace_with_linear": False},
+             "ffn": {"ffn_mult": 2.625, "no_op": False, "replace_with_linear": False}}] * 31 + [
+            {"attention": {"n_heads_in_group": 8, "no_op": False}, "ffn": {"ffn_mult": 1.3125, "no_op": False}}] * 18,
+        "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": None, "max_position_embeddings": 131072,
+        "mlp_bias": False, "model_type": "nemotron-nas", "num_attention_heads": 64, "num_hidden_layers": 80,
+        "num_key_value_heads": None, "rms_norm_eps": 1e-05, "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
+            "original_max_position_embeddings": 8192},
+        "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256},
 }  # fmt: skip
 
 
 def _few(config: Config, layers: int = 4) -> Config:
     """As many layers as show each kind."""
     lists = (
+        "block_configs",
         "layer_types",
         "mlp_layer_types",
         "layer_rope_theta",

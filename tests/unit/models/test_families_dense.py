@@ -318,9 +318,35 @@ def test_files_of_exaone_and_sarvam_in_their_own_names_are_read() -> None:
     assert read("sarvam_moe", use_qkv_bias=True).mixers[0].bias
 
 
+_BLOCK = {"attention": {"n_heads_in_group": 8}, "ffn": {"ffn_mult": 2.0}}
+
+
+def test_layers_of_nemotron_nas_have_sizes_of_their_own() -> None:
+    model = read("nemotron_nas")
+    rope = Rope(500_000.0, 128, "llama3", 8.0, 8192)
+    full = Attention(64, 8, 128, 128**-0.5, rope)
+    assert model.mixers == (full, None) * 31 + (full,) * 18
+    assert model.feed_forwards[:2] == (Dense(28_672), Dense(14_336))
+    few = read("nemotron_nas", num_hidden_layers=1, block_configs=[_BLOCK | {"ffn": {"no_op": True}}])
+    assert (few.mixers, few.feed_forwards) == ((full,), (None,))
+    odd = read("nemotron_nas", num_hidden_layers=1, block_configs=[_BLOCK | {"ffn": {"ffn_mult": 0.4}}])
+    assert odd.feed_forwards == (Dense(2304),)  # 2184, in whole multiples of 256
+
+
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
+        ("nemotron_nas", {"block_configs": [_BLOCK]}, "settings of each of the 80 layers"),
+        *[
+            ("nemotron_nas", {"num_hidden_layers": 1, "block_configs": [_BLOCK | block]}, said)
+            for block, said in (
+                ({"attention": {"replace_with_linear": True}}, "block_configs.attention.replace_with_linear is True"),
+                ({"attention": {"n_heads_in_group": 8, "window_length": 9}}, "window_length is 9"),
+                ({"attention": {"n_heads_in_group": 5}}, "n_heads_in_group is 5: it must divide .* 64"),
+                ({"ffn": {}}, "ffn_mult is None: it must be above 0"),
+                ({"ffn": 3}, "block_configs.ffn is 3: it must have the settings"),
+            )
+        ],
         ("llama4", {"attention_chunk_size": 1000}, "attention_chunk_size is 1000: it must be a multiple of 16"),
         (
             "llama4",
