@@ -25,8 +25,10 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     names, read = architecture.names, BlockReader(architecture, source)
     read_layer = layers_of(read)
     layers = [
-        read_layer(f"{names.stack}.{index}", mixer, feed)
-        for index, (mixer, feed) in enumerate(zip(architecture.mixers, architecture.feed_forwards, strict=True))
+        read_layer(f"{names.stack}.{stored}", mixer, feed)
+        for stored, mixer, feed in zip(
+            architecture.stored_layers, architecture.mixers, architecture.feed_forwards, strict=True
+        )
     ]
     if names.ends_reader:
         before, after = function(names.ends_reader)(read)
