@@ -160,7 +160,7 @@ def _window(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Ten
     op: Any = window_attention if which == "cpu" else naive_window_attention
     if x["q"].shape[2] > 8:  # states of a bias that ends inside the window
         bank = torch.randn(3, 17, generator=_generator(2))
-        return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5, sinks=x["sinks"], bank_RE=bank)
+        return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5, x["sinks"], bank)
     return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5)
 
 

@@ -141,8 +141,9 @@ def test_sinks_take_part_in_sums_and_add_nothing(
     caches, q = filled_caches(runs, 60), queries(runs, 6)
     own = torch.randn(tokens_in(runs), 6, generator=torch.Generator().manual_seed(3))  # of each token
     for sinks in (torch.tensor([-3.0, 0.0, 0.5, 2.0, 4.0, 1.0]), torch.full((6,), -80.0), own):
-        got = paged_attention(q, *caches, runs, 0.3, window, sinks=sinks)
-        want = naive_paged_attention(q, *caches, runs, 0.3, window, sinks=sinks)
+        sinks = sinks.expand(len(q), -1)
+        got = paged_attention(q, *caches, runs, 0.3, window, sinks_TH=sinks)
+        want = naive_paged_attention(q, *caches, runs, 0.3, window, sinks_TH=sinks)
         torch.testing.assert_close(got, want, **CLOSE)
         plain = paged_attention(q, *caches, runs, 0.3, window)
         # The control, both ways: a sink is seen, and one far below all scores is none.
@@ -166,8 +167,8 @@ def test_a_bias_by_distance_is_each_querys_own_and_ends(
         want = naive_paged_attention(q, *caches, runs, 0.3, window, bank_RE=bank)
         torch.testing.assert_close(got, want, **CLOSE)
         sinks = torch.randn(len(q), 6, generator=noise)
-        got_sunk = paged_attention(q, *caches, runs, 0.3, window, sinks=sinks, bank_RE=bank)
-        want = naive_paged_attention(q, *caches, runs, 0.3, window, sinks=sinks, bank_RE=bank)
+        got_sunk = paged_attention(q, *caches, runs, 0.3, window, sinks_TH=sinks, bank_RE=bank)
+        want = naive_paged_attention(q, *caches, runs, 0.3, window, sinks_TH=sinks, bank_RE=bank)
         torch.testing.assert_close(got_sunk, want, **CLOSE)
         # The controls: a bias or a sink that is left out shows.
         assert (got_sunk - got).abs().max() > 1e-2

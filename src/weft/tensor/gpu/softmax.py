@@ -25,13 +25,13 @@ COMBINED_AT_ONCE = 16
 @dataclass(frozen=True, slots=True)
 class Gates:
     """Factors of an output: ``gate_TC`` [T, heads x D] and ``head_gate_TH`` [T, heads], both through a sigmoid, and
-    ``value_scale_H`` [kv_heads]; and ``sinks`` [heads] or [T, heads], which take part in its sum.
+    ``value_scale_H`` [kv_heads]; and ``sinks_TH`` [T, heads], which take part in its sum.
     """
 
     gate_TC: torch.Tensor | None = None
     head_gate_TH: torch.Tensor | None = None
     value_scale_H: torch.Tensor | None = None
-    sinks: torch.Tensor | None = None
+    sinks_TH: torch.Tensor | None = None
 
 
 def gates_of(
@@ -47,14 +47,13 @@ def gates_of(
         gates.head_gate_TH,
         0 if gates.head_gate_TH is None else gates.head_gate_TH.stride(0),
         gates.value_scale_H,
-        gates.sinks,
+        gates.sinks_TH,
     )
 
 
-def sink_stride(sinks: torch.Tensor | None) -> int:
-    """Return how far the sinks of neighbouring tokens are from each other: 0 if all tokens have the same."""
-    assert sinks is None or sinks.is_contiguous()
-    return 0 if sinks is None or sinks.dim() == 1 else sinks.shape[1]
+def sink_stride(sinks_TH: torch.Tensor | None) -> int:
+    """Return the stride of tokens in ``sinks_TH``; 0 if all have the same."""
+    return 0 if sinks_TH is None else sinks_TH.stride(0)
 
 
 @triton.jit

@@ -74,7 +74,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     scales: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor | Unfit:
@@ -89,7 +89,7 @@ def paged_attention(
         scale,
         window,
         scales,
-        None if sinks is None else Gates(sinks=sinks),
+        None if sinks_TH is None else Gates(sinks_TH=sinks_TH),
         profiles_of(states_THR, bank_RE),
     )
 
@@ -122,7 +122,7 @@ def attend(
         "PRODUCT": product,
         "PRECISION": precision,
         "EXTENT": 0 if profiles_THE is None else profiles_THE.shape[2],
-        "SINKS": sink_stride(None if gates is None else gates.sinks),
+        "SINKS": sink_stride(None if gates is None else gates.sinks_TH),
     }
     common = (
         q_THD,
@@ -137,7 +137,7 @@ def attend(
     )
     if runs.decode_count:
         _launch_decode(common, profiles_THE, runs, constants, cache_k.itemsize, kv_heads)
-    plain = profiles_THE is None and (gates is None or gates.sinks is None)
+    plain = profiles_THE is None and (gates is None or gates.sinks_TH is None)
     if runs.decode_count < runs.run_count and plain and prefill_backend.takes(q_THD, cache_k, runs):
         attended_NHD = prefill_backend.attend(q_THD, cache_k, cache_v, runs, scale, window)
         out_THD[runs.offsets[runs.decode_count] :] = _gated(attended_NHD, gates)

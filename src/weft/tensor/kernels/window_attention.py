@@ -48,7 +48,7 @@ def window_attention(
     ring_S2HWD: torch.Tensor,
     runs: Runs,
     scale: float,
-    sinks: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
@@ -81,14 +81,14 @@ def window_attention(
         runs.slots_R,
         known.fresh_R,
     )
-    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD, sinks, profiles_THE)
+    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD, sinks_TH, profiles_THE)
     sizes = {
         "HEADS": heads,
         "GROUP": heads // kv_heads,
         "PRODUCT": product,
         "PRECISION": precision,
         "EXTENT": 0 if bank_RE is None else bank_RE.shape[1],
-        "SINKS": sink_stride(sinks),
+        "SINKS": sink_stride(sinks_TH),
     }
     if runs.decode_count:
         launch(_decode, (runs.decode_count, kv_heads))(
@@ -188,7 +188,7 @@ def _decode(
 
     ``q`` [T, HEADS, D], ``k`` and ``v`` [T, KV_HEADS, D] by strides in elements; ``ring`` [slots, 2, KV_HEADS,
     WINDOW, D] with ``slot_stride`` elements a slot; ``starts``, ``slots`` int64 [R], ``fresh`` int32 [R]. ``sinks``
-    float32 [HEADS] or [T, HEADS] and ``profiles`` [T, HEADS, EXTENT], or None. Writes ``out`` [T, HEADS, D].
+    float32 [T, HEADS], SINKS apart, and ``profiles`` [T, HEADS, EXTENT], or None. Writes ``out`` [T, HEADS, D].
     """
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)

@@ -62,7 +62,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     scales: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
@@ -77,8 +77,8 @@ def paged_attention(
     Only the pages of a row's context are used of ``page_table_RP``, and only the written places of the last page.
     Unwritten memory, NaN included, does not reach the output (L6). PAD rows return zeros.
 
-    ``sinks`` float32 [heads], or of each token [T, heads]: a score that takes part in the softmax's sum, with no
-    value.
+    ``sinks_TH`` float32 [T, heads]: a score of each head that takes part in the softmax's sum, with no value. Tokens
+    may share a row, by a stride of 0.
 
     ``bank_RE`` float32: scores have the bias of ``ops.relative_bias``, and queries have R numbers after their D.
     ``cap``: scores are cap x tanh(score / cap); 0 for none, and never with sinks.
@@ -94,7 +94,6 @@ def paged_attention(
     groups, empty_rows = runs.memo[key]
     if empty_rows is not None:
         out_THD.index_fill_(0, empty_rows, 0.0)
-    sinks_TH = None if sinks is None else sinks.expand(len(q_THD), -1)
     for group in groups:
         _attend_group(q_THD, cache_k, cache_v, scales, group, scale, out_THD, sinks_TH, bank_RE, cap)
     for run in range(runs.decode_count, runs.run_count):
@@ -130,14 +129,14 @@ def _paged_attention(
     scale: float,
     window: int | None = None,
     scales: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor | Unfit:
     if (
         bank_RE is not None
         or cap
-        or (sinks is not None and sinks.dim() > 1)
+        or (sinks_TH is not None and sinks_TH.stride(0) != 0)
         or not (
             native.fits(q_THD)
             and cache_k.dtype in native.KV_DTYPES
@@ -169,7 +168,7 @@ def _paged_attention(
         native.KV_DTYPES[cache_k.dtype],
         *native.token_scales(scales),
         window or 0,
-        native.address_of(sinks),
+        native.address_of(sinks_TH),
     )
     return out_THD
 

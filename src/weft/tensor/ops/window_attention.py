@@ -55,7 +55,7 @@ def window_attention(
     ring_S2HWD: torch.Tensor,
     runs: Runs,
     scale: float,
-    sinks: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
@@ -67,7 +67,7 @@ def window_attention(
 
     ``ring_S2HWD`` [S, 2, kv_heads, W, D]: keys in [:, 0], values in [:, 1]; position p is at place p mod W.
     A fresh run sees nothing before its start and leaves zeros at unwritten places; any other run finds all
-    positions from 0 on. Runs with slot PAD see only themselves. ``sinks``, ``bank_RE``: as of
+    positions from 0 on. Runs with slot PAD see only themselves. ``sinks_TH``, ``bank_RE``: as of
     ``paged_attention``.
 
     Source: Beltagy et al., "Longformer" (2020), the causal window of Mistral 7B (2023).
@@ -77,7 +77,6 @@ def window_attention(
     # Torch cannot index or fill fp8: the ring moves as bytes, and is converted where it is multiplied.
     kv_2THD, ring_S2HWD = as_bytes(narrowed(torch.stack((k_THD, v_THD)), dtype)), as_bytes(ring_S2HWD)
     n = runs.decode_count
-    sinks_TH = None if sinks is None else sinks.expand(len(q_THD), -1)
     if n:
         _decode(
             q_THD[:n],
