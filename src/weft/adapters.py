@@ -55,7 +55,6 @@ _VARIANTS = (
     "use_bdlora",
     "velora_config",
     "kasa_config",
-    "fan_in_fan_out",
     "monteclora_config",
     "lora_ga_config",
 )

@@ -29,6 +29,7 @@ import transformers
 
 from tests.fixtures.checkpoints import CHECKPOINTS, _class_of, checkpoint
 from tests.oracle.model_driver import ModelDriver
+from tests.support.naive_model import NAIVE_TYPES
 from weft.errors import WeftError
 from weft.families.known_keys import OF_FAMILY
 from weft.models.loading import load_model
@@ -37,11 +38,7 @@ TOKENS = torch.randint(3, 500, (90,), generator=torch.Generator().manual_seed(5)
 TOLERANCE = 1e-3
 TIES = 2
 """Positions at which a router of many experts may choose by the last bit of a sum; settings change most of them."""
-OF_TRANSFORMERS = tuple(
-    name
-    for name, (kind, _) in CHECKPOINTS.items()
-    if kind not in ("bailing_moe_v2_5", "gigachat3_5", "jet_nemotron", "minicpm_sala", "rwkv7")
-)
+OF_TRANSFORMERS = tuple(name for name, (kind, _) in CHECKPOINTS.items() if kind not in NAIVE_TYPES)
 """Families whose class is transformers' own, with its own reading of the configuration."""
 NOT_COMPARED = (
     "output_router_logits",

@@ -35,6 +35,7 @@ FAMILIES = (
     "jamba",
     "zamba",
     "zamba2",
+    "gpt2",
     "mamba",
     "mamba2",
     "falcon_mamba",
@@ -109,7 +110,8 @@ def test_every_projection_of_a_family_has_the_logits_of_peft(name: str, tmp_path
     # transformers' Mamba-1 reads dt_proj's weight past peft's wrapper: there the adapter is without effect.
     names = linear_names(exact_reference(name), but=("dt_proj",))
     head = ("lm_head",) if not exact_reference(name).config.tie_word_embeddings else ()
-    adapted = peft_adapter(exact_reference(name), tmp_path, target_modules=[*names, *head])
+    more = {"fan_in_fan_out": True} if name == "gpt2" else {}
+    adapted = peft_adapter(exact_reference(name), tmp_path, target_modules=[*names, *head], **more)
     check(name, tmp_path, of(adapted))
 
 

@@ -45,6 +45,66 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "glm4v": ("glm4", _PLACES | {"model_type": "glm4v_text", "attention_bias": True, "head_dim": None}, _QWEN_EYES),
     "glm4v_moe": ("glm4_moe", _PLACES | {"model_type": "glm4v_moe_text", "use_qk_norm": False}, _QWEN_EYES),
     "qwen3_vl": ("qwen3", _SECTIONS, _QWEN_EYES | {"deepstack_visual_indexes": [0]}),
+    "glm_ocr": (
+        "glm4",
+        {
+            "model_type": "glm_ocr_text",
+            "attention_bias": False,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [4, 2, 2],
+            },
+        },
+        _QWEN_EYES,
+    ),
+    "hunyuan_vl": (
+        "hunyuan",
+        {
+            "model_type": "hunyuan_vl_text",
+            "rope_parameters": {
+                "rope_type": "xdrope",
+                "rope_theta": 1e4,
+                "alpha": 3.0,
+                "factor": 1.0,
+                "xdrope_section": [8, 4, 4],
+            },
+        },
+        _EYES | {"patch_size": 14, "text_hidden_size": 64, "out_hidden_size": 64},
+    ),
+    "paddleocr_vl": (
+        "ernie4_5",
+        {
+            "model_type": "paddleocr_vl_text",
+            "use_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 4, 4]},
+        },
+        _EYES,
+    ),
+    "cosmos3_edge": (
+        "llama",
+        {
+            "model_type": "cosmos3_edge_text",
+            "hidden_act": "relu2",
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]},
+        },
+        _EYES,
+    ),
+    "deepseek_ocr2": (
+        "deepseek_v2",
+        {
+            "model_type": "deepseek_ocr2_text",
+            "num_key_value_heads": 2,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+        {
+            "sam_config": _EYES
+            | {"mlp_dim": 16, "image_size": 64, "downsample_channels": [16, 16], "output_channels": 16},
+            "encoder_config": _EYES | {"num_key_value_heads": 2, "vocab_size": 8},
+        },
+    ),
 }
 """Wrapper -> (checkpoint whose text it has, changes to it, tiny vision tower)."""
 
@@ -77,6 +137,56 @@ def test_the_text_of_a_wrapper_is_computed_as_transformers_does(wrapper: str, tm
     assert (logits - truth).abs().max().item() < TOLERANCE
     said = "; ".join(loaded.warnings)
     assert "weft serves the text part of this model" in said or f"Of {wrapper} the text is served" in said, said
+
+
+_LLAMA = CHECKPOINTS["llama"][1] | {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
+_SMALL_HEADS = {"num_key_value_heads": 2, "num_hidden_layers": 2}
+ALONE: dict[str, tuple[type[transformers.PreTrainedModel], dict[str, Any]]] = {
+    "emu3_text_model": (transformers.Emu3ForCausalLM, _LLAMA),
+    "mllama_text_model": (transformers.MllamaForCausalLM, _LLAMA | {"cross_attention_layers": [1, 3]}),
+    "apertus1p5_text": (transformers.Apertus1p5TextForCausalLM, _LLAMA | {"output_vocab_size": 480}),
+    "phi4_multimodal": (
+        transformers.Phi4MultimodalForCausalLM,
+        _LLAMA
+        | {
+            "vision_config": _EYES | {"image_size": 28, "patch_size": 14, "crop_size": 28},
+            "audio_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_blocks": 1,
+                "num_attention_heads": 2,
+                "ext_pw_out_channel": 16,
+                "nemo_conv_channels": 16,
+                "input_size": 16,
+                "depthwise_separable_out_channel": 16,
+            },
+        },
+    ),
+}
+"""``model_type`` of a text with a class of its own, and its configuration."""
+
+
+@pytest.mark.parametrize("model_type", ALONE)
+def test_a_text_by_itself_has_the_logits_of_its_class(model_type: str, tmp_path: Path) -> None:
+    kind, settings = ALONE[model_type]
+    config = kind.config_class(**settings, dtype="float32")
+    torch.manual_seed(0)
+    theirs = kind._from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            _scale_of(name)(parameter, generator)
+    theirs.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    loaded, tokens = load_model(tmp_path), prompt(60)
+    driver = ModelDriver(loaded.model, sequences=1, length=64)
+    [logits] = driver.step((0, tokens[:50]))
+    logits = torch.cat([logits, *driver.step((0, tokens[50:]))])
+    with torch.inference_mode():
+        truth = theirs(input_ids=torch.tensor([tokens])).logits[0]
+    known = truth.shape[1]
+    assert (logits[:, :known] - truth).abs().max().item() < TOLERANCE
+    assert (logits[:, known:] == float("-inf")).all(), "tokens that the head does not have"
 
 
 def test_a_wrapper_whose_text_is_something_else_is_refused() -> None:

@@ -54,7 +54,12 @@ class NaiveModel(transformers.PreTrainedModel, transformers.GenerationMixin):
         """Ignore the name: only one implementation exists."""
 
 
+NAIVE_TYPES: list[str] = []
+"""``model_type`` of each naive model."""
+
+
 def register(config: type[transformers.PreTrainedConfig], model: type[NaiveModel]) -> None:
+    NAIVE_TYPES.append(config.model_type)
     transformers.AutoConfig.register(config.model_type, config)
     transformers.AutoModelForCausalLM.register(config, model)
 

@@ -540,6 +540,38 @@ def running_max(
     return out.to(x_TH.dtype)
 
 
+def gated_sums(
+    value_TKC: torch.Tensor,
+    gate_TKC: torch.Tensor,
+    waiting_SJC: torch.Tensor,
+    runs: Runs,
+    group: int,
+    *,
+    layer: int = 0,
+) -> torch.Tensor:
+    out = torch.zeros(value_TKC.shape[0], value_TKC.shape[2], dtype=torch.float64)
+    positions = [
+        max(start, 0) + place
+        for start, length in zip(runs.starts, runs.lengths, strict=True)
+        for place in range(length)
+    ]
+
+    def step(state: torch.Tensor, t: int) -> torch.Tensor:
+        entries = list(torch.unflatten(state, 0, (-1, 3)))
+        for part, (most, total, weighted) in enumerate(entries):
+            value, gate = value_TKC[t, part].double(), gate_TKC[t, part].double()
+            new = torch.where(total > 0, torch.maximum(most, gate), gate)
+            left, share = torch.where(total > 0, (most - new).exp(), 0.0), (gate - new).exp()
+            entries[part] = torch.stack((new, total * left + share, weighted * left + value * share))
+        if (positions[t] + 1) % group == 0:
+            out[t] = entries[0][2] / entries[0][1]
+            entries = [*entries[1:], torch.zeros_like(entries[0])]
+        return torch.cat(entries)
+
+    _walk(waiting_SJC, runs, step, layer)
+    return out.to(value_TKC.dtype)
+
+
 def encode_state(state_XN: torch.Tensor, codes_XN: torch.Tensor, scales_X: torch.Tensor) -> None:
     width = state_XN.shape[-1]
     rows, codes, scales = state_XN.reshape(-1, width).tolist(), [], []

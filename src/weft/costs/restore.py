@@ -11,6 +11,8 @@
 The currency is seconds of waiting, summed over requests. A prefill keeps the device from every *other* request that
 decodes or waits. A fetch delays only its own request: the disk works at the same time as the device. So under load a
 slower disk pays too. Until something is measured, guesses decide: a store must serve the first prompt after a restart.
+Only reads measure the rate of reads, so each declined restore moves it towards its guess: otherwise, after a single
+slow read, short prefixes would be computed for ever.
 
 A prefill token is charged the mean of whole steps, at any position of its prompt. So the restore of a long prompt on
 an attention model is chosen a little too seldom, never too often. It is not the fit of ``weft.costs.fit``, which
@@ -28,6 +30,9 @@ PREFILL_TOKENS_MIN = 32
 READ_BYTES_S = 500e6
 COPY_BYTES_S = 5e9
 LATENCY_S = 2e-3
+DECLINED_READ_S = 1e-3
+"""Seconds of the supposed read, at the guessed rate, that a declined restore counts as. After some 20 of them a slow
+read counts little, and after 50 nothing: a store that is always slow costs one read for each 50 declined restores."""
 PRIOR_USES = 0.5
 """Uses expected of a snapshot that no request has used yet."""
 _FADE = 0.9
@@ -46,6 +51,10 @@ class _Rate:
     def add(self, units: float, seconds: float) -> None:
         self.units = _FADE * self.units + units
         self.seconds = _FADE * self.seconds + seconds
+
+    def add_guess(self, seconds: float) -> None:
+        """Add a measurement of ``seconds`` that found the guess."""
+        self.add(self.guess * seconds, seconds)
 
     @property
     def per_second(self) -> float:
@@ -89,6 +98,11 @@ class RestorePrices:
         seconds = arrived_s - max(began_s, self._arrived_s)
         self._arrived_s = max(self._arrived_s, arrived_s)
         self._reads.add(size_bytes, max(seconds - self._latency_s, 1e-4))
+
+    def declined(self, restores: int) -> None:
+        """Record that ``restores`` requests compute a stored prefix because reading it costs more."""
+        for _ in range(restores):
+            self._reads.add_guess(DECLINED_READ_S)
 
     @property
     def read_bytes_s(self) -> float:

@@ -5,10 +5,15 @@
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
+    gpt2, opt ...     gpt2             attention                      dense; positions at the embedding
+    bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
+    glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
+                                                                      experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
@@ -38,8 +43,12 @@
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
     bamba             bamba            Mamba-2 + attention            dense
     falcon_h1         falcon_h1        Mamba-2 and attention at once  dense
-    nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
+    nemotron_h,       nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
+    nemotron_h_puzzle
+    nemotron-nas      nemotron_nas     attention or none              dense or none
     jamba             jamba            Mamba-1 + attention            dense or experts
+    plamo2, plamo3    plamo2, plamo3   selective Mamba-2 + attention, or attention, windows
+                                                                      dense
     zamba2            zamba2           Mamba-2, some with a shared transformer block
     mamba2            mamba2           Mamba-2                        none
     mamba             mamba            Mamba-1                        none
@@ -70,13 +79,16 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.families import (
+    alibi,
     attention,
     centred,
     deepseek,
+    deepseek_v4,
     delta,
     dense,
     gemma,
     gigachat,
+    gpt2,
     gpt_oss,
     granite,
     indexed,
@@ -85,9 +97,12 @@ from weft.families import (
     mamba,
     mixed,
     nemotron_h,
+    nemotron_nas,
+    plamo,
     routed,
     rwkv,
     sparse,
+    texts,
     zamba2,
 )
 from weft.families.architecture import Architecture
@@ -208,6 +223,15 @@ def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:
     return renamed
 
 
+def stores_transposed(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Return a function that says, by the name of a tensor here, whether files store it as [columns, rows]."""
+    family = _family_of(config)
+    if family is None or not family.transposed:
+        return lambda name: False
+    pattern = re.compile(family.transposed)
+    return lambda name: pattern.search(name) is not None
+
+
 def named_dtype(config: Mapping[str, Any]) -> DTypeName | None:
     """Return the dtype that config.json names for its weights; None if it is missing (then the tensors decide)."""
     return ConfigKeys(text_config(config), fallback=config).dtype()
@@ -251,13 +275,16 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 FAMILIES: tuple[Family, ...] = tuple(
     family
     for module in (
+        alibi,
         attention,
         centred,
         deepseek,
+        deepseek_v4,
         delta,
         dense,
         gemma,
         gigachat,
+        gpt2,
         gpt_oss,
         granite,
         indexed,
@@ -266,9 +293,12 @@ FAMILIES: tuple[Family, ...] = tuple(
         mamba,
         mixed,
         nemotron_h,
+        nemotron_nas,
+        plamo,
         routed,
         rwkv,
         sparse,
+        texts,
         zamba2,
     )
     for family in module.FAMILIES

@@ -54,8 +54,8 @@ class Architecture:
     ``rounded_multiplier``: that of the embedding is rounded to the model's dtype first (Gemma). ``logits_cap``: logits
     are cap x tanh(logits / cap); 0 for none. ``mtp``: the head that drafts next tokens, of families whose checkpoints
     may have one. ``vision``: the tower that makes rows of pictures; None for a text-only model. ``head_tokens``:
-    tokens that the head knows, where it is padded to the vocabulary; 0: all. ``head_bias``: the head has a bias.
-    ``residual``: how blocks are joined to the stream. ``names``: where a checkpoint has the blocks."""
+    tokens that the head knows, the first ones, where it is padded or has fewer rows; 0: all. ``head_bias``: the head
+    has a bias. ``residual``: how blocks are joined to the stream. ``names``: where a checkpoint has the blocks."""
 
     family: str
     vocab_size: int
@@ -88,8 +88,12 @@ class Architecture:
         """Feature of the model that GPUs have no kernel for, as a verb phrase; "" if GPUs compute the model."""
         if any(getattr(mixer, "cap", 0.0) for mixer in self.mixers):
             return "caps the scores of attention"
+        if any(getattr(mixer, "alibi", 0.0) for mixer in self.mixers):
+            return "has a bias by distance for each head (ALiBi)"
         if any(getattr(mixer, "chunk", None) for mixer in self.mixers):
             return "attends in chunks"
+        if any(getattr(mixer, "out_groups", 0) for mixer in self.mixers):
+            return "attends over entries of tokens"
         return "attends over chosen blocks" if self.indexed else ""
 
     @property

@@ -114,9 +114,10 @@ _NEOX_FILES = (
 
 
 def _falcon_keys(keys: ConfigKeys) -> ConfigKeys:
-    """Return ``keys`` with the KV heads of the one or the other kind of Falcon. Those that have no positions but a bias
-    by distance are refused."""
-    keys.only(alibi=False)
+    """Return ``keys`` with the KV heads of the one or the other kind of Falcon. Those with ALiBi are refused:
+    they were trained with biases rounded to bfloat16."""
+    if keys.boolean("alibi", False):
+        fail("alibi", True, "the bias of this family is rounded by the place of a key, which is not served")
     grouped = keys.boolean("new_decoder_architecture", False)
     single = not grouped and keys.boolean("multi_query", True)
     heads = keys.integer("num_attention_heads")
@@ -189,7 +190,7 @@ FAMILIES = (
             Attention: {"joined": "query_key_value", "out": "dense"},
             Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), _FALCON_FILES),
     Family("nanochat", ("nanochat",), _NANOCHAT, "relu2", replace(
-        _UNGATED, ends_reader="weft.models.blocks.streams:normed_embedding", spelled={
+        _UNGATED, embedding_norm="norm", spelled={
             Attention: {"backwards": True}, Dense: {"names": ("fc1", "fc2")}})),
     Family("jais2", ("jais2",), _JAIS2, "relu2", _UNGATED),
     Family("stablelm", ("stablelm",), _STABLELM, names=NAMES),

@@ -25,12 +25,15 @@ class Names:
     """Names of a family's blocks. ``mixers``: name of each kind of mixer. ``spelled``: arguments for the reader of a
     kind of mixer or feed-forward. ``stack``: name of the list of layers. ``shared``: name of the shared expert, if it
     has a width. ``swiglu``: dense feed-forwards have the usual form. ``plus_one``: norms are stored as the distance
-    from 1. ``embeddings``: names of the embedding; the first one in the files is used. ``out_norms``: norms after
+    from 1. ``norm_offsets``: by the last part of the name of a norm of the stream, the number from which its stored
+    weight is the distance. ``embeddings``: names of the embedding; the first one in the files is used. ``positions``:
+    name of the rows that are added to it; ``embedding_norm``: of its norm, "" without one. ``out_norms``: norms after
     mixer and feed-forward. ``mixes``: names of the mixes of several streams, around mixer and feed-forward.
 
     ``feed_reader`` and ``layer_reader``: "module:function" that reads a feed-forward, or all of a layer, instead of
     the usual way; ``ends_reader``: the one that reads blocks before the first layer and after the last one.
-    ``mixer_norm``, ``feed_norm`` and ``final_norm`` are "" where there is none."""
+    ``mixer_norm``, ``feed_norm`` and ``final_norm`` are "" where there is none; ``feed`` where the tensors are
+    directly under the name of the layer."""
 
     mixers: Mapping[type[Mixer], str] = field(default_factory=dict)
     feed: str = "mlp"
@@ -39,10 +42,13 @@ class Names:
     final_norm: str = "norm"
     stack: str = "layers"
     embeddings: tuple[str, ...] = ("embed_tokens",)
+    positions: str = "embed_positions"
+    embedding_norm: str = ""
     spelled: Mapping[type[BlockShape], Mapping[str, Any]] = field(default_factory=dict)
     shared: str | None = None
     swiglu: bool = True
     plus_one: bool = False
+    norm_offsets: Mapping[str, float] = field(default_factory=dict)
     out_norms: tuple[str, str] = ("post_operator_norm", "post_ffn_norm")
     mixes: tuple[str, str] = ("", "")
     feed_reader: str = ""

@@ -25,7 +25,8 @@ from weft.families.names import Names
 class Family:
     """Models that one function reads. ``model_types``: of config.json. ``activation``: the only one that the
     feed-forward may have. ``names``: names of the blocks. ``released``: patterns of names in released files, and
-    replacements (as ``re.sub`` takes them), applied one after the other."""
+    replacements (as ``re.sub`` takes them), applied in order. ``transposed``: pattern of the names, after that, of
+    matrices whose values files store as [columns, rows]."""
 
     name: str
     model_types: tuple[str, ...]
@@ -33,6 +34,7 @@ class Family:
     activation: str = "silu"
     names: Names = field(default_factory=Names)
     released: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = ()
+    transposed: str = ""
 
 
 KINDS = {

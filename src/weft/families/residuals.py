@@ -6,7 +6,7 @@
     PerLayer          a second embedding, and a factor              Gemma 4
     NormedStream      the stream is the output of a norm            MiniMax
     PlainNorms        norms without weights                         nanochat
-    LayerNorms        blocks hold their norms                       RWKV-7
+    LayerNorms        the embedding is normed too                   RWKV-7, BLOOM
 
 A family with another kind has a record of its own. Ranks divide only the second embedding. Pure.
 """
@@ -31,6 +31,20 @@ class ModelShape:
     records: tuple[BlockShape, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Table of ``rows`` that are added to the embedding: to position p the row ``first`` + p. ``sinusoids``: they are
+    computed and not stored (XGLM)."""
+
+    rows: int
+    first: int = 0
+    sinusoids: bool = False
+
+    def table(self, hidden: int) -> Table:
+        """Return the tensor of the rows, of which every rank has all."""
+        return {} if self.sinusoids else {"rows": (Tensor("weight", (self.rows, hidden), "plain"),)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
     """Form of the residual stream. ``scale``: factor on the output of a block (Granite, MiniCPM). ``in_norms`` and
@@ -38,7 +52,7 @@ class Residual:
     the stream is kept in float32 whatever the weights are in (Mamba). ``gate``: of every norm of the stream (GigaChat
     3.5). ``centred``: norms subtract the mean, with a weight ("weight"), with weight and bias ("bias"), or with
     neither ("plain"). ``parallel``: mixer and feed-forward of a layer read the same stream, under one norm or under a
-    norm each ("one", "two")."""
+    norm each ("one", "two"). ``positions``: are added to the embedding."""
 
     adapts_embedding: ClassVar[bool] = True
     """Whether adapters may change the embedding, because its rows go into the stream unchanged."""
@@ -49,6 +63,7 @@ class Residual:
     gate: NormGate | None = None
     centred: Literal["", "plain", "weight", "bias"] = ""
     parallel: Literal["", "one", "two"] = ""
+    positions: Positions | None = None
 
     def norm_table(self, hidden: int, name: str = "norm") -> Table:
         """Return the table of one norm of the stream, whose tensors are under ``name``."""
@@ -65,6 +80,8 @@ class Residual:
         norms = 1 + sum(each + record.further_norms for record in model.records)
         norms -= model.layers * (self.parallel == "one")
         yield from _norms(self.norm_table(model.hidden), norms)
+        if self.positions is not None:
+            yield "positions", self.positions.table(model.hidden)
 
     def head_tables(self, hidden: int) -> Iterator[Table]:
         """Yield the tables of the norms of a head for multi-token prediction, over both inputs, around the layer and
@@ -87,13 +104,15 @@ class Streams(Residual):
 
     ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a gate. "mixed"
     (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and columns sum to 1 after
-    ``rounds`` rounds of Sinkhorn's iteration."""
+    ``rounds`` rounds of Sinkhorn's iteration. ``weighed``: of "mixed", streams are weighed after the last layer too
+    (DeepSeek V4); otherwise their mean is taken."""
 
     kind: Literal["gated", "mixed"]
     count: int
     rank: int = 0
     rounds: int = 0
     eps: float = 0.0
+    weighed: bool = False
 
     def mix_table(self, hidden: int, *, last: bool = False, joint: str = "") -> Table:
         """Return the tensors that mix streams around one block; ``last``: after all layers. ``joint``: text that joins
@@ -106,8 +125,8 @@ class Streams(Residual):
                 | product("up", self.rank, ("input_mix_weight_up", width))
             )
             return table if last else table | product("inject", width, ("block_inject_weight", self.count))
-        weights = (2 + self.count) * self.count
-        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
+        weights = self.count if last else (2 + self.count) * self.count
+        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (1 if last else 3,)}
         return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
     def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
@@ -115,7 +134,7 @@ class Streams(Residual):
             yield from Residual.tables(self, model)
         for _ in range(2 * model.layers):
             yield "streams", self.mix_table(model.hidden)
-        if self.kind == "gated":
+        if self.kind == "gated" or self.weighed:
             yield "streams", self.mix_table(model.hidden, last=True)
 
     def head_tables(self, hidden: int) -> Iterator[Table]:
@@ -208,7 +227,7 @@ class PlainNorms(Residual):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms(Residual):
-    """Residual of blocks that hold their own norms; the embedding has one."""
+    """Residual whose embedding has a norm too (BLOOM), and blocks may hold their own (RWKV-7)."""
 
     centred: Literal["", "plain", "weight", "bias"] = "bias"
 

@@ -93,9 +93,12 @@ class Target:
 
 
 class Targets:
-    """Targets of one model, by stored names without the model's prefix."""
+    """Targets of one model, by stored names without the model's prefix. ``name_here``: from the name of a tensor in
+    released files to its name here.
+    """
 
-    def __init__(self, stored: Mapping[str, Target]) -> None:
+    def __init__(self, stored: Mapping[str, Target], name_here: Callable[[str], str] = str) -> None:
+        self._name_here = name_here
         self.stored = frozenset(stored)
         """Names in the checkpoint itself."""
         self._by_name: dict[str, Target] = dict(stored)
@@ -123,11 +126,12 @@ class Targets:
         """Return the target of the module that an adapter calls ``module``. Raises CheckpointError with the nearest
         known names.
         """
-        name = unwrapped(module)
+        released = f"{module.removeprefix(_WRAPPERS[0])}.weight"
+        name = unwrapped(self._name_here(released).removesuffix(".weight"))
         target = self._by_name.get(name) or self._by_plain_name.get(_plain(name))
         if target is not None:
             return target
-        near = difflib.get_close_matches(unwrapped(module), self._by_name, n=_NEAREST, cutoff=0.4)
+        near = difflib.get_close_matches(name, self._by_name, n=_NEAREST, cutoff=0.4)
         raise CheckpointError(
             f"the adapter changes {module}, and this model has no such matrix"
             + (f"; the nearest are {', '.join(near)}" if near else ""),

@@ -56,9 +56,11 @@ class BlockReader:
         table = self.table(residual.norm_table(width, name), "")
         weight, gate = table.get("norm"), table.gate("norm", residual.gate)
         weight = self._ones if weight is None else weight
-        return Norm(
-            weight, self.eps, self.plus_one, gate=gate, centred=bool(residual.centred), bias=table.get("norm.bias")
-        )
+        plus_one, offset = self.plus_one, self.architecture.names.norm_offsets.get(name.rpartition(".")[2])
+        if offset is not None:
+            # Not of a meta tensor, whose arithmetic imports torch's compiler.
+            weight, plus_one = weight if weight.is_meta else weight + offset, False
+        return Norm(weight, self.eps, plus_one, gate=gate, centred=bool(residual.centred), bias=table.get("norm.bias"))
 
     def out_name(self, name: str) -> str:
         """Return the name of the output projection of a Kimi or Ling layer."""

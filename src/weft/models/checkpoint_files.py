@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from weft.errors import CheckpointError
-from weft.families import is_text_alone, name_here
+from weft.families import is_text_alone, name_here, stores_transposed
 from weft.files import read_json
 from weft.models.forms import quant_method, stored_form
 from weft.models.gguf import METHOD
@@ -36,6 +36,9 @@ _PREFIXES = (
     "model.text_model.",
     "llm.model.",
     "thinker.model.",
+    "model.decoder.",
+    "decoder.",
+    "biogpt.",
     "",
 )
 _EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight")
@@ -93,8 +96,7 @@ class CheckpointFiles:
             if name not in headers[file_name]:
                 raise CheckpointError(f"{source}: places {name} in {file_name}, which does not hold it", param="model")
             tensors[name] = headers[file_name][name]
-        here = name_here(config)
-        tensors = {here(name): replace(stored, name=here(name)) for name, stored in tensors.items()}
+        tensors = tensors_here(config, tensors)
         return cls(directory, config, tensors, _prefix(tensors), source)
 
     @property
@@ -122,6 +124,13 @@ class CheckpointFiles:
         """Return whether a tensor belongs to the language model, by its name."""
         stems = tuple(head.removesuffix("weight") for head in HEADS)
         return quant_method(self.config) == METHOD or name.startswith((self.prefix or "layers.", *stems))
+
+
+def tensors_here(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors of files under their names here, and matrices as [rows, columns]."""
+    here, turned = name_here(config), stores_transposed(config)
+    named = {here(name): replace(tensor, name=here(name)) for name, tensor in stored.items()}
+    return {name: tensor.turned() if turned(name) else tensor for name, tensor in named.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,7 @@ class TensorReader(TensorSource):
         in_one = shard is None or (not shard.absent and len(own) == 2 and (shard.dim == 0 or len(shard.spans) == 1))
         return (
             in_one
+            and not stored.transposed
             and self.runtime.keeps_twelve_bits
             and self.dtype == torch.bfloat16
             and stored.dtype == "BF16"

@@ -9,7 +9,7 @@ Format: the safetensors specification, which forbids tensors that overlap.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,12 +36,13 @@ _DTYPE_BYTES = {
     "F8_E8M0": 1,
     "BOOL": 1,
 }
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor of one file. ``dtype`` is the format's own name ("BF16"); ``begin``: its first byte in the
-    file."""
+    file. ``transposed``: a matrix whose bytes are those of [columns, rows]; ``shape`` is [rows, columns]."""
 
     file: Path
     name: str
@@ -49,6 +50,17 @@ class StoredTensor:
     shape: tuple[int, ...]
     stored_bytes: int
     begin: int = 0
+    transposed: bool = field(default=False, kw_only=True)
+
+    @property
+    def shape_in_file(self) -> tuple[int, ...]:
+        return self.shape[::-1] if self.transposed else self.shape
+
+    def turned(self) -> StoredTensor:
+        """Return the tensor as the transpose of a stored matrix of values; other tensors as they are. Tools that
+        quantise such a matrix turn it first."""
+        values = self.dtype in _FLOATS and len(self.shape) == 2
+        return replace(self, shape=self.shape[::-1], transposed=True) if values else self
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

@@ -15,6 +15,7 @@ import mmap
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -60,6 +61,11 @@ class MappedFiles:
         dtype = TORCH_DTYPES.get(stored.dtype)
         if dtype is None:  # blocks, which their form cuts
             return torch.from_numpy(self.view(stored).copy())
+        if stored.transposed:
+            turned = None if shard is None or shard.absent else replace(shard, dim=1 - shard.dim)
+            turned = shard if turned is None else turned
+            stored = replace(stored, shape=stored.shape_in_file, transposed=False)
+            return self.read(stored, turned).T.contiguous()
         if shard is not None:
             return self._read_shard(stored, shard, dtype)
         if stored.stored_bytes == 0:

@@ -136,7 +136,9 @@ class StoreTier:
             self.restores.loading(key, plan.step)
         for wish in plan.store.wishes:
             self.restores.begin(wish)
-        self.writes.committed(plan.arena_work, plan.step, [opening.match.anchor for opening in plan.reservation.opened])
+        opened = [opening.match for opening in plan.reservation.opened]
+        self.prices.declined(sum(match.lost.stored > 0 for match in opened))
+        self.writes.committed(plan.arena_work, plan.step, [match.anchor for match in opened])
         return served
 
     def finished(self, plan: StepPlan) -> None:

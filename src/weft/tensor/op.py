@@ -108,7 +108,7 @@ class Op(Generic[P, R]):
 class RecurrentOp(Op[P, R]):
     """An op with a state. Its parameters up to ``runs`` are given by position."""
 
-    def __init__(self, form: Callable[P, R], kernels: str) -> None:
+    def __init__(self, form: Callable[P, R], kernels: str | None) -> None:
         super().__init__(form, kernels)
         names = list(inspect.signature(form).parameters)
         shapes = [name.rpartition("_")[2] for name in names]
@@ -124,7 +124,7 @@ class RecurrentOp(Op[P, R]):
             replay = self._with_other(self, args, kwargs, [*self._of_tokens(args), self._runs])
             runs.log.note(replay, *self._inputs(args))
         state: Any = args[self._state]
-        if _reached(args):
+        if self._kernels is not None and _reached(args):
             # A kernel that writes every slot runs inside this context, which restores the states of verify runs.
             with restored(state, runs):
                 out = self._by_triton(args, kwargs)
@@ -179,5 +179,5 @@ def op(kernels: str | None = None) -> Callable[[Callable[P, R]], Op[P, R]]:
     return lambda form: Op(form, kernels)
 
 
-def recurrent_op(kernels: str) -> Callable[[Callable[P, R]], RecurrentOp[P, R]]:
+def recurrent_op(kernels: str | None = None) -> Callable[[Callable[P, R]], RecurrentOp[P, R]]:
     return lambda form: RecurrentOp(form, kernels)

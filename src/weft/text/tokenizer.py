@@ -55,7 +55,7 @@ from weft.text.text_parts import (
     text_parts,
 )
 from weft.text.token_cache import SegmentTokens, TextSegment, TokenCache, joined, separators
-from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text
+from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text, why_missing
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
@@ -119,11 +119,7 @@ class Tokenizer:
         that is missing or cannot be read."""
         path = tokenizer_path(directory)
         if not path.is_file():
-            raise CheckpointError(
-                f"{path} is missing: weft reads fast tokenizers only. Load the "
-                "checkpoint's tokenizer with transformers' AutoTokenizer and "
-                "save_pretrained() it there."
-            )
+            raise CheckpointError(f"{path} is missing: {why_missing(directory)}")
         text = tokenizer_text(path)
         special_tokens = read_next_to(directory).named
         digest = hashlib.sha256(text.encode() + repr(special_tokens).encode()).digest()

@@ -34,6 +34,9 @@ from weft.pre_tokenizers import split
 from weft.text.tiktoken_vocabulary import TIKTOKEN_FILE, tiktoken_content
 
 WORLD_FILES = "rwkv_vocab_*.txt"
+PLAMO_FILE = "tokenizer.jsonl"
+"""Scored pieces, whose best sum wins. Of equal sums PLaMo takes that with the longest first piece, and Unigram of the
+``tokenizers`` library that with the longest last piece: runs of spaces differ."""
 END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"
 _LINE = re.compile(r"(\d{1,9}) (b?(?:'.*'|\".*\")) (\d{1,9})")
 Trie = dict[str, "Trie"]
@@ -51,6 +54,19 @@ def tokenizer_path(directory: Path) -> Path:
     path = directory / "tokenizer.json"
     others = [] if path.is_file() else [*sorted(directory.glob(WORLD_FILES)), *directory.glob(TIKTOKEN_FILE)]
     return others[0] if others else path
+
+
+def why_missing(directory: Path) -> str:
+    """Return words about a tokenizer.json that ``directory`` does not have."""
+    if (directory / PLAMO_FILE).is_file():
+        return (
+            f"{PLAMO_FILE} is a tokenizer of PLaMo, which weft does not read, because the tokenizers library chooses "
+            "other pieces among equal ones; and transformers cannot save it in another form."
+        )
+    return (
+        "weft reads fast tokenizers only. Load the checkpoint's tokenizer with transformers' AutoTokenizer and "
+        "save_pretrained() it there."
+    )
 
 
 def tokenizer_text(path: Path) -> str:

@@ -239,7 +239,8 @@ def _mapped(stored: StoredTensor | None) -> Iterator[torch.Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the map is read-only, as are weights
         bits = torch.from_numpy(files.view(stored))
-    values = bits.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
+    values = bits.view(TORCH_DTYPES[stored.dtype]).view(stored.shape_in_file)
+    values = values.T if stored.transposed else values
     if not is_finite(values, stored.dtype):
         raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values", param="SOURCE")
     yield values

@@ -280,8 +280,9 @@ def _copied(stored: StoredTensor, factors: Factors, form: CopyForm) -> list[_Cop
     stack = factors.stacks.get(stored.name)
     if stack is None:
         layout = _layout(stored.name, stored.shape, form, factors.dtype)
-        rounds = stored.name in factors.matrices and stored.dtype in _FLOATS
-        return [_Copied(stored.name, stored.dtype, stored.shape, stored.stored_bytes, layout if rounds else None)]
+        layout = layout if stored.name in factors.matrices and stored.dtype in _FLOATS else None
+        shape = stored.shape_in_file if layout is None else stored.shape
+        return [_Copied(stored.name, stored.dtype, shape, stored.stored_bytes, layout)]
     count, rows, columns = stored.shape
     rows, columns = (columns, rows) if stack.transposed else (rows, columns)
     shape = rows // len(stack.parts), columns

@@ -85,6 +85,23 @@ def test_a_prefix_that_is_slower_to_read_than_to_compute_is_not_read() -> None:
     assert again.core.stats().memory.cache.lost.stored == 256
 
 
+def test_after_a_slow_read_the_next_ones_are_tried_again() -> None:
+    """Only a read measures the rate of reads, so declined restores must end."""
+    kept, cold = stored()
+    store = MemoryStore(kept)
+    again = Rig(cache=True, store=store, token_s=1e-5)
+    assert again.tier is not None
+    again.tier.prices.fetched(1_000_000, 0.0, 2.0)
+    for number in range(100):
+        again.submit(f"{number}", PROMPT)
+        again.run()
+        assert again.tokens(f"{number}") == cold
+        if store.fetch_count:
+            break
+        again.core.flush_cache()
+    assert 5 < number < 60, number
+
+
 def test_a_request_behind_one_that_waits_does_not_wait() -> None:
     kept, cold = stored()
     again = Rig(cache=True, store=MemoryStore(kept, delay=lambda: 40))

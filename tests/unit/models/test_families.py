@@ -261,7 +261,7 @@ def test_a_setting_that_cannot_be_served_is_named(name: str, changes: Config, wo
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, {"model_type": ["qwen3"]}]
+    "config", [{}, {"model_type": "ctrl", "architectures": ["CTRLLMHeadModel"]}, {"model_type": ["qwen3"]}]
 )
 def test_an_unknown_architecture_is_named_beside_those_that_are_served(config: Config) -> None:
     with pytest.raises(UnknownArchitectureError) as caught:

@@ -10,10 +10,10 @@ import pytest
 from tests.unit.models.releases_dense import DENSE_RELEASES
 from weft.errors import CheckpointError
 from weft.families import name_here, read_architecture
-from weft.families.mixers.attention import Attention, Growth, Index, Rope
+from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import Residual
+from weft.families.residuals import LayerNorms, Positions, Residual
 from weft.families.sharding import possible_tps
 
 
@@ -215,6 +215,50 @@ def test_falcons_have_one_norm_and_one_kv_head_or_two_norms_and_groups() -> None
             read(name, **changes)
 
 
+def test_positions_of_gpt2_and_opt_are_rows_of_a_table_and_heads_of_gptj_turn_in_part() -> None:
+    small, opt, coder, turned = read("gpt2"), read("opt"), read("gpt_bigcode"), read("gptj")
+    assert set(small.mixers) == {Attention(12, 12, 64, 0.125, None, bias=True)} == set(opt.mixers)
+    assert small.residual == Residual(centred="bias", positions=Positions(1024))
+    assert opt.residual.positions == Positions(2050, 2), "rows of positions begin with the third"
+    assert (small.max_positions, opt.max_positions) == (1024, 2048)
+    assert [set(model.feed_forwards) for model in (small, opt)] == [
+        {Dense(3072, activation, gated=False, bias=True)} for activation in ("gelu_tanh", "relu")
+    ]
+    assert set(coder.mixers) == {Attention(48, 1, 128, 128**-0.5, None, bias=True)}
+    assert (set(turned.mixers), turned.head_bias) == ({Attention(16, 16, 256, 0.0625, Rope(1e4, 64))}, True)
+    for name, key, value in (
+        ("gpt2", "activation_function", "quick_gelu"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+        ("opt", "word_embed_proj_dim", 512),
+        ("opt", "do_layer_norm_before", False),
+        ("gptj", "rotary_dim", 300),
+    ):
+        with pytest.raises(CheckpointError, match=f"{key} is"):
+            read(name, **{key: value})
+    kinds = {"attention_types": [[["global", "local"], 2], [["global"], 1]], "num_layers": 5, "num_heads": 4}
+    neo = read_architecture({"model_type": "gpt_neo", "hidden_size": 64, **kinds})
+    assert [mixer.window for mixer in neo.mixers] == [None, 256, None, 256, None]
+    with pytest.raises(CheckpointError, match="attention_types"):
+        read_architecture({"model_type": "gpt_neo", "attention_types": [["far", 24]]})
+
+
+def test_heads_of_bloom_and_mpt_have_a_slope_each_and_no_positions() -> None:
+    bloom, mpt = read("bloom"), read("mpt")
+    assert set(bloom.mixers) == {Attention(32, 32, 128, 128**-0.5, None, bias=True, grouped=True, alibi=8.0)}
+    assert set(mpt.mixers) == {Attention(32, 32, 128, 128**-0.5, None, alibi=8.0)}
+    assert (bloom.residual, mpt.residual) == (LayerNorms(), Residual(centred="weight"))
+    assert "ALiBi" in bloom.why_no_gpu
+    assert alibi_slopes(8, 8.0) == [2.0**-n for n in range(1, 9)]
+    assert alibi_slopes(3, 8.0) == [2.0**-4, 2.0**-8, 2.0**-2]
+    for name, key, changes in (
+        ("bloom", "apply_residual", {"apply_residual_connection_post_layernorm": True}),
+        ("mpt", "attn_config.alibi is", {"attn_config": {"alibi": False}}),
+        ("mpt", "logit_scale", {"logit_scale": "inv_sqrt_d_model"}),
+    ):
+        with pytest.raises(CheckpointError, match=key):
+            read(name, **changes)
+
+
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:
     model = read("minicpm3")
     assert isinstance(model.mixers[0], LatentAttention)
@@ -274,9 +318,35 @@ def test_files_of_exaone_and_sarvam_in_their_own_names_are_read() -> None:
     assert read("sarvam_moe", use_qkv_bias=True).mixers[0].bias
 
 
+_BLOCK = {"attention": {"n_heads_in_group": 8}, "ffn": {"ffn_mult": 2.0}}
+
+
+def test_layers_of_nemotron_nas_have_sizes_of_their_own() -> None:
+    model = read("nemotron_nas")
+    rope = Rope(500_000.0, 128, "llama3", 8.0, 8192)
+    full = Attention(64, 8, 128, 128**-0.5, rope)
+    assert model.mixers == (full, None) * 31 + (full,) * 18
+    assert model.feed_forwards[:2] == (Dense(28_672), Dense(14_336))
+    few = read("nemotron_nas", num_hidden_layers=1, block_configs=[_BLOCK | {"ffn": {"no_op": True}}])
+    assert (few.mixers, few.feed_forwards) == ((full,), (None,))
+    odd = read("nemotron_nas", num_hidden_layers=1, block_configs=[_BLOCK | {"ffn": {"ffn_mult": 0.4}}])
+    assert odd.feed_forwards == (Dense(2304),)  # 2184, in whole multiples of 256
+
+
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
+        ("nemotron_nas", {"block_configs": [_BLOCK]}, "settings of each of the 80 layers"),
+        *[
+            ("nemotron_nas", {"num_hidden_layers": 1, "block_configs": [_BLOCK | block]}, said)
+            for block, said in (
+                ({"attention": {"replace_with_linear": True}}, "block_configs.attention.replace_with_linear is True"),
+                ({"attention": {"n_heads_in_group": 8, "window_length": 9}}, "window_length is 9"),
+                ({"attention": {"n_heads_in_group": 5}}, "n_heads_in_group is 5: it must divide .* 64"),
+                ({"ffn": {}}, "ffn_mult is None: it must be above 0"),
+                ({"ffn": 3}, "block_configs.ffn is 3: it must have the settings"),
+            )
+        ],
         ("llama4", {"attention_chunk_size": 1000}, "attention_chunk_size is 1000: it must be a multiple of 16"),
         (
             "llama4",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.unit.models.releases_mamba import MAMBA_RELEASES, NEMOTRON_3_NANO_30B, Config
+from tests.unit.models.releases_mamba import MAMBA_RELEASES, NEMOTRON_3_NANO_30B, NEMOTRON_3_PUZZLE, Config
 from tests.unit.models.test_families import changed
 from weft.errors import CheckpointError
 from weft.families import read_architecture, read_spec
 from weft.families.mixers.attention import Attention, Rope
 from weft.families.mixers.combined import Parallel, SharedBlock
 from weft.families.mixers.feed_forward import Dense, Experts
-from weft.families.mixers.mamba import Mamba1, Mamba2
+from weft.families.mixers.mamba import Mamba1, Mamba2, SelectiveMamba2
 from weft.families.mixers.mixing import ChannelMix, TimeMix
 from weft.families.more.xlstm import MatrixLstm
 from weft.families.residuals import LayerNorms
@@ -98,6 +100,22 @@ def test_nemotron_3_is_read_as_released() -> None:
     assert model.feed_forwards.count(experts) == 23
 
 
+def test_a_puzzle_has_sizes_by_layer() -> None:
+    model = read_architecture(NEMOTRON_3_PUZZLE)
+    mamba, wide = Mamba2(128, 64, 8, 96, 4, True, False, NO_LIMIT), model.feed_forwards[3]
+    assert isinstance(wide, Experts)
+    assert (wide.count, wide.per_token, wide.width, wide.shared_width, wide.latent_width) == (512, 12, 2048, 5376, 1024)
+    narrow = replace(wide, per_token=4, width=1280)
+    assert model.mixers[:5] == (mamba, None, mamba, None, Attention(32, 2, 128, 128**-0.5, None))
+    assert (model.feed_forwards[:5], model.layer_count) == ((None, narrow, None, wide, None), 88)
+    assert model.mtp is not None
+    assert (model.mtp.attention, model.mtp.feed_forward) == (model.mixers[4], replace(wide, per_token=22, width=2688))
+    for words, blocks in (("block_type is None", [{}]), ("moe_intermediate_size is 0", [
+        {"block_type": "moe", "moe_intermediate_size": 0}]), ("must list the settings", [3])):  # fmt: skip
+        with pytest.raises(CheckpointError, match=words):
+            read_architecture(NEMOTRON_3_PUZZLE | {"block_configs": blocks})
+
+
 @pytest.mark.parametrize("names", [("mamba", "mlp", "attention"), ("linear_attention", "mlp", "full_attention")])
 @pytest.mark.parametrize("key", ["layers_block_type", "layer_types"])
 def test_nemotron_h_layers_mean_the_same_under_each_name(key: str, names: tuple[str, str, str]) -> None:
@@ -159,6 +177,25 @@ def test_rwkv7_is_read_as_released_and_where_it_is_silent() -> None:
     assert read_architecture(silent).mixers[2:] == (TimeMix(16, 64, 1024, 64, 64, 160, 64), ChannelMix(1024, 3584))
 
 
+def test_plamo2_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(MAMBA_RELEASES["plamo2"])
+    window = Attention(
+        16, 1, 128, 128**-0.5, Rope(10_000.0, 128), qk_norm=True, norm_by_head=True, window=2049
+    )  # it sees 2048 tokens before itself
+    mamba = SelectiveMamba2(32, 128, 64, 128, 4)
+    assert model.mixers == (mamba, window) * 8
+    assert (set(model.feed_forwards), model.tied_embeddings, model.max_positions) == ({Dense(8192)}, True, 10 << 20)
+    full = {"full_attention_idx": [3], "rope_theta": 5e5, "rope_local_theta": 1e6}
+    mixed = read_architecture(MAMBA_RELEASES["plamo2"] | full).mixers
+    assert mixed[3] == replace(window, window=None, rope=Rope(5e5, 128))
+    assert mixed[1] == replace(window, rope=Rope(1e6, 128))
+    silent = read_architecture({"model_type": "plamo2", "mamba_enabled": False})
+    assert set(silent.mixers) == {replace(window, heads=32, kv_heads=4)}
+    assert (silent.layer_count, silent.vocab_size, silent.max_positions) == (32, 32_000, 10 << 20)
+    few = read_architecture({"model_type": "plamo2", "mamba_step": 8, "num_hidden_layers": 3}).mixers
+    assert [isinstance(mixer, Attention) for mixer in few] == [False, False, True]
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {
         name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
@@ -171,6 +208,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
     assert sizes["falcon_h1"] == (36 * 2 * 2 * 64 * 2, 36 * (24 * 64 * 128 * 4 + (1536 + 256) * 3 * 2))
     assert sizes["zamba"] == (13 * 2 * 16 * 464 * 2, 76 * (7424 * 16 * 4 + 7424 * 3 * 2))
     assert sizes["xlstm"] == (0, 32 * 8 * (513 * 256 + 1) * 4)
+    assert sizes["plamo2"] == (8 * 2 * 128 * 2, 8 * (32 * 128 * 64 * 4 + 4096 * 3 * 2))
     assert sizes["zamba2"] == (9 * 2 * 32 * 160 * 2, 54 * (80 * 64 * 64 * 4 + (5120 + 128) * 3 * 2))
 
 
@@ -205,6 +243,11 @@ def test_a_model_that_states_no_positions_is_served_far() -> None:
         ("rwkv7", {"attn": {"layers": [1], "num_heads": 40}}, ["attn", "layers of attention"]),
         ("rwkv7", {"value_dim": [2560] * 31 + [1280]}, ["value_dim", "2560"]),
         ("rwkv7", {"hidden_act": "relu"}, ["hidden_act", "relu", "sqrelu"]),
+        ("plamo2", {"linear_type": "fp8"}, ["linear_type", "fp8", "normal"]),
+        ("plamo2", {"image_token_id": 7}, ["image_token_id", "7"]),
+        ("plamo2", {"rms_norm_eps": 1e-5}, ["rms_norm_eps", "1e-05", "1e-06"]),
+        ("plamo2", {"full_attention_idx": [16]}, ["full_attention_idx", "16"]),
+        ("plamo2", {"mamba_step": 1}, ["mamba_step", "1"]),
         ("zamba2", {"use_long_context": True}, ["use_long_context"]),
         ("zamba2", {"hidden_act": "silu"}, ["hidden_act", "silu", "gelu"]),
         ("zamba2", {"layers_block_type": ["mamba"] * 3}, ["layers_block_type", "54"]),

@@ -22,8 +22,8 @@ from tests.unit.models.releases_mamba import MAMBA_RELEASES, SMALLER_MAMBA
 from tests.unit.models.test_families import RELEASES, changed
 from tests.unit.models.test_families_attention import RELEASES_MORE, SMALLER_MORE
 from weft.errors import CheckpointError
-from weft.families import name_here, read_architecture
-from weft.models.checkpoint_files import CheckpointFiles, _prefix
+from weft.families import read_architecture
+from weft.models.checkpoint_files import CheckpointFiles, _prefix, tensors_here
 from weft.models.families import build
 from weft.models.reader import TensorCheck
 from weft.models.safetensors_header import StoredTensor
@@ -53,12 +53,18 @@ def stand_in(config: dict[str, Any]) -> CheckpointFiles:
         model = auto.from_config(transformers.AutoConfig.for_model(**text), dtype=torch.bfloat16)
     file = Path("model.safetensors")
     stored = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}  # shared ones once
-    here = name_here(config)
     tensors = {
-        here(name): StoredTensor(file, here(name), "BF16", tuple(value.shape), value.numel() * 2)
+        name: StoredTensor(
+            file,
+            name,
+            "BF16" if value.is_floating_point() else "I64",
+            tuple(value.shape),
+            value.numel() * value.itemsize,
+        )
         for name, value in model.state_dict().items()
         if name in stored and ".visual." not in name
     }
+    tensors = tensors_here(config, tensors)
     return CheckpointFiles(Path(), config, tensors, _prefix(tensors), file)
 
 

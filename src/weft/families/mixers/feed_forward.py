@@ -8,13 +8,13 @@ from typing import Literal
 from weft.families.mixers import BlockShape
 from weft.families.tensors import Dim, Names, Numbered, Table, Tensor, Units, all_plain, norm_weight, product
 
-Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu", "situ"]
+Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu", "situ"]
 """Activations. ``relu2``: the square of relu. ``clamped_swiglu``: that of gpt-oss's experts, over gate and up.
 ``xielu``: an activation with two learned numbers (Apertus). ``situ``: silu whose linear factor has a cap, and so has
 up (Kimi K3, Inkling 2)."""
 
 
-Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer"]
+Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer", "sqrtsoftplus"]
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -80,7 +80,9 @@ class Experts(BlockShape):
     Choice and weights:
         scoring           function from a router's score to a weight; "late_sigmoid" chooses by scores and weighs by
                           the sigmoids of the chosen ones (Kolibri); "sparsemixer" weighs an expert by its share among
-                          the scores within ``band`` of it, those of better experts left out (Phi 3.5)
+                          the scores within ``band`` of it, those of better experts left out (Phi 3.5); "sqrtsoftplus"
+                          is the root of a softplus (DeepSeek V4)
+        hashed            tokens of a table that names the experts of each token; 0: scores choose (DeepSeek V4)
         choice_bias       a learned number per expert is added for the choice, and not to the weight
         groups            number of groups of experts; experts are chosen from the ``groups_chosen`` groups with the
                           largest sum of their ``group_best`` best scores
@@ -123,6 +125,7 @@ class Experts(BlockShape):
     out_normed: bool = False
     band: float = 0.0
     caps: tuple[float, float] = (0.0, 0.0)
+    hashed: int = 0
 
     @property
     def further_norms(self) -> int:
@@ -181,6 +184,8 @@ class Experts(BlockShape):
             table["router.bias"] = (Tensor(router.replace("weight", "bias"), (self.count,), "plain"),)
         if self.choice_bias and not self.router_width:
             table["choice_bias"] = (Tensor(choice_bias, (1, self.count) if choice_row else (self.count,), "float32"),)
+        if self.hashed:
+            table["by_token"] = (Tensor("gate.tid2eid", (self.hashed, self.per_token), "float32"),)
         if self.shared_gate:
             table["shared_gate"] = (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)
         if self.latent_width:

@@ -1,8 +1,8 @@
-"""Mamba and Mamba-2. Pure."""
+"""Mamba, Mamba-2, and one of both. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft import spec
@@ -121,4 +121,41 @@ class Mamba1(Mixer):
             | conv(channels, self.conv_kernel, bias=self.conv_bias)
             | product("project", hidden, ("in_proj", rows), bias=self.projection_bias)
             | product("out", channels, ("out_proj", hidden), bias=self.projection_bias)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveMamba2(Mixer):
+    """Mamba-2 with one group, whose B, C and steps are made of the convolved channels, as in Mamba-1. ``dt_rank``:
+    width of the bottleneck that makes the steps."""
+
+    reader = "weft.models.blocks.mamba:read_selective_mamba2"
+
+    heads: int
+    head_dim: int
+    state_dim: int
+    dt_rank: int
+    conv_kernel: int
+
+    def layer_spec(self) -> LayerSpec:
+        # No group passes the convolution: B and C are made after it.
+        channels = self.heads * self.head_dim
+        like = spec.mamba2(self.heads, self.head_dim, 0, self.state_dim, self.conv_kernel)
+        return replace(like, logged=(2 * channels + self.heads + 2 * self.state_dim, 0))
+
+    def table(self, hidden: int) -> Table:
+        """Return the tensors. Rows of gate and x take turns by head."""
+        heads, channels, width = Units(self.heads), Units(self.heads, self.head_dim), self.state_dim
+        norms: Table = {
+            part: (Tensor(f"{part}_norm_weight", (size,), "plain"),)
+            for part, size in (("B", width), ("C", width), ("dt", self.dt_rank))
+        }
+        return (
+            product("project", hidden, ("in_proj", Units(self.heads, 2 * self.head_dim)))
+            | conv(channels, self.conv_kernel)
+            | product("select", channels, ("bcdt_proj", 2 * width + self.dt_rank))
+            | product("step", self.dt_rank, ("dt_proj", heads))
+            | exact("A_log", "D", "dt_bias", dims=(heads,))
+            | norms
+            | product("out", channels, ("out_proj", hidden))
         )

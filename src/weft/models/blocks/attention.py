@@ -19,7 +19,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from weft.families.mixers.attention import Attention, Index, KeyIndex
+from weft.families.mixers.attention import Attention, Index, KeyIndex, alibi_slopes
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.chosen import IndexBlock, read_index
 from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of, neighbours_apart
@@ -44,7 +44,7 @@ __all__ = ["AttentionBlock", "CosSin", "separate_gate"]
 class AttentionBlock:
     """One attention layer. ``qkv``: rows q [heads * D], gate [heads * D] when ``shape.gated``, k, v [kv_heads * D
     each], head gates [heads] when ``shape.head_gated``; no v or no k and v if the shape says so. Norms are over D, or
-    over all heads when ``shape.norm_whole``.
+    over all heads when ``shape.norm_whole``; with ``shape.norm_by_head`` their weights are those of all heads.
     """
 
     shape: Attention
@@ -58,6 +58,8 @@ class AttentionBlock:
     """Ones [D], if ``shape.values_normed``."""
     index: IndexBlock | None = None
     """Index of chosen blocks, if ``shape.index`` has tensors."""
+    bias: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Bank and slopes of the bias, if ``shape.alibi``."""
 
     core: AttentionCore = field(init=False)
     fused: FusedBlock | None = field(init=False, repr=False)
@@ -72,6 +74,7 @@ class AttentionBlock:
             q_norm is not None and q_norm.plus_one,
             self.sinks,
             self.v_norm,
+            *(self.bias or (None, None)),
         )
         plain = self.shape.index is None and not self.shape.value_dim
         self.fused = fused_block_of(self.qkv, self.out) if plain else None
@@ -205,10 +208,12 @@ def read_attention(
         queries = shape.heads // shape.kv_heads
         orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim, queries=queries)
         bias = None if bias is None else order(bias)
-        for mask in ("bias", "masked_bias"):  # masks in files of old versions
-            source.leave_all(f"{name}.{mask}")
+    for mask in ("bias", "masked_bias"):  # masks in files of old versions
+        source.leave(f"{name}.{mask}")
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
     q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)
+    if shape.norm_by_head and q_norm is not None and k_norm is not None:
+        q_norm, k_norm = (replace(norm, weight=norm.weight.flatten()) for norm in (q_norm, k_norm))
     if shape.norm_plain:
         q_norm = k_norm = Norm(torch.ones(shape.head_dim, dtype=source.dtype, device=source.device), read.eps)
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
@@ -218,8 +223,25 @@ def read_attention(
     if isinstance(shape.index, Index):
         index = read_index(read, shape.index, name, shape.rope)
     return AttentionBlock(
-        shape, qkv, table.linear("out"), q_norm, k_norm, table.get("sinks"), _v_norm(read, shape), index
+        shape,
+        qkv,
+        table.linear("out"),
+        q_norm,
+        k_norm,
+        table.get("sinks"),
+        _v_norm(read, shape),
+        index,
+        _bias(read, shape),
     )
+
+
+def _bias(read: BlockReader, shape: Attention) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if not shape.alibi:
+        return None
+    span, device = read.source.place.of_units(shape.heads), read.source.device
+    slopes = alibi_slopes(span.total, shape.alibi)[span.begin : span.begin + span.count]
+    bank_RE = -torch.arange(read.architecture.max_positions, dtype=torch.float32, device=device)[None]
+    return bank_RE, torch.tensor(slopes, dtype=torch.float32, device=device)
 
 
 def _v_norm(read: BlockReader, shape: Attention) -> torch.Tensor | None:

@@ -12,27 +12,37 @@
                                      scan over (x, dt, A, B, C, D), times silu(gate) --out--> y_TD
                                      (in Zamba each head selects of its own channels)
 
+    PLaMo 2           x_TD --in--> [ gate | x ]         stored head by head
+                                     causal conv + silu over x (window state)
+                                     x --select--> [ B | C | dt (rank) ], each normed; one group for all heads
+                                     dt --step--> one step per head
+                                     Mamba-2's state space over them, times silu(gate) --out--> y_TD
+
 Papers: Mamba-2 (Dao and Gu, 2024); Mamba (Gu and Dao, 2023). In transformers: ``GraniteMoeHybridMambaLayer``,
-``FalconH1Mixer``, ``MambaMixer``, ``JambaMambaMixer``, ``ZambaMambaMixer``.
+``FalconH1Mixer``, ``MambaMixer``, ``JambaMambaMixer``, ``ZambaMambaMixer``. PLaMo 2: PFN's ``modeling_plamo.py``,
+whose steps have no limits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from weft.errors import CheckpointError
-from weft.families.mixers.mamba import Mamba1, Mamba2
+from weft.families.mixers.mamba import Mamba1, Mamba2, SelectiveMamba2
 from weft.models.block_reader import BlockReader
-from weft.models.blocks.linear import Linear, Norm, Projection, by_turns
+from weft.models.blocks.attention import separate_gate
+from weft.models.blocks.linear import Linear, Norm, Projection, by_head, by_turns
 from weft.models.blocks.recurrent import RecurrentBlock
 from weft.models.table_reader import TableReader
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.mamba1 import mamba1
+from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.recurrent_layers import MAMBA2, Mamba2Weights
 
 
@@ -88,6 +98,46 @@ class Mamba1Block:
         ]
         y_TC = parts[0] if heads == 1 else torch.cat(parts, dim=-1)
         return self.out(inputs.asked_of(y_TC) * F.silu(inputs.asked_of(gate_TC)))
+
+
+@dataclass(slots=True)
+class SelectiveMamba2Block:
+    """PLaMo 2's Mamba. ``project``: rows gate, x; ``conv``: [channels, kernel]; ``norms``: of B, C and dt; ``decay``:
+    -exp(A_log), float32 [heads]; ``skip`` (D) and ``dt_bias``: float32 [heads].
+    """
+
+    shape: SelectiveMamba2
+    project: Linear
+    conv: torch.Tensor
+    select: Projection
+    norms: tuple[Norm, ...]
+    step: Linear
+    decay: torch.Tensor
+    skip: torch.Tensor
+    dt_bias: torch.Tensor
+    out: Linear
+
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
+        shape = self.shape
+        gate_TC, x_TC = self.project(x_TD).chunk(2, dim=-1)
+        x_TC = causal_conv(x_TC, self.conv, None, "silu", cache.state["conv"], inputs.runs)
+        parts = torch.split(self.select(x_TC), [shape.state_dim, shape.state_dim, shape.dt_rank], dim=-1)
+        b_TN, c_TN, dt_TR = (norm(part) for norm, part in zip(self.norms, parts, strict=True))
+        y_THP = mamba2(
+            by_head(x_TC, shape.heads),
+            self.step(dt_TR),
+            self.decay,
+            b_TN[:, None],
+            c_TN[:, None],
+            self.skip,
+            self.dt_bias,
+            cache.state["recurrent"],
+            inputs.runs,
+            layer=cache.layer,
+        )
+        return self.out(inputs.asked_of(y_THP.flatten(1)) * F.silu(inputs.asked_of(gate_TC)))
 
 
 def read_mamba2(read: BlockReader, shape: Mamba2, name: str, *, eps: float | None = None) -> RecurrentBlock:
@@ -189,4 +239,21 @@ def _read_mamba1_by_head(read: BlockReader, shape: Mamba1, table: TableReader) -
         conv_bias=table.get("conv.bias"),
         scans=scans,
         out=table.linear("out"),
+    )
+
+
+def read_selective_mamba2(read: BlockReader, shape: SelectiveMamba2, name: str) -> SelectiveMamba2Block:
+    table = read.table(shape.table(read.hidden), name)
+    order = partial(separate_gate, heads=shape.heads, head_dim=shape.head_dim)
+    return SelectiveMamba2Block(
+        shape,
+        table.linear("project", orders={"in_proj.weight": order}),
+        table.conv(),
+        read.source.summed(table.linear("select", finer=True)),
+        tuple(table.norm(part, read.eps) for part in ("B", "C", "dt")),
+        table.linear("step", finer=True),
+        table.decay(),
+        table.tensor("D"),
+        table.tensor("dt_bias"),
+        table.linear("out"),
     )

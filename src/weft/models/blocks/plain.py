@@ -19,6 +19,8 @@ def plain_layer(
     in_norms = (names.mixer_norm, names.feed_norm) if residual.in_norms else ("", "")
     out_norms = names.out_norms if residual.out_norms else ("", "")
     blocks: list[StreamBlock] = []
+    if mixer is None and feed is None:  # it has nothing to do in a text
+        read.source.leave_all(f"{name}.")
 
     def norm(of: str) -> Norm | None:
         return read.norm(f"{name}.{of}") if of else None
@@ -42,7 +44,7 @@ def plain_layer(
 def plain_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:
     """Return the feed-forward of ``layer``."""
     names = read.architecture.names
-    name = f"{layer}.{names.feed}"
+    name = f"{layer}.{names.feed}" if names.feed else layer
     dense, spelled = read_swiglu if names.swiglu else read_dense, names.spelled.get(type(shape), {})
     if isinstance(shape, Dense):
         return read.source.summed(dense(read, shape, name, **spelled))

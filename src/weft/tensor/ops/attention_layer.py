@@ -35,7 +35,7 @@ Choose = Callable[[torch.Tensor], Seen]
 @dataclass(slots=True)
 class AttentionCore:
     """Attention layer without its projections. The weights of the norms of q and k come together or not at all: [D],
-    or over all heads if ``shape.norm_whole``. Immutable once a layer has run.
+    or over all heads if ``shape.norm_whole`` or ``shape.norm_by_head``. Immutable once a layer has run.
     """
 
     shape: Attention
@@ -49,6 +49,8 @@ class AttentionCore:
     """Ones [D], if ``shape.values_normed``."""
     bank: torch.Tensor | None = None
     """float32 [R, extent], of scores that have a bias by distance."""
+    slopes: torch.Tensor | None = None
+    """float32 [heads]: states of the bias that are the same in every query, if ``shape.alibi``."""
     bound: Any = field(default=None, repr=False, compare=False)
     """C++ object, after the first step."""
 
@@ -112,7 +114,9 @@ def seen_layer(
         reached_T = ((inputs.positions_T + growth.first).clamp_min(0) // growth.tokens).float()
         factor_T = 1.0 + growth.factor * each(torch.log1p, reached_T)
         q_THD = (q_THD.float() * factor_T[:, None, None]).to(q_THD.dtype)
-    o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen, core.sinks_of(q_THD))
+    if core.slopes is not None:  # in float32: not every slope is a number of 16 bits
+        q_THD = torch.cat((q_THD.float(), core.slopes[:, None].expand(len(q_THD), -1, -1)), -1)
+    o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen, core.sinks_of(q_THD)).to(projected_TW.dtype)
     gated = _softplus if core.shape.softplus_gate else torch.sigmoid
     if head_gate_TH is not None:
         o_THD = o_THD * gated(head_gate_TH)[..., None]
@@ -228,12 +232,14 @@ def _split(
     q_weight, k_weight = core.q_norm, core.k_norm
 
     def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one)
+        group = shape.head_dim if shape.norm_by_head else None
+        return rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one, group_size=group)
 
-    if q_weight is not None and k_weight is not None and shape.norm_whole:
+    before = shape.norm_whole or shape.norm_by_head
+    if q_weight is not None and k_weight is not None and before:
         q, k = normed(q, q_weight), normed(k, k_weight)
     q_THD, k_THD, v_THD = (_by_head(x, shape.head_dim) for x in (q, k, v))
-    by_head = not shape.norm_whole and not shape.norm_after
+    by_head = not before and not shape.norm_after
     if q_weight is not None and by_head:
         q_THD = normed(q_THD, q_weight)
     if k_weight is not None and by_head:

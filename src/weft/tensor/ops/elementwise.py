@@ -13,10 +13,10 @@ from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.op import UNFIT, Unfit, op
 
-Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu", "situ"]
+Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu", "situ"]
+"""Names of activations in an ``Architecture``."""
 Caps = tuple[float, float]
 """Caps of ``situ``, on the linear factor of the gate and on up; 0: none."""
-"""Names of activations in an ``Architecture``."""
 _VECTORS = 64
 """Numbers: a multiple of the count that torch's loops compute at a time, on any CPU's vectors."""
 _SERIAL = 1 << 14
@@ -42,8 +42,8 @@ def each(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> t
 
 @op()
 def activate(x: torch.Tensor, name: Activation, *, spent: bool = False) -> torch.Tensor:
-    """Return the activation of ``x``, elementwise in its dtype: silu, gelu (the exact one by erf, or by tanh), the
-    square of relu. ``spent``: the result may use the memory of ``x``.
+    """Return the activation of ``x``, elementwise in its dtype: silu, gelu (the exact one by erf, or by tanh), relu
+    or its square. ``spent``: the result may use the memory of ``x``.
     """
     if name == "silu":
         return each(F.silu, x)
@@ -51,6 +51,8 @@ def activate(x: torch.Tensor, name: Activation, *, spent: bool = False) -> torch
         return each(F.gelu, x)
     if name == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
+    if name == "relu":
+        return F.relu(x)
     assert name == "relu2", f"{name} is of two inputs"
     return F.relu(x).square()
 

@@ -68,7 +68,7 @@ class ChoiceRule:
 
     per_token: int
     normalized: bool
-    scoring: Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
     scale: float = 1.0
     normalizer_eps: float = 0.0
     groups: int = 1
@@ -101,10 +101,12 @@ def choose_experts(
     choose = _by_softmax if rule.by_logits(bias_E) else _by_scores
     choose = _by_nearness if rule.scoring == "sparsemixer" else choose
     weights_TX, ids_TX = choose(scores_TE.float(), rule, bias_E)
-    if positions_T is not None:
-        # A PAD row must read no expert's weights (law L4).
-        ids_TX = ids_TX.masked_fill((positions_T == PAD)[:, None], PAD)
-    return weights_TX.to(dtype), ids_TX
+    return weights_TX.to(dtype), _without_pads(ids_TX, positions_T)
+
+
+def _without_pads(ids_TX: torch.Tensor, positions_T: torch.Tensor | None) -> torch.Tensor:
+    """Return ``ids_TX`` with PAD in PAD rows, which must read no expert's weights (law L4)."""
+    return ids_TX if positions_T is None else ids_TX.masked_fill((positions_T == PAD)[:, None], PAD)
 
 
 def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule, _: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,13 +116,35 @@ def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule, _: torch.Tensor | Non
     return softmax_(scores_TE.clone(memory_format=torch.contiguous_format), 1.0).gather(1, ids_TX) * rule.scale, ids_TX
 
 
+_SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda x: F.softplus(x).sqrt(),
+}
+
+
+def _scored(scores_TE: torch.Tensor, rule: ChoiceRule) -> torch.Tensor:
+    if rule.scoring == "softmax":
+        return softmax_(scores_TE.clone(memory_format=torch.contiguous_format), 1.0)
+    return each(_SCORES[rule.scoring], scores_TE) if rule.scoring in _SCORES else scores_TE
+
+
+def weigh_experts(
+    scores_TE: torch.Tensor,
+    ids_TX: torch.Tensor,
+    rule: ChoiceRule,
+    positions_T: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what ``choose_experts`` returns, for experts ``ids_TX`` [T, X] that something else chose."""
+    weights_TX = _weights(_scored(scores_TE.float(), rule).gather(1, ids_TX), rule)
+    return weights_TX.to(dtype), _without_pads(ids_TX, positions_T)
+
+
 def _by_scores(
     scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if rule.scoring == "softmax":
-        scores_TE = softmax_(scores_TE.clone(memory_format=torch.contiguous_format), 1.0)
-    elif rule.scoring == "sigmoid":
-        scores_TE = each(torch.sigmoid, scores_TE)
+    scores_TE = _scored(scores_TE, rule)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if rule.groups > rule.groups_chosen:
         choice_TGE = choice_TE.view(-1, rule.groups, choice_TE.shape[1] // rule.groups)
@@ -131,12 +155,15 @@ def _by_scores(
         choice_TE = choice_TGE.masked_fill(left[..., None], -torch.inf).flatten(1)
     ids_TX = choice_TE.topk(rule.per_token, dim=-1).indices
     # The bias decides the choice and weighs nothing.
-    weights_TX = scores_TE.gather(1, ids_TX)
+    return _weights(scores_TE.gather(1, ids_TX), rule), ids_TX
+
+
+def _weights(weights_TX: torch.Tensor, rule: ChoiceRule) -> torch.Tensor:
     if rule.scoring == "late_sigmoid":
         weights_TX = each(torch.sigmoid, weights_TX)
     if rule.normalized:
         weights_TX = weights_TX / (weights_TX.sum(-1, keepdim=True) + rule.normalizer_eps)
-    return weights_TX * rule.scale, ids_TX
+    return weights_TX * rule.scale
 
 
 def _by_nearness(

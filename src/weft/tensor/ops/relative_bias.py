@@ -5,6 +5,8 @@
     a query     [ D numbers | states r0 r1 ]          they follow its own numbers
     its scores  scale q . k + r . bank[:, distance]   0 <= distance < extent; nothing is added beyond
 
+ALiBi is the same: its one profile is -distance, and the state of a head is its slope in every query.
+
 A bias depends only on the two positions and the query. So it is the same for any chunk, cache or batch.
 
 Source: transformers ``InklingRelativeLogits``.
@@ -30,7 +32,8 @@ def profiles_of(states_THR: torch.Tensor, bank_RE: torch.Tensor | None) -> torch
 
 
 def relative_bias(states_NHR: torch.Tensor, bank_RE: torch.Tensor, distance_NS: torch.Tensor) -> torch.Tensor:
-    """Return float32 [N, H, S]; ``distance_NS``: from each query back to each key, int64."""
+    """Return float32 [N, H, S]; ``distance_NS``: from each query back to each key, int64, below S."""
+    bank_RE = bank_RE[:, : distance_NS.shape[1]]
     extent = bank_RE.shape[1]
     profiles_NHE = states_NHR.float() @ bank_RE
     index_NHS = distance_NS.clamp(0, extent - 1)[:, None].expand(-1, states_NHR.shape[1], -1)
