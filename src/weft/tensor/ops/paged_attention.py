@@ -270,8 +270,7 @@ def _attend_group(
     if group.left_NS is not None:
         head = scores_BGS.view(rows, kv_heads * heads, context)[:, :, :PAGE_TOKENS]
         head.masked_fill_(group.left_NS[:, None], float("-inf"))
-    sinks_NH = None if sinks_TH is None else sinks_TH.index_select(0, group.rows_N)
-    weights_BGS = softmax_with(sinks_NH, scores_BGS)
+    weights_BGS = softmax_with(None if sinks_TH is None else sinks_TH.index_select(0, group.rows_N), scores_BGS)
     if scales is not None:
         v_scale_NHS = _token_scales(scales[:, 1], group.pages_NP)
         if group.read_min < context:
