@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from weft.text.choices import showing
 from weft.text.dialect import AnswerBlock, Dialect, text_of
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.calling import calls_grammar
@@ -335,14 +336,14 @@ def test_markers_of_gemma_that_are_special_tokens_stay_in_the_text() -> None:
     text = tokenizer_with(family.tokens)
     plan = dialect_of(family).plan("", tools=TOOLS, choice=ToolChoice("auto"))
     answer = family.thought[0] + family.calls
-    assert text.showing(plan.shown_ids).decode(text.encode(answer)) == answer
+    assert showing(text, plan.shown_ids).decode(text.encode(answer)) == answer
 
 
 def test_markers_inside_a_head_stay_in_the_text() -> None:
     family = FAMILIES["DeepSeek V3.1"]
     text = tokenizer_with(family.tokens)
     plan = dialect_of(family).plan("", tools=TOOLS, choice=ToolChoice("auto"))
-    assert text.showing(plan.shown_ids).decode(text.encode(family.calls)) == family.calls
+    assert showing(text, plan.shown_ids).decode(text.encode(family.calls)) == family.calls
     [row] = [row for row in FORMATS if row.name == "deepseek_v3"]
     assert {"<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"} <= set(row.markers)
 
