@@ -31,13 +31,9 @@ def test_gemma2_caps_scores_and_logits_unless_they_are_null() -> None:
     model = read("gemma2")
     full = Attention(16, 8, 256, 256**-0.5, Rope(1e4, 256), cap=50.0)
     assert model.mixers[:2] == (replace(full, window=4096), full)
-    assert (model.logits_cap, model.residual, model.why_no_gpu) == (
-        30.0,
-        Residual(out_norms=True),
-        "caps the scores of attention",
-    )
+    assert (model.logits_cap, model.residual) == (30.0, Residual(out_norms=True))
     plain = read("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
-    assert (plain.mixers[1], plain.logits_cap, plain.why_no_gpu) == (replace(full, cap=0.0), 0.0, "")
+    assert (plain.mixers[1], plain.logits_cap) == (replace(full, cap=0.0), 0.0)
 
 
 def test_a_long_phi3_has_the_factors_of_long_texts() -> None:
@@ -101,7 +97,6 @@ def test_layers_of_glm_5_see_what_the_last_full_one_chose_and_those_of_deepseek_
     assert [mixer.reuses_choice for mixer in model.mixers[2:7]] == [False, True, True, True, False]
     assert model.mixers[0].index == Index(32, 128, 1, 2048, "tokens", interleaved=True)
     assert model.mtp.attention.index == model.mixers[0].index, "the head after a layer without an index has one"
-    assert model.why_no_gpu == "attends over chosen blocks"
     assert read("glm_moe_dsa", index_topk_pattern="F" + "S" * 77).indexed == (0,)
     v32 = read("deepseek_v32")
     assert {mixer.index for mixer in v32.mixers} == {Index(64, 128, 1, 2048, "tokens")}
@@ -127,14 +122,13 @@ def test_layers_of_llama4_with_positions_see_chunks_and_queries_of_the_others_gr
     assert set(model.feed_forwards) == {
         Experts(16, 1, 8192, False, shared_width=8192, scoring="sigmoid", weighs_input=True)
     }
-    assert model.why_no_gpu == "attends in chunks"
     maverick = read("llama4", interleave_moe_layer_step=2, use_qk_norm=False, attn_temperature_tuning=4)
     assert maverick.feed_forwards[0] == Dense(16_384)
     assert isinstance(maverick.feed_forwards[1], Experts)
     assert not maverick.mixers[0].qk_norm
     assert maverick.mixers[3].growth is not None
     whole = read("llama4", attention_chunk_size=None, attn_temperature_tuning=False)
-    assert ({mixer.chunk for mixer in whole.mixers}, whole.mixers[3].growth, whole.why_no_gpu) == ({None}, None, "")
+    assert ({mixer.chunk for mixer in whole.mixers}, whole.mixers[3].growth) == ({None}, None)
 
 
 def test_layers_of_laguna_have_their_own_heads_positions_and_gates() -> None:
@@ -247,7 +241,6 @@ def test_heads_of_bloom_and_mpt_have_a_slope_each_and_no_positions() -> None:
     assert set(bloom.mixers) == {Attention(32, 32, 128, 128**-0.5, None, bias=True, grouped=True, alibi=8.0)}
     assert set(mpt.mixers) == {Attention(32, 32, 128, 128**-0.5, None, alibi=8.0)}
     assert (bloom.residual, mpt.residual) == (LayerNorms(), Residual(centred="weight"))
-    assert "ALiBi" in bloom.why_no_gpu
     assert alibi_slopes(8, 8.0) == [2.0**-n for n in range(1, 9)]
     assert alibi_slopes(3, 8.0) == [2.0**-4, 2.0**-8, 2.0**-2]
     for name, key, changes in (
