@@ -195,6 +195,7 @@ _RELEASED = (
     (r"\.w1\.", ".gate_proj."),
     (r"\.w2\.", ".down_proj."),
     (r"\.w3\.", ".up_proj."),
+    (r"_proj\.scale$", "_proj.weight_scale_inv"),
 )
 """Names in the release's files, and in those that transformers saves."""
 _NAMES = Names(

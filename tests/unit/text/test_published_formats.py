@@ -57,6 +57,12 @@ SEED = (
     "<parameter=days>3</parameter>\n<parameter=note>null</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=get_time>\n</function>\n"
     "</seed:tool_call>"
 )
+DSML = (
+    '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get-weather.v1">\n<｜DSML｜parameter name="city" string="true">'
+    'Zürich "HB"\n<b></｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="note" string="false">null</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+)
 GLM_WORDS = "Write <tool_call>NAME and then <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> for each.</tool_call>"
 GLM = (
     '<tool_call>get-weather.v1\n<arg_key>city</arg_key>\n<arg_value>Zürich "HB"\n<b></arg_value>\n<arg_key>days'
@@ -179,14 +185,15 @@ FAMILIES = {
         "<|tool_call_end|><|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
     ),
-    "GigaChat 3.5": Published(
-        "<think> ｜GCML｜",
-        ("think", "gigachat"),
-        '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get-weather.v1">\n<｜GCML｜parameter name="city" string="true">'
-        'Zürich "HB"\n<b></｜GCML｜parameter>\n<｜GCML｜parameter name="days" string="false">3</｜GCML｜parameter>\n'
-        '<｜GCML｜parameter name="note" string="false">null</｜GCML｜parameter>\n</｜GCML｜invoke>\n'
-        '<｜GCML｜invoke name="get_time">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>',
+    "GigaChat 3.5": Published("<think> ｜GCML｜", ("think", "gigachat"), DSML.replace("DSML", "GCML"), THINK),
+    "DeepSeek V3.2": Published(
+        "<think> <｜DSML｜function_calls>",
+        ("think", "deepseek_v32"),
+        DSML.replace("tool_calls", "function_calls"),
         THINK,
+    ),
+    "DeepSeek V4": Published(
+        "<think> <｜DSML｜tool_calls>", ("think", "deepseek_v4"), DSML, THINK, ("<think>", "</think>", "｜DSML｜")
     ),
     "MiniMax-M2": Published(
         "<think> <minimax:tool_call>",
