@@ -14,7 +14,7 @@ from weft.tensor.ops.entries import Entries, choose_entries, last_entries, whole
 DIM = 18
 """Numbers of an entry; the parts of 4 and 20 tokens have padding."""
 ENTRY = numbers(LENGTH, DIM, seed=1)
-CUTS = ([], [64, 128], [3, 4, 47, 48, 49, 101], list(range(40, 83)))
+CUTS = ([], [64, 128], [3, 4, 47, 48, 49, 101], list(range(118, LENGTH)))
 
 
 def pages(group: int, dtype: torch.dtype) -> LayerCache:
