@@ -20,7 +20,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     wkv7           -                                  recurrent [heads, dim, dim] fp32, conv.1 [C, 1]
     shifts         -                                  conv.1 [C, 1]
     convolved      2 x kv_heads x head_dim            conv.1 [C + half of V, 1], conv.2 [C, 1]
-    relative       2 x kv_heads x head_dim, or ring   conv.kv, conv.mixer, conv.feed [C, K-1]
+    relative       2 x kv_heads x head_dim, or ring   conv.kv, conv.mixer, conv.feed [C, K-1]; conv.n [C, 1]
     rg_lru         -                                  conv [C, K-1], recurrent [C / 16, 16] fp32
     ngrams         -                                  conv.tokens [16, n-1], conv.values [C, reach]
 

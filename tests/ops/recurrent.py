@@ -155,14 +155,14 @@ def _window_inputs(tokens: int, seed: int) -> Inputs:
 def _biased_inputs(tokens: int, seed: int) -> Inputs:
     states = torch.randn(tokens, 4, 3, generator=_generator(seed + 1))
     plain = _window_inputs(tokens, seed)
-    return plain | {"q": torch.cat((plain["q"], states), -1)}
+    return plain | {"q": torch.cat((plain["q"], states), -1), "sinks": states[..., 0] + 1.0}
 
 
 def _window(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
     op: Any = window_attention if which == "cpu" else naive_window_attention
     if x["q"].shape[2] > 8:  # states of a bias that ends inside the window
         bank = torch.randn(3, 17, generator=_generator(2))
-        return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5, bank_RE=bank)
+        return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5, x["sinks"], bank)
     return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5)
 
 

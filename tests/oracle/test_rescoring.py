@@ -61,7 +61,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     ),
     "attention over entries of tokens": ("deepseek_v4", "deepseek_v4_plain"),
     "a state of one number for each channel": ("recurrent_gemma_pages",),
-    "biases of distances": ("inkling", "inkling_plain"),
+    "biases of distances": ("inkling", "inkling_plain", "inkling2", "inkling2_plain", "inkling2_loop"),
 }  # fmt: skip
 """What torch computes, in another order for decodes than for prompts -> the checkpoints that have it."""
 DIFFERING = {name for names in DIFFERS.values() for name in names}

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from weft import spec
 from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Attention
+from weft.families.mixers.combined import Again
 from weft.families.mixers.feed_forward import FeedForward
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.names import Names
@@ -106,11 +107,21 @@ class Architecture:
         return len(self.mixers)
 
     @property
+    def stored_layers(self) -> tuple[int, ...]:
+        """For each layer, its number in the files. A layer that runs again has the number of the first run."""
+        first_runs = [number for number, mixer in enumerate(self.mixers) if not isinstance(mixer, Again)]
+        stored = {number: place for place, number in enumerate(first_runs)}
+        return tuple(
+            mixer.layer if isinstance(mixer, Again) else stored[number] for number, mixer in enumerate(self.mixers)
+        )
+
+    @property
     def tables_beside(self) -> Iterator[tuple[str, Table]]:
         """All tables outside the blocks, except embedding, head and towers, each with the name under which plans count
         it."""
-        records = tuple(record for record in (*self.mixers, *self.feed_forwards) if record is not None)
-        return self.residual.tables(ModelShape(self.hidden_size, self.vocab_size, self.layer_count, records))
+        mixers = [mixer for mixer in self.mixers if not isinstance(mixer, Again)]
+        records = tuple(record for record in (*mixers, *self.feed_forwards) if record is not None)
+        return self.residual.tables(ModelShape(self.hidden_size, self.vocab_size, len(mixers), records))
 
     @property
     def turn_sections(self) -> tuple[int, ...]:

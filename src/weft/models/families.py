@@ -27,8 +27,10 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     names, read = architecture.names, BlockReader(architecture, source)
     read_layer = layers_of(read)
     layers = [
-        read_layer(f"{names.stack}.{index}", mixer, feed)
-        for index, (mixer, feed) in enumerate(zip(architecture.mixers, architecture.feed_forwards, strict=True))
+        read_layer(f"{names.stack}.{stored}", mixer, feed)
+        for stored, mixer, feed in zip(
+            architecture.stored_layers, architecture.mixers, architecture.feed_forwards, strict=True
+        )
     ]
     if architecture.residual.positions is not None:
         layers[0].blocks.insert(0, read_positions(read, architecture.residual.positions))

@@ -294,6 +294,8 @@ def of_moe() -> list[Compilation]:
                     "GATED": not down,
                     "ACTIVATION": "silu",
                     "LIMIT": 0.0,
+                    "GATE_CAP": 0.0,
+                    "UP_CAP": 0.0,
                     "DOWN": down,
                     "bias": None,
                     "BM": rows,
@@ -348,6 +350,8 @@ def _moe_of_splits() -> list[Compilation]:
         "GATED": True,
         "ACTIVATION": "clamped_swiglu",
         "LIMIT": 7.0,
+        "GATE_CAP": 0.0,
+        "UP_CAP": 0.0,
         "SPLITS": splits.count,
         "BM": moe.TILE_ROWS_MIN,
     }

@@ -14,6 +14,7 @@ from weft.errors import CheckpointError, ConfigError
 from weft.families import read_architecture, read_spec
 from weft.families.architecture import MtpLayer
 from weft.families.mixers.attention import Attention, Index, KeyIndex, Rope
+from weft.families.mixers.combined import Again
 from weft.families.mixers.compressed_attention import CompressedAttention, EntryIndex
 from weft.families.mixers.delta import GatedDelta, KimiDelta
 from weft.families.mixers.feed_forward import Dense, Experts
@@ -22,6 +23,7 @@ from weft.families.mixers.lightning import Lightning
 from weft.families.mixers.ngrams import WithNgrams
 from weft.families.mixers.short_conv import ShortConv
 from weft.families.more.inkling import EmbeddingNorm, RelativeAttention
+from weft.families.more.inkling2 import ClippedAttention
 from weft.families.more.jet_nemotron import DynamicDelta
 from weft.families.more.zaya import ConvolvedAttention
 from weft.families.residuals import NormedStream, Residual, Streams
@@ -311,6 +313,26 @@ INKLING: Config = {   # transformers' defaults
     "swa_num_attention_heads": 64, "swa_num_key_value_heads": 16, "unpadded_vocab_size": 200058,
     "vocab_size": 201024}  # fmt: skip
 
+INKLING_2_SMALL: Config = {   # transformers' defaults
+    "architectures": ["Inkling2ForCausalLM"], "conv_kernel_size": 4, "d_rel": 16, "dtype": "bfloat16",
+    "final_logit_softcapping": 30.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4608,
+    "layer_types": ["hybrid" if i % 6 == 5 else "hybrid_sliding" for i in range(48)], "log_scaling_alpha": 0.1,
+    "log_scaling_n_floor": 128000, "max_position_embeddings": 1048576, "mlp_gate_softcap": 4.0,
+    "mlp_up_softcap": 25.0, "model_type": "inkling2_text", "moe_intermediate_size": 2304,
+    "n_layers_per_attn_res_block": 6, "n_routed_experts": 384, "num_attention_heads": 48,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 8,
+    "qk_l2_clip_threshold": 22.627416997969522, "rel_extent": 1024, "rel_l2_clip_threshold": 8.0,
+    "rms_norm_eps": 1e-06, "route_scale": 8.0, "scoring_func": "sigmoid", "sliding_window_size": 1024,
+    "swa_head_dim": 128, "swa_num_attention_heads": 48, "swa_num_key_value_heads": 8,
+    "unpadded_vocab_size": 200058, "vocab_size": 201024}  # fmt: skip
+
+INKLING_2_MINI: Config = INKLING_2_SMALL | {
+    "architectures": ["Inkling2LoopForCausalLM"], "hidden_size": 2304, "log_scaling_n_floor": 8192,
+    "layer_types": INKLING_2_SMALL["layer_types"][:24], "loop_gate_rank": 64, "loop_layer_index_end": 18,
+    "loop_layer_index_start": 6, "loop_num_passes": 3, "model_type": "inkling2_loop_text",
+    "moe_intermediate_size": 1152, "n_routed_experts": 128, "num_attention_heads": 24, "num_hidden_layers": 24,
+    "swa_num_attention_heads": 24}  # fmt: skip
+
 MINICPM_SALA: Config = {
     "architectures": ["MiniCPMSALAForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "attn_use_output_gate": True, "attn_use_rope": False, "bos_token_id": 1, "dim_model_base": 256,
@@ -352,7 +374,7 @@ RELEASES_MORE = {
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
     "zaya": ZAYA1_8B, "ling_2_5": LING_2_5, "minicpm_sala": MINICPM_SALA, "gigachat3_5": GIGACHAT_3_5,
     "jet_nemotron": JET_NEMOTRON_2B, "jet_nemotron_4b": JET_NEMOTRON_4B,
-    "inkling": INKLING, "plamo3": PLAMO_3,
+    "inkling": INKLING, "inkling2": INKLING_2_SMALL, "inkling2_loop": INKLING_2_MINI, "plamo3": PLAMO_3,
     "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT, "deepseek_v4": DEEPSEEK_V4_FLASH,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}  # fmt: skip
 
@@ -370,6 +392,11 @@ SMALLER_MORE: dict[str, Config] = {
     "gigachat3_5": {"num_hidden_layers": 4, "full_attention_layers": [3], "n_routed_experts": 16},
     "inkling": {"num_hidden_layers": 2, "layer_types": ["hybrid", "hybrid_sliding"],
                 "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 16},
+    "inkling2": {"num_hidden_layers": 2, "layer_types": ["hybrid_sliding", "hybrid"], "n_routed_experts": 16,
+                 "unpadded_vocab_size": 201024},
+    "inkling2_loop": {"num_hidden_layers": 4, "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+                      "n_routed_experts": 16, "n_layers_per_attn_res_block": 1, "loop_layer_index_start": 1,
+                      "loop_layer_index_end": 3, "unpadded_vocab_size": 201024},
     "zaya": {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
     "plamo3": {"num_hidden_layers": 2},
     "jet_nemotron": {"num_hidden_layers": 3, "layer_types": ["jet", "attn", "swa"]},
@@ -919,6 +946,28 @@ def test_inkling_is_read_as_transformers_has_it_and_in_the_words_of_releases() -
     assert far[5] == dataclasses.replace(full, floor=8192, growth=0.1)
 
 
+def test_inkling_2_runs_layers_again_with_memory_of_their_own() -> None:
+    small, mini = read_architecture(INKLING_2_SMALL), read_architecture(INKLING_2_MINI)
+    attended = Attention(48, 8, 128, 128**-0.5, None, qk_norm=True)
+    near = ClippedAttention(
+        dataclasses.replace(attended, window=1024), 16, 1024, 4, 4608, (22.627416997969522, 8.0), False, 1
+    )
+    full = dataclasses.replace(near, attention=attended, dynamic=True, inputs=3, floor=128_000, growth=0.1)
+    assert small.mixers == ((near,) * 5 + (full,)) * 8
+    [experts] = set(small.feed_forwards)
+    assert isinstance(experts, Experts)
+    assert (experts.activation, experts.caps, experts.scale) == ("situ", (4.0, 25.0), 8.0)
+    assert (small.logits_cap, small.head_tokens) == (30.0, 200_058)
+    assert read_architecture({"model_type": "inkling2_text", "dtype": "bfloat16"}) == small
+    assert read_architecture({"model_type": "inkling2_loop_text", "dtype": "bfloat16"}) == mini
+    loop = {"core_start": 6, "core_end": 18, "num_passes": 3, "gate_rank": 64}
+    assert read_architecture({"model_type": "inkling2_loop_text", "dtype": "bfloat16", "loop_config": loop}) == mini
+    assert mini.stored_layers == (*range(18), *range(6, 18), *range(6, 18), *range(18, 24))
+    assert mini.mixers[18] == Again(mini.mixers[6], 6)
+    assert [feed is None for feed in mini.feed_forwards] == [False] * 18 + [True] * 24 + [False] * 6
+    assert (mini.mixers[6], mini.mixers[0]) == (dataclasses.replace(mini.mixers[0], gate_rank=64), mini.mixers[1])
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {
         name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
@@ -954,6 +1003,10 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
             11 * 2 * 8 * 128 * 2,
             55 * 2 * 16 * 128 * (512 + 3) * 2 + 11 * 2 * 8 * 128 * 3 * 2 + 66 * 2 * 6144 * 3 * 2,
         ),
+        **{  # 24 layers in a loop are 48 as the memory counts them
+            name: (8 * 2 * 8 * 128 * 2, (40 * (1024 + 3) + 8 * 3) * 2 * 8 * 128 * 2 + 48 * 2 * hidden * 3 * 2)
+            for name, hidden in (("inkling2", 4608), ("inkling2_loop", 2304))
+        },
         "plamo3": (4 * 2 * 4 * 128 * 2, 28 * 2 * 4 * 128 * 128 * 2),
         "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
         "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
@@ -1087,6 +1140,9 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
         ("inkling", {"shared_expert_sink": False}, ["shared_expert_sink", "router"]),
         ("inkling", {"swa_num_key_value_heads": 48}, ["swa_num_key_value_heads", "48", "64"]),
         ("inkling", {"mlp_layer_types": ["moe"] * 66}, ["mlp_layer_types", "66"]),
+        ("inkling2", {"scoring_func": "softmax"}, ["scoring_func", "sigmoid"]),
+        ("inkling2_loop", {"loop_layer_index_start": 5}, ["loop_layer_index_start", "5", "multiple", "6"]),
+        ("inkling2_loop", {"loop_layer_index_end": 30}, ["loop_layer_index_end", "30", "24"]),
         ("zaya", {"attention_bias": True}, ["attention_bias", "only false"]),
         ("zaya", {"num_experts_per_tok": 2}, ["num_experts_per_tok", "2", "only 1"]),
         ("zaya", {"layer_types": ["hybrid_sliding"] * 40, "sliding_window": None}, ["sliding_window"]),

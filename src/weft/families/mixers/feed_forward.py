@@ -8,9 +8,10 @@ from typing import Literal
 from weft.families.mixers import BlockShape
 from weft.families.tensors import Dim, Names, Numbered, Table, Tensor, Units, all_plain, norm_weight, product
 
-Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu"]
+Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu", "situ"]
 """Activations. ``relu2``: the square of relu. ``clamped_swiglu``: that of gpt-oss's experts, over gate and up.
-``xielu``: an activation with two learned numbers (Apertus)."""
+``xielu``: an activation with two learned numbers (Apertus). ``situ``: silu whose linear factor has a cap, and so has
+up (Kimi K3, Inkling 2)."""
 
 
 Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer", "sqrtsoftplus"]
@@ -21,7 +22,8 @@ GATED: Names = ("gate_proj", "up_proj", "down_proj")
 class Dense(BlockShape):
     """Feed-forward; ``width`` is the inner size. ``gated``: down(act(gate(x)) * up(x)), else
     down(act(up(x))). ``multipliers``: factors on gate(x) and on the result, Falcon-H1's. ``limit``: gate(x)
-    is at most this, and up(x) at most this on both sides (GLM 5); 0 for none."""
+    is at most this, and up(x) at most this on both sides (GLM 5); 0 for none. ``caps``: of "situ" on gate(x) and up(x):
+    c tanh(x / c) replaces x; 0 for none."""
 
     reader = "weft.models.blocks.feed_forward:read_dense"
     part = "feed-forward"
@@ -32,6 +34,7 @@ class Dense(BlockShape):
     bias: bool = False
     multipliers: tuple[float, float] = (1.0, 1.0)
     limit: float = 0.0
+    caps: tuple[float, float] = (0.0, 0.0)
 
     def table(self, hidden: int, *, names: Names = GATED, whole: bool = False, paired: bool = False) -> Table:
         """Return the tensors. ``names``: of the input products, then of the output product; one name of gate and up
@@ -59,7 +62,7 @@ class Experts(BlockShape):
 
     Experts:
         width             inner size of one expert
-        limit             as in ``Dense``
+        limit, caps       as in ``Dense``
         bias              the router and both products of an expert have biases
         latent_width      routed experts work on a projection of this width; 0: on the stream itself
         own_count         most experts of one rank, if ranks divide experts by number; 0: each rank has a part of all
@@ -121,6 +124,7 @@ class Experts(BlockShape):
     shared_factor: float = 1.0
     out_normed: bool = False
     band: float = 0.0
+    caps: tuple[float, float] = (0.0, 0.0)
     hashed: int = 0
 
     @property
@@ -131,7 +135,9 @@ class Experts(BlockShape):
     def shared(self) -> Dense:
         """The expert that every token passes."""
         factors = (1.0, self.shared_factor)
-        return Dense(self.shared_width, self.activation, self.gated, multipliers=factors, limit=self.limit)
+        return Dense(
+            self.shared_width, self.activation, self.gated, multipliers=factors, limit=self.limit, caps=self.caps
+        )
 
     def table(
         self,

@@ -80,8 +80,9 @@ class DenseBlock:
             if gate_factor != 1.0:
                 inner[:, : inner.shape[1] // 2].mul_(gate_factor)
             inner = silu_mul(inner, self.shape.limit)
-        elif self.shape.limit:
-            inner = activated(inner, self.shape.activation, gated=True, limit=self.shape.limit)
+        elif self.shape.limit or self.shape.activation == "situ":
+            shape = self.shape
+            inner = activated(inner, shape.activation, gated=True, limit=shape.limit, caps=shape.caps)
         elif self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
             inner = activate(gate if gate_factor == 1.0 else gate * gate_factor, self.shape.activation) * up
@@ -183,6 +184,7 @@ class ExpertsBlock:
             gated=self.shape.gated,
             biases=self.biases,
             limit=self.shape.limit,
+            caps=self.shape.caps,
         )
         for group, change in own:
             expert = partial(self._adapted_expert, change)
@@ -195,7 +197,8 @@ class ExpertsBlock:
         inner = change.product("into", number, x, rows_alone(x, self.gate_up, number))
         if self.biases is not None:
             inner = inner + self.biases.gate_up_EJ[number].to(inner.dtype)
-        inner = activated(inner, self.shape.activation, gated=self.shape.gated, limit=self.shape.limit)
+        shape = self.shape
+        inner = activated(inner, shape.activation, gated=shape.gated, limit=shape.limit, caps=shape.caps)
         y = change.product("down", number, inner, rows_alone(inner, self.down, number))
         return y if self.biases is None else y + self.biases.down_ED[number].to(y.dtype)
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.ops import linear
-from weft.tensor.ops.elementwise import Activation, activate, each, softmax_, within
+from weft.tensor.ops.elementwise import Activation, Caps, activate, each, situ, softmax_, within
 from weft.tensor.ops.linear import ordered_linear, quantized_linear, tiled_linear
 from weft.tensor.scratch import scratch
 from weft.tensor.weights.ordered import OrderedWeight
@@ -192,6 +192,7 @@ def moe(
     gated: bool = True,
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
+    caps: Caps = (0.0, 0.0),
 ) -> torch.Tensor:
     """Return ``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
     ``activation`` instead of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
@@ -201,6 +202,7 @@ def moe(
     [E, D, I]; either may be quantised. Returns [T, D] in the dtype of ``x_TD``; the choices of a token are added in
     float32. Experts without a token are not computed. ``biases``: added to each product. ``clamped_swiglu`` replaces
     both factors: (up + 1) gate sigmoid(1.702 gate), with a limit of 7. ``limit``: ``families.architecture.Dense``.
+    ``caps``: of ``situ``.
 
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next;
     ``GptOssExperts`` for biases and the clamp.
@@ -210,14 +212,19 @@ def moe(
         inner = product(rows, gate_up_EJD, number)
         if biases is not None:
             inner = inner + biases.gate_up_EJ[number].to(inner.dtype)
-        y = product(activated(inner, activation, gated=gated, limit=limit), down_EDI, number)
+        y = product(activated(inner, activation, gated=gated, limit=limit, caps=caps), down_EDI, number)
         return y if biases is None else y + biases.down_ED[number].to(y.dtype)
 
     return by_expert(x_TD, expert_ids_TX, expert_weights_TX, count_of(gate_up_EJD), expert)
 
 
-def activated(inner: torch.Tensor, activation: Activation, *, gated: bool, limit: float = 0.0) -> torch.Tensor:
+def activated(
+    inner: torch.Tensor, activation: Activation, *, gated: bool, limit: float = 0.0, caps: Caps = (0.0, 0.0)
+) -> torch.Tensor:
     """Return the activation between the two products of an expert. ``limit``: see ``families.architecture.Dense``."""
+    if activation == "situ":
+        gate, up = inner.chunk(2, dim=-1)
+        return situ(gate, up, caps)
     if not gated:
         return activate(inner, activation)
     gate, up = within(inner.chunk(2, dim=-1), limit_of(activation, limit))
@@ -277,8 +284,9 @@ def _moe(
     gated: bool = True,
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
+    caps: Caps = (0.0, 0.0),
 ) -> torch.Tensor | Unfit:
-    if not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
+    if activation not in _ACTIVATIONS or not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
         return UNFIT
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     ids, weights = expert_ids_TX.contiguous(), expert_weights_TX.float().contiguous()
