@@ -16,6 +16,7 @@
                                                                       experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
+    interns2_mobius[_text]             the same, banks of experts that layers share
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
     qwen4_exp[_text]  qwen4_exp        gated delta, some with n-grams, + attention over chosen blocks;
                                        several streams                experts + gated shared expert
