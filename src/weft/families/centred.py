@@ -120,7 +120,7 @@ _NEOX_JAPANESE = replace(
 
 
 def read_neox_japanese(family: str, keys: ConfigKeys) -> Architecture:
-    """Read a model whose output of attention has a bias in the last layer alone."""
+    """Read a model whose output of attention has a bias only in the last layer."""
     model = _NEOX_JAPANESE(family, keys)
     *before, last = model.mixers
     assert isinstance(last, Attention)

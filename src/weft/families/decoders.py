@@ -29,7 +29,7 @@ Kinds = Callable[[ConfigKeys, int], list[str]]
 def sizes(
     vocab: int, hidden: int, width: int, layers: int, heads: int, kv_heads: int, positions: int
 ) -> dict[str, int]:
-    """Return the defaults that every family has. As many KV heads as heads are as many as config.json says."""
+    """Return the defaults that every family has. KV heads in the number of heads need none: each head then has one."""
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,
