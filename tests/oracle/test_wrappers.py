@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.fixtures.checkpoints import CHECKPOINTS, IM_END, _scale_of, checkpoint, tokenizer
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import TOLERANCE, prompt
+from tests.ranks.threads import load_ranks, logits_of
 from weft.errors import CheckpointError
 from weft.families import read_architecture
 from weft.models.loading import load_model
@@ -188,6 +189,9 @@ def test_a_text_by_itself_has_the_logits_of_its_class(model_type: str, tmp_path:
     known = truth.shape[1]
     assert (logits[:, :known] - truth).abs().max().item() < TOLERANCE
     assert (logits[:, known:] == float("-inf")).all(), "tokens that the head does not have"
+    both, single = logits_of(load_ranks(tmp_path, 2)), logits_of([loaded])
+    assert torch.equal(both.isinf(), single.isinf())
+    assert (both[:, :known] - single[:, :known]).abs().max().item() < TOLERANCE
 
 
 def test_a_wrapper_whose_text_is_something_else_is_refused() -> None:
