@@ -11,10 +11,10 @@ from weft.tensor.inputs import LayerCache
 from weft.tensor.layout import k_block_shape
 from weft.tensor.ops.entries import Entries, choose_entries, last_entries, whole_entries
 
-DIM = 18
-"""Numbers of an entry; the parts of 4 and 20 tokens have padding."""
+DIM = 30
+"""Numbers of an entry; the last of 4 parts has padding, and most of 20 parts are padding."""
 ENTRY = numbers(LENGTH, DIM, seed=1)
-CUTS = ([], [64, 128], [3, 4, 47, 48, 49, 101], list(range(40, 83)))
+CUTS = ([], [64, 128], [3, 4, 47, 48, 49, 101], list(range(136, LENGTH)))
 
 
 def pages(group: int, dtype: torch.dtype) -> LayerCache:
@@ -54,13 +54,12 @@ def read(
 def test_entries_are_read_as_they_were_however_a_text_is_cut() -> None:
     for group in (4, 20):
         ends = ENTRY[group - 1 :: group]
-        for cuts in CUTS:
-            for wrong_drafts in (False, True):
-                assert torch.equal(read(cuts, group, torch.float32, wrong_drafts=wrong_drafts), ends)
+        assert all(torch.equal(read(cuts, group, torch.float32), ends) for cuts in CUTS)
+        assert torch.equal(read(CUTS[2], group, torch.float32, wrong_drafts=True), ends)
         for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.int8):
             whole = read([], group, dtype)
             torch.testing.assert_close(whole, ends, rtol=0.07, atol=0.03)
-            assert all(torch.equal(read(cuts, group, dtype), whole) for cuts in CUTS)
+            assert all(torch.equal(read(cuts, group, dtype), whole) for cuts in CUTS[2:])
 
 
 def test_a_lost_page_or_state_shows() -> None:

@@ -88,6 +88,7 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "hy_v3": ("enable_moe_fp32_combine",),
     # Settings of heads other than the one for next tokens.
     "gpt_neox": ("classifier_dropout", "is_decoder"),
+    "gpt_neox_japanese": ("is_decoder",),
     # Settings of a head that is not read, and of the order of a product.
     "gpt2": ("reorder_and_upcast_attn", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
              "summary_type", "summary_use_proj"),

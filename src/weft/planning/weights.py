@@ -18,6 +18,7 @@ from typing import Any
 from weft.errors import CheckpointError
 from weft.families.architecture import Architecture
 from weft.families.mixers.combined import SharedBlock
+from weft.families.mixers.feed_forward import banks
 from weft.families.tensors import Form, Table, head_bias, vocabulary
 from weft.families.tower_tensors import vision_ends, vision_layers, vision_projector
 from weft.spec import ITEM_BYTES, DTypeName
@@ -316,6 +317,8 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     for part, beside in architecture.tables_beside:
         yield from _record_pieces(part, [beside], tp)
     shared_seen: set[int] = set()
+    for shared in banks(architecture.feed_forwards):
+        yield from _record_pieces(shared.part, [shared.routed.table(hidden)], tp)
     for mixer, feed in zip(architecture.mixers, architecture.feed_forwards, strict=True):
         for record in (mixer, feed):
             if record is None:

@@ -360,6 +360,12 @@ DENSE_RELEASES: dict[str, Config] = {
     "aria": release(  # the text of Aria
         "aria_text", (100_352, 2560, 1664, 28, 20, 20, 65_536), moe_num_experts=64, moe_num_shared_experts=2,
         moe_topk=6, rms_norm_eps=1e-06, rope_theta=5_000_000),
+    "gpt_neox_japanese": {  # gpt-neox-japanese-2.7b
+        "attention_dropout": 0.1, "bos_token_id": 31_999, "eos_token_id": 31_999, "hidden_act": "gelu",
+        "hidden_dropout": 0, "hidden_size": 2560, "initializer_range": 0.02, "intermediate_multiple_size": 4,
+        "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "gpt_neox_japanese",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "rotary_emb_base": 10_000, "rotary_pct": 1.0,
+        "use_cache": True, "vocab_size": 32_000},
     "opt": {  # opt-125m
         "_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu",
         "attention_dropout": 0.0, "bos_token_id": 2, "do_layer_norm_before": True, "dropout": 0.1, "eos_token_id": 2,

@@ -29,6 +29,8 @@ from weft.families.more.zaya import ConvolvedAttention
 from weft.families.residuals import NormedStream, Residual, Streams
 from weft.families.sharding import possible_tps, rank_architecture
 from weft.families.tensors import NormGate
+from weft.planning.roofline import model_load
+from weft.planning.weights import count_weights, form_of
 
 Config = dict[str, Any]
 
@@ -90,6 +92,12 @@ QWEN3_5_35B_A3B: Config = {
                             "rope_theta": 10000000, "partial_rotary_factor": 0.25}},
     "tie_word_embeddings": False, "video_token_id": 248057,
     "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5_moe"}}  # fmt: skip
+
+# Made of Qwen3.5-35B's sizes: no config.json of the release was found.
+MOBIUS: Config = QWEN3_5_35B_A3B | {
+    "architectures": ["InternS2MobiusForConditionalGeneration"], "model_type": "interns2_mobius",
+    "text_config": QWEN3_5_35B_A3B["text_config"] | {
+        "model_type": "interns2_mobius_text", "num_blocks": 4}}  # fmt: skip
 
 OLMO_3_7B: Config = {
     "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
@@ -370,7 +378,7 @@ SMOLLM3_3B: Config = {
 RELEASES_MORE = {
     "smollm3": SMOLLM3_3B,
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
-    "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
+    "interns2_mobius": MOBIUS, "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
     "zaya": ZAYA1_8B, "ling_2_5": LING_2_5, "minicpm_sala": MINICPM_SALA, "gigachat3_5": GIGACHAT_3_5,
     "jet_nemotron": JET_NEMOTRON_2B, "jet_nemotron_4b": JET_NEMOTRON_4B,
@@ -381,7 +389,8 @@ RELEASES_MORE = {
 SMALLER_MORE: dict[str, Config] = {
     "llama": {"num_hidden_layers": 2}, "mistral": {"num_hidden_layers": 2},
     "smollm3": {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
-    "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "olmo_hybrid": {}, "lfm2_moe": {}, "lfm3": {},
+    "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "interns2_mobius": {}, "olmo_hybrid": {},
+    "lfm2_moe": {}, "lfm3": {},
     "olmo3": {"num_hidden_layers": 4, "layer_types": OLMO_3_7B["layer_types"][:4]}, "kimi_linear": {},
     "glm5_next": {"num_hidden_layers": 4, "layer_types": GLM_5_NEXT["layer_types"][:4],
                   "mlp_layer_types": GLM_5_NEXT["mlp_layer_types"][:4], "n_routed_experts": 16},
@@ -946,6 +955,24 @@ def test_inkling_is_read_as_transformers_has_it_and_in_the_words_of_releases() -
     assert far[5] == dataclasses.replace(full, floor=8192, growth=0.1)
 
 
+def test_mobius_is_qwen3_5_with_banks_that_layers_share() -> None:
+    """Each fourth layer has the same router and experts, which count once among the weights. The draft head has its
+    own."""
+    model, apart = read_architecture(MOBIUS), replace(read_architecture(QWEN3_5_35B_A3B), vision=None)
+    assert [feed.bank for feed in model.feed_forwards if isinstance(feed, Experts)] == [0, 1, 2, 3] * 10
+    assert model.mtp == apart.mtp
+    assert (model.mixers, model.vision) == (apart.mixers, None)
+    routed, router = 256 * 3 * 512 * 2048, 256 * 2048
+    counted = [count_weights(each, each, 1, form_of({}, "bfloat16", None)).parameters for each in (model, apart)]
+    assert counted[1] - counted[0] == 36 * (routed + router)
+    loads = [
+        model_load(each, parameters=count, weight_bytes=2.0, eight_bit=False, kv_bytes=0.0, state_bytes=0.0)
+        for each, count in zip((model, apart), counted, strict=True)
+    ]
+    assert loads[1].dense_params - loads[0].dense_params == 36 * router
+    assert loads[0].expert_params == loads[1].expert_params == 40 * routed
+
+
 def test_inkling_2_runs_layers_again_with_memory_of_their_own() -> None:
     small, mini = read_architecture(INKLING_2_SMALL), read_architecture(INKLING_2_MINI)
     attended = Attention(48, 8, 128, 128**-0.5, None, qk_norm=True)
@@ -980,6 +1007,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "qwen3_moe": (98304, 0),
         "olmo3": (524288, 0),
         "qwen3_5_moe": (20480, 30 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)),
+        "interns2_mobius": (20480, 30 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)),
         "olmo_hybrid": (122880, 24 * (30 * 96 * 192 * 4 + 11520 * 3 * 2)),
         "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
@@ -1041,6 +1069,14 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
         ("qwen3_moe", {"layer_types": ["sliding_attention"] * 48}, ["sliding_attention", "use_sliding_window"]),
         ("qwen3_moe", {"layer_types": ["linear_attention"] * 48}, ["layer_types", "linear_attention"]),
         ("qwen3_moe", {"num_experts_per_tok": 200}, ["num_experts_per_tok", "200", "128"]),
+        *[
+            ("interns2_mobius", {"text_config": MOBIUS["text_config"] | changes}, words)
+            for changes, words in (
+                ({"layer_scale": True}, ["layer_scale", "only false"]),
+                ({"num_blocks": 0}, ["num_blocks", "0"]),
+                ({"mlp_only_layers": [3], "intermediate_size": 64}, ["num_experts", "every layer"]),
+            )
+        ],
         ("olmo3", {"layer_types": ["full_attention"] * 31}, ["layer_types", "32"]),
         ("olmo_hybrid", {"linear_num_value_heads": 45}, ["linear_num_value_heads", "45", "30"]),
         ("kimi_linear", {"mla_use_nope": False}, ["mla_use_nope"]),

@@ -154,6 +154,18 @@ def test_kolibri_chooses_by_scores_and_afmoe_scales_its_embedding() -> None:
     )  # fmt: skip
 
 
+def test_heads_without_a_number_of_kv_heads_have_keys_of_their_own() -> None:
+    pythia = {  # pythia-160m, whose config.json has no such key
+        "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072, "max_position_embeddings": 2048,
+        "model_type": "gpt_neox", "num_attention_heads": 12, "num_hidden_layers": 12, "rotary_emb_base": 10_000,
+        "rotary_pct": 0.25, "use_parallel_residual": True, "vocab_size": 50_304}  # fmt: skip
+    assert read_architecture(pythia).mixers[0].kv_heads == 12
+    for model_type in ("olmo", "granite", "cohere", "nemotron", "phi3"):
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 512}
+        config = {"model_type": model_type, **sizes} | ({"hidden_act": "relu2"} if model_type == "nemotron" else {})
+        assert read_architecture(config).mixers[0].kv_heads == 4, model_type
+
+
 def test_the_heads_of_phi_have_a_bias_and_queries_of_gpt_neox_as_many_keys() -> None:
     assert (read("phi").head_bias, read("phi").residual) == (True, Residual(centred="bias", parallel="one"))
     neox = read("gpt_neox", num_key_value_heads=2)

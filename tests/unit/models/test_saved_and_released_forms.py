@@ -223,6 +223,14 @@ def test_inkling_in_its_wrapper_has_the_same_text_beside_towers_that_are_skipped
     assert (got[:, 480:] == float("-inf")).all()  # the head is padded to the vocabulary
 
 
+def test_a_cap_on_logits_leaves_tokens_beyond_a_padded_head_impossible(tmp_path: Path) -> None:
+    shorter = copy_checkpoint(checkpoint("inkling2"), tmp_path / "shorter", unpadded_vocab_size=480)
+    got, whole = logits(load_model(shorter)), logits(load_model(checkpoint("inkling2")))
+    assert torch.equal(got[:, :480], whole[:, :480])
+    assert whole.abs().max() < 7.0  # the cap
+    assert (got[:, 480:] == float("-inf")).all()
+
+
 RELEASED_EXAONE = {
     "model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f", "model.layers": "transformer.h",
     "self_attn.o_proj": "attn.attention.out_proj", "self_attn": "attn.attention", "input_layernorm": "ln_1",

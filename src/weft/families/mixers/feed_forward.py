@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft.families.mixers import BlockShape
@@ -69,6 +70,8 @@ class Experts(BlockShape):
         normed_apart      shared expert, routed experts and router have separate norms, and the weight of each expert
                           has a factor (Gemma 4)
         out_normed        an RMS norm of the output of all experts (A.X K1)
+        bank              number of the router and experts, which layers may share; None: the layer has its own
+                          (Intern-S2-Mobius)
 
     Shared experts, which every token passes:
         shared_width      inner size of the shared expert; 0: there is none
@@ -126,6 +129,7 @@ class Experts(BlockShape):
     band: float = 0.0
     caps: tuple[float, float] = (0.0, 0.0)
     hashed: int = 0
+    bank: int | None = None
 
     @property
     def further_norms(self) -> int:
@@ -187,14 +191,25 @@ class Experts(BlockShape):
         if self.hashed:
             table["by_token"] = (Tensor("gate.tid2eid", (self.hashed, self.per_token), "float32"),)
         if self.shared_gate:
-            table["shared_gate"] = (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)
+            table |= self.own_table(hidden)
         if self.latent_width:
             table |= product("latent_in", hidden, ("fc1_latent_proj", self.latent_width)) | product(
                 "latent_out", self.latent_width, ("fc2_latent_proj", hidden)
             )
         return table
 
+    @property
+    def routed(self) -> Experts:
+        """The routed experts and the router, alone."""
+        return replace(self, shared_width=0, shared_gate=False)
+
+    def own_table(self, hidden: int) -> Table:
+        """Return the tensors of a layer whose experts are in a bank, without the shared expert."""
+        return {"shared_gate": (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)}
+
     def tables(self, hidden: int) -> list[Table]:
+        if self.bank is not None:  # without the bank, which is no layer's own
+            return [self.own_table(hidden), self.shared.table(hidden)]
         if self.shared_count:
             return [self.table(hidden), self.shared_table(hidden)]
         shared = [self.shared.table(hidden)] if self.shared_width else []
@@ -239,3 +254,8 @@ class Experts(BlockShape):
 
 
 FeedForward = Dense | Experts
+
+
+def banks(feeds: Iterable[FeedForward | None]) -> list[Experts]:
+    """Return the feed-forward of one layer for each bank of experts."""
+    return list({feed.bank: feed for feed in feeds if isinstance(feed, Experts) and feed.bank is not None}.values())

@@ -53,7 +53,8 @@ def gates_of(
 
 def sink_stride(sinks_TH: torch.Tensor | None) -> int:
     """Return the stride of tokens in ``sinks_TH``; 0 if all have the same."""
-    return 0 if sinks_TH is None else sinks_TH.stride(0)
+    # Not the stride of a single row, which may be any: it would be another kernel.
+    return 0 if sinks_TH is None or sinks_TH.stride(0) == 0 else sinks_TH.shape[1]
 
 
 @triton.jit

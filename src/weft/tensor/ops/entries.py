@@ -53,8 +53,14 @@ def gated_sums(
     parts = value_TKC.shape[1]
     out_TC = torch.zeros_like(value_TKC[:, 0])
     rows = prefill_rows(runs, range(runs.run_count), "state_rows.all")
-    waiting = rows.read(waiting_SJC, "entries.waiting").float()
-    for run, (begin, length) in enumerate(zip(runs.offsets, runs.lengths, strict=True)):
+    waiting, decodes = rows.read(waiting_SJC, "entries.waiting").float(), runs.decode_count
+    if decodes:
+        ended_R = (runs.starts_R[:decodes].clamp_min(0) + 1) % group == 0
+        values_RKC, gates_RKC = value_TKC[:decodes].float(), gate_TKC[:decodes].float()
+        out_RC, after_RJC = _decoded(values_RKC, gates_RKC, waiting[:decodes], ended_R)
+        out_TC[:decodes], waiting[:decodes] = out_RC.to(out_TC.dtype), after_RJC
+    for run in range(decodes, runs.run_count):
+        begin, length = runs.offsets[run], runs.lengths[run]
         start, state_K3C = max(runs.starts[run], 0), torch.unflatten(waiting[run], 0, (parts, 3))
         taps = [tap for tap in runs.taps if tap.run == run and tap.slot != PAD]
         for end, slot in [*((tap.offset, tap.slot) for tap in taps), (length, PAD)]:
@@ -67,6 +73,20 @@ def gated_sums(
         waiting[run] = after_K3C.flatten(0, 1)
     rows.write_back(waiting_SJC, waiting)
     return out_TC
+
+
+def _decoded(
+    value_RKC: torch.Tensor, gate_RKC: torch.Tensor, before_RJC: torch.Tensor, ended_R: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return of one token of each run its entry, zeros where none ends, [R, C], and the state after it."""
+    inside_R1, sums = torch.ones_like(ended_R)[:, None], []
+    for part in range(value_RKC.shape[1]):
+        own = slice(part, part + 1)
+        before_R3C = before_RJC[:, 3 * part : 3 * part + 3]
+        sums.append(_folded(value_RKC[:, own], gate_RKC[:, own], before_R3C, inside_R1, range(1)))
+    entry_RC, ended_R11 = sums[0][:, 2] / sums[0][:, 1], ended_R[:, None, None]
+    next_RJC = torch.cat([*sums[1:], torch.zeros_like(sums[0])], 1)
+    return torch.where(ended_R[:, None], entry_RC, 0.0), torch.where(ended_R11, next_RJC, torch.cat(sums, 1))
 
 
 def _ends(start: int, length: int, group: int) -> slice:
@@ -265,7 +285,8 @@ def attend_rows_and_entries(
         keys_11SD = keys_SD[None, None].expand(1, heads, *keys_SD.shape)
         q_1HLD = q_LHD[first:last].float().transpose(0, 1)[None]
         mask_LS = torch.cat((near_LS, seen_LE[first:last][:, read_E]), 1)
-        out_1HLD = attended_with(sinks_H, q_1HLD, keys_11SD, keys_11SD, mask_LS, scale)
+        sinks_LH = sinks_H.expand(last - first, heads)
+        out_1HLD = attended_with(sinks_LH, q_1HLD, keys_11SD, keys_11SD, mask_LS, scale)
         parts.append(out_1HLD[0].transpose(0, 1))
     return torch.cat(parts)
 
