@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,42 @@ def test_a_wrapper_that_nobody_knows_is_its_text() -> None:
     text = {"model_type": "qwen2", **CHECKPOINTS["qwen2"][1]}
     wrapper = {"model_type": "new_eyes", "vision_config": {"model_type": "new_tower"}, "eos_token_id": IM_END}
     assert read_architecture(wrapper | {"text_config": text}) == read_architecture(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapper", "prefix", "other"),
+    [
+        (
+            "lfm2",
+            lambda text: {"model_type": "lfm_audio", "lfm": text, "codebooks": 8, "encoder": {"d_model": 16}},
+            "lfm.",
+            ["conformer.layers.0.norm_out.weight", "depth_embeddings.0.embedding.weight", "codebook_offsets"],
+        ),
+        (
+            "ling",
+            lambda text: {"model_type": "bailing_moe_v3_vl", "text_config": text, "vision_config": {"depth": 2}},
+            "model.",
+            ["model.visual.blocks.0.norm1.weight", "model.linear_proj.0.weight"],
+        ),
+    ],
+)
+def test_the_text_of_a_release_in_its_own_form(
+    name: str, wrapper: Callable[[Any], Any], prefix: str, other: list[str], tmp_path: Path
+) -> None:
+    """LFM2-Audio and Ling V3 VL, of which transformers has no class: their text is that of the family."""
+    source, tokens = checkpoint(name), prompt(40)
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(wrapper(config) | {"dtype": "float32"}))
+    tensors = {
+        key.replace("model.", prefix, 1) if key.startswith("model.") else key: value
+        for key, value in load_file(source / "model.safetensors").items()
+    }
+    save_file(tensors | {key: torch.ones(8) for key in other}, tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path)
+    [logits] = ModelDriver(loaded.model, sequences=1, length=48).step((0, tokens))
+    [same] = ModelDriver(load_model(source).model, sequences=1, length=48).step((0, tokens))
+    assert torch.equal(logits, same)
+    said = "; ".join(loaded.warnings)
+    assert f"{len(other)} tensors" in said
+    assert "not used" not in said
+    assert "is served" in said or "weft serves the text part" in said

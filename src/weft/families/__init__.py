@@ -239,10 +239,11 @@ def named_dtype(config: Mapping[str, Any]) -> DTypeName | None:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language part of a multimodal configuration, also of one whose thinker is multimodal (Qwen's Omni);
-    the configuration itself for any other."""
+    """Return the language part of a multimodal configuration, also of one whose thinker is multimodal (Qwen's Omni) and
+    of LFM2-Audio; the configuration itself for any other."""
     thinker = config.get("thinker_config")
-    inner = (thinker if isinstance(thinker, Mapping) else config).get("text_config")
+    part = "lfm" if config.get("model_type") == "lfm_audio" else "text_config"
+    inner = (thinker if isinstance(thinker, Mapping) else config).get(part)
     return inner if isinstance(inner, Mapping) else config
 
 

@@ -285,7 +285,8 @@ def attend_rows_and_entries(
         keys_11SD = keys_SD[None, None].expand(1, heads, *keys_SD.shape)
         q_1HLD = q_LHD[first:last].float().transpose(0, 1)[None]
         mask_LS = torch.cat((near_LS, seen_LE[first:last][:, read_E]), 1)
-        out_1HLD = attended_with(sinks_H, q_1HLD, keys_11SD, keys_11SD, mask_LS, scale)
+        sinks_LH = sinks_H.expand(last - first, heads)
+        out_1HLD = attended_with(sinks_LH, q_1HLD, keys_11SD, keys_11SD, mask_LS, scale)
         parts.append(out_1HLD[0].transpose(0, 1))
     return torch.cat(parts)
 
