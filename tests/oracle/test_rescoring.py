@@ -47,7 +47,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     ),
     "the ring of a window, in further decoders": (
         "laguna", "afmoe", "mellum", "kolibri", "vaultgemma", "lara_mini", "mimo_v2_flash", "cohere2_moe",
-        "cohere2_moe_sigmoid",
+        "cohere2_moe_sigmoid", "gpt_neo",
     ),
     "attention over latents": (
         "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5", "ling_2_5_plain", "gigachat3_5",
@@ -61,7 +61,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     ),
     "attention over entries of tokens": ("deepseek_v4", "deepseek_v4_plain"),
     "a state of one number for each channel": ("recurrent_gemma_pages",),
-    "biases of distances": ("inkling", "inkling_plain", "inkling2", "inkling2_plain", "inkling2_loop"),
+    "biases of distances": ("inkling", "inkling_plain", "inkling2", "inkling2_plain", "inkling2_loop", "bloom", "mpt"),
 }  # fmt: skip
 """What torch computes, in another order for decodes than for prompts -> the checkpoints that have it."""
 DIFFERING = {name for names in DIFFERS.values() for name in names}
