@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ ALLOWED = 1e-4
 """Largest difference, by the largest logit or 1."""
 TOKENS = torch.randint(3, 500, (90,), generator=torch.Generator().manual_seed(5)).tolist()
 _NO_WINDOW = {"sliding_window": None}
+_TIED = {"tie_word_embeddings": True}
 _WHOLE = {"use_sliding_window": False, "layer_types": None}
 CHANGES: dict[str, dict[str, Any]] = {
     "plamo2": {"full_attention_idx": [1, 3]},
@@ -66,12 +68,14 @@ CHANGES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         }
     },
+    **dict.fromkeys(("lfm2_bias", "lfm2_moe_plain", "cohere", "gemma"), _TIED),
+    "gemma2": _TIED | {"sliding_window": 4096},
     "rwkv7": {"norm_eps": 4e-5},
     "rwkv7_wide": {"norm_eps": 2e-5},
 }
-"""Settings of config.json for both, where mlx-lm ignores those of the checkpoint: windows of these families, one of two
-bases of positions, scaled positions and embeddings of PLaMo 3, factors of Falcon-H1 (on keys, values and biases), the
-attention factor of YaRN; RWKV's heads have the epsilon of heads of 64."""
+"""Settings of config.json for both, where mlx-lm ignores those of the checkpoint: windows of these families, heads of
+their own, one of two bases of positions, scaled positions and embeddings of PLaMo 3, factors of Falcon-H1 (on keys,
+values and biases), the attention factor of YaRN; RWKV's heads have the epsilon of heads of 64."""
 _ONE_NORM, _GELU = "one gated norm over all groups there", "another form of GELU there"
 KNOWN_TO_DIFFER: dict[str, str] = {
     "falcon_h1": _ONE_NORM,
@@ -85,11 +89,13 @@ KNOWN_TO_DIFFER: dict[str, str] = {
     "ernie4_5_moe": "the choice of experts has no bias there",
     "gpt_bigcode": _GELU,
     "starcoder2": _GELU,
+    "gemma": _GELU,
     "gpt_bigcode_heads": "rows of queries, keys and values are in another order there",
 }
 """Seen with mlx-lm 0.32.2. weft agrees with transformers."""
 
 
+Tensors = dict[str, torch.Tensor]
 Words = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -130,6 +136,7 @@ WORDS: dict[str, Words] = {
     "qwen3_next": _QWEN_HYBRID,
     "qwen3_5_text": _QWEN_HYBRID,
     "qwen3_5_moe_text": _QWEN_HYBRID,
+    "interns2_mobius_text": _QWEN_HYBRID,
     "kimi_linear": _kimi,
     "exaone4": lambda config: {
         **_own_heads(config), "sliding_window": config.get("sliding_window"),
@@ -173,6 +180,8 @@ def _kimi_name(config: Mapping[str, Any], name: str) -> str:
 
 NAMES: dict[str, Callable[[Mapping[str, Any], str], str]] = {"bailing_hybrid": _ling_name, "kimi_linear": _kimi_name}
 """By ``model_type``, names of tensors in releases, where transformers saves others."""
+BANKED = ("qwen3_5_moe_text", "interns2_mobius_text")
+"""By ``model_type``, families that mlx-lm reads as Qwen3.5 with all experts of a layer in one tensor."""
 NOT_READ = "not read"
 
 
@@ -180,8 +189,16 @@ def changed(name: str, folder: Path) -> Path:
     """Return a copy of the checkpoint ``name`` with its changes."""
     copy = Path(shutil.copytree(checkpoint(name), folder / name))
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | CHANGES.get(name, {})))
+    config |= CHANGES.get(name, {})
+    (copy / "config.json").write_text(json.dumps(config))
+    if CHANGES.get(name, {}).get("tie_word_embeddings"):
+        _rewrite(copy, lambda tensors: {key: of for key, of in tensors.items() if key != "lm_head.weight"})
     return copy
+
+
+def _rewrite(copy: Path, change: Callable[[Tensors], Tensors]) -> None:
+    file = copy / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in change(load_file(file)).items()}, file, {"format": "pt"})
 
 
 def spelled(copy: Path) -> Path:
@@ -194,15 +211,41 @@ def spelled(copy: Path) -> Path:
         scaled = turned.get("rope_type", "default") != "default"
         config |= {key: turned[key] for key in ("rope_theta", "partial_rotary_factor") if key in turned}
         config["rope_scaling"] = turned | {"type": turned.get("rope_type")} if scaled else None
-    config |= WORDS.get(config["model_type"], lambda config: {})(config)
-    if config["model_type"].startswith("qwen3_5"):
-        config = {"model_type": config["model_type"].removesuffix("_text"), "text_config": config}
+    kind = config["model_type"]
+    config |= WORDS.get(kind, lambda config: {})(config)
+    if kind in BANKED or kind == "qwen3_5_text":
+        named = "qwen3_5_moe" if kind in BANKED else "qwen3_5"
+        config = {"model_type": named, "text_config": config | {"model_type": f"{named}_text"}}
     (theirs / "config.json").write_text(json.dumps(config))
-    if config["model_type"] in NAMES:
-        renamed, file = NAMES[config["model_type"]], theirs / "model.safetensors"
-        tensors = {renamed(config, name): tensor for name, tensor in load_file(file).items()}
-        save_file(tensors, file, {"format": "pt"})
+    if kind in NAMES:
+        renamed = NAMES[kind]
+        _rewrite(theirs, lambda tensors: {renamed(config, name): of for name, of in tensors.items()})
+    if kind in BANKED:
+        _rewrite(theirs, lambda tensors: _apart(config["text_config"], _stacked(tensors)))
     return theirs
+
+
+def _stacked(tensors: Tensors) -> Tensors:
+    """Return ``tensors`` with all experts of a layer in one."""
+    each = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+    rest = {name: tensor for name, tensor in tensors.items() if each.fullmatch(name) is None}
+    for at, count in Counter(found[1] for name in tensors if (found := each.fullmatch(name))).items():
+        gate, up, down = (
+            torch.stack([tensors[f"{at}.{number}.{part}_proj.weight"] for number in range(count // 3)])
+            for part in ("gate", "up", "down")
+        )
+        rest |= {f"{at}.gate_up_proj": torch.cat((gate, up), dim=1), f"{at}.down_proj": down}
+    return rest
+
+
+def _apart(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
+    """Return ``tensors`` with a copy of its bank of experts in each layer."""
+    rest = {name: tensor for name, tensor in tensors.items() if "meta_mlp." not in name}
+    for name, tensor in tensors.items():
+        if found := re.fullmatch(r"model\.meta_mlp\.(\d+)\.(.*)", name):
+            for layer in range(int(found[1]), config["num_hidden_layers"], config["num_blocks"]):
+                rest[f"model.layers.{layer}.mlp.{found[2]}"] = tensor.clone()
+    return rest
 
 
 def ours(checkpoint: Path) -> torch.Tensor:
