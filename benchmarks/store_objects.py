@@ -61,11 +61,13 @@ def reads(root: Path, size: int) -> tuple[Side, Side]:
 
     def by_file() -> None:
         for place in places:
-            os.preadv(volume, [buffer], place)
+            os.preadv(volume, [memoryview(buffer)], place)
 
     def by_object() -> None:
         for place in places:
-            buffer[:] = np.frombuffer(obstore.get_range(store, "volume", start=place, length=size), np.uint8)
+            buffer[:] = np.frombuffer(
+                memoryview(obstore.get_range(store, "volume", start=place, length=size)), np.uint8
+            )
 
     return by_file, by_object
 

@@ -50,6 +50,12 @@ def spelled(checkpoint: Path, copy: Path) -> Path:
     if config["model_type"] == "granitemoehybrid":
         names = {"linear_attention": "mamba", "full_attention": "attention"}
         config["layer_types"] = [names.get(kind, kind) for kind in config["layer_types"]]
+    config |= {
+        "gpt2": {"n_ctx": config.get("n_positions")},
+        "mpt": {"architectures": ["MPTForCausalLM"]},
+        "phimoe": {"architectures": ["PhiMoEForCausalLM"]},
+        "falcon": {} if config.get("new_decoder_architecture") else {"num_kv_heads": 1},
+    }.get(config["model_type"], {})
     (copy / "config.json").write_text(json.dumps(config))
     return copy
 

@@ -31,7 +31,7 @@ def main() -> None:
             np.save(folder / f"{checkpoint.name}.npy", logits(checkpoint, tokens))
         except (Exception, SystemExit) as error:  # olmo ends the process where its package is missing
             line = " ".join(str(error).split())
-            (folder / f"{checkpoint.name}.txt").write_text(f"{type(error).__name__}: {line[:160]}")
+            (folder / f"{checkpoint.name}.txt").write_text(f"{type(error).__name__}: {line[:90]}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     reading        another layer's                    -
     index          a row of numbers, no V block       -
     window         -                                  ring [2, kv_heads, W, head_dim]: last W keys, values
+    compressed     a part of an entry, no V block     ring [1, 1, W, head_dim], waiting [3 parts, C] fp32, entry [1, C]
     gated_delta    -                                  conv [C, K-1], recurrent [v_heads, k_dim, v_dim] fp32
     dynamic_delta  -                                  recurrent [heads, k_dim, v_dim] fp32, conv.n [V, 1]
     kimi_delta     -                                  conv [C, K-1], recurrent [heads, dim, dim] fp32
@@ -19,7 +20,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     wkv7           -                                  recurrent [heads, dim, dim] fp32, conv.1 [C, 1]
     shifts         -                                  conv.1 [C, 1]
     convolved      2 x kv_heads x head_dim            conv.1 [C + half of V, 1], conv.2 [C, 1]
-    relative       2 x kv_heads x head_dim, or ring   conv.kv, conv.mixer, conv.feed [C, K-1]
+    relative       2 x kv_heads x head_dim, or ring   conv.kv, conv.mixer, conv.feed [C, K-1]; conv.n [C, 1]
     rg_lru         -                                  conv [C, K-1], recurrent [C / 16, 16] fp32
     ngrams         -                                  conv.tokens [16, n-1], conv.values [C, reach]
 
@@ -31,6 +32,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from weft.units import ceil_div
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
 """Dtypes of weights and arithmetic."""
@@ -186,6 +189,30 @@ def latent_attention(width: int) -> LayerSpec:
 def window_attention(kv_heads: int, head_dim: int, window: int) -> LayerSpec:
     """Return a layer whose ring holds position p at index p mod ``window``; [0] holds keys, [1] values."""
     return LayerSpec("window_attention", state=(StatePart("window", (2, kv_heads, window, head_dim), "model"),))
+
+
+def compressed_attention(head_dim: int, window: int, group: int, parts: int, index_dim: int) -> LayerSpec:
+    """Return a layer whose ring holds the row of position p at index p mod ``window``. Each token keeps its part of the
+    entry of a ``group`` of tokens; group 0: there are no entries. The state has the sums of ``parts`` entries and the
+    last whole entry, and the same for the keys of an index, of ``index_dim`` numbers; 0: there is none."""
+    rows = LayerSpec("", state=(StatePart("window", (1, 1, window, head_dim), "model"),), logged=(head_dim, 0))
+    if not group:
+        return replace(rows, kind="compressed_attention")
+    pages = LayerSpec("", kv_heads=1, head_dim=entry_part(head_dim, group), has_values=False)
+    layer = together("", together("", pages, rows), _entries(head_dim, parts, ""))
+    return together("compressed_attention", layer, _entries(index_dim, parts, ".index") if index_dim else stateless())
+
+
+def entry_part(width: int, group: int) -> int:
+    """Return the numbers that each of ``group`` tokens keeps of an entry of ``width`` numbers: a word of bytes or
+    more."""
+    return 4 * ceil_div(width, 4 * group)
+
+
+def _entries(width: int, parts: int, end: str) -> LayerSpec:
+    waiting = StatePart(f"waiting{end}", (3 * parts, width), "float32")
+    entry = StatePart(f"entry{end}", (1, width), "model")
+    return LayerSpec("", state=(waiting, entry), logged=(width, 2 * parts * width))
 
 
 def kimi_delta(heads: int, head_dim: int, conv_kernel: int) -> LayerSpec:

@@ -37,8 +37,9 @@ from weft.server.served_model import load_served_model
 from weft.server.service import Service
 from weft.text.tokenizer import Tokenizer
 
-RETURNS_MAX = 19
-"""26 before the text side was one call. ``server.served_model`` and ``server.generation`` are entered most."""
+RETURNS_MAX = 4
+"""Returns to ``text.renderer`` after the template, ``server.truncation`` once the prompt is known,
+``server.generation`` after ``Request.check``, and ``text.dialect`` for the readers of the answer."""
 FIRST, LAST = "prepare_turn", "ChatJob.__init__"
 WALKS = 3
 NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat", "weft.rpc.loop_socket"}
@@ -178,6 +179,8 @@ def test_a_request_goes_through_its_stages_in_order_and_has_few_names(tmp_path: 
         "weft.server.connection",
         "weft.server.chat",
         "weft.text.chat_request",
+        "weft.server.chat_turn",
+        "weft.text.renderer",
         "weft.server.generation",
         "weft.fleet.placement",
         "weft.rpc.client",

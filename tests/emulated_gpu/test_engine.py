@@ -12,7 +12,7 @@ import torch
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.engines import GREEDY, answers, assert_tokens_of_transformers, kinds, started
 from tests.emulated_gpu.sample import ALL, sample
-from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES, ON_CPUS
+from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES, ON_CPUS, WITHOUT_GRAPHS
 from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
 from tests.fixtures.checkpoints import FAMILIES, checkpoint
 from tests.support.forced_compression import compress_kv, compress_states, plan_small_states
@@ -28,7 +28,10 @@ PROMPTS = [[7], [300, 20, 411, 5, 123], list(range(3, 43)), list(range(70, 136))
 
 
 @pytest.mark.parametrize(
-    "family", sample([*FAMILIES, *(name for name in MORE_FAMILIES if name not in ON_CPUS), *MAMBA_FAMILIES], 1)
+    "family",
+    sample(
+        [*FAMILIES, *(name for name in MORE_FAMILIES if name not in (*ON_CPUS, *WITHOUT_GRAPHS)), *MAMBA_FAMILIES], 1
+    ),
 )
 def test_every_family_answers_as_transformers_does_and_nothing_is_reported(family: str) -> None:
     prompts = PROMPTS if ALL else PROMPTS[:2]
@@ -40,6 +43,18 @@ def test_every_family_answers_as_transformers_does_and_nothing_is_reported(famil
         made = answers(engine.core, prompts)
         assert card.replays
     assert not card.reports, [str(report) for report in card.reports]
+    assert_tokens_of_transformers(family, prompts, made)
+
+
+@pytest.mark.parametrize("family", sample(WITHOUT_GRAPHS, 1))
+def test_attention_without_kernels_answers_as_transformers_does_and_the_start_says_so(family: str) -> None:
+    """130 tokens have more blocks than an index chooses, and more than a chunk or a window."""
+    prompts = [*PROMPTS[:2], list(range(3, 133))]
+    checkpoint(family)
+    with emulated() as card, started(card, family) as engine:
+        assert any("some steps are not recorded as CUDA graphs" in note for note in engine.info.notes)
+        made = answers(engine.core, prompts)
+    assert kinds(card) <= {"wait", "compile"}, [str(report) for report in card.reports]
     assert_tokens_of_transformers(family, prompts, made)
 
 

@@ -17,21 +17,21 @@ from weft.planning import geometries
 
 CUDA = torch.device("cuda", 0)
 CARD_BYTES = 512 << 20
-REFUSED = ("Qwen4-Exp", "GLM-5-next")
+WITHOUT_GRAPHS = ("Qwen4-Exp", "GLM-5-next")
 
 
 if ALL:
 
-    @pytest.mark.parametrize("name", [name for name in gpu_families.CONFIGS if name not in REFUSED])
+    @pytest.mark.parametrize("name", gpu_families.CONFIGS)
     def test_a_small_model_answers_with_graphs_without_and_by_torch(name: str) -> None:
         with emulated(CARD_BYTES) as card:
             found = gpu_families.run(name, CUDA, "float32")
-            assert card.replays
-        assert found["graphs_refused"] is None
+            assert bool(card.replays) is (name not in WITHOUT_GRAPHS)
+        assert (found["graphs_refused"] is None) is (name not in WITHOUT_GRAPHS)
         assert found["tokens_with_graphs_are_equal"]
         assert found["equal_tokens"] == found["tokens"] == gpu_families.TOKENS * len(gpu_families.LENGTHS)
         assert found["largest_gap"] < 1e-3 * found["largest_number"]
-        assert not card.reports, [str(report) for report in card.reports]
+        assert not card.reports or name in WITHOUT_GRAPHS, [str(report) for report in card.reports]
 
     @pytest.mark.parametrize("name", ["adapters", "sinks"])
     def test_each_kernel_is_compared_with_torch_on_the_same_card(name: str) -> None:
@@ -49,12 +49,6 @@ if ALL:
         assert [one for one in found if "error" in one or not one["finite"]] == []
         assert [one for one in found if one["largest_gap"] > one["largest_number"] / 16] == []
         assert not card.reports, [str(report) for report in card.reports]
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_no_gpu_computes_is_refused_in_words(name: str) -> None:
-    with emulated(CARD_BYTES):
-        assert "--device cpu" in gpu_families.run(name, CUDA)["refused"]
 
 
 def test_each_small_model_answers_on_a_cpu_too() -> None:

@@ -80,10 +80,10 @@ def test_a_bias_by_distance_is_each_querys_own(window: int | None, device: torch
     pages = filled_pages(runs, PAGES, KV_HEADS, DIM, torch.float32)
     q = noise(tokens_in(runs), 6, DIM + 3)
     bank, there = noise(3, 200, seed=4), pages_on(pages, device)
-    got = paged_attention(
-        q.to(device), there.k, there.v, on_device(runs, device), 0.3, window, bank_RE=bank.to(device)
-    ).cpu()
-    want = naive_paged_attention(q, pages.k, pages.v, runs, 0.3, window, bank_RE=bank)
+    sinks = noise(tokens_in(runs), 6, seed=5)  # of each token
+    beside = {"sinks_TH": sinks.to(device), "bank_RE": bank.to(device)}
+    got = paged_attention(q.to(device), there.k, there.v, on_device(runs, device), 0.3, window, **beside).cpu()
+    want = naive_paged_attention(q, pages.k, pages.v, runs, 0.3, window, sinks_TH=sinks, bank_RE=bank)
     torch.testing.assert_close(got, want, **close(torch.float32))
     # The control: a bias that is left out shows.
     assert (got - attend(q[..., :DIM], pages, runs, device, window)).abs().max() > 0.1

@@ -57,9 +57,10 @@ def test_sinks_take_part_in_sums(device: torch.device) -> None:
     q, k, v = (noise(tokens_in(runs), heads, 8, seed=seed) for seed, heads in ((3, 6), (4, 2), (5, 2)))
     sinks, twin = torch.tensor([-2.0, 0.0, 1.0, 3.0, 0.5, 2.0]), rings(torch.float32, 20)
     mine, plain = strided_on(twin, device), strided_on(twin, device)
-    want = naive_window_attention(q, k, v, twin, runs, 0.3, sinks_H=sinks)
+    sinks = sinks.expand(len(q), -1)
+    want = naive_window_attention(q, k, v, twin, runs, 0.3, sinks_TH=sinks)
     on = [x.to(device) for x in (q, k, v)]
-    got = window_attention(*on, mine, on_device(runs, device), 0.3, sinks_H=sinks.to(device)).cpu()
+    got = window_attention(*on, mine, on_device(runs, device), 0.3, sinks_TH=sinks.to(device)).cpu()
     without = window_attention(*on, plain, on_device(runs, device), 0.3).cpu()
     live = [token for run in range(runs.run_count) if run != 2 for token in range(*span(runs, run).indices(1000))]
     torch.testing.assert_close(got[live], want[live], **close(torch.float32))
@@ -72,9 +73,11 @@ def test_a_bias_by_distance_is_each_querys_own(device: torch.device) -> None:
     q, bank = torch.cat((q, noise(len(q), 6, 3, seed=6)), -1), noise(3, 13, seed=7)
     twin = rings(torch.float32, 20)
     mine = strided_on(twin, device)
-    want = naive_window_attention(q, k, v, twin, runs, 0.3, bank_RE=bank)
+    sinks = noise(len(q), 6, seed=8)  # of each token
+    want = naive_window_attention(q, k, v, twin, runs, 0.3, sinks_TH=sinks, bank_RE=bank)
     on = [x.to(device) for x in (q, k, v)]
-    got = window_attention(*on, mine, on_device(runs, device), 0.3, bank_RE=bank.to(device)).cpu()
+    beside = {"sinks_TH": sinks.to(device), "bank_RE": bank.to(device)}
+    got = window_attention(*on, mine, on_device(runs, device), 0.3, **beside).cpu()
     live = [token for run in range(runs.run_count) if run != 2 for token in range(*span(runs, run).indices(1000))]
     torch.testing.assert_close(got[live], want[live], **close(torch.float32))
 

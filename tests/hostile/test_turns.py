@@ -23,15 +23,8 @@ from tests.hostile.test_fuzz import FIRST_SEED, OLLAMA, _mutated
 from tests.server.running import running_server
 from tests.support.turns import VARIABLE, longest_turn
 from weft.errors import RequestError
-from weft.server.protocol import (
-    LARGE_BODY_BYTES,
-    ChatBody,
-    CompletionBody,
-    begin_request,
-    parse_body,
-    prompts_of,
-    sampling_params,
-)
+from weft.server.protocol import LARGE_BODY_BYTES, ChatBody, CompletionBody, parse_body, prompts_of, sampling_params
+from weft.text.current_request import begin_request
 
 TURN_MAX_S = 0.05
 VOCAB_SIZE = 150_000

@@ -13,7 +13,8 @@ import pytest
 from tests.hostile.counted import counted
 from weft.errors import RequestError
 from weft.server.ollama.protocol import read_options
-from weft.server.protocol import UNKNOWN_FIELDS_MAX, CompletionBody, begin_request, parse_body
+from weft.server.protocol import UNKNOWN_FIELDS_MAX, CompletionBody, parse_body
+from weft.text.current_request import begin_request
 
 
 def similar_names(count: int) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 
 from tests.support.naive_ops import causal_conv as naive_causal_conv
 from tests.support.naive_ops import delta_rule as naive_delta_rule
+from tests.support.naive_ops import gated_sums as naive_gated_sums
 from tests.support.naive_ops import mamba1 as naive_mamba1
 from tests.support.naive_ops import mamba2 as naive_mamba2
 from tests.support.naive_ops import running_max as naive_running_max
@@ -18,6 +19,7 @@ from tests.support.naive_ops import wkv7 as naive_wkv7
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.delta_rule import delta_rule
+from weft.tensor.ops.entries import gated_sums
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.running_max import running_max
@@ -153,14 +155,14 @@ def _window_inputs(tokens: int, seed: int) -> Inputs:
 def _biased_inputs(tokens: int, seed: int) -> Inputs:
     states = torch.randn(tokens, 4, 3, generator=_generator(seed + 1))
     plain = _window_inputs(tokens, seed)
-    return plain | {"q": torch.cat((plain["q"], states), -1)}
+    return plain | {"q": torch.cat((plain["q"], states), -1), "sinks": states[..., 0] + 1.0}
 
 
 def _window(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
     op: Any = window_attention if which == "cpu" else naive_window_attention
     if x["q"].shape[2] > 8:  # states of a bias that ends inside the window
         bank = torch.randn(3, 17, generator=_generator(2))
-        return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5, bank_RE=bank)
+        return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5, x["sinks"], bank)
     return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5)
 
 
@@ -200,6 +202,16 @@ def _max(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor
     return op(x["log_decay"], x["x"], state, runs)
 
 
+def _sums_inputs(tokens: int, seed: int) -> Inputs:
+    noise = _generator(seed)
+    return {"value": torch.randn(tokens, 2, 5, generator=noise), "gate": 3 * torch.randn(tokens, 2, 5, generator=noise)}
+
+
+def _sums(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
+    op: Any = gated_sums if which == "cpu" else naive_gated_sums
+    return op(x["value"], x["gate"], state, runs, 10)
+
+
 RECURRENT_OPS = [
     RecurrentOp("causal_conv", (6, 3), _conv_inputs, _conv),
     RecurrentOp("gated_delta", (4, 8, 12), _delta_inputs, _delta),
@@ -207,6 +219,7 @@ RECURRENT_OPS = [
     RecurrentOp("kimi_delta", (3, 8, 12), _kimi_inputs, _kimi),
     RecurrentOp("mamba2", (4, 6, 10), _mamba_inputs, _mamba),
     RecurrentOp("running_max", (1, 5), _max_inputs, _max),
+    RecurrentOp("gated_sums", (6, 5), _sums_inputs, _sums),
     RecurrentOp("wkv7", (3, 8, 12), wkv7_inputs(3, 8, 12), _wkv7),
     RecurrentOp("window_attention", (2, 2, 24, 8), _window_inputs, _window),
     RecurrentOp("window_attention_wide", (2, 2, 100, 8), _window_inputs, _window),

@@ -139,13 +139,15 @@ def test_sinks_take_part_in_sums_and_add_nothing(
     monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
     runs = make_runs(MIXED[0], [*MIXED[1], Run(90, 100)], pages=60)
     caches, q = filled_caches(runs, 60), queries(runs, 6)
-    for sinks in (torch.tensor([-3.0, 0.0, 0.5, 2.0, 4.0, 1.0]), torch.full((6,), -80.0)):
-        got = paged_attention(q, *caches, runs, 0.3, window, sinks_H=sinks)
-        want = naive_paged_attention(q, *caches, runs, 0.3, window, sinks_H=sinks)
+    own = torch.randn(tokens_in(runs), 6, generator=torch.Generator().manual_seed(3))  # of each token
+    for sinks in (torch.tensor([-3.0, 0.0, 0.5, 2.0, 4.0, 1.0]), torch.full((6,), -80.0), own):
+        sinks = sinks.expand(len(q), -1)
+        got = paged_attention(q, *caches, runs, 0.3, window, sinks_TH=sinks)
+        want = naive_paged_attention(q, *caches, runs, 0.3, window, sinks_TH=sinks)
         torch.testing.assert_close(got, want, **CLOSE)
         plain = paged_attention(q, *caches, runs, 0.3, window)
         # The control, both ways: a sink is seen, and one far below all scores is none.
-        assert bool((got - plain).abs().max() > 1e-2) == bool(sinks[0] > -80)
+        assert bool((got - plain).abs().max() > 1e-2) == bool(sinks.max() > -80)
 
 
 @pytest.mark.parametrize(("window", "gather_bytes"), [(None, 3000), (40, 2 << 20)])
@@ -164,7 +166,12 @@ def test_a_bias_by_distance_is_each_querys_own_and_ends(
         got = paged_attention(q, *caches, runs, 0.3, window, bank_RE=bank)
         want = naive_paged_attention(q, *caches, runs, 0.3, window, bank_RE=bank)
         torch.testing.assert_close(got, want, **CLOSE)
-        # The control: a bias that is left out shows.
+        sinks = torch.randn(len(q), 6, generator=noise)
+        got_sunk = paged_attention(q, *caches, runs, 0.3, window, sinks_TH=sinks, bank_RE=bank)
+        want = naive_paged_attention(q, *caches, runs, 0.3, window, sinks_TH=sinks, bank_RE=bank)
+        torch.testing.assert_close(got_sunk, want, **CLOSE)
+        # The controls: a bias or a sink that is left out shows.
+        assert (got_sunk - got).abs().max() > 1e-2
         assert (got - paged_attention(queries(runs, 6), *caches, runs, 0.3, window)).abs().max() > 1e-2
 
 

@@ -304,12 +304,13 @@ def test_sinks_are_those_of_the_twin_and_none_has_plain_bits(dtype: torch.dtype,
     runs = make_runs([Run(7), PAD_ROW, Run(200), Run(1500)], [Run(0, 65), Run(40, 90), Run(63, 2)], pages=130)
     k, v = pages(runs, 130, 2, 32, dtype)
     q, sinks = noise(3, tokens_in(runs), 4, 32, dtype=dtype), torch.tensor([-1.0, 0.5, 3.0, 90.0])
-    want = naive_ops.paged_attention(q, k, v, runs, 0.1, window, sinks_H=sinks)
+    sinks = sinks.expand(len(q), -1)
+    want = naive_ops.paged_attention(q, k, v, runs, 0.1, window, sinks_TH=sinks)
     plain = native_ops.paged_attention(q, k, v, runs, 0.1, window)
-    for got in in_each_set(lambda: native_ops.paged_attention(q, k, v, runs, 0.1, window, sinks_H=sinks)):
+    for got in in_each_set(lambda: native_ops.paged_attention(q, k, v, runs, 0.1, window, sinks_TH=sinks)):
         torch.testing.assert_close(got, want, **CLOSE[dtype])
         assert (got - plain).abs().max() > 0.05
-    far = native_ops.paged_attention(q, k, v, runs, 0.1, window, sinks_H=torch.full((4,), -300.0))
+    far = native_ops.paged_attention(q, k, v, runs, 0.1, window, sinks_TH=torch.full((4,), -300.0).expand(len(q), -1))
     assert torch.equal(far, plain)
 
 

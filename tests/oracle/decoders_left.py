@@ -57,12 +57,12 @@ HAS: dict[str, str] = {
     "no_rope_layers": "layers without positions",
     "layer_norm_eps": "norms that subtract the mean",
     "index_topk": "an index",
+    "compress_ratios": "entries of tokens",
+    "compress_rates": "entries of tokens",
 }
 """Key -> the part of it that weft has."""
 LACKS: dict[str, str] = {
     "alibi": "biases by distance (ALiBi)",
-    "compress_ratios": "a compressor of keys",
-    "compress_rates": "a compressor of keys",
     "mup_scale": "multipliers of its own",
     "multi_query": "joined keys of all heads",
     "zero_expert_num": "experts that give their input back",
@@ -74,6 +74,16 @@ BY_CLASS: dict[str, str] = {
     "bitnet": "norms inside of attention and feed-forward",
     "diffllama": "attention as a difference of two",
     "doge": "a mask that each layer learns",
+    "beam": "sums scaled by depth, gates with a bias, queries that grow by a power",
+    "cohere_compass_text": "rotary positions of each kind of layer, some without",
+    "dbrx": "experts stored as the rows of one matrix",
+    "diffusion_gemma_text": "blocks of tokens that are denoised together",
+    "embedding_gemma2_text": "no head: it embeds, in both directions",
+    "ernie4_5_vl_moe_text": "experts of pictures in the same stacks of a file",
+    "persimmon": "norms of queries and keys that subtract the mean",
+    "t5gemma2_text": "an encoder that it reads",
+    "unlimited_ocr_text": "windows next to which a token sees all of the prompt",
+    "voxtral_realtime_text": "a factor after norms, of the delay of the sound",
     "openai-gpt": "norms after the sum with the stream",
     "codegen": "queries, values and keys of a quarter of the heads in turn",
 }
@@ -101,7 +111,7 @@ def wrappers() -> Iterator[tuple[str, str]]:
         parts = getattr(CONFIG_MAPPING[model_type], "sub_configs", None) or {}
         stated = default_of(model_type) if "text_config" in parts else None
         text = str(stated.get("model_type")) if stated else ""
-        if text in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or text.endswith("_text"):
+        if text in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or text.endswith("_text") or text in served():
             yield model_type, text
 
 

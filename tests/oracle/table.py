@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,6 +90,10 @@ def _form(architecture: Architecture) -> str:
     return ", ".join(words)
 
 
+NAIVE = f"""transformers has no class of {", ".join(f"`{kind}`" for kind in sorted(NAIVE_TYPES))}: naive ones of the
+tests' own stand in their place (`tests/support`)."""
+
+
 def section(rows: Sequence[Row]) -> str:
     lengths = f"{', '.join(map(str, LENGTHS[:-1]))} and {LENGTHS[-1]}"
     return f"""{TITLE}
@@ -99,8 +104,7 @@ Each row is a tiny checkpoint with random weights, written by transformers and l
 {lengths} tokens are computed in one step, then {DECODE_STEPS} greedy decode steps of all of them
 together; every logit of every position is compared with one forward pass of transformers. The tests fail
 from {TOLERANCE:.0e} on. This shows that the computation is the same, not how well a release answers.
-transformers has no class of {", ".join(f"`{kind}`" for kind in sorted(NAIVE_TYPES))}:
-naive ones of the tests' own stand in their place (`tests/support`).
+{textwrap.fill(NAIVE, 119)}
 
 {HEAD}
 {chr(10).join(row.line() for row in rows)}

@@ -111,15 +111,17 @@ def tensors_of(caches: Iterable[LayerCache]) -> Iterator[torch.Tensor]:
 def test_a_corrupted_state_or_page_is_noticed(name: str) -> None:
     """The control of all of the above: each kind of memory that a model has carries the answer."""
     tokens = prompt(100, seed=4)
-    truth = expected(name, tokens)[-1]
     spec = loaded(name).spec
+    # The sums of an entry show where its group ends, and the entry before where it does not.
+    first = 94 if any(part.name == "waiting" for layer in spec.layers for part in layer.state) else 99
+    truth = expected(name, tokens)[first:]
     driver = ModelDriver(loaded(name).model, sequences=1, length=112)
-    driver.step((0, tokens[:99]))
+    driver.step((0, tokens[:first]))
     owner, memory = driver.sequences[0], list(tensors_of(driver.caches))
     computed = [tensor.clone() for tensor in memory]
     for layer in range(len(spec.layers)):
         for part in ("k", "v", *(part.name for part in spec.layers[layer].state)):
-            owner.tokens = tokens[:99]
+            owner.tokens = tokens[:first]
             for tensor, before in zip(memory, computed, strict=True):  # in place: kernels keep the addresses of caches
                 tensor.copy_(before)
             cache = driver.caches[layer]
@@ -129,8 +131,8 @@ def test_a_corrupted_state_or_page_is_noticed(name: str) -> None:
                 pages[page_of(owner, 50)].zero_()
             else:
                 continue
-            [last] = driver.step((0, tokens[99:]))
-            assert (last[0] - truth).abs().max().item() > 100 * TOLERANCE, (layer, part)
+            last = torch.cat([driver.step((0, [token]))[0] for token in tokens[first:]])
+            assert (last - truth).abs().max().item() > 100 * TOLERANCE, (layer, part)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     ),
     "the ring of a window": (
         "mistral", "qwen3_window", "smollm3_window", "olmo3", "lfm3", "lfm3_plain", "gpt_oss", "gemma3", "gemma4",
-        "gemma4_moe", "jet_nemotron", "recurrent_gemma", "plamo2",
+        "gemma4_moe", "jet_nemotron", "recurrent_gemma", "plamo2", "plamo3", "plamo3_scaled",
     ),
     "the ring of a window, in common decoders": (
         "qwen2_window", "phi3", "cohere2", "exaone4", "ministral", "cwm", "starcoder2", "gemma2",
@@ -47,7 +47,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     ),
     "the ring of a window, in further decoders": (
         "laguna", "afmoe", "mellum", "kolibri", "vaultgemma", "lara_mini", "mimo_v2_flash", "cohere2_moe",
-        "cohere2_moe_sigmoid",
+        "cohere2_moe_sigmoid", "gpt_neo",
     ),
     "attention over latents": (
         "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5", "ling_2_5_plain", "gigachat3_5",
@@ -59,8 +59,9 @@ DIFFERS: dict[str, tuple[str, ...]] = {
         "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain", "deepseek_v32",
         "glm_moe_dsa",
     ),
+    "attention over entries of tokens": ("deepseek_v4", "deepseek_v4_plain"),
     "a state of one number for each channel": ("recurrent_gemma_pages",),
-    "biases of distances": ("inkling", "inkling_plain"),
+    "biases of distances": ("inkling", "inkling_plain", "inkling2", "inkling2_plain", "inkling2_loop", "bloom", "mpt"),
 }  # fmt: skip
 """What torch computes, in another order for decodes than for prompts -> the checkpoints that have it."""
 DIFFERING = {name for names in DIFFERS.values() for name in names}

@@ -44,6 +44,7 @@ def distance(family: str, size: int) -> float:
         ("lfm2_moe", 4),
         ("jamba", 4),
         ("qwen3_5_moe", 2),
+        ("interns2_mobius", 2),
         ("nemotron_h_moe", 2),
     ],
 )

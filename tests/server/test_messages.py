@@ -21,7 +21,7 @@ from tests.server.test_tools import CALL, TEMPLATES, stop_at_end
 from weft.errors import RequestError
 from weft.server.anthropic.answers import cache_marked, messages_turn
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, MessagesBody
-from weft.server.generation import ChatTurn
+from weft.server.chat_turn import ChatTurn
 from weft.server.protocol import parse_body
 
 if TYPE_CHECKING:

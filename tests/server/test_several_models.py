@@ -442,7 +442,7 @@ def test_tokenizers_are_read_before_anything_is_served(tmp_path: Path) -> None:
     served = load_served_model(
         OnDemandModel(sources[0], Resident("a", 1, None), Mock()).info, sources[0].server, sources[0].tokenizers
     )
-    assert served.tokenizer is known
+    assert served.renderer.tokenizer is known
 
 
 def test_the_share_of_a_model_on_a_gpu_has_room_for_its_matrices_as_they_are(

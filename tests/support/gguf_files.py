@@ -42,7 +42,8 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2",
     "afmoe": "afmoe", "granitemoe": "granitemoe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
     "minicpm3": "minicpm3", "hunyuan_v1_moe": "hunyuan-moe", "exaone_moe": "exaone-moe", "glm_moe_dsa": "glm-dsa",
-    "gpt_neox": "gptneox",
+    "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "bloom": "bloom", "mpt": "mpt",
+    "falcon": "falcon", "olmo3": "olmo2", "phimoe": "phimoe",
 }  # fmt: skip
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -162,8 +163,12 @@ class _Change:
             for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
                 if f".{part}." in name:
                     x = x.reshape(self.config[heads], 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
-        if "attention.query_key_value" in name and self.type == "gpt_neox" and "ungrouped" not in self.forget:
-            x = x.unflatten(0, (self.config["num_attention_heads"], 3, -1)).transpose(0, 1).flatten(0, 2)
+        if "attention.query_key_value" in name and "ungrouped" not in self.forget:
+            heads, groups = self.config["num_attention_heads"], self.config["num_key_value_heads"]
+            parts = x.unflatten(0, (groups, heads // groups + 2, -1)).split([heads // groups, 1, 1], dim=1)
+            x = torch.cat([part.flatten(0, 2) for part in parts])
+        if self.type == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            x = x.T
         if self.type == "falcon_h1" and "multipliers" not in self.forget:
             x = self._falcon(name, x)
         groups = self.config.get("mamba_n_groups", self.config.get("n_groups"))
@@ -219,9 +224,32 @@ class _Change:
         return x
 
 
+_USUAL = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
+}
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    """Return the configuration of the text, with the usual names of its numbers."""
+    config: dict[str, Any] = dict(text_config(json.loads((directory / "config.json").read_text())))
+    for usual, others in _USUAL.items():
+        if (other := next((name for name in others if name in config), None)) is not None:
+            config[usual] = config[other]
+    if config["model_type"] in ("gpt2", "gpt_bigcode", "bloom", "mpt", "falcon", "gpt_neox"):
+        single = config.get("multi_query") and not config.get("new_decoder_architecture")
+        grouped = config.get("num_kv_heads") if config.get("new_decoder_architecture") else None
+        config["num_key_value_heads"] = 1 if single else grouped or config["num_attention_heads"]
+        # The converter writes this, whatever the width is.
+        config["intermediate_size"] = config.get("intermediate_size") or 4 * config["hidden_size"]
+    return config
+
+
 def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[str, torch.Tensor]]:
     """Return the architecture, and the tensors by their names in the file."""
-    config = text_config(json.loads((directory / "config.json").read_text()))
+    config = config_of(directory)
     tensors = load_file(directory / "model.safetensors")
     architecture = ARCHITECTURES[config["model_type"]]
     if "nemotron" in architecture and any("experts" in name for name in tensors):
@@ -247,6 +275,8 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         tensors = _halves_of_latents(tensors, config)
     if config["model_type"] == "gigachat3_5":
         tensors = _both_ungrouped(tensors, config, forget)
+    if config["model_type"] == "bloom":
+        tensors = {name.removeprefix("transformer."): x for name, x in tensors.items()}
     change, stacks, found = _Change(config, forget), {}, {}
     for name, x in _apart(tensors, config, forget).items():
         x = change(name, x)
@@ -280,6 +310,9 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
             )
     if config["model_type"] == "gemma3_text":
         found.pop("output.weight", None)
+    if rope.get("rope_type") == "longrope":
+        for length in ("long", "short"):
+            found[f"rope_factors_{length}.weight"] = torch.tensor(rope[f"{length}_factor"])
     if rope.get("rope_type") == "llama3" and "rope_freqs" not in forget:
         found["rope_freqs.weight"] = _rope_freqs(config["head_dim"], rope)
     return architecture, found
@@ -839,7 +872,7 @@ DENSE = (
     "qwen2", "qwen2_moe", "phi3", "gemma", "gemma2", "glm4", "olmo2", "olmoe", "exaone4", "cohere", "cohere2",
     "starcoder2", "stablelm", "nemotron", "seed_oss", "arcee", "ernie4_5", "hunyuan_v1_dense", "mixtral", "smollm3",
     "exaone", "glm", "olmo", "jais2", "ministral3", "phi", "afmoe", "hunyuan_v1_moe", "exaone_moe",
-    "gpt_neox",
+    "gpt_neox", "gpt2", "gpt_bigcode", "bloom", "mpt", "falcon", "olmo3", "phimoe",
 )  # fmt: skip
 ROUTED = (
     "glm4_moe", "dots1", "ernie4_5_moe", "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "minicpm3",
@@ -901,11 +934,18 @@ def _yarn_keys(rope: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, An
 def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, float | None]:
     """Return the numbers of ``DENSE``, and windows; a base that ``alpha`` changes is in the file after the change."""
     read, rope = config.get, config.get("rope_parameters") or {}
+    more: dict[str, Any] = {}
     if read("use_parallel_residual") is not None:
         writer.add_parallel_residual(read("use_parallel_residual"))
     if read("sliding_window"):
         writer.add_uint32(f"{writer.arch}.attention.sliding_window", read("sliding_window"))
-    eps = read("layer_norm_eps", read("norm_epsilon", read("norm_eps", 1e-5 if read("model_type") == "olmo" else None)))
+    if read("model_type") == "olmo3":
+        windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", windows)
+        full = config["rope_parameters"]["full_attention"]
+        more = _yarn_keys(full | {"mscale_all_dim": 0.0}, writer)
+        more |= {"rope.freq_base": full["rope_theta"], "rope.scaling.yarn_attn_factor": full["attention_factor"]}
+    eps = next((read(key) for key in _EPS if read(key) is not None), 1e-5 if read("model_type") == "olmo" else None)
     dim = read("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     base = rope.get("rope_theta", 1e4) * (rope.get("alpha") or 1.0) ** (dim / (dim - 2))
     return {
@@ -914,10 +954,23 @@ def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str,
         "logit_scale": read("logit_scale"),
         "rope.freq_base": base,
         "attn_logit_softcapping": read("attn_logit_softcapping"),
-        "attention.clamp_kqv": read("clip_qkv"),
+        "attention.clamp_kqv": read("clip_qkv", (read("attn_config") or {}).get("clip_qkv")),
+        "attention.max_alibi_bias": (read("attn_config") or {}).get("alibi_bias_max"),
+        **(_longrope_keys(config, writer) if rope.get("rope_type") == "longrope" else {}),
         **(_grown_keys(rope, writer) if read("model_type") == "ministral3" else {}),
         "final_logit_softcapping": read("final_logit_softcapping"),
+        **more,
     }
+
+
+_EPS = ("layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
+
+
+def _longrope_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    original = config["rope_parameters"]["original_max_position_embeddings"]
+    writer.add_uint32(f"{writer.arch}.rope.scaling.original_context_length", original)
+    scale = config["max_position_embeddings"] / original
+    return {"rope.scaling.attn_factor": math.sqrt(1 + math.log(scale) / math.log(original))}
 
 
 def _grown_keys(rope: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
@@ -941,7 +994,7 @@ def write_gguf(
     """Write the checkpoint in ``directory`` as one file. ``types``: by the beginnings of names, for matrices whose
     rows are complete blocks; forms that gguf does not quantise to have random blocks. ``widened``: the values of
     those blocks, in float32. ``change``: writes more keys. ``renamed``: another converter's names of tensors."""
-    config = text_config(json.loads((directory / "config.json").read_text())) | {"of": str(directory)}
+    config = config_of(directory) | {"of": str(directory)}
     architecture, tensors = converted(directory, forget)
     writer = gguf.GGUFWriter(path, architecture)
     _keys(config, writer, tensors)

@@ -215,7 +215,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     scales: torch.Tensor | None = None,
-    sinks_H: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
@@ -237,8 +237,8 @@ def paged_attention(
             scores_SH = _capped((k_SHD * q_THD[token].double()).sum(-1) * scale, cap)
             if bank_RE is not None:
                 scores_SH += _biases(states_THR[token], bank_RE, position + 1 - first).T
-            if sinks_H is not None:
-                scores_SH = torch.cat((scores_SH, sinks_H.double()[None]))
+            if sinks_TH is not None:
+                scores_SH = torch.cat((scores_SH, sinks_TH[token].double()[None]))
             out[token] = (scores_SH.softmax(dim=0)[: len(v_SHD), :, None] * v_SHD).sum(0)
     return out.to(q_THD.dtype)
 
@@ -329,7 +329,7 @@ def window_attention(
     ring_S2HWD: torch.Tensor,
     runs: Runs,
     scale: float,
-    sinks_H: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
@@ -351,8 +351,8 @@ def window_attention(
             scores_HS = _capped((k_HSD * q_THD[token, :, None].double()).sum(-1) * scale, cap)
             if bank_RE is not None:
                 scores_HS += _biases(states_THR[token], bank_RE, len(seen))
-            if sinks_H is not None:
-                scores_HS = torch.cat((scores_HS, sinks_H.double()[:, None]), dim=1)
+            if sinks_TH is not None:
+                scores_HS = torch.cat((scores_HS, sinks_TH[token].double()[:, None]), dim=1)
             weights_HS = scores_HS.softmax(dim=-1)[:, : len(seen)]
             out[token] = (weights_HS[..., None] * v_HSD).sum(1)
             if index + 1 in taps and taps[index + 1] != PAD:
@@ -538,6 +538,38 @@ def running_max(
 
     _walk(state_S1H, runs, step, layer)
     return out.to(x_TH.dtype)
+
+
+def gated_sums(
+    value_TKC: torch.Tensor,
+    gate_TKC: torch.Tensor,
+    waiting_SJC: torch.Tensor,
+    runs: Runs,
+    group: int,
+    *,
+    layer: int = 0,
+) -> torch.Tensor:
+    out = torch.zeros(value_TKC.shape[0], value_TKC.shape[2], dtype=torch.float64)
+    positions = [
+        max(start, 0) + place
+        for start, length in zip(runs.starts, runs.lengths, strict=True)
+        for place in range(length)
+    ]
+
+    def step(state: torch.Tensor, t: int) -> torch.Tensor:
+        entries = list(torch.unflatten(state, 0, (-1, 3)))
+        for part, (most, total, weighted) in enumerate(entries):
+            value, gate = value_TKC[t, part].double(), gate_TKC[t, part].double()
+            new = torch.where(total > 0, torch.maximum(most, gate), gate)
+            left, share = torch.where(total > 0, (most - new).exp(), 0.0), (gate - new).exp()
+            entries[part] = torch.stack((new, total * left + share, weighted * left + value * share))
+        if (positions[t] + 1) % group == 0:
+            out[t] = entries[0][2] / entries[0][1]
+            entries = [*entries[1:], torch.zeros_like(entries[0])]
+        return torch.cat(entries)
+
+    _walk(waiting_SJC, runs, step, layer)
+    return out.to(value_TKC.dtype)
 
 
 def encode_state(state_XN: torch.Tensor, codes_XN: torch.Tensor, scales_X: torch.Tensor) -> None:

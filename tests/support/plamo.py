@@ -1,4 +1,4 @@
-"""PLaMo 2 from its formulas, token by token, as a model of transformers, which has no class for it.
+"""PLaMo 2 and 3 from their formulas, token by token, as models of transformers, which has no classes for them.
 
     config = AutoConfig.for_model("plamo2", ...)
     model = AutoModelForCausalLM.from_config(config)          once this module is imported
@@ -9,13 +9,16 @@ Names of parameters are those of the release. Nothing is cached, and nothing is 
     mamba       z, x of each head = in(u);  x = silu(conv(x));  B, C, r = norms of a product of x
                 d = softplus(step(r) + dt_bias);  S <- e^(-d e^A_log) S + d x B^T;  y = out((S C + D x) silu(z))
     attention   q, k with a norm of each head by itself, turned; a token sees itself and ``window`` tokens before
+    PLaMo 3     one norm for all heads, YaRN in layers that see the whole text
 
-Source: ``modeling_plamo.py`` of PFN's repositories plamo-2-8b and plamo-2-translate, in the forms that vLLM, mlx-lm and
-plamo-translate-cli have of it, read for its formulas. ``benchmarks.peers.mlx`` compares it with mlx-lm.
+Source: ``modeling_plamo.py`` of PFN's repositories plamo-2-8b, plamo-2-translate and plamo-3-nict-8b, in the forms that
+vLLM, SGLang, mlx-lm and plamo-translate-cli have of it, read for its formulas. ``benchmarks.peers.mlx``
+compares weft with mlx-lm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,9 +168,77 @@ class Trunk2(nn.Module):
         self.norm = OffsetNorm(config.hidden_size, config.rms_norm_eps)
 
 
+class Plamo3Config(transformers.PreTrainedConfig):
+    model_type = "plamo3"
+
+
+def yarn(x_THD: torch.Tensor, theta: float, factor: float, original: int) -> torch.Tensor:
+    """Rotate pairs of halves. Rates between 32 and 1 turns in ``original`` tokens change step by step from those of the
+    model to those divided by ``factor`` (Peng et al., 2023).
+    """
+    half = x_THD.shape[-1] // 2
+    rates = theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    first, last = (half * math.log(original / (turns * 2 * math.pi)) / math.log(theta) for turns in (32, 1))
+    first, last = max(first, 0.0), min(last, 2 * half - 1.0)
+    slow = ((torch.arange(half, dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
+    angles = torch.arange(len(x_THD), dtype=torch.float64)[:, None, None] * (rates * (1 - slow) + rates / factor * slow)
+    larger = 1 + 0.1 * math.log(factor)
+    cos, sin = ((part * larger).to(x_THD.dtype) for part in (angles.cos(), angles.sin()))
+    first_half, second = x_THD.chunk(2, dim=-1)
+    return torch.cat((first_half * cos - second * sin, second * cos + first_half * sin), dim=-1)
+
+
+class Attention3(nn.Module):
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__()
+        self.config, heads, keys, dim = config, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.widths, self.dim = [heads * dim, keys * dim, keys * dim], dim
+        self.qkv_proj = nn.Linear(config.hidden_size, sum(self.widths), bias=False)
+        self.o_proj = nn.Linear(heads * dim, config.hidden_size, bias=False)
+        self.q_norm, self.k_norm = (OffsetNorm(dim, config.rms_norm_eps) for _ in range(2))
+        self.full = (layer + 1) % config.sliding_window_pattern == 0
+        self.seen = None if self.full else config.window_size + (config.rope_scaling_factor is None)
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv_proj(x_TD).split(self.widths, dim=-1)
+        q, k, v = (part.unflatten(1, (-1, self.dim)) for part in parts)
+        q, k = (self.turned(norm(part)) for norm, part in ((self.q_norm, q), (self.k_norm, k)))
+        return self.o_proj(attended(q, k, v, self.seen))
+
+    def turned(self, x_THD: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        if self.full and config.rope_scaling_factor not in (None, 1):
+            return yarn(x_THD, config.rope_theta, config.rope_scaling_factor, config.initial_context_length)
+        theta = config.rope_theta if self.full else config.rope_local_theta
+        return turned(x_THD, len(x_THD), theta, neighbours=False)
+
+
+class ScaledEmbedding(nn.Embedding):
+    factor = 1.0
+
+    def forward(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens_T) * self.factor
+
+
+class Trunk3(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.embed_tokens = ScaledEmbedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens.factor = config.hidden_size**0.5 if config.scale_embedding else 1.0
+        mixers = (Attention3(config, layer) for layer in range(config.num_hidden_layers))
+        self.layers = Decoder(Layer(config, mixer) for mixer in mixers)
+        self.norm = OffsetNorm(config.hidden_size, config.rms_norm_eps)
+
+
 class Plamo2ForCausalLM(NaiveModel):
     config_class, trunk = Plamo2Config, Trunk2
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
+class Plamo3ForCausalLM(NaiveModel):
+    config_class, trunk = Plamo3Config, Trunk3
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+
 register(Plamo2Config, Plamo2ForCausalLM)
+register(Plamo3Config, Plamo3ForCausalLM)

@@ -3,15 +3,15 @@
     messages, tools --ChatWriter--> PreparedChat: token ids, cache positions, sampling with its grammar
     Completion --PreparedChat.reply--> ChatReply: text, reasoning, calls of tools
 
-``weft.text`` prepares them, for the server too. A program passes its own pictures as ``{"type": "image", "image":
-...}``: an image of Pillow, the name of a file, or its bytes. HTTP accepts none of these.
+``weft.text.renderer`` prepares them, for the server too. A program passes its own pictures as ``{"type": "image",
+"image": ...}``: an image of Pillow, the name of a file, or its bytes. HTTP accepts none of these.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,20 @@ from PIL import Image, ImageOps
 from weft.api.completion import ChatPiece, ChatReply, Completion, FunctionCall
 from weft.errors import RequestError
 from weft.images.decoding import ImageLimits
+from weft.images.picture import Picture
 from weft.images.video import Sampling
 from weft.images.worker import PictureStart, read_picture, read_video, start_of
 from weft.objects.conversations import continued_chat, conversation_content, conversation_of, known_prefix
 from weft.objects.sessions import Content, StoredSession
 from weft.request import PICTURE_KINDS, PictureKind, SamplingParams
-from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
-from weft.text.chat_request import ChatRequest, ConversationFields, read_chat
-from weft.text.choices import Piece, TextDecoder
+from weft.text.chat import ChatMessage, ChatTemplate, load_chat_template
+from weft.text.chat_request import ChatRequest, ConversationFields
+from weft.text.choices import Piece, TextDecoder, showing
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, control_texts
 from weft.text.dialect import AnswerPlan, Dialect, answer_markers, call_format, text_of
 from weft.text.pictures import PicturePart, checked_sampling
-from weft.text.prompt import KnownPrefix, Prompt, encode_prompt, show_pictures
+from weft.text.prompt import KnownPrefix, Prompt
+from weft.text.renderer import Renderer, finished
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.json_calls import CallDelta
@@ -92,8 +94,51 @@ class PreparedChat:
             yield chat_piece
 
 
+@dataclass(frozen=True, slots=True)
+class _OwnTemplate:
+    """A chat template that is rendered in this process."""
+
+    template: ChatTemplate
+
+    @property
+    def source(self) -> str:
+        return self.template.source
+
+    @property
+    def reads_tools(self) -> bool:
+        return self.template.reads_tools
+
+    @property
+    def variables(self) -> Collection[str]:
+        return self.template.variables
+
+    async def write(self, messages: list[ChatMessage], *, chars_cut: int, **rendering: Any) -> ChatPrompt:
+        return chat_prompt(self.template, messages, chars_cut=chars_cut, **rendering)
+
+
+class _OwnPictures:
+    """A reader of pictures in this process. ``tokens``: the model's picture tokens as text, by kind."""
+
+    def __init__(self, directory: Path, tokens: Mapping[PictureKind, str]) -> None:
+        self.tokens = tokens
+        self._start: PictureStart = start_of(directory, _LIMITS)
+
+    async def read(self, parts: Sequence[PicturePart]) -> list[Picture]:
+        return list(map(self._read, parts))
+
+    def _read(self, part: PicturePart) -> Picture:
+        try:
+            if part.kind == "video":
+                return read_video(part.source, Sampling(part.fps, part.min_frames, part.max_frames), self._start)
+            assert isinstance(part.source, str | bytes)
+            return read_picture(part.source, self._start.settings, _LIMITS)
+        except RequestError as error:
+            raise RequestError(f"{part.where}: {error.message}", param=part.where) from None
+
+
 class ChatWriter:
-    """The text side of one model's chat. Raises CheckpointError or ConfigError for a broken template."""
+    """The conversations of one model. ``context_tokens``: the longest prompt. Raises CheckpointError or ConfigError for
+    a broken template."""
 
     def __init__(
         self,
@@ -101,24 +146,29 @@ class ChatWriter:
         tokenizer: Tokenizer,
         picture_tokens: Sequence[int] = (),
         *,
+        context_tokens: int,
         trust_control_tokens: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._start: PictureStart | None = start_of(directory, _LIMITS) if picture_tokens else None
-        self._tokens: dict[PictureKind, str] = dict(
+        shown: dict[PictureKind, str] = dict(
             zip(PICTURE_KINDS, map(tokenizer.token_text, picture_tokens), strict=False)
         )
 
         def control(source: str) -> ControlTexts:
-            return control_texts(tokenizer, source, answer_markers(), list(self._tokens.values()))
+            return control_texts(tokenizer, source, answer_markers(), list(shown.values()))
 
-        self._template = load_chat_template(
+        template = load_chat_template(
             directory,
             special_tokens=tokenizer.special_tokens,
             control=(lambda source: NO_CONTROL) if trust_control_tokens else control,
             calls=lambda source: call_format(source, tokenizer),
         )
-        self._dialect = Dialect(self._template, tokenizer)
+        self._renderer = Renderer(
+            tokenizer,
+            None if template is None else _OwnTemplate(template),
+            Dialect(template, tokenizer),
+            context_tokens,
+            _OwnPictures(directory, shown) if picture_tokens else None,
+        )
 
     def prepare(
         self,
@@ -133,27 +183,23 @@ class ChatWriter:
         conversation, known = self._conversation(messages, template, **fields), None
         if session is not None:
             conversation, known = continued_chat(session, conversation), known_prefix(session)
-        request, prompt = self._write(conversation)
-        if request.thinking_token_budget is not None and not self._dialect.bounds_reasoning:
+        request, prompt = self._render(conversation, known)
+        dialect, tokenizer = self._renderer.dialect, self._renderer.tokenizer
+        if request.thinking_token_budget is not None and not dialect.bounds_reasoning:
             raise RequestError(
                 "thinking_token_budget is not served with this model: it has no reasoning whose markers are tokens",
                 param="thinking_token_budget",
                 code="unsupported_parameter",
             )
-        plan = self._dialect.plan_of(request, prompt.text, sampling.grammar)
-        return PreparedChat(
-            encode_prompt(self._tokenizer, prompt, known=known),
-            plan,
-            msgspec.structs.replace(sampling, grammar=plan.grammar),
-            self._tokenizer.showing(plan.shown_ids),
-        )
+        plan = dialect.plan_of(request, prompt.text or "", sampling.grammar)
+        sampling = msgspec.structs.replace(sampling, grammar=plan.grammar)
+        return PreparedChat(prompt, plan, sampling, showing(tokenizer, plan.shown_ids))
 
     def tokens(
         self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any
     ) -> list[int]:
         """Return the token ids of a conversation, up to the beginning of the answer. Raise RequestError."""
-        _, prompt = self._write(self._conversation(messages, template, **fields))
-        return encode_prompt(self._tokenizer, prompt).tokens
+        return self._render(self._conversation(messages, template, **fields))[1].tokens
 
     def content(
         self,
@@ -166,13 +212,11 @@ class ChatWriter:
         RequestError."""
         as_json = [_with_addresses(index, message) for index, message in enumerate(messages)]
         conversation = self._conversation(as_json, template, tools=tools, add_generation_prompt=False)
-        _, prompt = self._write(conversation)
-        encoded = encode_prompt(self._tokenizer, prompt, known=known)
-        return conversation_content(encoded, as_json, tools, template)
+        return conversation_content(self._render(conversation, known)[1], as_json, tools, template)
 
     def encoded(self, session: StoredSession) -> Prompt:
         """Return the prompt of a session's conversation. Raise RequestError."""
-        return encode_prompt(self._tokenizer, self._write(conversation_of(session))[1])
+        return self._render(conversation_of(session))[1]
 
     def _conversation(
         self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any
@@ -185,32 +229,8 @@ class ChatWriter:
             raise RequestError(f"messages: {error}", param="messages") from None
         return ConversationFields(messages=turns, variables=template, **fields)
 
-    def _write(self, conversation: ConversationFields) -> tuple[ChatRequest, ChatPrompt]:
-        if self._template is None:
-            raise RequestError(
-                "this model has no chat template: put chat_template.jinja into the checkpoint "
-                "directory, or complete plain text: Engine.generate, `weft generate` without "
-                "--chat",
-                param="messages",
-            )
-        request = read_chat(conversation, template_variables=self._template.variables, reads=self._tokens)
-        prompt = chat_prompt(self._template, request.messages, chars_cut=TEMPLATE_CHARS_MAX, **request.rendering)
-        return request, self._shown(prompt, request.pictures) if request.pictures else prompt
-
-    def _shown(self, prompt: ChatPrompt, parts: Sequence[PicturePart]) -> ChatPrompt:
-        assert self._start is not None
-        pictures = []
-        for part in parts:
-            try:
-                if part.kind == "video":
-                    sampling = Sampling(part.fps, part.min_frames, part.max_frames)
-                    pictures.append(read_video(part.source, sampling, self._start))
-                else:
-                    assert isinstance(part.source, str | bytes)
-                    pictures.append(read_picture(part.source, self._start.settings, _LIMITS))
-            except RequestError as error:
-                raise RequestError(f"{part.where}: {error.message}", param=part.where) from None
-        return show_pictures(prompt, pictures, self._tokens)
+    def _render(self, conversation: ConversationFields, known: KnownPrefix | None = None) -> tuple[ChatRequest, Prompt]:
+        return finished(self._renderer.render(conversation, known=known, with_places=True, salt=""))
 
 
 def _with_files(position: int, message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -82,7 +82,13 @@ class Engine:
         directory = Path(self.info.directory)
         self.tokenizer = Tokenizer.load(directory)
         trusting = self.info.trust_control_tokens
-        self._chat = ChatWriter(directory, self.tokenizer, self.info.picture_tokens, trust_control_tokens=trusting)
+        self._chat = ChatWriter(
+            directory,
+            self.tokenizer,
+            self.info.picture_tokens,
+            context_tokens=self.info.sizes.max_model_len,
+            trust_control_tokens=trusting,
+        )
         self._calls = CallTable(assembled.core)
         self._numbers = itertools.count()
         control = NO_CONTROL if trusting else control_texts(self.tokenizer, "", answer_markers())

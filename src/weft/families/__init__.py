@@ -6,12 +6,17 @@
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
     gpt2, opt ...     gpt2             attention                      dense; positions at the embedding
+    bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
+    glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
+                                                                      experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
+    interns2_mobius[_text]             the same, banks of experts that layers share
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
     qwen4_exp[_text]  qwen4_exp        gated delta, some with n-grams, + attention over chosen blocks;
                                        several streams                experts + gated shared expert
@@ -39,9 +44,12 @@
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
     bamba             bamba            Mamba-2 + attention            dense
     falcon_h1         falcon_h1        Mamba-2 and attention at once  dense
-    nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
+    nemotron_h,       nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
+    nemotron_h_puzzle
+    nemotron-nas      nemotron_nas     attention or none              dense or none
     jamba             jamba            Mamba-1 + attention            dense or experts
-    plamo2            plamo2           selective Mamba-2 + attention  dense
+    plamo2, plamo3    plamo2, plamo3   selective Mamba-2 + attention, or attention, windows
+                                                                      dense
     zamba2            zamba2           Mamba-2, some with a shared transformer block
     mamba2            mamba2           Mamba-2                        none
     mamba             mamba            Mamba-1                        none
@@ -72,9 +80,11 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.families import (
+    alibi,
     attention,
     centred,
     deepseek,
+    deepseek_v4,
     delta,
     dense,
     gemma,
@@ -88,10 +98,12 @@ from weft.families import (
     mamba,
     mixed,
     nemotron_h,
+    nemotron_nas,
     plamo,
     routed,
     rwkv,
     sparse,
+    texts,
     zamba2,
 )
 from weft.families.architecture import Architecture
@@ -227,10 +239,11 @@ def named_dtype(config: Mapping[str, Any]) -> DTypeName | None:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language part of a multimodal configuration, also of one whose thinker is multimodal (Qwen's Omni);
-    the configuration itself for any other."""
+    """Return the language part of a multimodal configuration, also of one whose thinker is multimodal (Qwen's Omni) and
+    of LFM2-Audio; the configuration itself for any other."""
     thinker = config.get("thinker_config")
-    inner = (thinker if isinstance(thinker, Mapping) else config).get("text_config")
+    part = "lfm" if config.get("model_type") == "lfm_audio" else "text_config"
+    inner = (thinker if isinstance(thinker, Mapping) else config).get(part)
     return inner if isinstance(inner, Mapping) else config
 
 
@@ -264,9 +277,11 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 FAMILIES: tuple[Family, ...] = tuple(
     family
     for module in (
+        alibi,
         attention,
         centred,
         deepseek,
+        deepseek_v4,
         delta,
         dense,
         gemma,
@@ -280,10 +295,12 @@ FAMILIES: tuple[Family, ...] = tuple(
         mamba,
         mixed,
         nemotron_h,
+        nemotron_nas,
         plamo,
         routed,
         rwkv,
         sparse,
+        texts,
         zamba2,
     )
     for family in module.FAMILIES

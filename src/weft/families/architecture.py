@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from weft import spec
 from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Attention
+from weft.families.mixers.combined import Again
 from weft.families.mixers.feed_forward import FeedForward
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.names import Names
@@ -53,8 +54,8 @@ class Architecture:
     ``rounded_multiplier``: that of the embedding is rounded to the model's dtype first (Gemma). ``logits_cap``: logits
     are cap x tanh(logits / cap); 0 for none. ``mtp``: the head that drafts next tokens, of families whose checkpoints
     may have one. ``vision``: the tower that makes rows of pictures; None for a text-only model. ``head_tokens``:
-    tokens that the head knows, where it is padded to the vocabulary; 0: all. ``head_bias``: the head has a bias.
-    ``residual``: how blocks are joined to the stream. ``names``: where a checkpoint has the blocks."""
+    tokens that the head knows, the first ones, where it is padded or has fewer rows; 0: all. ``head_bias``: the head
+    has a bias. ``residual``: how blocks are joined to the stream. ``names``: where a checkpoint has the blocks."""
 
     family: str
     vocab_size: int
@@ -84,12 +85,10 @@ class Architecture:
 
     @property
     def why_no_gpu(self) -> str:
-        """Feature of the model that GPUs have no kernel for, as a verb phrase; "" if GPUs compute the model."""
-        if any(getattr(mixer, "cap", 0.0) for mixer in self.mixers):
-            return "caps the scores of attention"
-        if any(getattr(mixer, "chunk", None) for mixer in self.mixers):
-            return "attends in chunks"
-        return "attends over chosen blocks" if self.indexed else ""
+        """Feature of the model that no GPU computes, as a verb phrase; "" if GPUs compute the model."""
+        if any(getattr(mixer, "out_groups", 0) for mixer in self.mixers):
+            return "attends over entries of tokens"
+        return ""
 
     @property
     def causal(self) -> bool:
@@ -102,11 +101,21 @@ class Architecture:
         return len(self.mixers)
 
     @property
+    def stored_layers(self) -> tuple[int, ...]:
+        """For each layer, its number in the files. A layer that runs again has the number of the first run."""
+        first_runs = [number for number, mixer in enumerate(self.mixers) if not isinstance(mixer, Again)]
+        stored = {number: place for place, number in enumerate(first_runs)}
+        return tuple(
+            mixer.layer if isinstance(mixer, Again) else stored[number] for number, mixer in enumerate(self.mixers)
+        )
+
+    @property
     def tables_beside(self) -> Iterator[tuple[str, Table]]:
         """All tables outside the blocks, except embedding, head and towers, each with the name under which plans count
         it."""
-        records = tuple(record for record in (*self.mixers, *self.feed_forwards) if record is not None)
-        return self.residual.tables(ModelShape(self.hidden_size, self.vocab_size, self.layer_count, records))
+        mixers = [mixer for mixer in self.mixers if not isinstance(mixer, Again)]
+        records = tuple(record for record in (*mixers, *self.feed_forwards) if record is not None)
+        return self.residual.tables(ModelShape(self.hidden_size, self.vocab_size, len(mixers), records))
 
     @property
     def turn_sections(self) -> tuple[int, ...]:

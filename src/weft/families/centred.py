@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from weft.families.architecture import Architecture
 from weft.families.attention import NAMES
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, cut_rotary, patterned, sizes, ungated
@@ -106,6 +107,26 @@ _NEOX = Decoder(
         centred="bias", parallel="two" if keys.boolean("use_parallel_residual", True) else ""
     ),
 )
+_NEOX_JAPANESE = replace(
+    _NEOX,
+    defaults=sizes(32_000, 2560, 1, 32, 32, 32, 2048) | {"layer_norm_eps": 1e-5, "tie_word_embeddings": True},
+    partial=1.0,
+    feed=lambda keys, layer: Dense(
+        keys.integer("hidden_size") * keys.integer("intermediate_multiple_size", 4), "gelu", gated=False
+    ),
+    residual=lambda keys: Residual(centred="bias"),
+    keys_of=cut_rotary,
+)
+
+
+def read_neox_japanese(family: str, keys: ConfigKeys) -> Architecture:
+    """Read a model whose output of attention has a bias only in the last layer."""
+    model = _NEOX_JAPANESE(family, keys)
+    *before, last = model.mixers
+    assert isinstance(last, Attention)
+    return replace(model, mixers=(*before, replace(last, out_bias=True)))
+
+
 _NEOX_FILES = (
     (r"^gpt_neox\.embed_in\.", "model.embed_tokens."),
     (r"^gpt_neox\.", "model."),
@@ -114,9 +135,10 @@ _NEOX_FILES = (
 
 
 def _falcon_keys(keys: ConfigKeys) -> ConfigKeys:
-    """Return ``keys`` with the KV heads of the one or the other kind of Falcon. Those that have no positions but a bias
-    by distance are refused."""
-    keys.only(alibi=False)
+    """Return ``keys`` with the KV heads of the one or the other kind of Falcon. Those with ALiBi are refused:
+    they were trained with biases rounded to bfloat16."""
+    if keys.boolean("alibi", False):
+        fail("alibi", True, "the bias of this family is rounded by the place of a key, which is not served")
     grouped = keys.boolean("new_decoder_architecture", False)
     single = not grouped and keys.boolean("multi_query", True)
     heads = keys.integer("num_attention_heads")
@@ -184,12 +206,18 @@ FAMILIES = (
         _UNGATED, mixers={Attention: "attention"}, final_norm="final_layer_norm", spelled={
             Attention: {"joined": "query_key_value", "out": "dense"},
             Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), _NEOX_FILES),
+    Family("gpt_neox_japanese", ("gpt_neox_japanese",), read_neox_japanese, "gelu", replace(
+        _UNGATED, mixers={Attention: "attention"}, final_norm="final_layer_norm", spelled={
+            Attention: {"joined": "query_key_value", "out": "dense"},
+            Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), (
+        (r"^gpt_neox_japanese\.embed_in\.", "model.embed_tokens."), (r"^gpt_neox_japanese\.", "model."),
+        (r"^embed_out\.", "lm_head."), (r"\.attention\.dense_bias$", ".attention.dense.bias"))),
     Family("falcon", ("falcon",), _FALCON, "gelu", replace(
         _UNGATED, mixers={Attention: "self_attention"}, spelled={
             Attention: {"joined": "query_key_value", "out": "dense"},
             Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}}), _FALCON_FILES),
     Family("nanochat", ("nanochat",), _NANOCHAT, "relu2", replace(
-        _UNGATED, ends_reader="weft.models.blocks.streams:normed_embedding", spelled={
+        _UNGATED, embedding_norm="norm", spelled={
             Attention: {"backwards": True}, Dense: {"names": ("fc1", "fc2")}})),
     Family("jais2", ("jais2",), _JAIS2, "relu2", _UNGATED),
     Family("stablelm", ("stablelm",), _STABLELM, names=NAMES),

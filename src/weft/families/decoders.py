@@ -29,14 +29,14 @@ Kinds = Callable[[ConfigKeys, int], list[str]]
 def sizes(
     vocab: int, hidden: int, width: int, layers: int, heads: int, kv_heads: int, positions: int
 ) -> dict[str, int]:
-    """Return the defaults that every family has."""
+    """Return the defaults that every family has. KV heads in the number of heads need none: each head then has one."""
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": width,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
         "max_position_embeddings": positions,
     }
 

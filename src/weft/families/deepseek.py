@@ -223,17 +223,29 @@ def read_dots1(family: str, keys: ConfigKeys) -> Architecture:
 
 def read_deepseek_v2(family: str, keys: ConfigKeys) -> Architecture:
     """Read DeepSeek V2: a group counts by its best score, and weights are shares of the sum over all experts."""
-    keys = keys.with_defaults(**sizes(102_400, 4096, 11_008, 32, 32, 32, 2048), **query_rank(keys, 1536))
+    keys = keys.with_defaults(**V2_SIZES, **query_rank(keys, 1536))
+    layers = keys.integer("num_hidden_layers")
+    first = keys.integer("first_k_dense_replace", 0, least=0)
+    dense, sparse = Dense(keys.integer("intermediate_size")), experts_of_v2(keys)
+    feeds = [dense if layer < first else sparse for layer in range(layers)]
+    return build_architecture(family, keys, [turned_latent(keys)] * layers, feeds)
+
+
+V2_SIZES = sizes(102_400, 4096, 11_008, 32, 32, 32, 2048)
+
+
+def experts_of_v2(keys: ConfigKeys) -> Experts:
+    """Return the experts of DeepSeek V2."""
     keys.only(scoring_func="softmax", mlp_bias=False, norm_topk_prob=False, moe_layer_freq=1)
     method = keys.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         fail("topk_method", method, "greedy and group_limited_greedy are served")
-    count, layers = keys.integer("n_routed_experts", 64), keys.integer("num_hidden_layers")
+    count = keys.integer("n_routed_experts", 64)
     groups = chosen = 1
     if method != "greedy":
         groups, chosen = reading.expert_groups(keys, count, "n_group", keys.integer("n_group", 1), best=1)
     width = keys.integer("moe_intermediate_size", 1407)
-    sparse = Experts(
+    return Experts(
         count,
         experts_per_token(keys, count),
         width,
@@ -244,10 +256,6 @@ def read_deepseek_v2(family: str, keys: ConfigKeys) -> Architecture:
         groups_chosen=chosen,
         group_best=1,
     )
-    first = keys.integer("first_k_dense_replace", 0, least=0)
-    dense = Dense(keys.integer("intermediate_size"))
-    feeds = [dense if layer < first else sparse for layer in range(layers)]
-    return build_architecture(family, keys, [turned_latent(keys)] * layers, feeds)
 
 
 _SARVAM_FILES = (

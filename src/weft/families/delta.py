@@ -58,6 +58,19 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     return replace(architecture, vision=read_qwen3_5_tower(keys) if family == "qwen3_5" else None)
 
 
+def read_mobius(family: str, keys: ConfigKeys) -> Architecture:
+    """Read Intern-S2-Mobius: Qwen3.5 whose layers share ``num_blocks`` banks of routed experts in turn. Each layer has
+    a shared expert of its own, as has the head, whose routed experts are its own too."""
+    keys.only(layer_scale=False)
+    banks, trunk = keys.integer("num_blocks", 4), read_qwen_hybrid(family, keys)
+    feeds = []
+    for layer, feed in enumerate(trunk.feed_forwards):
+        if not isinstance(feed, Experts):
+            fail("num_experts", keys.get("num_experts"), "every layer of this model has experts")
+        feeds.append(replace(feed, bank=layer % banks))
+    return replace(trunk, feed_forwards=tuple(feeds))
+
+
 _LARA_KINDS = (RECURRENT_KIND, WINDOW_KIND, RECURRENT_KIND, "full_attention", WINDOW_KIND)
 
 
@@ -340,6 +353,12 @@ KIMI_NAMES = Names(
 )
 FAMILIES = (
     Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid, names=_QWEN),
+    Family(
+        "interns2_mobius",
+        ("interns2_mobius", "interns2_mobius_text"),
+        read_mobius,
+        names=replace(_QWEN, feed_reader="weft.models.spellings:banked_feed"),
+    ),
     Family("qwen3_5", ("jev",), read_jev, names=_QWEN),
     Family(
         "lara_mini",

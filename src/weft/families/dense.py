@@ -135,7 +135,7 @@ _GLM = Decoder(
     attention={"out_bias": False},
 )
 _GLM4 = replace(_GLM, residual=lambda keys: Residual(out_norms=True))
-_GLM4V = replace(
+GLM4V = replace(
     _GLM4,
     defaults={key: value for key, value in _GLM.defaults.items() if key != "head_dim"} | {"rms_norm_eps": 1e-5},
     partial=1.0,
@@ -149,7 +149,7 @@ _GRANITE = Decoder(
     more=granite_multipliers,
 )
 _CLOVA = replace(_GRANITE, attention_of=_clova_scale, residual=_clova_residual, more=_clova_multipliers)
-_PHI3 = Decoder(
+PHI3 = Decoder(
     defaults=sizes(32_064, 3072, 8192, 32, 32, 32, 4096) | {"rms_norm_eps": 1e-5},
     attention={"bias": False},
     keys_of=_phi3_positions,
@@ -168,7 +168,7 @@ _OLMO2 = Decoder(
     attention={"qk_norm": True, "norm_whole": True},
     residual=lambda keys: OUT_NORMED,
 )
-_ERNIE = Decoder(
+ERNIE = Decoder(
     defaults=sizes(103_424, 1024, 3072, 18, 16, 2, 131_072)
     | {"head_dim": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
     theta=500_000.0,
@@ -198,7 +198,7 @@ _MINISTRAL3 = Decoder(
     | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_parameters": _YARN_3},
     attention_of=_grown,
 )
-_APERTUS = Decoder(
+APERTUS = Decoder(
     defaults=sizes(131_072, 4096, 14_336, 32, 32, 32, 65_536) | {"rms_norm_eps": 1e-5, "rope_parameters": _LLAMA3},
     theta=12_000_000.0,
     attention={"qk_norm": True},
@@ -231,33 +231,33 @@ _IQUEST = Decoder(
     only={"clip_qkv": None, "use_sliding_window": False},
 )
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
-_GLM4_NAMES = replace(
+GLM4_NAMES = replace(
     NAMES,
     spelled={Attention: {"paired": True}, Dense: {"names": _JOINED}},
     out_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
 )
+PHI3_NAMES = replace(NAMES, spelled={Attention: {"joined": "qkv_proj"}, Dense: {"names": _JOINED}})
+APERTUS_NAMES = replace(NAMES, swiglu=False, mixer_norm="attention_layernorm", feed_norm="feedforward_layernorm")
 _UNGATED = replace(NAMES, swiglu=False)
 _QWEN2 = ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text")
 FAMILIES = (
     Family("qwen2", _QWEN2, partial(read_qwen, qk_norm=False), names=NAMES),
-    Family("phi3", ("phi3",), _PHI3, names=replace(
-        NAMES, spelled={Attention: {"joined": "qkv_proj"}, Dense: {"names": _JOINED}})),
+    Family("phi3", ("phi3",), PHI3, names=PHI3_NAMES),
     Family("granite_dense", ("granite", "granite_docling_text", "granite4_vision_text"), _GRANITE, names=NAMES),
     Family("hyperclovax", ("hyperclovax",), _CLOVA, names=replace(NAMES, out_norms=("post_norm1", "post_norm2"))),
     Family("glm", ("glm",), _GLM, names=replace(
         NAMES, spelled={Attention: {"paired": True}, Dense: {"names": _JOINED}})),
-    Family("glm4", ("glm4",), _GLM4, names=_GLM4_NAMES),
-    Family("glm4", ("glm4v_text",), _GLM4V, names=_GLM4_NAMES),
+    Family("glm4", ("glm4",), _GLM4, names=GLM4_NAMES),
+    Family("glm4", ("glm4v_text",), GLM4V, names=GLM4_NAMES),
     Family("olmo2", ("olmo2",), _OLMO2, names=OUT_NAMES),
     Family("exaone4", ("exaone4",), read_exaone4, names=OUT_NAMES),
     Family("hunyuan", ("hunyuan_v1_dense",), HUNYUAN, names=HUNYUAN_NAMES),
     Family("ministral3", ("ministral3",), _MINISTRAL3, names=NAMES),
-    Family("apertus", ("apertus",), _APERTUS, "xielu", replace(
-        NAMES, swiglu=False, mixer_norm="attention_layernorm", feed_norm="feedforward_layernorm")),
+    Family("apertus", ("apertus",), APERTUS, "xielu", APERTUS_NAMES),
     Family("ministral", ("ministral",), _MINISTRAL, names=NAMES),
     Family("seed_oss", ("seed_oss",), _SEED_OSS, names=NAMES),
     Family("arcee", ("arcee",), _ARCEE, "relu2", _UNGATED),
-    Family("ernie4_5", ("ernie4_5",), _ERNIE, names=_PAIRED),
+    Family("ernie4_5", ("ernie4_5",), ERNIE, names=_PAIRED),
     Family("helium", ("helium",), _HELIUM, names=_PAIRED),
     Family("cwm", ("cwm",), _CWM, names=NAMES),
     Family("exaone", ("exaone",), _EXAONE, names=NAMES, released=_EXAONE_FILES),

@@ -26,8 +26,8 @@ COMMON: dict[str, tuple[str, ...]] = {
     "ids of tokens that nothing asks for": ("eod_token_id", "sep_token_id"),
     "training": (
         "activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout",
-        "embd_pdrop", "embed_dropout", "embedding_dropout", "embedding_initializer_range", "hidden_dropout",
-        "hidden_dropout_prob", "init_std", "initializer_range", "input_jitter_noise", "layerdrop",
+        "emb_pdrop", "embd_pdrop", "embed_dropout", "embedding_dropout", "embedding_initializer_range",
+        "hidden_dropout", "hidden_dropout_prob", "init_std", "initializer_range", "input_jitter_noise", "layerdrop",
         "output_router_logits", "resid_dropout", "resid_pdrop", "residual_dropout", "router_aux_loss_coef",
         "router_jitter_noise",
     ),
@@ -88,12 +88,17 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "hy_v3": ("enable_moe_fp32_combine",),
     # Settings of heads other than the one for next tokens.
     "gpt_neox": ("classifier_dropout", "is_decoder"),
+    "gpt_neox_japanese": ("is_decoder",),
     # Settings of a head that is not read, and of the order of a product.
     "gpt2": ("reorder_and_upcast_attn", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
              "summary_type", "summary_use_proj"),
     # Whether a softmax is in float32: it is here.
     "gpt_bigcode": ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
     "gpt_neo": ("classifier_dropout",),
+    # Another order of the same sums.
+    "bloom": ("slow_but_exact",),
+    # Its class has feed-forwards four times as wide as the stream and no positions, whatever these say.
+    "mpt": ("embedding_fraction", "expansion_ratio", "init_device", "learned_pos_emb", "norm_type"),
     "xglm": ("decoder_start_token_id",),
     # Its class has norms with another epsilon whatever this says.
     "biogpt": ("layer_norm_eps",),
@@ -101,6 +106,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "exaone_moe": ("first_k_dense_replace", "sliding_window_pattern"),
     "glm5_next": ("head_dim", "qk_head_dim"),
     "qwen4_exp": ("number_of_conv_states", "split_ngram_parts"),
+    # Heads that predict further tokens are not read.
+    "deepseek_v4": ("num_nextn_predict_layers",),
     "zaya": ("intermediate_size",),
     "gigachat3_5": ("head_dim",),
     # Heads that predict further tokens are not read.

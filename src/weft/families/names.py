@@ -27,8 +27,8 @@ class Names:
     has a width. ``swiglu``: dense feed-forwards have the usual form. ``plus_one``: norms are stored as the distance
     from 1. ``norm_offsets``: by the last part of the name of a norm of the stream, the number from which its stored
     weight is the distance. ``embeddings``: names of the embedding; the first one in the files is used. ``positions``:
-    name of the rows that are added to it. ``out_norms``: norms after mixer and feed-forward. ``mixes``: names of the
-    mixes of several streams, around mixer and feed-forward.
+    name of the rows that are added to it; ``embedding_norm``: of its norm, "" without one. ``out_norms``: norms after
+    mixer and feed-forward. ``mixes``: names of the mixes of several streams, around mixer and feed-forward.
 
     ``feed_reader`` and ``layer_reader``: "module:function" that reads a feed-forward, or all of a layer, instead of
     the usual way; ``ends_reader``: the one that reads blocks before the first layer and after the last one.
@@ -43,6 +43,7 @@ class Names:
     stack: str = "layers"
     embeddings: tuple[str, ...] = ("embed_tokens",)
     positions: str = "embed_positions"
+    embedding_norm: str = ""
     spelled: Mapping[type[BlockShape], Mapping[str, Any]] = field(default_factory=dict)
     shared: str | None = None
     swiglu: bool = True

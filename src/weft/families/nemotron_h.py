@@ -1,12 +1,15 @@
 """Nemotron-H: layers of one block each, Mamba-2 or attention or a feed-forward.
 
-``hybrid_override_pattern`` (M, *, -, E) or a list of names says which a layer has. The step is clamped to
+``hybrid_override_pattern`` (M, *, -, E) or a list of names says which a layer has. ``block_configs`` (Puzzle) has the
+sizes of each layer where they differ. The step is clamped to
 ``time_step_limit``, for prompts and for single tokens alike. ``time_step_min`` only bounds the initialisation.
 transformers clamps prompts (only) to it; the models were trained without, and perplexity suffers from it
 (docs/models.md).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 
 from weft.families.architecture import Architecture, MtpLayer
 from weft.families.config_keys import ConfigKeys, fail
@@ -40,40 +43,66 @@ _NAMES = {
 
 def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
     keys.only(mlp_hidden_act="relu2", mamba_hidden_act="silu")
-    if keys.get("sliding_window") is not None:
-        fail("sliding_window", keys.get("sliding_window"), "only full attention is served in this family")
-    kinds, attention = (
-        _nemotron_kinds(keys),
-        read_attention(keys, rotary=False, head_dim=keys.integer("attention_head_dim", 128)),
-    )  # older files call it so
-    mixers: dict[str, Mixer] = {"recurrent": _nemotron_mamba(keys), "attention": attention}
-    feeds: dict[str, FeedForward] = {}
-    if "dense" in kinds:
-        feeds["dense"] = Dense(
-            keys.integer("intermediate_size", 21504), "relu2", gated=False, bias=keys.boolean("mlp_bias", False)
-        )
-    if "experts" in kinds:
-        feeds["experts"] = _nemotron_experts(keys)
+    own = _blocks(keys, "block_configs")
+    kinds = _nemotron_kinds(keys) if own is None else _kinds_of(own, "block_configs")
+    blocks = [_READERS[kind](of) for kind, of in zip(kinds, own or [keys] * len(kinds), strict=True)]
     return build_architecture(
         family,
         keys,
-        [mixers.get(kind) for kind in kinds],
-        [feeds.get(kind) for kind in kinds],
+        [block if isinstance(block, Mixer) else None for block in blocks],
+        [None if isinstance(block, Mixer) else block for block in blocks],
         eps=keys.number("layer_norm_epsilon", keys.number("rms_norm_eps", 1e-5)),
         max_positions=4096,
         residual=Residual(float32=keys.boolean("residual_in_fp32", False)),
-        mtp=_nemotron_mtp(keys, attention),
+        mtp=_nemotron_mtp(keys),
     )
 
 
-def _nemotron_mtp(keys: ConfigKeys, attention: Attention) -> MtpLayer | None:
+def _blocks(keys: ConfigKeys, name: str) -> list[ConfigKeys] | None:
+    """Return the keys of each block of the list ``name``, over those of the model (Puzzle); None without a list."""
+    listed = keys.get(name)
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or not listed or not all(isinstance(block, Mapping) for block in listed):
+        fail(name, listed, "it must list the settings of each layer")
+    return [keys.over({key: value for key, value in block.items() if value is not None}) for block in listed]
+
+
+def _kinds_of(blocks: Sequence[ConfigKeys], name: str) -> list[str]:
+    kinds = [block.get("block_type") for block in blocks]
+    for kind in kinds:
+        if kind not in _NAMES:
+            fail(f"{name}.block_type", kind, f"the layer kinds served are {', '.join(_NAMES)}")
+    return [_NAMES[kind] for kind in kinds]
+
+
+def _nemotron_mtp(keys: ConfigKeys) -> MtpLayer | None:
     """Return the head of Nemotron 3, of an attention layer and an experts layer; None for other heads, which are not
     served."""
-    if keys.integer("num_nextn_predict_layers", 0, least=0) != 1:
+    own = _blocks(keys, "mtp_block_configs") or []
+    if keys.integer("num_nextn_predict_layers", int(bool(own)), least=0) != 1:
         return None
-    kinds = keys.get("mtp_layers_block_type", keys.get("mtp_hybrid_override_pattern", ""))
-    names = [(_NAMES if isinstance(kinds, list) else _PATTERN).get(kind) for kind in kinds]
-    return MtpLayer(attention, _nemotron_experts(keys)) if names == ["attention", "experts"] else None
+    if own:
+        kinds = _kinds_of(own, "mtp_block_configs")
+    else:
+        listed = keys.get("mtp_layers_block_type", keys.get("mtp_hybrid_override_pattern", ""))
+        kinds = [(_NAMES if isinstance(listed, list) else _PATTERN).get(kind, "") for kind in listed]
+    if kinds != ["attention", "experts"]:
+        return None
+    attends, chooses = own or (keys, keys)
+    return MtpLayer(_nemotron_attention(attends), _nemotron_experts(chooses))
+
+
+def _nemotron_attention(keys: ConfigKeys) -> Attention:
+    if keys.get("sliding_window") is not None:
+        fail("sliding_window", keys.get("sliding_window"), "only full attention is served in this family")
+    # Older files call the size of a head so.
+    return read_attention(keys, rotary=False, head_dim=keys.integer("attention_head_dim", 128))
+
+
+def _nemotron_dense(keys: ConfigKeys) -> Dense:
+    width = keys.integer("intermediate_size", 21504)
+    return Dense(width, "relu2", gated=False, bias=keys.boolean("mlp_bias", False))
 
 
 def _nemotron_kinds(keys: ConfigKeys) -> list[str]:
@@ -134,6 +163,12 @@ def _nemotron_experts(keys: ConfigKeys) -> Experts:
     )
 
 
+_READERS: dict[str, Callable[[ConfigKeys], Mixer | FeedForward]] = {
+    "recurrent": _nemotron_mamba,
+    "attention": _nemotron_attention,
+    "dense": _nemotron_dense,
+    "experts": _nemotron_experts,
+}
 # Each layer is one block. Hub releases keep each expert by itself; transformers saves two tensors.
 _NEMOTRON = Names(
     {Attention: "mixer", Mamba2: "mixer"},
@@ -146,4 +181,5 @@ _NEMOTRON = Names(
     shared="shared_experts",
     spelled={Experts: {"exact_router": True}},
 )
-FAMILIES = (Family("nemotron_h", ("nemotron_h",), read_nemotron_h, names=_NEMOTRON),)
+_TYPES = ("nemotron_h", "nemotron_h_puzzle")
+FAMILIES = (Family("nemotron_h", _TYPES, read_nemotron_h, names=_NEMOTRON),)

@@ -7,6 +7,7 @@ Layer kinds come by many names; they are "attention" or "recurrent" from here on
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -24,15 +25,15 @@ from weft.families.names import Names
 class Family:
     """Models that one function reads. ``model_types``: of config.json. ``activation``: the only one that the
     feed-forward may have. ``names``: names of the blocks. ``released``: patterns of names in released files, and
-    replacements, applied one after the other. ``transposed``: pattern of the names, after that, of matrices whose
-    values files store as [columns, rows]."""
+    replacements (as ``re.sub`` takes them), applied in order. ``transposed``: pattern of the names, after that, of
+    matrices whose values files store as [columns, rows]."""
 
     name: str
     model_types: tuple[str, ...]
     read: Callable[[str, ConfigKeys], Architecture]
     activation: str = "silu"
     names: Names = field(default_factory=Names)
-    released: tuple[tuple[str, str], ...] = ()
+    released: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = ()
     transposed: str = ""
 
 

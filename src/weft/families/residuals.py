@@ -2,10 +2,11 @@
 
     Residual          x + scale * block(norm(x))                    most families
     Streams           several streams, mixed around each block      Qwen4, GLM 5
+    AttentionResiduals  blocks read an attention over sums of layers  Inkling 2
     PerLayer          a second embedding, and a factor              Gemma 4
     NormedStream      the stream is the output of a norm            MiniMax
     PlainNorms        norms without weights                         nanochat
-    LayerNorms        blocks hold their norms                       RWKV-7
+    LayerNorms        the embedding is normed too                   RWKV-7, BLOOM
 
 A family with another kind has a record of its own. Ranks divide only the second embedding. Pure.
 """
@@ -103,13 +104,15 @@ class Streams(Residual):
 
     ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a gate. "mixed"
     (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and columns sum to 1 after
-    ``rounds`` rounds of Sinkhorn's iteration."""
+    ``rounds`` rounds of Sinkhorn's iteration. ``weighed``: of "mixed", streams are weighed after the last layer too
+    (DeepSeek V4); otherwise their mean is taken."""
 
     kind: Literal["gated", "mixed"]
     count: int
     rank: int = 0
     rounds: int = 0
     eps: float = 0.0
+    weighed: bool = False
 
     def mix_table(self, hidden: int, *, last: bool = False, joint: str = "") -> Table:
         """Return the tensors that mix streams around one block; ``last``: after all layers. ``joint``: text that joins
@@ -122,8 +125,8 @@ class Streams(Residual):
                 | product("up", self.rank, ("input_mix_weight_up", width))
             )
             return table if last else table | product("inject", width, ("block_inject_weight", self.count))
-        weights = (2 + self.count) * self.count
-        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
+        weights = self.count if last else (2 + self.count) * self.count
+        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (1 if last else 3,)}
         return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
     def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
@@ -131,13 +134,41 @@ class Streams(Residual):
             yield from Residual.tables(self, model)
         for _ in range(2 * model.layers):
             yield "streams", self.mix_table(model.hidden)
-        if self.kind == "gated":
+        if self.kind == "gated" or self.weighed:
             yield "streams", self.mix_table(model.hidden, last=True)
 
     def head_tables(self, hidden: int) -> Iterator[Table]:
         yield from [self.norm_table(hidden)] * (1 + self.count)
         yield from [self.mix_table(hidden)] * 2
         yield self.mix_table(hidden, last=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionResiduals(Residual):
+    """Residual whose blocks read an attention over the sums of earlier groups of ``every`` layers, the embedding the
+    first of them, and over the sum of the present group. A block has a learned query for each of its inputs.
+
+    ``weighed``: the norm of the keys has a weight, and values are the sums themselves (Kimi K3); otherwise values are
+    normed as keys are, and scores are divided by the root of their width (Inkling 2). ``eps``: of that norm.
+    ``first``: the first block has a query too, although it reads only the embedding."""
+
+    every: int
+    eps: float
+    weighed: bool = False
+    first: bool = False
+
+    def query_table(self, hidden: int, name: str, inputs: int = 1) -> Table:
+        """Return the queries of a block, and the weight of its keys' norm; ``name``: the beginning of their names."""
+        if self.weighed:
+            query: Table = {"query": (Tensor(f"{name}_proj.weight", (inputs, hidden), "plain"),)}
+            return query | norm_weight("norm", hidden, f"{name}_norm")
+        return {"query": (Tensor(f"{name}.query", (hidden,) if inputs == 1 else (inputs, hidden), "float32"),)}
+
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
+        yield from Residual.tables(self, model)
+        for record in model.records[0 if self.first else 1 :]:
+            yield "norms", self.query_table(model.hidden, "", record.inputs)
+        yield "norms", self.query_table(model.hidden, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +227,7 @@ class PlainNorms(Residual):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms(Residual):
-    """Residual of blocks that hold their own norms; the embedding has one."""
+    """Residual whose embedding has a norm too (BLOOM), and blocks may hold their own (RWKV-7)."""
 
     centred: Literal["", "plain", "weight", "bias"] = "bias"
 

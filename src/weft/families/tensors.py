@@ -48,16 +48,22 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """Dim of ``count`` experts or tokens, divided by their number."""
+    """Dim of ``count`` experts or tokens, divided by their number. ``stored``: number of the first ones, which files
+    have; 0: all."""
 
     of: Literal["experts", "tokens"]
     count: int
+    stored: int = 0
 
     def most(self, size: int) -> int:
         return -(-self.count // size)
 
     def span(self, place: RankPlace) -> ShardSpan:
-        return place.of_experts(self.count) if self.of == "experts" else place.of_tokens(self.count)
+        span = place.of_experts(self.count) if self.of == "experts" else place.of_tokens(self.count)
+        if not self.stored:
+            return span
+        begin, end = (min(number, self.stored) for number in (span.begin, span.begin + span.count))
+        return ShardSpan(self.stored, begin, end - begin)
 
 
 Dim = int | Units | Numbered | tuple[Units, ...]

@@ -40,6 +40,8 @@ class BlockReader:
         self.source = source
         self.plus_one = architecture.names.plus_one
         self.hidden, self.eps = architecture.hidden_size, architecture.norm_eps
+        self.banks: dict[int, Any] = {}
+        """Blocks that several layers use, by their number in the architecture."""
         self._ones = torch.ones(self.hidden, dtype=source.dtype, device=source.device)
         """Weight of all norms without one."""
 

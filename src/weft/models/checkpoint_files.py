@@ -39,6 +39,7 @@ _PREFIXES = (
     "model.decoder.",
     "decoder.",
     "biogpt.",
+    "lfm.",
     "",
 )
 _EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight")
@@ -52,8 +53,19 @@ HEADS = (
 DRAFT_PREFIXES = ("mtp.", "model.mtp.")
 """Prefixes of heads that predict further tokens (multi-token prediction)."""
 _TOWERS: dict[str, tuple[str, ...]] = {
-    "vision tower": ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision."),
-    "audio tower": ("audio_tower.", "audio_model.", "embed_audio.", "talker.", "token2wav.", "code2wav."),
+    "vision tower": (
+        "visual.",
+        "vision_tower.",
+        "vision_model.",
+        "multi_modal_projector.",
+        "embed_vision.",
+        "linear_proj.",
+    ),
+    "audio tower": (
+        *("audio_tower.", "audio_model.", "embed_audio.", "talker.", "token2wav.", "code2wav."),
+        *("conformer.", "audio_adapter.", "audio_embedding.", "depthformer.", "depth_linear.", "depth_embeddings."),
+        *("codebook_offsets", "audio_loss_weights"),  # two tensors of LFM2-Audio
+    ),
 }
 
 SKIPPED_PREFIXES: tuple[str, ...] = tuple(

@@ -156,11 +156,13 @@ class CausalModel:
             headed_XV = self._through_head(hidden_XD, out_XV)
             logits_XV = headed_XV if headed_XV.dtype == torch.float32 else out_XV.copy_(headed_XV)
         divisor, cap = self.architecture.logits_divisor, self.architecture.logits_cap
-        if self._head_end is not None:
-            logits_XV[:, self._head_end :] = float("-inf")
         if cap:
-            return logits_XV.div_(cap).tanh_().mul_(cap)
-        return logits_XV if divisor == 1.0 else logits_XV.div_(divisor)
+            logits_XV.div_(cap).tanh_().mul_(cap)
+        elif divisor != 1.0:
+            logits_XV.div_(divisor)
+        if self._head_end is not None:  # after the cap, which would make a number of it
+            logits_XV[:, self._head_end :] = float("-inf")
+        return logits_XV
 
     def _through_head(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor) -> torch.Tensor:
         """Return [X, vocab] of the head's dtype."""

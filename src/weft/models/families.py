@@ -17,7 +17,7 @@ from weft.models.block_reader import BlockReader, function
 from weft.models.blocks.plain import plain_layer
 from weft.models.blocks.positions import read_positions
 from weft.models.decoder import CausalModel
-from weft.models.layer import ReadLayer
+from weft.models.layer import OnStream, ReadLayer
 from weft.models.sharded_model import RankedModel
 from weft.models.weights import TensorSource
 
@@ -27,11 +27,15 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     names, read = architecture.names, BlockReader(architecture, source)
     read_layer = layers_of(read)
     layers = [
-        read_layer(f"{names.stack}.{index}", mixer, feed)
-        for index, (mixer, feed) in enumerate(zip(architecture.mixers, architecture.feed_forwards, strict=True))
+        read_layer(f"{names.stack}.{stored}", mixer, feed)
+        for stored, mixer, feed in zip(
+            architecture.stored_layers, architecture.mixers, architecture.feed_forwards, strict=True
+        )
     ]
     if architecture.residual.positions is not None:
         layers[0].blocks.insert(0, read_positions(read, architecture.residual.positions))
+    if names.embedding_norm:
+        layers[0].blocks.insert(0, OnStream(read.norm(names.embedding_norm)))
     if names.ends_reader:
         before, after = function(names.ends_reader)(read)
         layers[0].blocks[:0] = before
@@ -40,7 +44,7 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     tokens, tied = vocabulary(architecture.vocab_size, read.hidden), architecture.tied_embeddings
     table = source.table(f"{embedding}.weight", tokens, is_head=tied)
     bias = head_bias(architecture.vocab_size) if architecture.head_bias else None
-    head = source.head(tokens, tied=table if tied else None, bias=bias)
+    head = source.head(tokens, tied=table if tied else None, bias=bias, known=architecture.head_tokens)
     norm = read.norm(names.final_norm) if names.final_norm else None
     parts: dict[str, Any] = {"embedding": table, "layers": layers, "final_norm": norm, "head": head}
     model = (

@@ -70,7 +70,7 @@ class FusedDecoder:
         scale: float,
         unfused: AbstractSet[str] = frozenset(),
     ) -> None:
-        self._layers = layers if all(map(_plain, layers)) else ()
+        self._layers = layers if layers[0].blocks and all(map(_plain, layers)) else ()
         self._ropes = ropes
         self._rotated = [rope for rope in dict.fromkeys(ropes) if rope is not None]
         self._final_norm, self._scale, self._unfused = final_norm, scale, unfused
@@ -189,7 +189,7 @@ def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
 
 def _plain(layer: DecoderLayer) -> bool:
     """Return whether the layer is residual blocks that may be fused blocks."""
-    return bool(layer.blocks) and all(
+    return all(
         type(block) is ResidualBlock
         and block.out_norm is None
         and isinstance(block.block, (SwiGlu, *_MIXERS))

@@ -19,8 +19,15 @@ from weft.families.mixers.lightning import Lightning
 from weft.families.names import W_NAMES
 from weft.families.residuals import NormedStream
 from weft.models.block_reader import BlockReader
-from weft.models.blocks.feed_forward import read_dense, read_experts, read_experts_apart, read_swiglu
-from weft.models.blocks.linear import Norm
+from weft.models.blocks.feed_forward import (
+    ExpertsBlock,
+    SwiGlu,
+    read_dense,
+    read_experts,
+    read_experts_apart,
+    read_swiglu,
+)
+from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.plain import plain_feed, plain_layer
 from weft.models.layer import (
     Carried,
@@ -31,6 +38,7 @@ from weft.models.layer import (
     ResidualBlock,
     ResidualStream,
 )
+from weft.tensor.ops.moe import add_gated
 
 
 def granite_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:
@@ -88,6 +96,29 @@ class NormedFeed:
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
         return self.norm(self.block(x_TD, positions_T))
+
+
+@dataclass(slots=True)
+class BankedFeed:
+    """Routed experts that several layers use, and the layer's own shared expert."""
+
+    bank: ExpertsBlock
+    shared: SwiGlu
+    gate: Linear
+
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
+        return add_gated(self.bank(x_TD, positions_T), self.shared(x_TD), self.gate(x_TD))
+
+
+def banked_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:
+    """Read a feed-forward of Intern-S2-Mobius: a bank is read in the first layer that uses it."""
+    if isinstance(shape, Dense) or shape.bank is None:
+        return plain_feed(read, shape, layer)
+    if shape.bank not in read.banks:
+        read.banks[shape.bank] = read_experts(read, shape.routed, f"meta_mlp.{shape.bank}")
+    own = read.table(shape.own_table(read.hidden), f"{layer}.mlp")
+    shared = read_swiglu(read, shape.shared, f"{layer}.mlp.shared_expert")
+    return read.source.summed(BankedFeed(read.banks[shape.bank], shared, own.plain("shared_gate")))
 
 
 def minimax_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:

@@ -58,6 +58,12 @@ class TableReader:
         full, shape = self.declared(first)
         return self.source.tensor(full, *shape, dtype=torch.float32 if first.form == "float32" else dtype)
 
+    def numbers(self, role: str) -> torch.Tensor:
+        """Return whole numbers, int32."""
+        [tensor] = self.table[role]
+        full, shape = self.declared(tensor)
+        return self.source.numbers(full, *shape)
+
     def get(self, role: str) -> torch.Tensor | None:
         """Return the tensor of ``role``, None if the table does not have it."""
         return self.tensor(role) if role in self.table else None

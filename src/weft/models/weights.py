@@ -28,13 +28,13 @@ from typing import Any, TypeVar
 import torch
 
 from weft.families.rank_place import RankPlace
-from weft.families.tensors import Tensor
+from weft.families.tensors import Numbered, Tensor
 from weft.models.adapter_targets import Target
 from weft.models.blocks.linear import Linear
 from weft.models.checkpoint_files import HEADS, CheckpointFiles
 from weft.models.embedding import CodedTable, Table
 from weft.models.forms import stored_form
-from weft.models.forms.stored_form import FLOATS, Grouping
+from weft.models.forms.stored_form import FLOATS, WHOLE, Grouping
 from weft.models.rank_share import RankShare
 from weft.models.runtime_form import RuntimeForm
 from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
@@ -125,6 +125,10 @@ class TensorSource(ABC):
         out = self._empty(shape, dtype)
         self._fill(out, self.checkpoint.prefix + name)
         return self._counted(out)
+
+    def numbers(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a tensor of whole numbers of exactly ``shape``, int32."""
+        return self._counted(self._stored(self.checkpoint.prefix + name, shape, WHOLE).to(torch.int32))
 
     def exact(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> PlainWeight:
         """Return a matrix of exactly ``shape`` that is never rounded or packed."""
@@ -258,11 +262,12 @@ class TensorSource(ABC):
                 self.targets[other + stored.removeprefix(name)] = replace(target, product=copy)
         return copy
 
-    def head(self, tensor: Tensor, tied: Table | None = None, bias: Tensor | None = None) -> Linear:
+    def head(self, tensor: Tensor, tied: Table | None = None, bias: Tensor | None = None, known: int = 0) -> Linear:
         """Return the output projection, which wrappers keep outside of the language model. ``tied``: the embedding, if
-        that is the head as well. ``bias``: that of the head, if it has one.
+        that is the head as well. ``bias``: that of the head, if it has one. ``known``: number of rows that files may
+        have in place of all; others are zeros.
         """
-        head = self._head(tensor, tied)
+        head = self._head(tensor, tied, known)
         if bias is not None:
             named = [name.replace("weight", "bias") for name in HEADS]
             name = next((name for name in named if self._known(name)), named[0])
@@ -273,7 +278,7 @@ class TensorSource(ABC):
         self.note("lm_head", head, *tensor.shape(self.place), tensor=tensor)
         return head
 
-    def _head(self, tensor: Tensor, tied: Table | None) -> Linear:
+    def _head(self, tensor: Tensor, tied: Table | None, known: int) -> Linear:
         if isinstance(tied, CodedTable):
             return Linear(tied.weight)
         if tied is not None:
@@ -286,8 +291,15 @@ class TensorSource(ABC):
                 return Linear(tied)
             return self._linear([self.runtime.of_values(tied, finer=True)], None)
         name = next((name for name in HEADS if self._known(name)), HEADS[0])
-        self.declare(name, tensor)
         rows, columns = tensor.shape(self.place)
+        in_file = self.checkpoint.tensors.get(name)
+        if known and in_file is not None and in_file.shape[:1] == (known,) and isinstance(tensor.dims[0], Numbered):
+            out = self._empty((rows, columns), None).zero_()
+            tensor = replace(tensor, dims=(replace(tensor.dims[0], stored=known), columns))
+            self.declare(name, tensor)
+            self._fill(out[: tensor.shape(self.place)[0]], name)
+            return self._linear([self.runtime.of_values(out, finer=True)], None)
+        self.declare(name, tensor)
         if self.form.holds(name) and self.form.grouping(name, columns) is not None:
             codes = self.form.read(self._stored, name, (rows, columns))
             assert isinstance(codes, Codes)

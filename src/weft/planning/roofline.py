@@ -24,7 +24,7 @@ from weft.errors import ConfigError
 from weft.families.architecture import Architecture
 from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Attention
-from weft.families.mixers.feed_forward import Experts
+from weft.families.mixers.feed_forward import Experts, banks
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.units import parse_byte_rate
 
@@ -155,16 +155,18 @@ def model_load(
     """Return the work of a model. ``architecture`` and ``parameters`` are of the undivided model; ``weight_bytes`` per
     parameter; ``kv_bytes`` per token and ``state_bytes`` per sequence, over all devices.
 
-    Parameters are counted by kind: routed experts, of which a token passes some, and all else. A lookup in
-    the embedding reads one row without arithmetic, so it is left out if the head is a separate table.
-    Recurrent layers cost far less than their projections, so they are left out.
+    Parameters are counted by kind: routed experts, of which a token passes some, in each layer that uses them, and all
+    else. A lookup in the embedding reads one row without arithmetic, so it is left out if the head is a separate
+    table. Recurrent layers cost far less than their projections, so they are left out.
     """
     experts = [feed for feed in architecture.feed_forwards if isinstance(feed, Experts)]
     routed = [(_routed_parameters(feed, architecture.hidden_size), feed.per_token / feed.count) for feed in experts]
     total = sum(count for count, _ in routed)
+    stored = [feed for feed in experts if feed.bank is None] + banks(experts)
+    once = sum(_routed_parameters(feed, architecture.hidden_size) for feed in stored)
     table = 0 if architecture.tied_embeddings else architecture.vocab_size * architecture.hidden_size
     return ModelLoad(
-        dense_params=parameters - total - table,
+        dense_params=parameters - once - table,
         expert_params=total,
         expert_share=sum(count * share for count, share in routed) / total if total else 0.0,
         pair_flops=sum(_pair_flops(mixer) for mixer in architecture.mixers),

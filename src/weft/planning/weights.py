@@ -18,6 +18,7 @@ from typing import Any
 from weft.errors import CheckpointError
 from weft.families.architecture import Architecture
 from weft.families.mixers.combined import SharedBlock
+from weft.families.mixers.feed_forward import banks
 from weft.families.tensors import Form, Table, head_bias, vocabulary
 from weft.families.tower_tensors import vision_ends, vision_layers, vision_projector
 from weft.spec import ITEM_BYTES, DTypeName
@@ -28,8 +29,8 @@ from weft.units import ceil_div
 class WeightForm:
     """Storage form of matrices: ``bits`` per element, ``scale_bits`` for each group of ``group`` elements.
     ``twelve_bit``: bfloat16 on a CPU that keeps large matrices, a tied embedding and the head in 12 bits. ``tables``:
-    form of embedding and head; None: the model's dtype. ``coded_share``: share of matrices in this form, if files are
-    known; the others are in the form ``left``.
+    form of embedding and head; None: the model's dtype. ``experts``: form of experts, if they have another.
+    ``coded_share``: share of matrices in this form, if files are known; the others are in the form ``left``.
     """
 
     name: str
@@ -38,6 +39,7 @@ class WeightForm:
     scale_bits: int = 0
     twelve_bit: bool = False
     tables: WeightForm | None = None
+    experts: WeightForm | None = None
     coded_share: float = 1.0
     left: WeightForm | None = None
 
@@ -105,7 +107,8 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
             continue
         head = part == "head" or (part == "embedding" and rank.tied_embeddings)
         kind: Form = "matrix" if head and form.twelve_bit else stored
-        parts[part] = parts.get(part, 0) + _bytes(kind, elements, rank, form)
+        of_part = form.experts if part == "experts" and form.experts is not None else form
+        parts[part] = parts.get(part, 0) + _bytes(kind, elements, rank, of_part)
     return Weights(
         parameters=sum(elements for _, _, elements in _pieces(whole, 1)),
         rank_bytes=sum(parts.values()),
@@ -138,6 +141,13 @@ def form_of(
             return TWELVE_BIT
         return WeightForm(dtype, 8 * ITEM_BYTES[dtype])
     method = str(settings.get("quant_method", "unknown"))
+    if config.get("expert_dtype", settings.get("expert_dtype")) == "fp4":  # DeepSeek V4
+        rest = {key: value for key, value in settings.items() if key != "expert_dtype"}
+        others, experts = (
+            form_of({"quantization_config": own}, dtype, None, twelve_bit=twelve_bit, coded_tiles=coded_tiles)
+            for own in (rest, {"quant_method": "mxfp4"})
+        )
+        return replace(others, name=f"{others.name}, experts {experts.name}", experts=experts)
     stored, group = _stored_form(method, settings)
     if twelve_bit and stored in ("nvfp4", "mxfp4"):  # of CPUs
         return WeightForm(f"{stored} as int4 codes", 4, group, 8)
@@ -263,6 +273,8 @@ def with_share_of_codes(
     in_files = settings.get(CODED) if isinstance(settings, Mapping) else None
     if not isinstance(in_files, Coded) or not in_files.bits or form.bits >= 8 * ITEM_BYTES[whole.dtype]:
         return form
+    if form.experts is not None:  # the bits of all codes do not tell whose they are
+        return form
     matrices = sum(elements for _, stored, elements in _pieces(whole, 1) if stored == "matrix")
     plain = (
         TWELVE_BIT if twelve_bit and whole.dtype == "bfloat16" else WeightForm(whole.dtype, 8 * ITEM_BYTES[whole.dtype])
@@ -305,6 +317,8 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     for part, beside in architecture.tables_beside:
         yield from _record_pieces(part, [beside], tp)
     shared_seen: set[int] = set()
+    for shared in banks(architecture.feed_forwards):
+        yield from _record_pieces(shared.part, [shared.routed.table(hidden)], tp)
     for mixer, feed in zip(architecture.mixers, architecture.feed_forwards, strict=True):
         for record in (mixer, feed):
             if record is None:

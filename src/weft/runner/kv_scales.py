@@ -125,7 +125,8 @@ def _wide_cache(index: int, layer: LayerSpec, spec: ModelSpec, device: torch.dev
 
 
 def _largest(cache: LayerCache) -> torch.Tensor:
-    if cache.k is None:
-        return cache.state["window"][0].abs().amax(dim=(2, 3))
-    parts = [unpack_k(cache.k)] if cache.v is None else [unpack_k(cache.k), unpack_v(cache.v)]
-    return torch.stack([x_THD.abs().amax(dim=(0, 2)) for x_THD in parts])
+    rings = [ring_S2HWD[0].abs().amax(dim=(2, 3)) for name, ring_S2HWD in cache.state.items() if name == "window"]
+    parts = [] if cache.k is None else [unpack_k(cache.k)]
+    parts += [] if cache.v is None else [unpack_v(cache.v)]
+    pages = [torch.stack([x_THD.abs().amax(dim=(0, 2)) for x_THD in parts])] if parts else []
+    return torch.stack([*rings, *pages]).amax(0)  # a layer with both has one scale for them

@@ -258,7 +258,7 @@ class _Handlers:
         self._service.check_open()
         body = await read_body(await read_raw(request), CountTokensBody)
         model = await self._service.model_for(body.model)
-        _, prompt = await model.render(conversation(body))
+        _, prompt = await model.renderer.render(conversation(body))
         return json_response({"input_tokens": len(prompt.tokens)})
 
     async def models(self, request: Request) -> Response:
@@ -277,12 +277,12 @@ class _Handlers:
         model = await self._service.model_for(body.model)
         if isinstance(body, TokenizeChatBody):
             add_special_tokens = bool(body.add_special_tokens)
-            writing = model.write_chat(chat_conversation(body), with_places=False)
+            writing = model.renderer.write_chat(chat_conversation(body), with_places=False)
             chat, prompt = await unless_gone(writing, request.receive)
-            encoded = await model.encode_chat(prompt, add_special_tokens=add_special_tokens)
+            encoded = await model.renderer.encode_chat(prompt, add_special_tokens=add_special_tokens)
             tokens, spans = encoded.tokens, picture_spans(chat, encoded)
         else:
-            tokens = await model.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+            tokens = await model.renderer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
             spans = []
         return Response(
             await tokenize_answer(model, tokens, with_texts=bool(body.return_token_strs), spans=spans),
@@ -294,7 +294,7 @@ class _Handlers:
         body = await read_body(await read_raw(request), DetokenizeBody)
         model = await self._service.model_for(body.model)
         model.check_ids(body.tokens, param="tokens")
-        text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await asyncio.to_thread(model.renderer.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return json_response({"prompt": text})
 
     async def health(self, request: Request) -> Response:
@@ -339,7 +339,7 @@ class _Handlers:
 
     def _text_of(self, name: str, tokens: Sequence[int]) -> str:
         ids = [token for token in tokens if token >= 0]  # negative: rows of pictures
-        return self._service.models.served_as(name).tokenizer.decode(ids, skip_special_tokens=False)
+        return self._service.models.served_as(name).renderer.tokenizer.decode(ids, skip_special_tokens=False)
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()
@@ -414,7 +414,7 @@ async def tokenize_answer(
     loop. ``spans``: the positions of pictures."""
 
     def texts_of(part: Sequence[int]) -> list[str]:
-        return [model.tokenizer.token_text(token) for token in part]
+        return [model.renderer.tokenizer.token_text(token) for token in part]
 
     texts = await _listed(tokens, texts_of) if with_texts else b"null"
     sizes = len(tokens), model.info.sizes.max_model_len

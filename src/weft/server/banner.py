@@ -183,7 +183,7 @@ def _example(model: ServedModel) -> tuple[str, dict[str, object]]:
         return "/v1/rerank", {"model": model.name, "query": "How tall is it?", "documents": ["8,849 m", "red"]}
     if not model.info.generates:
         return "/v1/embeddings", {"model": model.name, "input": "Once upon a time"}
-    if model.template is None:
+    if model.renderer.template is None:
         return "/v1/completions", {"model": model.name, "prompt": "Once upon a time", "max_tokens": 64}
     messages = [{"role": "user", "content": "Hello! Who are you?"}]
     return "/v1/chat/completions", {"model": model.name, "messages": messages, "max_tokens": 64}

@@ -20,20 +20,15 @@ from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError, WeftError
 from weft.request import LOGPROBS_MAX
-from weft.server.generation import ChatTurn, PreparedTurn, Usage, prepare_turn
+from weft.server.chat_turn import ChatTurn, PreparedTurn, prepare_turn
+from weft.server.generation import Usage
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
-from weft.server.protocol import (
-    UNSERVED_IN_CHAT,
-    ChatBody,
-    ChatReasoning,
-    note_ignored,
-    refuse_stream_fields,
-    stream_usage,
-)
+from weft.server.protocol import UNSERVED_IN_CHAT, ChatBody, ChatReasoning, refuse_stream_fields, stream_usage
 from weft.server.service import Service
 from weft.server.sse import DONE, Way, failure_lines, sse_line
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
+from weft.text.current_request import note_ignored
 from weft.text.dialect import AnswerBlock, BlockEvent, text_of
 from weft.text.grammars import BUDGET_FIELD
 
@@ -125,7 +120,9 @@ class ChatJob:
         self.generation = turn.generation
         self._id = f"chatcmpl-{body.request_id or token_hex(16)}"
         self._created_s = int(time.time())
-        self._namer = namer(turn.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids), escape_bytes=False)
+        self._namer = namer(
+            turn.model.renderer.tokenizer, as_ids=bool(body.return_tokens_as_token_ids), escape_bytes=False
+        )
         self._top = body.top_logprobs or 0
         self._last_usage, self._every_usage = stream_usage(body)
 
@@ -209,7 +206,7 @@ class ChatJob:
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if not self._body.logprobs:
             return None
-        return chat_logprobs(piece.logprobs, self._turn.model.tokenizer, self._namer, self._top)
+        return chat_logprobs(piece.logprobs, self._turn.model.renderer.tokenizer, self._namer, self._top)
 
 
 def _call(block: AnswerBlock, text: str) -> ToolCall:

@@ -34,7 +34,7 @@ from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.continuing import session_of
 from weft.server.sse import DONE, Way, failure_lines, sse_line
-from weft.server.truncation import check_context, tokens_after_cut, truncated
+from weft.server.truncation import fitted, tokens_after_cut
 from weft.text.choices import Choice, Piece
 from weft.text.prompt import Prompt
 from weft.text.tokenizer import banned_sequences
@@ -70,15 +70,15 @@ class CompletionJob:
 
     def __init__(self, service: Service, model: ServedModel, body: CompletionBody, prompts: list[Prompt]) -> None:
         self._body = body
-        self._grammar = grammar_of(body, model.tokenizer.added_id)
-        self._banned = banned_sequences(body.bad_words, model.tokenizer)
+        self._grammar = grammar_of(body, model.renderer.tokenizer.added_id)
+        self._banned = banned_sequences(body.bad_words, model.renderer.tokenizer)
         self._model = model
         self._id = f"cmpl-{body.request_id or token_hex(16)}"
         self._created_s = int(time.time())
         self._name = model.name_for(body.model)
         self._echo = bool(body.echo)
         as_ids = bool(body.return_tokens_as_token_ids)
-        self._namer = namer(model.tokenizer, as_ids=as_ids, escape_bytes=True)
+        self._namer = namer(model.renderer.tokenizer, as_ids=as_ids, escape_bytes=True)
         self.generation = Generation(
             service,
             model,
@@ -175,7 +175,7 @@ class CompletionJob:
     def _prompt_text(self, prompt: Prompt) -> str:
         if prompt.text is not None:
             return prompt.text
-        return self._model.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
+        return self._model.renderer.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
 
     def _logprobs(self, piece: Piece, source: Choice, prompt: Prompt | None) -> CompletionLogprobs:
         assert self._body.logprobs is not None
@@ -185,7 +185,7 @@ class CompletionJob:
             return completion_logprobs(
                 [*source.prompt_logprobs, *entries],
                 tokens,
-                self._model.tokenizer,
+                self._model.renderer.tokenizer,
                 self._namer,
                 self._body.logprobs,
                 text_offset=0,
@@ -193,7 +193,7 @@ class CompletionJob:
         return completion_logprobs(
             entries,
             tokens,
-            self._model.tokenizer,
+            self._model.renderer.tokenizer,
             self._namer,
             self._body.logprobs,
             text_offset=self._shown_chars[piece.index],
@@ -224,13 +224,15 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
         if isinstance(text_or_ids, str):
             add_special_tokens = body.add_special_tokens is not False and body.session is None
             if cut_to is None:
-                await model.check_text(text_or_ids, param="prompt")
+                await model.renderer.check_text(text_or_ids, param="prompt")
                 text, places = text_or_ids, marks
             else:
                 at_start = body.truncation_side == "right"
-                text = await model.part_for_cut(text_or_ids, cut_to, at_start=at_start)
+                text = await model.renderer.part_for_cut(text_or_ids, cut_to, at_start=at_start)
                 places = marks if text is text_or_ids or at_start else []
-            tokens = await model.encode(text, add_special_tokens=add_special_tokens, salt=body.cache_salt or "")
+            tokens = await model.renderer.encode(
+                text, add_special_tokens=add_special_tokens, salt=body.cache_salt or ""
+            )
             prompts.append(Prompt(tokens, text_or_ids, marks=places))
         else:
             model.check_ids(text_or_ids, param="prompt")
@@ -238,12 +240,7 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
     if body.session is not None:
         prompts = continued_prompts(await session_of(service, body, body.session, model), prompts)
     answer_tokens = default_tokens(model) if body.max_tokens is None else body.max_tokens
-    context_tokens = model.info.sizes.max_model_len
-    prompts = [
-        truncated(prompt, body, context_tokens=context_tokens, answer_tokens=answer_tokens) for prompt in prompts
-    ]
-    for prompt in prompts:
-        check_context(model, prompt)
+    prompts = [fitted(prompt, body, model, answer_tokens=answer_tokens) for prompt in prompts]
     return CompletionJob(service, model, body, prompts)
 
 

@@ -305,7 +305,7 @@ async def _prompts(model: ServedModel, messages: Sequence[tuple[str, Pooling]]) 
         fields = ConversationFields(
             messages=[ChatMessage(role="user", content=text)], variables={"enable_thinking": False}
         )
-        _, prompt = await model.render(fields, field="input")
+        _, prompt = await model.renderer.render(fields, field="input")
         written.append(prompt.tokens)
     return [PooledPrompt(tokens, pooling, []) for tokens, (_, pooling) in zip(written, messages, strict=True)]
 
@@ -314,7 +314,7 @@ def _pooling(model: ServedModel, labels: Sequence[str], has_head: bool) -> Pooli
     """Return the reading of the last row: scores of a decision head, or log-probabilities of ``labels``."""
     if has_head:
         return Pooling(score=True)
-    ids = [model.tokenizer.encode(label, add_special_tokens=False) for label in labels]
+    ids = [model.renderer.tokenizer.encode(label, add_special_tokens=False) for label in labels]
     if any(len(tokens) != 1 for tokens in ids) or len({tokens[0] for tokens in ids}) != len(ids):
         raise RequestError(
             f"{model.name} cannot decide: the labels {', '.join(labels)} are not one token each", param="model"

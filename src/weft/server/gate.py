@@ -27,11 +27,12 @@ from weft.server.edge import EdgeError, Origins, is_loopback, names_loopback
 from weft.server.errors import error_response
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
-from weft.server.protocol import HEADER, begin_request, name_key
+from weft.server.protocol import HEADER
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 from weft.server.tracing import RequestTrace
 from weft.server.weights import VERSION_HEADER
+from weft.text.current_request import API_KEY, begin_request
 
 _OPEN_PATHS = frozenset(
     {*(row.path for row in ENDPOINTS if row.access == "open"), *(route.path for route in page_routes())}
@@ -183,7 +184,7 @@ class Gate:
         if tenant is not None and (is_operator or not for_operators):
             scope["state"]["tenant"] = tenant
             scope["state"]["trace"].key = tenant.name
-            name_key(tenant.owner)
+            API_KEY.set(tenant.owner)
             return None
         if not self._keys.has_clients and not for_operators:
             return None

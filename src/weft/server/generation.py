@@ -1,26 +1,19 @@
 """The generation of one HTTP request: prompts x n sequences in the engine, from submit to the last piece.
 
-    ChatBody       \\                                        / ChatJob
-    ResponsesBody   >--> ChatTurn --prepare_turn--> PreparedTurn --> ResponsesJob
-    MessagesBody   /                      |                 \\ MessagesJob
-                                      Generation
-
     Generation.start()      submit all prompts; the engine accepts all or rejects one (then none run)
     Generation.listen()     calls back when pieces may have come; Generation.next_pieces() returns them
     Generation.pieces()     [Piece, ...] after each step, until every choice has finished
     Generation.whole()      one Piece for each choice, once all have finished
     Generation.close()      always, however it ended: sequences that still run are cancelled
 
-A dialect only translates: its body becomes a ``ChatTurn``, and a job writes the pieces of the answer in the dialect's
-format. Add a field that every dialect takes to ``SamplingFields``, and a field that shapes the prompt to
-``ConversationFields``. Latencies are measured here, as the events of one sequence pass in order. A slow client gets
-fewer, larger pieces, not a longer queue.
+Latencies are measured here, as the events of one sequence pass in order. A slow client gets fewer, larger pieces, not a
+longer queue.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from secrets import token_hex
 
 import msgspec
@@ -29,30 +22,17 @@ from msgspec import UNSET, UnsetType
 from weft.errors import RequestError, WeftError
 from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
-from weft.objects.conversations import continued_chat, known_prefix
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
 from weft.server.models import KeepAlive, ModelUse
-from weft.server.protocol import (
-    NOT_STREAMED,
-    SamplingFields,
-    Streaming,
-    grammar_of,
-    key_of_request,
-    note_ignored,
-    sampling_params,
-)
+from weft.server.protocol import NOT_STREAMED, Streaming
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
-from weft.server.sessions.continuing import session_of
 from weft.server.sessions.slot_table import SlotContent
 from weft.server.tracing import GenerationOutcome
-from weft.server.truncation import check_context, tokens_after_cut, truncated
-from weft.text.chat_request import ConversationFields
-from weft.text.choices import Choice, Piece, TextDecoder
-from weft.text.dialect import AnswerBlock, AnswerPlan, BlockEvent
-from weft.text.prompt import KnownPrefix, Prompt, check_spans
-from weft.text.tokenizer import banned_sequences
+from weft.text.choices import Choice, Piece, showing
+from weft.text.current_request import API_KEY, note_ignored
+from weft.text.prompt import Prompt
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +65,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Generation:
     """The prompts of one request, from submit to the last piece. ``samplings``: one for each prompt (they differ where
-    max_tokens depends on the prompt's length). ``decoder``: makes text of the answers' tokens, if it is not the model's
-    tokenizer. ``prompt_field``, ``answer_field``, ``logprobs_field``: the request's names of the prompts, of max_tokens
-    and of the alternatives, for errors. ``id_slot``: the slot that gets the tokens afterwards (``sessions.slots``). The
+    max_tokens depends on the prompt's length). ``shown_ids``: special tokens that stay in the text of an answer.
+    ``prompt_field``, ``answer_field``, ``logprobs_field``: the request's names of the prompts, of max_tokens and of the
+    alternatives, for errors. ``id_slot``: the slot that gets the tokens afterwards (``sessions.slots``). The
     constructor raises RequestError and ContextLengthError, so that no engine has to read a prompt that is far too long.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
@@ -102,7 +82,7 @@ class Generation:
         *,
         priority: int,
         cache_salt: str,
-        decoder: TextDecoder | None = None,
+        shown_ids: frozenset[int] = frozenset(),
         prompt_field: str = "prompt",
         answer_field: str = "max_tokens",
         id_slot: int | None = None,
@@ -116,18 +96,16 @@ class Generation:
         self.load_s = 0.0
         """Seconds that the request waited until the model was loaded."""
         self._use: ModelUse | None = None
-        self._metrics = service.metrics.of(model.base)  # the model's own name, not an adapter's
         self._arrived_s = time.perf_counter()
         self._stream: RequestStream | None = None
         self._closed = False
-        self._slot = None if id_slot is None or id_slot < 0 else (key_of_request(), id_slot, cache_salt)
+        self._slot = None if id_slot is None or id_slot < 0 else (API_KEY.get(), id_slot, cache_salt)
         self._slot_tokens: list[int] = []
         """Tokens of the first answer; kept only if a slot is to get them."""
-        self._model_name = model.name
         self._error_type: str | None = None
         engine_id = token_hex(16)
         context_tokens = model.info.sizes.max_model_len
-        key = key_of_request()
+        key = API_KEY.get()
         self._requests: list[Request] = []
         for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
             request = Request(
@@ -156,18 +134,23 @@ class Generation:
             limit=service.config.max_answer_logprobs,
             field=logprobs_field,
         )
+        self._metrics = service.metrics.of(model.base)  # the model's own name, not an adapter's
+        self._times = [
+            SequenceTimes(self._arrived_s, len(request.prompt_tokens))
+            for request in self._requests
+            for _ in range(request.sampling.n)
+        ]
         self.prompts = prompts
         self.samplings = samplings
         self.choices: list[Choice] = []
         self._by_prompt: list[list[Choice]] = []
         self._by_event: dict[tuple[str, int], Choice] = {}
-        self._times: list[SequenceTimes] = []
+        decoder = showing(model.renderer.tokenizer, shown_ids)
         for request in self._requests:
             for index in range(request.sampling.n):
-                choice = Choice(len(self.choices), decoder or model.tokenizer, request.sampling, request.prompt_tokens)
+                choice = Choice(len(self.choices), decoder, request.sampling, request.prompt_tokens)
                 self._by_event[request.request_id, index] = choice
                 self.choices.append(choice)
-                self._times.append(SequenceTimes(self._arrived_s, len(request.prompt_tokens)))
             self._by_prompt.append(self.choices[-request.sampling.n :])
         self.unfinished = len(self.choices)
         """Choices that have not ended for a reader of pieces."""
@@ -289,7 +272,7 @@ class Generation:
         """Give the slot of the request the tokens, except the last one, which no step has read."""
         if self._slot is not None and self.choices[0].generated_tokens:
             owner, number, salt = self._slot
-            content = SlotContent(self._model_name, salt, self.prompts[0].tokens, self._slot_tokens[:-1])
+            content = SlotContent(self._model.name, salt, self.prompts[0].tokens, self._slot_tokens[:-1])
             self._service.slots.put(owner, number, content)
 
     def _cancel_all(self) -> None:
@@ -354,7 +337,7 @@ class Generation:
         ]
         sampling = self.samplings[0]
         return GenerationOutcome(
-            model=self._model_name,
+            model=self._model.name,
             adapter=None if self._requests[0].adapter is None else self._requests[0].adapter.name,
             arrived_s=self._arrived_s,
             began_s=min(began, default=None),
@@ -497,143 +480,3 @@ def check_logprob_count(
         param=field,
         code="too_many_logprobs",
     )
-
-
-class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat request of any dialect. ``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field``,
-    ``logprobs_field`` and ``answer_field`` (of ``max_tokens``) are the dialect's names, for errors. ``show_reasoning``:
-    if false the reasoning is left out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``.
-    ``prediction``: the client's guess of the answer, a source of drafts. ``context_max``: ``num_ctx`` of
-    ``check_context``. ``before``: tokens of earlier turns, before the conversation's tokens and with the first messages
-    of the created name. ``own_sampling``: defaults of the API that differ from those of SamplingParams."""
-
-    conversation: ConversationFields
-    fields: SamplingFields
-    max_tokens: int | None
-    n: int | None = None
-    logprobs: int | None = None
-    logprobs_field: str = "top_logprobs"
-    prompt_logprobs: int | None = None
-    prompt_field: str = "messages"
-    answer_field: str = "max_tokens"
-    add_special_tokens: bool = False
-    show_reasoning: bool = True
-    known: KnownPrefix | None = None
-    prediction: str | None = None
-    context_max: int | None = None
-    before: list[int] = []
-    own_sampling: Mapping[str, float | int] = {}
-
-
-class PreparedTurn:
-    """A turn whose ``generation`` is ready to start. ``name`` is the model's, as the request called it."""
-
-    def __init__(
-        self,
-        service: Service,
-        model: ServedModel,
-        turn: ChatTurn,
-        prompt: Prompt,
-        plan: AnswerPlan,
-        sampling: SamplingParams,
-    ) -> None:
-        fields = turn.fields
-        self.model = model
-        self.prompt = prompt
-        self.name = model.name_for(fields.model)
-        self.generation = Generation(
-            service,
-            model,
-            [prompt],
-            [sampling],
-            priority=fields.priority or 0,
-            cache_salt=fields.cache_salt or "",
-            decoder=model.tokenizer.showing(plan.shown_ids),
-            prompt_field=turn.prompt_field,
-            answer_field=turn.answer_field,
-            id_slot=fields.id_slot,
-            stream=Streaming(bool(fields.stream), fields.stream_interval),
-            logprobs_field=turn.logprobs_field,
-        )
-        self._readers = [
-            plan.reader(eager=bool(fields.stream), shows_reasoning=turn.show_reasoning) for _ in self.generation.choices
-        ]
-
-    def read(self, piece: Piece) -> list[BlockEvent]:
-        """Return the events of a piece of an answer; each piece is read once, in order."""
-        return self._readers[piece.index].read(piece.text, piece.tokens, piece.finish_reason)
-
-    def read_whole(self, piece: Piece) -> list[AnswerBlock]:
-        """Return the blocks of ``piece``, which is all of an answer."""
-        self.read(piece)
-        return self._readers[piece.index].blocks
-
-    def finish_reason(self, piece: Piece) -> str | None:
-        """Return ``tool_calls`` for an answer that ends with calls, else the piece's reason. Call it after the piece
-        was read."""
-        return self._readers[piece.index].finish_reason(piece.finish_reason)
-
-    def reasoning_tokens(self) -> int:
-        return sum(reader.reasoning_tokens for reader in self._readers)
-
-    def usage(self) -> Usage:
-        return self.generation.usage(self.reasoning_tokens())
-
-
-async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
-    """Prepare a turn. Raise RequestError, UnknownModelError, EngineUnavailableError."""
-    fields = turn.fields
-    model = await service.model_for(fields.model)
-    if fields.session is not None:
-        session = await session_of(service, fields, fields.session, model)
-        conversation = continued_chat(session, turn.conversation)
-        turn = msgspec.structs.replace(turn, conversation=conversation, known=known_prefix(session))
-    sampling = sampling_params(
-        fields,
-        {**turn.own_sampling, **model.sampling_defaults},
-        max_tokens=turn.max_tokens,
-        grammar=grammar_of(fields, model.tokenizer.added_id),
-        n=turn.n,
-        logprobs=turn.logprobs,
-        prompt_logprobs=turn.prompt_logprobs,
-        banned=banned_sequences(fields.bad_words, model.tokenizer) if fields.bad_words else (),
-    )
-    request, prompt = await model.render(
-        turn.conversation,
-        field=turn.prompt_field,
-        cut_to=tokens_after_cut(model, fields, is_chat=True),
-        add_special_tokens=turn.add_special_tokens,
-        known=turn.known,
-        with_places=True,
-        begins=not turn.before,
-        salt=fields.cache_salt or "",
-    )
-    plan = model.dialect.plan_of(request, prompt.text or "", sampling.grammar)
-    if request.thinking_token_budget is not None and not model.dialect.bounds_reasoning:
-        note_ignored(turn.conversation.budget_field)
-    if prompt.pictures:
-        check_spans(request, prompt, model.info.sizes.max_model_len)
-    if fields.cache_boundaries:
-        prompt = msgspec.structs.replace(prompt, marks=prompt.marks + fields.cache_boundaries)
-    whole = _behind(turn.before, model, prompt) if turn.before else prompt
-    answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens
-    cut = truncated(whole, fields, context_tokens=model.info.sizes.max_model_len, answer_tokens=answer_tokens)
-    if turn.prediction:
-        await model.check_text(turn.prediction, param="prediction")
-        prediction = await model.encode(turn.prediction, add_special_tokens=False)
-        cut = msgspec.structs.replace(cut, prediction=prediction)
-    check_context(model, cut, turn.context_max)
-    return PreparedTurn(service, model, turn, cut, plan, msgspec.structs.replace(sampling, grammar=plan.grammar))
-
-
-def _behind(before: list[int], model: ServedModel, prompt: Prompt) -> Prompt:
-    """Return ``prompt``, which has no pictures, after earlier tokens, with one beginning-of-sequence token for both.
-    Raise RequestError for ids that are not tokens."""
-    model.check_ids(before, param="context")
-    begin = model.tokenizer.added_id(model.tokenizer.special_tokens.get("bos_token", ""))
-    cut = int(begin is not None and prompt.tokens[:1] == [begin])
-    boundaries, marks = (
-        [len(before) + position - cut for position in places if position >= cut]
-        for places in (prompt.boundaries, prompt.marks)
-    )
-    return Prompt(before + prompt.tokens[cut:], prompt.text, boundaries, marks)

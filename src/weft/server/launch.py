@@ -399,7 +399,7 @@ class Serving:
             if not self._config.own_replicas:
                 info = await asyncio.to_thread(_with_own_text, info, fleet.config)
             model = await asyncio.to_thread(load_served_model, info, self._config, (), worker)
-            if model.template is not None:
+            if model.renderer.template is not None:
                 unused.pop_all()
         if service.workers is not None:
             service.workers.info = info

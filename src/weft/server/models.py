@@ -266,9 +266,9 @@ class Models:
         owners = [model for model in self.hosted if model.owns(adapter)]
         return max(owners, key=lambda model: len(model.adapter_name("")), default=None)
 
-    def has(self, name: str) -> bool:
-        """Return whether a model or an adapter has this name."""
-        return self._model_of(name) is not None
+    def has(self, name: str | None) -> bool:
+        """Return whether a model or an adapter has this name, or a request that says it means the first model."""
+        return name is None or name == ANY_NAME or self._model_of(name) is not None
 
     def find(self, name: str | None) -> HostedModel:
         """Return the model of a name or of an adapter's name. Raise UnknownModelError that lists the names."""
@@ -300,10 +300,14 @@ class Models:
         return replace(model.served, names=(name,), adapter=adapter)
 
     async def model_for(self, name: str | None) -> ServedModel:
-        """Return the text side of a name. A model that was never loaded is loaded first, since its properties are known
-        only then. Raise UnknownModelError, and the errors of ``HostedModel.enter``."""
-        await self.find(name).known()
-        return self.served_as(name)
+        """Return the model of a name. A model that was never loaded is loaded first, since its properties are known
+        only then. Raise UnknownModelError, EngineUnavailableError, and the errors of ``HostedModel.enter``."""
+        model = self.find(name)
+        await model.known()
+        served = None if model.served is None else self.served_as(name)
+        self.check_alive()  # raises while a pinned model has not been read yet
+        assert served is not None
+        return served
 
     def learn(self, model: HostedModel, served: ServedModel) -> None:
         """Serve a model whose engines are ready under ``served``. Raise ConfigError for an adapter with the name of a

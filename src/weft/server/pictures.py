@@ -21,7 +21,7 @@ from weft.images.picture import Picture
 from weft.images.video import Sampling
 from weft.images.worker import FILE, URL, VIDEO, PictureStart, Source, VideoJob, decoded
 from weft.request import PICTURE_KINDS, PictureKind
-from weft.server.protocol import key_of_request
+from weft.text.current_request import API_KEY
 from weft.text.pictures import PicturePart
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
@@ -118,7 +118,7 @@ class PictureReader:
 
     async def _decoded(self, kind: PictureKind, job: bytes) -> Picture:
         lane = self._lanes[kind]
-        key = key_of_request()
+        key = API_KEY.get()
         lane.check_line(key, "pictures wait to be read")
         return await asyncio.to_thread(decoded, await lane.ask(job, key))
 

@@ -369,15 +369,17 @@ async def embedding_prompts(
         name = field if len(inputs) == 1 else f"{field}[{index}]"
         if isinstance(text_or_ids, str):
             if truncate_to is None:
-                await model.check_text(text_or_ids, param=name)
+                await model.renderer.check_text(text_or_ids, param=name)
             else:
-                text_or_ids = await model.part_for_cut(text_or_ids, truncate_to, at_start=True)
+                text_or_ids = await model.renderer.part_for_cut(text_or_ids, truncate_to, at_start=True)
         else:
             model.check_ids(text_or_ids, param=name)
         make = functools.partial(
             method or model.pooler.embedding, text_or_ids, limit=limit, truncate_to=truncate_to, param=name, **more
         )
-        prompts.append(await model.pooled(make, text_or_ids if isinstance(text_or_ids, str) else ""))
+        prompts.append(
+            await model.renderer.bounded(make, text_or_ids if isinstance(text_or_ids, str) else "", whole=True)
+        )
     return prompts
 
 
@@ -430,7 +432,7 @@ async def _scored(
     limit = model.info.sizes.max_model_len
     plan = model.pooler.pairs(pairs)
     check_count(len(plan.inputs), model.info.sizes.queue_max)
-    await model.check_text(pairs[0][0], param=fields[0])
+    await model.renderer.check_text(pairs[0][0], param=fields[0])
     prompts = []
     for index, (query, text, number) in enumerate(plan.inputs):
         if index % _YIELD_EVERY == 0:
@@ -439,14 +441,14 @@ async def _scored(
         said, cut = (query, cut_of(body, model)) if text is None else (text, document_cut)
         assert said is not None, "an input without a text"
         if cut is None:
-            await model.check_text(said, param=name)
+            await model.renderer.check_text(said, param=name)
         else:
-            said = await model.part_for_cut(said, cut, at_start=True)
+            said = await model.renderer.part_for_cut(said, cut, at_start=True)
         query, text = (said, None) if text is None else (query, said)
         make = functools.partial(
             model.pooler.scoring, query, text, limit=limit, instruction=body.instruction, truncate_to=cut, param=name
         )
-        prompts.append(await model.pooled(make, query or "", text or ""))
+        prompts.append(await model.renderer.bounded(make, query or "", text or "", whole=True))
     return prompts, plan.parts_of
 
 

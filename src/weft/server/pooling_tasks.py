@@ -174,7 +174,7 @@ async def _prompts(model: ServedModel, body: _TaskBody, method: Any, **more: Any
     if (body.input is None) == (body.messages is None):
         raise RequestError("a request has input or messages, and one of them", param="input")
     if body.messages is not None:
-        _, prompt = await model.render(
+        _, prompt = await model.renderer.render(
             ConversationFields(
                 messages=body.messages,
                 variables=body.chat_template_kwargs,

@@ -2,7 +2,7 @@
 
     /api/create, /api/copy, /api/delete --PresetStore--> names.json     one file; written whole, under a lock
     a request for "mario"  <-- read again when the file changed -' so every HTTP process sees it
-        --Service.model_for--> the model that it refers to, with this name's settings
+        --Presets.meant------> the model that it refers to, with this name's settings
 
 A created name has no weights: it refers to a model of the server. A name that is created from another created name
 copies all its settings. Names outlive the server. A server without the model of a name does not list the name. Names of
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from weft.errors import CheckpointError, ConfigError, RequestError, WeftError
+from weft.errors import CheckpointError, ConfigError, RequestError, UnknownModelError, WeftError
 from weft.files import write_whole
 from weft.server.protocol import Int
 from weft.text.chat import ChatMessage
@@ -259,6 +259,21 @@ class Presets:
     def all(self) -> Mapping[str, Preset]:
         """Return the created names. Raise PresetStoreError."""
         return {} if self.store is None else self.store.names()
+
+    def meant(self, name: str | None, is_own: Callable[[str | None], bool]) -> tuple[str | None, Preset | None]:
+        """Return the name of a model or adapter for the name in a request, and the preset if the name was created.
+        ``is_own``: whether a name is that of a model or an adapter of the server. Raise UnknownModelError for a created
+        name whose model the server does not have."""
+        if is_own(name):
+            return name, None
+        preset = self.all().get(str(name))
+        if preset is None:
+            return name, None
+        if not is_own(preset.model):
+            raise UnknownModelError(
+                f"the name {name!r} was created from {preset.model!r}, which this server does not have", param="model"
+            )
+        return preset.model, preset
 
     async def style(self, preset: Preset, vocabulary: bytes, make: Callable[[str], Style]) -> Style | None:
         """Return the renderer of conversations and the dialect of answers for this name; None if it has no template of

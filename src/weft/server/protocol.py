@@ -13,8 +13,8 @@
 
 Without these rules a typo such as ``max_token`` would change an answer without an error. Clients of every API version
 send fields that no server knows, so an unknown field is an error only if the operator wants that. The ignored fields of
-a request are a context variable, because bodies are parsed far from the answer, large ones in a thread. Only names that
-are plain words are reported, and only a few, because a client chose them.
+a request are a context variable (``text.current_request``), because bodies are parsed far from the answer, large ones
+in a thread. Only names that are plain words are reported, and only a few, because a client chose them.
 
 ``null`` always means "not given". Refusals are 400 and not 501: common clients retry a 5xx.
 
@@ -36,8 +36,6 @@ import re
 import typing
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -46,6 +44,7 @@ from weft.config import STREAM_INTERVAL_MAX
 from weft.errors import RequestError
 from weft.request import Grammar, SamplingParams
 from weft.text.chat import ChatMessage
+from weft.text.current_request import NAMES_MAX, ignored_fields, note_ignored, shown_name
 from weft.text.grammar_fields import from_response_format, from_structured_outputs
 from weft.text.grammars import KINDS, TokenOf, grammar_from
 
@@ -566,57 +565,12 @@ def grammar_of(body: SamplingFields, token_of: TokenOf) -> Grammar | None:
 HEADER = "x-weft-ignored"
 UNKNOWN_FIELDS_MAX = 256
 """Most unknown fields of one request, and of its options; more are refused."""
-_NAMES_MAX = 16
-"""Most names that a request reports, and most hints that it may cost: a hint compares a name with every known name."""
 _WARNED_MAX = 256
 _COMPARED_MAX = 1024
 """Most names that a misspelled name is compared with."""
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _log = logging.getLogger("weft.server")
 _warned: set[str] = set()
 """Names that were warned of: a client sends a name with every request, so each is warned of once."""
-
-
-@dataclass(slots=True)
-class IgnoredFields:
-    strict: bool = False
-    names: list[str] = field(default_factory=list)
-
-    def add(self, name: str) -> None:
-        if len(self.names) < _NAMES_MAX and name not in self.names:
-            self.names.append(name)
-
-
-_of_request: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", default=None)
-
-
-NO_KEY = ""
-_key: ContextVar[str] = ContextVar("key", default=NO_KEY)
-
-
-def name_key(key: str) -> None:
-    """Note that this task handles a request of an API key. ``key``: ``Tenant.owner``. Without keys all requests share
-    one name."""
-    _key.set(key)
-
-
-def key_of_request() -> str:
-    """Return the API key whose shares this task uses."""
-    return _key.get()
-
-
-def begin_request(*, strict: bool) -> IgnoredFields:
-    """Begin the list of fields that this request, handled in this task, will ignore."""
-    ignored = IgnoredFields(strict)
-    _of_request.set(ignored)
-    return ignored
-
-
-def note_ignored(name: str) -> None:
-    """Note a known field, or a part of one, that has no effect on this request. Some names come from the client."""
-    ignored = _of_request.get()
-    if ignored is not None:
-        ignored.add(name if _NAME.fullmatch(name) else "?")
 
 
 def check_known(fields: Collection[str], known: Collection[str]) -> None:
@@ -628,10 +582,10 @@ def check_known(fields: Collection[str], known: Collection[str]) -> None:
         raise RequestError(
             f"the request has {len(unknown)} unknown fields; the limit is {UNKNOWN_FIELDS_MAX}", code="unknown_field"
         )
-    ignored = _of_request.get()
+    ignored = ignored_fields()
     if ignored is None:
         return
-    for name in dict.fromkeys(name if _NAME.fullmatch(name) else "?" for name in unknown[:_NAMES_MAX]):
+    for name in dict.fromkeys(map(shown_name, unknown[:NAMES_MAX])):
         if ignored.strict:
             raise RequestError(
                 f"{_unknown(name, known)}; this server refuses unknown fields (server.strict_fields)",

@@ -1,6 +1,5 @@
-"""The text side of a model: its tokenizer, chat template, sampling defaults, pictures, and its name in requests.
+"""A model as requests see it: its renderer, pooler, sampling defaults, and its name in requests.
 
-    messages --write_chat--> text --encode_chat--> Prompt          both: render
     directory, flags --load_served_model--> ServedModel
 
 A ``ServedModel`` is a value. For an adapter or a created name there is a copy with that name (``Models.served_as``,
@@ -9,34 +8,26 @@ A ``ServedModel`` is a value. For an adapter or a created name there is a copy w
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from weft.adapters import Adapter
-from weft.errors import ContextLengthError, RequestError, maximum_context
+from weft.errors import RequestError
 from weft.info import ModelInfo
 from weft.server.config import ServerConfig
 from weft.server.presets import Preset
-from weft.server.protocol import key_of_request, note_ignored
-from weft.server.tokenize_budget import TokenizeBudget
 from weft.text.chat import read_chat_template
-from weft.text.chat_request import ChatRequest, ConversationFields, read_chat
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, ControlTokens, control_texts
 from weft.text.decisions import DecisionSettings, read_decision_settings
 from weft.text.dialect import Dialect, answer_markers, call_format
-from weft.text.pooling import PooledPrompt, Pooler
-from weft.text.prompt import KnownPrefix, Prompt, encode_prompt, show_pictures
+from weft.text.pooling import Pooler
+from weft.text.renderer import Renderer
 from weft.text.template_sandbox import TemplateSandbox
-from weft.text.template_worker import ChatPrompt
-from weft.text.text_parts import next_cut
-from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from weft.text.tokenize_budget import TokenizeBudget
+from weft.text.tokenizer import Tokenizer
 from weft.text.tokenizer_file import tokenizer_digest, tokenizer_path
 from weft.text.workers import BoundedWorker
 from weft.units import parse_bytes
@@ -44,23 +35,13 @@ from weft.units import parse_bytes
 if TYPE_CHECKING:
     from weft.server.pictures import PictureReader
 
-_HEAD_CHARS_PER_TOKEN = 16
-"""Characters per token of the context. A longer text is first tokenized in part."""
-_CUT_TOKENS_MIN = 1024
-Encoded = TypeVar("Encoded")
-
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     info: ModelInfo
     names: tuple[str, ...]
-    tokenizer: Tokenizer
-    template: TemplateSandbox | None
-    dialect: Dialect
+    renderer: Renderer
     created_s: int
-    budget: TokenizeBudget
-    pictures: PictureReader | None
-    """None if the model reads only text."""
     pooler: Pooler
     decisions: DecisionSettings
     vocabulary: bytes
@@ -80,10 +61,6 @@ class ServedModel:
         """Return the value of ``model`` in a response: the name that the request used, if it is one of ``names``."""
         return requested if requested is not None and requested in self.names else self.name
 
-    def reads(self, variable: str) -> bool:
-        """Return whether the chat template reads ``variable``."""
-        return self.template is not None and variable in self.template.variables
-
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
         """Values of fields that a request leaves out; the API's own defaults come after these."""
@@ -96,150 +73,31 @@ class ServedModel:
             if not 0 <= token < limit:
                 raise RequestError(f"{param} has token {token}; this model has tokens 0 to {limit - 1}", param=param)
 
-    async def check_text(self, text: str, *, param: str) -> None:
-        """Raise ContextLengthError for a text that is far too long for the context. Only the beginning of the text is
-        tokenized: tokenizing the largest body takes a minute and gigabytes."""
-        limit = self.info.sizes.max_model_len
-        head = _HEAD_CHARS_PER_TOKEN * limit
-        while head < len(text):
-            count = len(await self.encode(text[:head], add_special_tokens=False))
-            if (
-                count > 2 * limit
-            ):  # twice the tokens, since the end of the part may be split into other tokens in the complete text
-                what = "the prediction" if param == "prediction" else "the prompt"
-                raise ContextLengthError(
-                    f"{what} has {len(text)} characters, and its first {head} are {count} tokens; "
-                    f"{maximum_context(limit)}",
-                    param=param,
-                    tokens=count,
-                    limit=limit,
-                )
-            head *= 4
-
-    async def encode(self, text: str, *, add_special_tokens: bool, salt: str | None = None) -> list[int]:
-        """Tokenize ``text``. ``salt``: see ``Tokenizer.encode_with_boundaries``."""
-        encode = functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens, salt=salt)
-        return encode() if len(text) < LONG_TEXT_CHARS else await self._encode_long(encode, text)
-
-    async def part_for_cut(self, text: str, tokens: int, *, at_start: bool) -> str:
-        """Return the part of ``text`` that a cut to ``tokens`` tokens needs: the start or end with twice the tokens, or
-        all of a text that is not much longer. Tokenizing the largest body would take a minute and gigabytes."""
-        chars = _HEAD_CHARS_PER_TOKEN * max(tokens, _CUT_TOKENS_MIN)
-        while chars < len(text):
-            part = text[:chars] if at_start else text[_cut_before(text, len(text) - chars) :]
-            if len(await self.encode(part, add_special_tokens=False)) >= 2 * tokens:
-                return part
-            chars *= 4
-        return text
-
-    async def encode_chat(
-        self, prompt: ChatPrompt, *, add_special_tokens: bool, known: KnownPrefix | None = None, salt: str | None = None
-    ) -> Prompt:
-        """Tokenize a rendered prompt. ``known`` and ``salt`` as in ``encode_prompt``."""
-        encode = functools.partial(
-            encode_prompt, self.tokenizer, prompt, add_special_tokens=add_special_tokens, known=known, salt=salt
-        )
-        if len(prompt.text) < LONG_TEXT_CHARS:
-            return encode()
-        return await self._encode_long(encode, prompt.text, whole=bool(prompt.ends or prompt.marks or prompt.pictures))
-
-    async def pooled(self, make: Callable[[], PooledPrompt], *texts: str) -> PooledPrompt:
-        """Return a prompt to be pooled. ``make``: a method of ``pooler``, bound to ``texts``."""
-        if sum(map(len, texts)) < LONG_TEXT_CHARS:
-            return make()
-        return await self._encode_long(make, "".join(texts), whole=True)
-
-    async def _encode_long(self, encode: Callable[[], Encoded], text: str, *, whole: bool = False) -> Encoded:
-        """Run ``encode`` in a thread, within the budget for ``text``. ``whole``: see ``Tokenizer.memory_of``. Raise
-        TextTooLongError, QueueFullError."""
-        memory_bytes = await asyncio.to_thread(self.tokenizer.memory_of, text, whole=whole)
-        with self.budget.spending(len(text), memory_bytes):
-            return await asyncio.to_thread(encode)
-
-    async def write_chat(
-        self, conversation: ConversationFields, *, with_places: bool = True, begins: bool = True
-    ) -> tuple[ChatRequest, ChatPrompt]:
-        """Return the checked conversation, and its text as the model's template writes it. ``with_places``: also
-        positions where the cache may keep a state; ``begins``: also the first messages of a created name. Raise
-        RequestError."""
-        if self.template is None:
-            raise RequestError(
-                "this model has no chat template, so it serves /v1/completions only; start "
-                "the server with --chat-template FILE to give it one",
-                param="messages",
-            )
-        if self.preset is not None and begins:
-            messages = self.preset.begun(conversation.messages)
-            conversation = msgspec.structs.replace(conversation, messages=messages)
-        request = read_chat(
-            conversation,
-            template_variables=self.template.variables,
-            reads=self.pictures.tokens if self.pictures is not None else (),
-        )
-        for name in request.left_out:
-            note_ignored(name)
-        chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
-        prompt = await self.template.write(
-            request.messages, key=key_of_request(), chars_cut=chars_cut, **request.rendering
-        )
-        if self.pictures is not None and request.pictures:
-            prompt = show_pictures(prompt, await self.pictures.read(request.pictures), self.pictures.tokens)
-        return request, prompt
-
-    async def render(
-        self,
-        conversation: ConversationFields,
-        *,
-        field: str = "messages",
-        cut_to: int | None = None,
-        add_special_tokens: bool = False,
-        known: KnownPrefix | None = None,
-        with_places: bool = False,
-        begins: bool = True,
-        salt: str | None = None,
-    ) -> tuple[ChatRequest, Prompt]:
-        """Return the checked conversation and its prompt in tokens. ``field``: the request's field, for the error of a
-        text that is far too long. ``cut_to``: such a text is instead cut to an end of at least this number of tokens.
-        ``known`` and ``salt``: see ``encode_prompt``; other arguments: see ``write_chat``. Raise RequestError,
-        ContextLengthError."""
-        request, prompt = await self.write_chat(conversation, with_places=with_places, begins=begins)
-        if cut_to is None:
-            await self.check_text(prompt.text, param=field)
-        elif not prompt.pictures:
-            prompt = prompt.last(await self.part_for_cut(prompt.text, cut_to, at_start=False))
-        return request, await self.encode_chat(prompt, add_special_tokens=add_special_tokens, known=known, salt=salt)
-
-
-def _cut_before(text: str, place: int) -> int:
-    """Return the position at which to cut ``text`` near ``place``: between two words, so that the tokens after it are
-    those of the complete text; ``place`` itself if no such position is near."""
-    cut = next_cut(text[: place + _CUT_WITHIN_CHARS], place)
-    return place if cut is None else cut
-
-
-_CUT_WITHIN_CHARS = 4096
-
 
 def load_served_model(
     info: ModelInfo, config: ServerConfig, known: Sequence[Tokenizer] = (), worker: BoundedWorker | None = None
 ) -> ServedModel:
-    """Load the text side. ``known``: loaded tokenizers, one of which may be the model's; ``worker``: the worker of a
-    template, if there is one. Raise CheckpointError or ConfigError with the file."""
+    """Load what requests need of a model. ``known``: loaded tokenizers, one of which may be the model's; ``worker``:
+    the worker of a template, if there is one. Raise CheckpointError or ConfigError with the file."""
     directory = Path(info.directory)
     tokenizer = Tokenizer.load(directory, known)
     tokenizer.cache.bytes_max = parse_bytes(config.token_cache, flag="limits.token_cache")
     text = read_chat_template(directory, override=config.chat_template)
     template = text and _sandbox(*text, tokenizer, config, info, worker)
     names = config.served_model_name or (info.name,)
-    return ServedModel(
-        info,
-        tuple(dict.fromkeys(names)),
+    renderer = Renderer(
         tokenizer,
         template,
         _dialect(template, tokenizer, config),
-        int(time.time()),
-        TokenizeBudget(config.max_tokenize_chars, parse_bytes(config.tokenize_memory, flag="limits.tokenize_memory")),
+        info.sizes.max_model_len,
         _picture_reader(info, config, tokenizer),
+        TokenizeBudget(config.max_tokenize_chars, parse_bytes(config.tokenize_memory, flag="limits.tokenize_memory")),
+    )
+    return ServedModel(
+        info,
+        tuple(dict.fromkeys(names)),
+        renderer,
+        int(time.time()),
         Pooler(
             directory,
             tokenizer,
@@ -290,7 +148,7 @@ def _dialect(template: TemplateSandbox | None, tokenizer: Tokenizer, config: Ser
 def preset_style(
     config: ServerConfig, tokenizer: Tokenizer, info: ModelInfo, text: str
 ) -> tuple[TemplateSandbox, Dialect]:
-    """Return renderer and dialect for the template of a created name. Raise CheckpointError."""
+    """Return the process and the dialect of the template of a created name. Raise CheckpointError."""
     template = _sandbox(text, "template", tokenizer, config, info)
     return template, _dialect(template, tokenizer, config)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from weft.engine.stats import NamedPrefix
-from weft.errors import EngineUnavailableError, RequestError, UnknownModelError
+from weft.errors import EngineUnavailableError, RequestError
 from weft.fleet.fleet import Fleet
 from weft.fleet.live_request import UnreadAnswers
 from weft.objects.sessions import read_cipher
@@ -27,13 +27,14 @@ from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.models import ANY_NAME, HostedModel, ListedModel, Models
 from weft.server.presets import Preset, Presets
-from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, key_of_request
+from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.served_model import ServedModel, preset_style
 from weft.server.sessions.slot_table import SlotTable
 from weft.server.sessions.store import SessionStore
 from weft.server.tracing import RequestTrace, RequestTracer
+from weft.text.current_request import API_KEY
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 
@@ -62,7 +63,7 @@ class BodyChecker:
         if len(raw) <= LARGE_BODY_BYTES:
             return
         try:
-            answer = msgspec.msgpack.decode(await self._lane.ask(raw, key_of_request()), type=BodyVerdict)
+            answer = msgspec.msgpack.decode(await self._lane.ask(raw, API_KEY.get()), type=BodyVerdict)
         except OSError:
             raise EngineUnavailableError("the body took too long to check; try again later") from None
         if answer.is_too_large:
@@ -171,36 +172,21 @@ class Service:
     async def model_for(self, name: str | None) -> ServedModel:
         """Return the model of the name in a request. Raise EngineUnavailableError, UnknownModelError, QueueFullError,
         ModelLoadError."""
-        self.check_open()
-        own, preset = self.meant(name)
+        if self._drains.total():
+            raise _draining()
+        own, preset = self.names.meant(name, self.models.has)
         model = await self.models.model_for(own)
         return model if preset is None else await self.under(preset, model)
 
     async def under(self, preset: Preset, model: ServedModel) -> ServedModel:
         """Return ``model`` with the settings of the created name ``preset``. Raise RequestError."""
-        named = replace(model, names=(preset.name,), preset=preset)
+        renderer = replace(model.renderer, begun=preset.begun)
         style = await self.names.style(
-            preset, model.vocabulary, functools.partial(preset_style, self.config, model.tokenizer, model.info)
+            preset, model.vocabulary, functools.partial(preset_style, self.config, renderer.tokenizer, model.info)
         )
-        return named if style is None else replace(named, template=style[0], dialect=style[1])
-
-    def meant(self, name: str | None) -> tuple[str | None, Preset | None]:
-        """Return the name of a model or adapter for the name in a request, and the preset if the name was created.
-        Raise UnknownModelError for a created name whose model this server does not have."""
-        if self.is_own(name):
-            return name, None
-        preset = self.names.all().get(str(name))
-        if preset is None:
-            return name, None
-        if not self.is_own(preset.model):
-            raise UnknownModelError(
-                f"the name {name!r} was created from {preset.model!r}, which this server does not have", param="model"
-            )
-        return preset.model, preset
-
-    def is_own(self, name: str | None) -> bool:
-        """Return whether the name is that of a model or an adapter, not a created name."""
-        return name is None or name == ANY_NAME or self.models.has(name)
+        if style is not None:
+            renderer = replace(renderer, template=style[0], dialect=style[1])
+        return replace(model, names=(preset.name,), preset=preset, renderer=renderer)
 
     def listed(self) -> list[ListedModel]:
         """Return every name that requests may use: models, adapters, then created names. Raise EngineUnavailableError,
@@ -221,7 +207,7 @@ class Service:
     def own_name(self, name: str | None) -> str:
         """Return the listed name of the model, adapter or created name that a request names. Raise
         UnknownModelError."""
-        own, preset = self.meant(name)
+        own, preset = self.names.meant(name, self.models.has)
         if preset is not None:
             return preset.name
         model = self.models.find(own)
@@ -230,7 +216,7 @@ class Service:
     async def text_side(self, name: str | None) -> ServedModel:
         """Return the text side of a name without loading the model. Raise UnknownModelError."""
         self.check_open()
-        own, preset = self.meant(name)
+        own, preset = self.names.meant(name, self.models.has)
         host = self.models.find(own)
         model = await host.text_side() if host.served is None else self.models.served_as(own)
         return model if preset is None else await self.under(preset, model)
@@ -238,12 +224,12 @@ class Service:
     def host_of(self, name: str | None) -> HostedModel:
         """Return the model of a name, loaded or not. Raise EngineUnavailableError, UnknownModelError."""
         self.check_open()
-        return self.models.find(self.meant(name)[0])
+        return self.models.find(self.names.meant(name, self.models.has)[0])
 
     def check_open(self) -> None:
         """Raise EngineUnavailableError if the server takes no requests."""
         if self.draining:
-            raise EngineUnavailableError("this server is shutting down and takes no new requests")
+            raise _draining()
         self.models.check_alive()
 
     def fleet_of(self, name: str | None) -> Fleet:
@@ -279,6 +265,10 @@ class Service:
             if stats.store is not None
         } - {""}
         return {"store": f"the bucket does not answer: {', '.join(sorted(faults))}"} if faults else {}
+
+
+def _draining() -> EngineUnavailableError:
+    return EngineUnavailableError("this server is shutting down and takes no new requests")
 
 
 def _report(model: HostedModel, budget: int | None) -> FleetReport:

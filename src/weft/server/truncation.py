@@ -1,8 +1,8 @@
 """Prompts beyond a length: cut if the request asks for it, refused if a created name or an option sets a limit.
 
     truncate_prompt_tokens --tokens_after_cut--> how much of a long text has to be tokenized
-                           --truncated---------> the prompt in tokens, cut
-    num_ctx                --check_context-----> ContextLengthError
+                           --fitted------------> the prompt in tokens, cut
+    num_ctx                --fitted------------> ContextLengthError
 
 ``num_ctx`` comes from a created name, or from Ollama's options.
 """
@@ -17,9 +17,18 @@ from weft.text.prompt import Prompt
 TO_THE_CONTEXT = -1
 
 
-def check_context(model: ServedModel, prompt: Prompt, num_ctx: int | None = None) -> None:
-    """Raise ContextLengthError for a prompt that reaches the limit: ``num_ctx`` of the request's options, else of the
-    created name."""
+def fitted(
+    prompt: Prompt, body: SamplingFields, model: ServedModel, *, answer_tokens: int, num_ctx: int | None = None
+) -> Prompt:
+    """Return ``prompt``, cut if the request asks for it. ``answer_tokens``: room that -1 leaves for the answer;
+    ``num_ctx``: of the request's options, else the created name's. Raise ContextLengthError for a prompt that reaches
+    it."""
+    prompt = _cut(prompt, body, context_tokens=model.info.sizes.max_model_len, answer_tokens=answer_tokens)
+    _check_context(model, prompt, num_ctx)
+    return prompt
+
+
+def _check_context(model: ServedModel, prompt: Prompt, num_ctx: int | None) -> None:
     limit = num_ctx if num_ctx is not None or model.preset is None else model.preset.context_max
     if limit is not None and len(prompt.tokens) >= limit:
         where = f"the name {model.name} has" if num_ctx is None else "options.num_ctx is"
@@ -58,10 +67,9 @@ def tokens_after_cut(model: ServedModel, body: SamplingFields, *, is_chat: bool)
     return longest if count == TO_THE_CONTEXT else min(count, longest)
 
 
-def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
-    """Return ``prompt``, cut if the request asks for it: on the left, or for completions also on the right. Cache
-    positions move with the cut. It has no text then: ``echo`` decodes its tokens. ``answer_tokens``: room that -1
-    leaves for the answer."""
+def _cut(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
+    """Return ``prompt``, cut on the left, or for completions also on the right. Cache positions move with the cut. It
+    has no text then: ``echo`` decodes its tokens."""
     limit = body.truncate_prompt_tokens
     if limit is None:
         return prompt

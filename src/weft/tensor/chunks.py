@@ -178,7 +178,7 @@ def grid_tokens(spec: ModelSpec, device: torch.device) -> int:
 
 def _sequential(part: StatePart) -> bool:
     """Return the kernels' own ``supported``, from shapes only; a ring does not depend on the start of a run."""
-    if part.name == "window":
+    if part.name.startswith(("window", "waiting", "entry")):  # of entries: token by token
         return True
     if part.name.startswith("conv"):
         channels, window = part.shape

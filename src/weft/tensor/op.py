@@ -108,7 +108,7 @@ class Op(Generic[P, R]):
 class RecurrentOp(Op[P, R]):
     """An op with a state. Its parameters up to ``runs`` are given by position."""
 
-    def __init__(self, form: Callable[P, R], kernels: str) -> None:
+    def __init__(self, form: Callable[P, R], kernels: str | None) -> None:
         super().__init__(form, kernels)
         names = list(inspect.signature(form).parameters)
         shapes = [name.rpartition("_")[2] for name in names]
@@ -121,10 +121,10 @@ class RecurrentOp(Op[P, R]):
         runs: Any = args[self._runs]
         # Before the op writes: it consumes these inputs.
         if runs.log is not None:
-            replay = self._with_other(self, args, kwargs, [*self._by_token, self._runs])
+            replay = self._with_other(self, args, kwargs, [*self._of_tokens(args), self._runs])
             runs.log.note(replay, *self._inputs(args))
         state: Any = args[self._state]
-        if _reached(args):
+        if self._kernels is not None and _reached(args):
             # A kernel that writes every slot runs inside this context, which restores the states of verify runs.
             with restored(state, runs):
                 out = self._by_triton(args, kwargs)
@@ -136,13 +136,17 @@ class RecurrentOp(Op[P, R]):
                 return out
         # The torch forms compute in float32 and round once per run: too seldom for a state in few bits.
         if self._rounds and state.dtype != torch.float32:
-            step = self._with_other(self.torch, args, kwargs, [*self._by_token, self._state, self._runs])
+            step = self._with_other(self.torch, args, kwargs, [*self._of_tokens(args), self._state, self._runs])
             layer: Any = kwargs.get("layer", 0)
             return cast(R, by_token(step, self._inputs(args), state, runs, layer))
         return self.torch(*args, **kwargs)
 
+    def _of_tokens(self, args: tuple[Any, ...]) -> list[int]:
+        """Return the places of the inputs that have a row for each token; one that may be None is not among them."""
+        return [index for index in self._by_token if index < len(args) and args[index] is not None]
+
     def _inputs(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        return tuple(args[index] for index in self._by_token)
+        return tuple(args[index] for index in self._of_tokens(args))
 
     @staticmethod
     def _with_other(
@@ -175,5 +179,5 @@ def op(kernels: str | None = None) -> Callable[[Callable[P, R]], Op[P, R]]:
     return lambda form: Op(form, kernels)
 
 
-def recurrent_op(kernels: str) -> Callable[[Callable[P, R]], RecurrentOp[P, R]]:
+def recurrent_op(kernels: str | None = None) -> Callable[[Callable[P, R]], RecurrentOp[P, R]]:
     return lambda form: RecurrentOp(form, kernels)

@@ -24,10 +24,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from weft.errors import EngineUnavailableError, RequestError
 from weft.request import FinishReason, LostTokens, SamplingParams, TokenEvent, TokenLogprobs
+
+if TYPE_CHECKING:
+    from weft.text.tokenizer import Tokenizer
 
 
 class StopStrings:
@@ -152,6 +155,25 @@ class TextDecoder(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return text of ``ids``, as the tokenizer decodes them together."""
+
+
+class ShowingDecoder:
+    """A decoder that skips only ``hidden`` tokens of ``tokenizer``."""
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self.joins_bytes = tokenizer.joins_bytes
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if skip_special_tokens:
+            ids = [token for token in ids if token not in self._hidden]
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def showing(tokenizer: Tokenizer, ids: frozenset[int]) -> TextDecoder:
+    """Return a decoder that leaves the special tokens ``ids`` in the text when it skips the others."""
+    return ShowingDecoder(tokenizer, tokenizer.special_ids - ids) if ids else tokenizer
 
 
 class IncrementalDetokenizer:

@@ -23,7 +23,7 @@ and prompts describe them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -82,6 +82,17 @@ class TokenFinder:
             if token is not None:
                 yield head.start(), token
             start = head.start() + 1
+
+    def apart(self, text: str, least: int, quoted: Collection[int]) -> list[int]:
+        """Return positions at which tokens begin, at least ``least`` characters apart, 0 included. ``quoted``:
+        positions that do not count."""
+        places, passed = [0], frozenset(quoted)
+        while (place := self._next(text, places[-1] + least, passed)) is not None:
+            places.append(place)
+        return places
+
+    def _next(self, text: str, first: int, passed: Collection[int]) -> int | None:
+        return next((start for start, _ in self.starts(text, first) if start not in passed), None)
 
     def _longest(self, text: str, head: re.Match[str]) -> str | None:
         start = head.start()

@@ -71,6 +71,7 @@ def encode_prompt(
     tokenizer may split a text into other tokens than the model wrote, and the cache has the model's tokens. ``salt``:
     the request's cache salt, see ``Tokenizer.encode_with_boundaries``."""
     places = [*prompt.ends, *prompt.marks, *(place for picture in prompt.pictures for place, _, _ in picture.spans)]
+    tokens: list[int] = []
     # The digest of a text does not cover its pictures.
     if known is not None and not prompt.pictures and known.begins(prompt.text):
         rest, positions = tokenizer.encode_with_boundaries(
@@ -81,26 +82,18 @@ def encode_prompt(
             salt=salt,
         )
         if rest and tokenizer.is_added(rest[0]):  # an added token might begin before the boundary
-            positions = [len(known.tokens) + place for place in positions]
-            return _encoded([*known.tokens, *rest], positions, prompt)
-    if not places:
-        tokens = tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens, quoted=prompt.quoted, salt=salt)
-        return Prompt(tokens, prompt.text)
-    tokens, positions = tokenizer.encode_with_boundaries(
-        prompt.text, places, add_special_tokens=add_special_tokens, quoted=prompt.quoted, salt=salt
-    )
-    return _encoded(tokens, positions, prompt)
-
-
-def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> Prompt:
+            tokens, positions = [*known.tokens, *rest], [len(known.tokens) + place for place in positions]
+    if not tokens:
+        tokens, positions = tokenizer.encode_with_boundaries(
+            prompt.text, places, add_special_tokens=add_special_tokens, quoted=prompt.quoted, salt=salt
+        )
     ends, marks = len(prompt.ends), len(prompt.ends) + len(prompt.marks)
-    pictures = placed(prompt.pictures, positions[marks:]) if prompt.pictures else []
     return Prompt(
         tokens,
         prompt.text,
         sorted(set(positions[:ends])),
         [position for position in positions[ends:marks] if position],
-        pictures=pictures,
+        pictures=placed(prompt.pictures, positions[marks:]) if prompt.pictures else [],
     )
 
 

@@ -21,6 +21,7 @@ import msgspec
 from weft.errors import CheckpointError, RequestError
 from weft.text.chat import ChatMessage
 from weft.text.control_tokens import NO_CONTROL, ControlTexts
+from weft.text.current_request import API_KEY
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart
 from weft.text.tools.formats import NONE, ToolFormat
 from weft.text.worker_main import JobFunction
@@ -71,9 +72,8 @@ class TemplateSandbox:
         self.variables = frozenset(facts.variables)
         self.reads_tools = facts.reads_tools
 
-    async def write(self, messages: list[ChatMessage], *, key: str = "", **job: Any) -> ChatPrompt:
-        """Render ``messages`` in a worker. ``key``: the API key of the request; ``job``: the arguments of
-        ``weft.text.template_worker.chat_prompt``.
+    async def write(self, messages: list[ChatMessage], **job: Any) -> ChatPrompt:
+        """Render ``messages`` in a worker. ``job``: the arguments of ``weft.text.template_worker.chat_prompt``.
 
         Raise RequestError for a refusal of the template and for an exceeded limit, and EngineUnavailableError if too
         many conversations wait."""
@@ -81,7 +81,7 @@ class TemplateSandbox:
             body = marshal.dumps({"messages": msgspec.to_builtins(messages), **job})
         except (RecursionError, ValueError):
             raise RequestError("messages: nested too deeply", param="messages") from None
-        lane = self._lanes[len(body) >= LARGE_BYTES]
+        lane, key = self._lanes[len(body) >= LARGE_BYTES], API_KEY.get()
         lane.check_line(key, "conversations wait to be rendered")
         try:
             raw = await lane.ask(body, key)

@@ -34,8 +34,6 @@ from weft.text.text_parts import Frame
 
 CACHE_BYTES = 64 << 20
 """Memory of a cache, unless the server has a setting of its own."""
-SEGMENT_CHARS_MIN = 128
-"""Characters of a segment at least: a lookup takes as long as tokenizing some ten characters."""
 _ENTRY_BYTES = 400
 """Memory of an entry besides its text and ids: objects of Python."""
 
@@ -68,18 +66,6 @@ def separators(added: Collection[tokenizers.AddedToken]) -> TokenFinder:
             and not token.content[0].isspace()
         ]
     )
-
-
-def segment_starts(text: str, separator: TokenFinder, quoted: Collection[int]) -> list[int]:
-    """Return the starts of the segments of ``text``: 0, and separators that are not ``quoted``."""
-    starts, spelled = [0], frozenset(quoted)
-    while (start := _next_start(text, separator, starts[-1] + SEGMENT_CHARS_MIN, spelled)) is not None:
-        starts.append(start)
-    return starts
-
-
-def _next_start(text: str, separator: TokenFinder, first: int, quoted: Collection[int]) -> int | None:
-    return next((start for start, _ in separator.starts(text, first) if start not in quoted), None)
 
 
 def segments(text: str, starts: Sequence[int], boundaries: Iterable[int], quoted: Iterable[int]) -> list[TextSegment]:
@@ -142,22 +128,18 @@ class TokenCache:
         text: str,
         boundaries: Sequence[int],
         *,
+        starts: Sequence[int],
         quoted: Collection[int],
         salt: str | None,
-        separator: TokenFinder,
         frame: Frame,
         encode: Callable[[list[TextSegment]], Sequence[SegmentTokens]],
     ) -> tuple[list[int], list[int]]:
         """Return the ids of ``text`` within ``frame``, and the number of tokens that end at or before each of
-        ``boundaries``. ``quoted``: positions of spelled added tokens. ``salt``: None for a text that is not kept and
-        not cut; ``encode``: the tokenizer of segments."""
-        if salt is None:
-            starts = [0]
-            parts = segments(text, starts, boundaries, quoted)
-            return joined(starts, parts, encode(parts), boundaries, frame)
-        starts = segment_starts(text, separator, quoted)
+        ``boundaries``. ``starts``: of the segments; ``quoted``: positions of spelled added tokens. ``salt``: None for a
+        text that is not kept; ``encode``: the tokenizer of segments."""
         parts = segments(text, starts, boundaries, quoted)
-        return joined(starts, parts, self.tokens_of(salt, parts, encode), boundaries, frame)
+        tokens = encode(parts) if salt is None else self.tokens_of(salt, parts, encode)
+        return joined(starts, parts, tokens, boundaries, frame)
 
     def tokens_of(
         self, salt: str, segments: Sequence[TextSegment], encode: Callable[[list[TextSegment]], Sequence[SegmentTokens]]

@@ -30,7 +30,6 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -58,6 +57,8 @@ from weft.text.token_cache import SegmentTokens, TextSegment, TokenCache, joined
 from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text, why_missing
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+SEGMENT_CHARS_MIN = 128
+"""Characters of a segment at least: a lookup takes as long as tokenizing some ten characters."""
 LONG_TEXT_CHARS = 4096
 """Characters from which on tokenizing takes milliseconds: a server does it in a thread."""
 _SHOWN_CHARS = 24
@@ -67,24 +68,19 @@ _UNCUT_CHAR_BYTES = 160
 """Memory of the library for the parts that it encodes together, bytes per character."""
 
 
-@contextmanager
-def _encodable(*texts: str) -> Iterator[None]:
-    """Raise RequestError for text that cannot be tokenized: a string with half of a surrogate pair, such as bytes of a
-    terminal that are not UTF-8, and a text on which a regular expression of the tokenizer gives up."""
-    try:
-        yield
-    except TypeError:
-        raise RequestError(
-            "the text has half of a surrogate pair, or bytes that are not UTF-8, which is not text"
-        ) from None
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        shown = " and ".join(f"{text[:_SHOWN_CHARS]!r}... ({len(text)} characters)" for text in texts)
-        raise RequestError(
-            f"the text {shown} cannot be tokenized: a regular expression of the model's tokenizer gave up on it",
-            code="text_not_tokenizable",
-        ) from None
+def _refusal(error: BaseException, *texts: str) -> BaseException:
+    """Return the RequestError for ``texts`` that cannot be tokenized: strings with half of a surrogate pair, such as
+    bytes of a terminal that are not UTF-8, and texts on which a regular expression of the tokenizer gives up. Return
+    any other ``error`` itself."""
+    if isinstance(error, TypeError):
+        return RequestError("the text has half of a surrogate pair, or bytes that are not UTF-8, which is not text")
+    if not is_panic(error):
+        return error
+    shown = " and ".join(f"{text[:_SHOWN_CHARS]!r}... ({len(text)} characters)" for text in texts)
+    return RequestError(
+        f"the text {shown} cannot be tokenized: a regular expression of the model's tokenizer gave up on it",
+        code="text_not_tokenizable",
+    )
 
 
 class Tokenizer:
@@ -179,15 +175,18 @@ class Tokenizer:
         """Return the ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
         it. ``salt``: the cache salt of a text whose segments are kept; None: nothing is kept."""
         frame = self._frame if add_special_tokens else NO_FRAME
-        with _encodable(text):
+        try:
             if frame is None:
                 places = sorted({boundary for boundary in boundaries if boundary < len(text)})
                 whole = TextSegment(text, tuple(places), tuple(quoted))  # special tokens may be before place 0
                 tokens = self._encoded([whole], add_special_tokens=True)
                 return joined([0], [whole], tokens, boundaries, NO_FRAME)
+            starts = [0] if salt is None else self._separator.apart(text, SEGMENT_CHARS_MIN, quoted)
             return self.cache.encode(
-                text, boundaries, quoted=quoted, salt=salt, separator=self._separator, frame=frame, encode=self._encoded
+                text, boundaries, starts=starts, quoted=quoted, salt=salt, frame=frame, encode=self._encoded
             )
+        except BaseException as error:
+            raise _refusal(error, text) from None
 
     def _encoded(self, parts: Sequence[TextSegment], *, add_special_tokens: bool = False) -> list[SegmentTokens]:
         """Return the tokens of each of ``parts``."""
@@ -244,7 +243,7 @@ class Tokenizer:
     ) -> tuple[list[int], int, int]:
         """Return the ids of two texts, joined by the post-processor, and the numbers of ids before and after the second
         text."""
-        with _encodable(first, second):
+        try:
             twin, backend = None, self._backend
             if any(quoted):
                 twin = self._quoted_text(first + second)
@@ -254,6 +253,8 @@ class Tokenizer:
                 )
                 backend = twin.twin
             [encoding] = backend.encode_batch([(first, second)])
+        except BaseException as error:
+            raise _refusal(error, first, second) from None
         ids, before = (ids_of(encoding), None) if twin is None else twin.read(encoding)
         of_second = [places for places, number in enumerate(encoding.sequence_ids) if number == 1]
         if not of_second:
@@ -296,10 +297,6 @@ class Tokenizer:
         """Return whether this is an added token, at which text is cut before it is tokenized."""
         return token in self.added
 
-    def showing(self, ids: frozenset[int]) -> Tokenizer | ShowingDecoder:
-        """Return a decoder that leaves the special tokens ``ids`` in the text when it skips the others."""
-        return ShowingDecoder(self, self.special_ids - ids) if ids else self
-
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that this token adds to a text; for a special token, the bytes of its name."""
         if token in self.added:
@@ -321,20 +318,6 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """Return the text of one token for display; half a character shows as U+FFFD."""
         return self.token_bytes(token).decode("utf-8", errors="replace")
-
-
-class ShowingDecoder:
-    """A decoder like ``Tokenizer`` that skips only ``hidden`` tokens."""
-
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self._hidden = hidden
-        self.joins_bytes = tokenizer.joins_bytes
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        if skip_special_tokens:
-            ids = [token for token in ids if token not in self._hidden]
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _decoder_kinds(decoder: Any) -> frozenset[str]:

@@ -40,7 +40,7 @@ from weft.models.checkpoint_files import DRAFT_PREFIXES, SKIPPED_PREFIXES, Check
 from weft.models.gguf.architectures import ARCHITECTURES, read_layout
 from weft.models.gguf.header import FileTensor, Header, read_header
 from weft.models.gguf.keys import GgufKeys
-from weft.models.gguf.parts import NOTHING, FileLayout, Undo
+from weft.models.gguf.parts import NOTHING, ROTARY, FileLayout, Undo
 from weft.models.safetensors_header import StoredTensor
 from weft.models.score_head import architecture_in, is_headless
 from weft.models.stored_values import TORCH_DTYPES, MappedFiles, is_finite
@@ -266,7 +266,7 @@ class _Anything(dict[str, FileTensor]):
         self._any = FileTensor(Path(), "", "F32", table.shape, 0, 0)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return default if name == _DIVISORS else self._any
+        return default if name in ROTARY else self._any
 
     def __contains__(self, name: object) -> bool:
         return True

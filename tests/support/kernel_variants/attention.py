@@ -70,6 +70,7 @@ def _paged_of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[
         "PRODUCT": product,
         "PRECISION": precision,
         "EXTENT": 1024 if window else 0,
+        "SINKS": 16 if window else 0,
     }
     constants |= {} if window else {"profiles": None}
     constants |= {"head_gate": None, "value_scale": None} | ({} if dim == 64 else {"sinks": None})
@@ -100,7 +101,7 @@ def _paged_of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[
         )
     ]
     if page == torch.bfloat16:
-        used = {key: shape[key] for key in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
+        used = {key: shape[key] for key in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D", "SINKS")}
         variants.append(
             _paged_compilation(
                 f"combine {name}",
@@ -234,6 +235,7 @@ def _ring_of(dtype: torch.dtype, dim: int) -> list[Compilation]:
     tables = dict.fromkeys(STEP_TABLES[STEP_TABLES.index("offsets") :], "*i32")
     shape: dict[str, Any] = {"KV_HEADS": 4, "WINDOW": 512, "D": dim, "BLOCK_D": dim, "FP8": 0}
     sizes = {"HEADS": 16, "GROUP": 4, "PRODUCT": product, "PRECISION": precision, "EXTENT": 512 if dim == 128 else 0}
+    sizes["SINKS"] = sizes["EXTENT"] and 16
     variants = []
     attend = [(small, ring.attend_blocks(dim, dtype.itemsize, 4, product, small)) for small in (False, True)]
     for name, kernel, signature, small, blocks in (

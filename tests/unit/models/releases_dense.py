@@ -360,6 +360,12 @@ DENSE_RELEASES: dict[str, Config] = {
     "aria": release(  # the text of Aria
         "aria_text", (100_352, 2560, 1664, 28, 20, 20, 65_536), moe_num_experts=64, moe_num_shared_experts=2,
         moe_topk=6, rms_norm_eps=1e-06, rope_theta=5_000_000),
+    "gpt_neox_japanese": {  # gpt-neox-japanese-2.7b
+        "attention_dropout": 0.1, "bos_token_id": 31_999, "eos_token_id": 31_999, "hidden_act": "gelu",
+        "hidden_dropout": 0, "hidden_size": 2560, "initializer_range": 0.02, "intermediate_multiple_size": 4,
+        "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "gpt_neox_japanese",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "rotary_emb_base": 10_000, "rotary_pct": 1.0,
+        "use_cache": True, "vocab_size": 32_000},
     "opt": {  # opt-125m
         "_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu",
         "attention_dropout": 0.0, "bos_token_id": 2, "do_layer_norm_before": True, "dropout": 0.1, "eos_token_id": 2,
@@ -385,6 +391,22 @@ DENSE_RELEASES: dict[str, Config] = {
         "eos_token_id": 50_256, "layer_norm_epsilon": 1e-05, "model_type": "gptj", "n_embd": 4096, "n_head": 16,
         "n_inner": None, "n_layer": 28, "n_positions": 2048, "resid_pdrop": 0.0, "rotary": True, "rotary_dim": 64,
         "scale_attn_weights": True, "tie_word_embeddings": False, "torch_dtype": "float32", "vocab_size": 50_400},
+    "bloom": {  # bloom-7b1
+        "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,
+        "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_dropout": 0.0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "masked_softmax_fusion": True,
+        "model_type": "bloom", "n_embed": 4096, "n_inner": None, "n_layer": 30, "num_attention_heads": 32,
+        "offset_alibi": 100, "pad_token_id": 3, "pretraining_tp": 4, "seq_length": 2048, "skip_bias_add": True,
+        "skip_bias_add_qkv": False, "unk_token_id": 0, "use_cache": True, "vocab_size": 250_880},
+    "mpt": {  # mpt-7b
+        "attn_config": {
+            "alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
+            "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "clip_qkv": None, "prefix_lm": False,
+            "qk_ln": False, "softmax_scale": None},
+        "d_model": 4096, "emb_pdrop": 0, "embedding_fraction": 1.0, "expansion_ratio": 4, "init_device": "cpu",
+        "learned_pos_emb": True, "logit_scale": None, "max_seq_len": 2048, "model_type": "mpt", "n_heads": 32,
+        "n_layers": 32, "no_bias": True, "norm_type": "low_precision_layernorm", "resid_pdrop": 0,
+        "torch_dtype": "bfloat16", "use_cache": False, "vocab_size": 50_432},
     "gpt_neo": {  # gpt-neo-1.3B
         "activation_function": "gelu_new", "attention_dropout": 0, "bos_token_id": 50_256, "eos_token_id": 50_256,
         "attention_layers": ["global", "local"] * 2, "attention_types": [[["global", "local"], 2]],
@@ -403,12 +425,26 @@ DENSE_RELEASES: dict[str, Config] = {
         "intermediate_size": 4096, "layer_norm_eps": 1e-12, "layerdrop": 0.0, "max_position_embeddings": 1024,
         "model_type": "biogpt", "num_attention_heads": 16, "num_hidden_layers": 24, "pad_token_id": 1,
         "scale_embedding": True, "vocab_size": 42_384},
+    "nemotron_nas": {   # Super 49B: its sizes, in an order of the tests' own
+        "architectures": ["DeciLMForCausalLM"], "attention_bias": False, "block_configs": [
+            {"attention": {"n_heads_in_group": 8, "no_op": False, "replace_with_linear": False},
+             "ffn": {"ffn_mult": 5.25, "no_op": False, "replace_with_linear": False}},
+            {"attention": {"n_heads_in_group": None, "no_op": True, "replace_with_linear": False},
+             "ffn": {"ffn_mult": 2.625, "no_op": False, "replace_with_linear": False}}] * 31 + [
+            {"attention": {"n_heads_in_group": 8, "no_op": False}, "ffn": {"ffn_mult": 1.3125, "no_op": False}}] * 18,
+        "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": None, "max_position_embeddings": 131072,
+        "mlp_bias": False, "model_type": "nemotron-nas", "num_attention_heads": 64, "num_hidden_layers": 80,
+        "num_key_value_heads": None, "rms_norm_eps": 1e-05, "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
+            "original_max_position_embeddings": 8192},
+        "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256},
 }  # fmt: skip
 
 
 def _few(config: Config, layers: int = 4) -> Config:
     """As many layers as show each kind."""
     lists = (
+        "block_configs",
         "layer_types",
         "mlp_layer_types",
         "layer_rope_theta",
@@ -421,7 +457,7 @@ def _few(config: Config, layers: int = 4) -> Config:
     )
     listed = {key: config[key][:layers] for key in lists if isinstance(config.get(key), list)}
     experts = {key: 16 for key in ("n_routed_experts", "num_local_experts", "num_experts") if config.get(key, 0) > 16}
-    count = next((key for key in ("n_layer", "num_layers") if key in config), "num_hidden_layers")
+    count = next((key for key in ("n_layer", "n_layers", "num_layers") if key in config), "num_hidden_layers")
     return {count: layers} | listed | experts
 
 

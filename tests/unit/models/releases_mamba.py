@@ -89,6 +89,23 @@ NEMOTRON_3_NANO_30B: Config = {
     "time_step_min": 0.001, "topk_group": 1, "torch_dtype": "bfloat16", "use_bias": False,
     "use_conv_bias": True, "vocab_size": 131072}  # fmt: skip
 
+_PUZZLE_EXPERTS = {"block_type": "moe", "moe_latent_size": 1024, "moe_shared_expert_intermediate_size": 5376,
+                   "n_routed_experts": 512}  # fmt: skip
+_PUZZLE_BLOCKS: list[Config] = [
+    {"block_type": "mamba"},
+    _PUZZLE_EXPERTS | {"moe_intermediate_size": 1280, "num_experts_per_tok": 4},
+    {"block_type": "mamba"},
+    _PUZZLE_EXPERTS | {"moe_intermediate_size": 2048, "num_experts_per_tok": 12},
+    {"block_type": "attention"},
+]
+NEMOTRON_3_PUZZLE: Config = NEMOTRON_3_NANO_30B | {   # sizes as published, in an order of the tests' own
+    "architectures": ["NemotronHPuzzleForCausalLM"], "block_configs": _PUZZLE_BLOCKS * 17 + _PUZZLE_BLOCKS[:3],
+    "hidden_size": 4096, "hybrid_override_pattern": None, "mamba_num_heads": 128, "model_type": "nemotron_h_puzzle",
+    "mtp_block_configs": [{"block_type": "attention"}, _PUZZLE_EXPERTS | {
+        "moe_intermediate_size": 2688, "num_experts_per_tok": 22}],
+    "num_hidden_layers": 88, "num_nextn_predict_layers": 1, "routed_scaling_factor": 5.0, "ssm_state_size": 96,
+}  # fmt: skip
+
 JAMBA_1_5_MINI: Config = {
     "architectures": ["JambaForCausalLM"], "attn_layer_offset": 4, "attn_layer_period": 8, "bos_token_id": 1,
     "eos_token_id": 2, "expert_layer_offset": 1, "expert_layer_period": 2, "hidden_act": "silu",
@@ -162,6 +179,7 @@ MAMBA_RELEASES: dict[str, Config] = {
     "bamba": BAMBA_9B,
     "falcon_h1": FALCON_H1_0_5B,
     "nemotron_h": NEMOTRON_H_8B,
+    "nemotron_h_puzzle": NEMOTRON_3_PUZZLE,
     "jamba": JAMBA_1_5_MINI,
     "zamba": ZAMBA_7B,
     "zamba2": ZAMBA2_2_7B,
@@ -178,6 +196,7 @@ SMALLER_MAMBA: dict[str, Config] = {  # as many layers as show each kind: names 
     "bamba": {"num_hidden_layers": 10},
     "falcon_h1": {"num_hidden_layers": 2},
     "nemotron_h": {"hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
+    "nemotron_h_puzzle": {"block_configs": _PUZZLE_BLOCKS, "num_nextn_predict_layers": 0, "mtp_block_configs": None},
     "jamba": {"num_hidden_layers": 6},
     "rwkv7": {"num_hidden_layers": 2},
     "plamo2": {"num_hidden_layers": 2, "full_attention_idx": [], "rope_theta": 10_000.0, "rope_local_theta": 10_000.0},

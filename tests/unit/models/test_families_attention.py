@@ -14,6 +14,8 @@ from weft.errors import CheckpointError, ConfigError
 from weft.families import read_architecture, read_spec
 from weft.families.architecture import MtpLayer
 from weft.families.mixers.attention import Attention, Index, KeyIndex, Rope
+from weft.families.mixers.combined import Again
+from weft.families.mixers.compressed_attention import CompressedAttention, EntryIndex
 from weft.families.mixers.delta import GatedDelta, KimiDelta
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
@@ -21,11 +23,14 @@ from weft.families.mixers.lightning import Lightning
 from weft.families.mixers.ngrams import WithNgrams
 from weft.families.mixers.short_conv import ShortConv
 from weft.families.more.inkling import EmbeddingNorm, RelativeAttention
+from weft.families.more.inkling2 import ClippedAttention
 from weft.families.more.jet_nemotron import DynamicDelta
 from weft.families.more.zaya import ConvolvedAttention
 from weft.families.residuals import NormedStream, Residual, Streams
 from weft.families.sharding import possible_tps, rank_architecture
 from weft.families.tensors import NormGate
+from weft.planning.roofline import model_load
+from weft.planning.weights import count_weights, form_of
 
 Config = dict[str, Any]
 
@@ -87,6 +92,12 @@ QWEN3_5_35B_A3B: Config = {
                             "rope_theta": 10000000, "partial_rotary_factor": 0.25}},
     "tie_word_embeddings": False, "video_token_id": 248057,
     "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5_moe"}}  # fmt: skip
+
+# Made of Qwen3.5-35B's sizes: no config.json of the release was found.
+MOBIUS: Config = QWEN3_5_35B_A3B | {
+    "architectures": ["InternS2MobiusForConditionalGeneration"], "model_type": "interns2_mobius",
+    "text_config": QWEN3_5_35B_A3B["text_config"] | {
+        "model_type": "interns2_mobius_text", "num_blocks": 4}}  # fmt: skip
 
 OLMO_3_7B: Config = {
     "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
@@ -217,6 +228,21 @@ GLM_5_NEXT: Config = {
     "rms_norm_eps": 1e-05, "routed_scaling_factor": 2.5, "swiglu_limit": 10.0, "topk_group": 1,
     "v_head_dim": 256, "vocab_size": 154880}  # fmt: skip
 
+DEEPSEEK_V4_FLASH: Config = {
+    "architectures": ["DeepseekV4ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0], "compress_rope_theta": 160000, "eos_token_id": 1,
+    "hc_eps": 1e-06, "hc_mult": 4, "hc_sinkhorn_iters": 20, "head_dim": 512, "hidden_act": "silu",
+    "hidden_size": 4096, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 512,
+    "max_position_embeddings": 1048576, "model_type": "deepseek_v4", "moe_intermediate_size": 2048,
+    "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64,
+    "num_experts_per_tok": 6, "num_hash_layers": 3, "num_hidden_layers": 43, "num_key_value_heads": 1,
+    "num_nextn_predict_layers": 1, "o_groups": 8, "o_lora_rank": 1024, "q_lora_rank": 1024, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus",
+    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 16, "original_max_position_embeddings": 65536,
+                     "type": "yarn"},
+    "sliding_window": 128, "swiglu_limit": 10.0, "tie_word_embeddings": False, "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16", "vocab_size": 129280}  # fmt: skip
+
 ZAYA1_8B: Config = {
     "architectures": ["ZayaForCausalLM"], "attention_bias": False, "cca_time0": 2, "cca_time1": 2,
     "dtype": "bfloat16", "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
@@ -295,6 +321,26 @@ INKLING: Config = {   # transformers' defaults
     "swa_num_attention_heads": 64, "swa_num_key_value_heads": 16, "unpadded_vocab_size": 200058,
     "vocab_size": 201024}  # fmt: skip
 
+INKLING_2_SMALL: Config = {   # transformers' defaults
+    "architectures": ["Inkling2ForCausalLM"], "conv_kernel_size": 4, "d_rel": 16, "dtype": "bfloat16",
+    "final_logit_softcapping": 30.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4608,
+    "layer_types": ["hybrid" if i % 6 == 5 else "hybrid_sliding" for i in range(48)], "log_scaling_alpha": 0.1,
+    "log_scaling_n_floor": 128000, "max_position_embeddings": 1048576, "mlp_gate_softcap": 4.0,
+    "mlp_up_softcap": 25.0, "model_type": "inkling2_text", "moe_intermediate_size": 2304,
+    "n_layers_per_attn_res_block": 6, "n_routed_experts": 384, "num_attention_heads": 48,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 8,
+    "qk_l2_clip_threshold": 22.627416997969522, "rel_extent": 1024, "rel_l2_clip_threshold": 8.0,
+    "rms_norm_eps": 1e-06, "route_scale": 8.0, "scoring_func": "sigmoid", "sliding_window_size": 1024,
+    "swa_head_dim": 128, "swa_num_attention_heads": 48, "swa_num_key_value_heads": 8,
+    "unpadded_vocab_size": 200058, "vocab_size": 201024}  # fmt: skip
+
+INKLING_2_MINI: Config = INKLING_2_SMALL | {
+    "architectures": ["Inkling2LoopForCausalLM"], "hidden_size": 2304, "log_scaling_n_floor": 8192,
+    "layer_types": INKLING_2_SMALL["layer_types"][:24], "loop_gate_rank": 64, "loop_layer_index_end": 18,
+    "loop_layer_index_start": 6, "loop_num_passes": 3, "model_type": "inkling2_loop_text",
+    "moe_intermediate_size": 1152, "n_routed_experts": 128, "num_attention_heads": 24, "num_hidden_layers": 24,
+    "swa_num_attention_heads": 24}  # fmt: skip
+
 MINICPM_SALA: Config = {
     "architectures": ["MiniCPMSALAForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "attn_use_output_gate": True, "attn_use_rope": False, "bos_token_id": 1, "dim_model_base": 256,
@@ -311,6 +357,14 @@ MINICPM_SALA: Config = {
     "tie_word_embeddings": False, "use_output_gate": True, "use_output_norm": True, "vocab_size": 73448,
 }  # fmt: skip
 
+PLAMO_3: Config = {   # defaults of PFN's configuration class; no release could be read
+    "architectures": ["Plamo3ForCausalLM"], "bos_token_id": 1, "dtype": "bfloat16", "eos_token_id": 2,
+    "head_dim": 128, "hidden_size": 4096, "initial_context_length": 4096, "intermediate_size": 13312,
+    "max_position_embeddings": 262144, "model_type": "plamo3", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_local_theta": 10000, "rope_scaling_factor": 64.0,
+    "rope_theta": 150000, "scale_embedding": False, "sliding_window_pattern": 8, "tie_word_embeddings": True,
+    "use_cache": True, "vocab_size": 32000, "window_size": 128}  # fmt: skip
+
 SMOLLM3_3B: Config = {
     "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
@@ -324,28 +378,36 @@ SMOLLM3_3B: Config = {
 RELEASES_MORE = {
     "smollm3": SMOLLM3_3B,
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
-    "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
+    "interns2_mobius": MOBIUS, "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
     "zaya": ZAYA1_8B, "ling_2_5": LING_2_5, "minicpm_sala": MINICPM_SALA, "gigachat3_5": GIGACHAT_3_5,
     "jet_nemotron": JET_NEMOTRON_2B, "jet_nemotron_4b": JET_NEMOTRON_4B,
-    "inkling": INKLING,
-    "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT,
+    "inkling": INKLING, "inkling2": INKLING_2_SMALL, "inkling2_loop": INKLING_2_MINI, "plamo3": PLAMO_3,
+    "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT, "deepseek_v4": DEEPSEEK_V4_FLASH,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}  # fmt: skip
 
 SMALLER_MORE: dict[str, Config] = {
     "llama": {"num_hidden_layers": 2}, "mistral": {"num_hidden_layers": 2},
     "smollm3": {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
-    "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "olmo_hybrid": {}, "lfm2_moe": {}, "lfm3": {},
+    "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "interns2_mobius": {}, "olmo_hybrid": {},
+    "lfm2_moe": {}, "lfm3": {},
     "olmo3": {"num_hidden_layers": 4, "layer_types": OLMO_3_7B["layer_types"][:4]}, "kimi_linear": {},
     "glm5_next": {"num_hidden_layers": 4, "layer_types": GLM_5_NEXT["layer_types"][:4],
                   "mlp_layer_types": GLM_5_NEXT["mlp_layer_types"][:4], "n_routed_experts": 16},
     "qwen4_exp": {"num_hidden_layers": 4, "layer_types": QWEN4_EXP["layer_types"][:4]},
+    "deepseek_v4": {"num_hidden_layers": 4, "n_routed_experts": 16},
     "ling": {"num_hidden_layers": 6, "num_experts": 64},
     "ling_2_5": {"num_hidden_layers": 6, "num_experts": 16},
     "gigachat3_5": {"num_hidden_layers": 4, "full_attention_layers": [3], "n_routed_experts": 16},
     "inkling": {"num_hidden_layers": 2, "layer_types": ["hybrid", "hybrid_sliding"],
                 "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 16},
+    "inkling2": {"num_hidden_layers": 2, "layer_types": ["hybrid_sliding", "hybrid"], "n_routed_experts": 16,
+                 "unpadded_vocab_size": 201024},
+    "inkling2_loop": {"num_hidden_layers": 4, "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+                      "n_routed_experts": 16, "n_layers_per_attn_res_block": 1, "loop_layer_index_start": 1,
+                      "loop_layer_index_end": 3, "unpadded_vocab_size": 201024},
     "zaya": {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
+    "plamo3": {"num_hidden_layers": 2},
     "jet_nemotron": {"num_hidden_layers": 3, "layer_types": ["jet", "attn", "swa"]},
     "jet_nemotron_4b": {"num_hidden_layers": 3, "layer_types": ["jet", "attn", "swa"]},
     "minicpm_sala": {"num_hidden_layers": 2, "mixer_types": MINICPM_SALA["mixer_types"][:2]},
@@ -777,6 +839,37 @@ def test_glm5_next_is_read_as_released_and_where_it_is_silent() -> None:
     assert read_architecture(wrapped) == model
 
 
+def test_deepseek_v4_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(DEEPSEEK_V4_FLASH)
+    plain = CompressedAttention(64, 512, Rope(10_000.0, 64), 128, 1024, 8, 1024, 1e-6)
+    rope = Rope(160_000.0, 64, "yarn", 16.0, 65_536)
+    sparse = replace(plain, rope=rope, group=4, overlaps=True, index=EntryIndex(64, 128, 512))
+    assert model.mixers[:4] == (plain, plain, sparse, replace(plain, rope=rope, group=128))
+    assert model.mixers[42] == sparse
+    scored = Experts(
+        256, 6, 2048, True, shared_width=2048, scoring="sqrtsoftplus", choice_bias=True, scale=1.5,
+        normalizer_eps=1e-20, limit=10.0)  # fmt: skip
+    assert model.feed_forwards == (replace(scored, choice_bias=False, hashed=129_280),) * 3 + (scored,) * 40
+    assert model.residual == Streams("mixed", 4, rounds=20, eps=1e-6, weighed=True)
+    assert (model.max_positions, model.mtp) == (1_048_576, None)
+    listed = {"rope_scaling", "rope_theta", "compress_rope_theta", "compress_ratios", "num_hash_layers"}
+    kinds = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    saved = {key: value for key, value in DEEPSEEK_V4_FLASH.items() if key not in listed} | {
+        "layer_types": [kinds[ratio] for ratio in DEEPSEEK_V4_FLASH["compress_ratios"][:43]],
+        "mlp_layer_types": ["hash_moe"] * 3 + ["moe"] * 40,
+        "rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.125},
+            "compress": {**DEEPSEEK_V4_FLASH["rope_scaling"], "rope_theta": 160000, "partial_rotary_factor": 0.125,
+                         "attention_factor": 1.0},
+        },
+    }  # fmt: skip
+    assert read_architecture(saved) == model
+    silent = read_architecture({"model_type": "deepseek_v4", "dtype": "bfloat16"})
+    assert [getattr(mixer, "group", 0) for mixer in silent.mixers[:5]] == [128, 128, 128, 4, 128]
+    assert silent.feed_forwards == model.feed_forwards
+    assert possible_tps(model) == [1, 2, 4, 8]
+
+
 def test_zaya_is_read_as_released_and_where_it_is_silent() -> None:
     model = read_architecture(ZAYA1_8B)
     attended = Attention(8, 2, 128, 128**-0.5, Rope(5e6, 64))
@@ -802,6 +895,24 @@ def test_jet_nemotron_is_read_as_released_and_where_it_is_silent() -> None:
     settings = {"efficient_attention_config": {"jet": {"head_dim": 96, "num_heads": 12, "expand_v": 2}}}
     assert set(read_architecture(silent | settings).mixers) == {DynamicDelta(12, 96, 192, 4, 288, 1e-5)}
     assert set(read_architecture({"model_type": "jet_nemotron", "torch_dtype": "bfloat16"}).mixers) == {full}
+
+
+def test_plamo3_is_read_in_the_words_of_both_configurations() -> None:
+    model = read_architecture(PLAMO_3)
+    plain = Attention(32, 4, 128, 128**-0.5, Rope(10_000.0, 128), qk_norm=True, window=128)
+    yarn = Rope(150_000.0, 128, "yarn", 64.0, 4096, truncate=False, attention_factor=1 + 0.1 * math.log(64))
+    full = dataclasses.replace(plain, window=None, rope=yarn)
+    assert model.mixers == ((plain,) * 7 + (full,)) * 4
+    assert (model.tied_embeddings, model.max_positions, model.embedding_multiplier) == (True, 262144, 1.0)
+    assert read_architecture(PLAMO_3 | {"scale_embedding": True}).embedding_multiplier == 64.0
+    # Older ones count only tokens before a token, and name the window of each layer, or of all.
+    older = {"model_type": "plamo3", "max_position_embeddings": 4096, "sliding_window_pattern": 2}
+    full = dataclasses.replace(full, rope=Rope(1e6, 128))
+    for words, window in (({}, 2049), ({"sliding_window": 70}, 71), ({"sliding_window": [70, None] * 16}, 71)):
+        assert read_architecture(older | words).mixers == (dataclasses.replace(plain, window=window), full) * 16
+    assert read_architecture(older | {"rope_global_theta": 5e5}).mixers[1] == dataclasses.replace(
+        full, rope=Rope(5e5, 128)
+    )
 
 
 def test_inkling_is_read_as_transformers_has_it_and_in_the_words_of_releases() -> None:
@@ -844,6 +955,46 @@ def test_inkling_is_read_as_transformers_has_it_and_in_the_words_of_releases() -
     assert far[5] == dataclasses.replace(full, floor=8192, growth=0.1)
 
 
+def test_mobius_is_qwen3_5_with_banks_that_layers_share() -> None:
+    """Each fourth layer has the same router and experts, which count once among the weights. The draft head has its
+    own."""
+    model, apart = read_architecture(MOBIUS), replace(read_architecture(QWEN3_5_35B_A3B), vision=None)
+    assert [feed.bank for feed in model.feed_forwards if isinstance(feed, Experts)] == [0, 1, 2, 3] * 10
+    assert model.mtp == apart.mtp
+    assert (model.mixers, model.vision) == (apart.mixers, None)
+    routed, router = 256 * 3 * 512 * 2048, 256 * 2048
+    counted = [count_weights(each, each, 1, form_of({}, "bfloat16", None)).parameters for each in (model, apart)]
+    assert counted[1] - counted[0] == 36 * (routed + router)
+    loads = [
+        model_load(each, parameters=count, weight_bytes=2.0, eight_bit=False, kv_bytes=0.0, state_bytes=0.0)
+        for each, count in zip((model, apart), counted, strict=True)
+    ]
+    assert loads[1].dense_params - loads[0].dense_params == 36 * router
+    assert loads[0].expert_params == loads[1].expert_params == 40 * routed
+
+
+def test_inkling_2_runs_layers_again_with_memory_of_their_own() -> None:
+    small, mini = read_architecture(INKLING_2_SMALL), read_architecture(INKLING_2_MINI)
+    attended = Attention(48, 8, 128, 128**-0.5, None, qk_norm=True)
+    near = ClippedAttention(
+        dataclasses.replace(attended, window=1024), 16, 1024, 4, 4608, (22.627416997969522, 8.0), False, 1
+    )
+    full = dataclasses.replace(near, attention=attended, dynamic=True, inputs=3, floor=128_000, growth=0.1)
+    assert small.mixers == ((near,) * 5 + (full,)) * 8
+    [experts] = set(small.feed_forwards)
+    assert isinstance(experts, Experts)
+    assert (experts.activation, experts.caps, experts.scale) == ("situ", (4.0, 25.0), 8.0)
+    assert (small.logits_cap, small.head_tokens) == (30.0, 200_058)
+    assert read_architecture({"model_type": "inkling2_text", "dtype": "bfloat16"}) == small
+    assert read_architecture({"model_type": "inkling2_loop_text", "dtype": "bfloat16"}) == mini
+    loop = {"core_start": 6, "core_end": 18, "num_passes": 3, "gate_rank": 64}
+    assert read_architecture({"model_type": "inkling2_loop_text", "dtype": "bfloat16", "loop_config": loop}) == mini
+    assert mini.stored_layers == (*range(18), *range(6, 18), *range(6, 18), *range(18, 24))
+    assert mini.mixers[18] == Again(mini.mixers[6], 6)
+    assert [feed is None for feed in mini.feed_forwards] == [False] * 18 + [True] * 24 + [False] * 6
+    assert (mini.mixers[6], mini.mixers[0]) == (dataclasses.replace(mini.mixers[0], gate_rank=64), mini.mixers[1])
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {
         name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
@@ -856,6 +1007,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "qwen3_moe": (98304, 0),
         "olmo3": (524288, 0),
         "qwen3_5_moe": (20480, 30 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)),
+        "interns2_mobius": (20480, 30 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)),
         "olmo_hybrid": (122880, 24 * (30 * 96 * 192 * 4 + 11520 * 3 * 2)),
         "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
@@ -868,6 +1020,10 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
             10 * (2 * 2 * 256 + 128) * 2,
             30 * (48 * 128 * 128 * 4 + 10240 * 3 * 2) + (16 * 2 + 10240 * 9) * 2,
         ),
+        "deepseek_v4": (
+            (21 * (512 + 128) // 4 + 20 * 512 // 128) * 2,
+            43 * 128 * 512 * 2 + 21 * (512 + 128) * (6 * 4 + 2) + 20 * 512 * (3 * 4 + 2),
+        ),
         "zaya": (40 * 2 * 2 * 128 * 2, 40 * (2 * 1280 + 128) * 2),
         "jet_nemotron": (4 * 2 * 2 * 128 * 2, 24 * (12 * 96 * 256 * 4 + 3 * 3072 * 2)),
         "jet_nemotron_4b": (10 * 2 * 2 * 128 * 2, 26 * (16 * 128 * 256 * 4 + 3 * 4096 * 2)),
@@ -875,6 +1031,11 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
             11 * 2 * 8 * 128 * 2,
             55 * 2 * 16 * 128 * (512 + 3) * 2 + 11 * 2 * 8 * 128 * 3 * 2 + 66 * 2 * 6144 * 3 * 2,
         ),
+        **{  # 24 layers in a loop are 48 as the memory counts them
+            name: (8 * 2 * 8 * 128 * 2, (40 * (1024 + 3) + 8 * 3) * 2 * 8 * 128 * 2 + 48 * 2 * hidden * 3 * 2)
+            for name, hidden in (("inkling2", 4608), ("inkling2_loop", 2304))
+        },
+        "plamo3": (4 * 2 * 4 * 128 * 2, 28 * 2 * 4 * 128 * 128 * 2),
         "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
         "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
         "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2),
@@ -908,6 +1069,14 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
         ("qwen3_moe", {"layer_types": ["sliding_attention"] * 48}, ["sliding_attention", "use_sliding_window"]),
         ("qwen3_moe", {"layer_types": ["linear_attention"] * 48}, ["layer_types", "linear_attention"]),
         ("qwen3_moe", {"num_experts_per_tok": 200}, ["num_experts_per_tok", "200", "128"]),
+        *[
+            ("interns2_mobius", {"text_config": MOBIUS["text_config"] | changes}, words)
+            for changes, words in (
+                ({"layer_scale": True}, ["layer_scale", "only false"]),
+                ({"num_blocks": 0}, ["num_blocks", "0"]),
+                ({"mlp_only_layers": [3], "intermediate_size": 64}, ["num_experts", "every layer"]),
+            )
+        ],
         ("olmo3", {"layer_types": ["full_attention"] * 31}, ["layer_types", "32"]),
         ("olmo_hybrid", {"linear_num_value_heads": 45}, ["linear_num_value_heads", "45", "30"]),
         ("kimi_linear", {"mla_use_nope": False}, ["mla_use_nope"]),
@@ -931,6 +1100,9 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
         ("gigachat3_5", {"linear_gating_type": "sigmoid_gate"}, ["linear_gating_type", "sigmoid_gate"]),
         ("gigachat3_5", {"full_attention_layers": [40]}, ["full_attention_layers", "40"]),
         ("gigachat3_5", {"linear_attn_o_norm_eps": 1e-5}, ["linear_attn_o_norm_eps", "1e-05", "rms_norm_eps"]),
+        ("plamo3", {"sliding_window": [70, 71] * 16}, ["sliding_window", "70, 71"]),
+        ("plamo3", {"initial_context_length": None}, ["initial_context_length"]),
+        ("plamo3", {"linear_type": "fp8"}, ["linear_type", "fp8"]),
         ("jet_nemotron", {"layer_types": ["gdn"] * 28}, ["layer_types", "gdn", "jet, attn, swa"]),
         (
             "jet_nemotron",
@@ -994,9 +1166,19 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
         ("glm5_next", {"index_topk": 2050}, ["index_topk", "2050", "16"]),
         ("glm5_next", {"indexer_types": ["shared"] * 45}, ["indexer_types", "index of their own"]),
         ("glm5_next", {"qk_rope_head_dim": 64}, ["qk_rope_head_dim", "64", "without positions"]),
+        ("deepseek_v4", {"compress_ratios": [0, 8] * 22}, ["compress_ratios", "8", "128"]),
+        ("deepseek_v4", {"compress_ratios": [0, 4]}, ["compress_ratios", "43"]),
+        ("deepseek_v4", {"sliding_window": 2000}, ["sliding_window", "2000", "1024"]),
+        ("deepseek_v4", {"o_groups": 7}, ["o_groups", "7", "64"]),
+        ("deepseek_v4", {"index_head_dim": 32}, ["index_head_dim", "32", "64"]),
+        ("deepseek_v4", {"scoring_func": "softmax"}, ["scoring_func", "softmax", "sqrtsoftplus"]),
+        ("deepseek_v4", {"mlp_layer_types": ["dense"] * 43}, ["mlp_layer_types", "dense", "hash_moe"]),
         ("inkling", {"shared_expert_sink": False}, ["shared_expert_sink", "router"]),
         ("inkling", {"swa_num_key_value_heads": 48}, ["swa_num_key_value_heads", "48", "64"]),
         ("inkling", {"mlp_layer_types": ["moe"] * 66}, ["mlp_layer_types", "66"]),
+        ("inkling2", {"scoring_func": "softmax"}, ["scoring_func", "sigmoid"]),
+        ("inkling2_loop", {"loop_layer_index_start": 5}, ["loop_layer_index_start", "5", "multiple", "6"]),
+        ("inkling2_loop", {"loop_layer_index_end": 30}, ["loop_layer_index_end", "30", "24"]),
         ("zaya", {"attention_bias": True}, ["attention_bias", "only false"]),
         ("zaya", {"num_experts_per_tok": 2}, ["num_experts_per_tok", "2", "only 1"]),
         ("zaya", {"layer_types": ["hybrid_sliding"] * 40, "sliding_window": None}, ["sliding_window"]),

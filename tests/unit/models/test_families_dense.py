@@ -10,10 +10,10 @@ import pytest
 from tests.unit.models.releases_dense import DENSE_RELEASES
 from weft.errors import CheckpointError
 from weft.families import name_here, read_architecture
-from weft.families.mixers.attention import Attention, Growth, Index, Rope
+from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import Positions, Residual
+from weft.families.residuals import LayerNorms, Positions, Residual
 from weft.families.sharding import possible_tps
 
 
@@ -31,13 +31,9 @@ def test_gemma2_caps_scores_and_logits_unless_they_are_null() -> None:
     model = read("gemma2")
     full = Attention(16, 8, 256, 256**-0.5, Rope(1e4, 256), cap=50.0)
     assert model.mixers[:2] == (replace(full, window=4096), full)
-    assert (model.logits_cap, model.residual, model.why_no_gpu) == (
-        30.0,
-        Residual(out_norms=True),
-        "caps the scores of attention",
-    )
+    assert (model.logits_cap, model.residual) == (30.0, Residual(out_norms=True))
     plain = read("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
-    assert (plain.mixers[1], plain.logits_cap, plain.why_no_gpu) == (replace(full, cap=0.0), 0.0, "")
+    assert (plain.mixers[1], plain.logits_cap) == (replace(full, cap=0.0), 0.0)
 
 
 def test_a_long_phi3_has_the_factors_of_long_texts() -> None:
@@ -101,7 +97,6 @@ def test_layers_of_glm_5_see_what_the_last_full_one_chose_and_those_of_deepseek_
     assert [mixer.reuses_choice for mixer in model.mixers[2:7]] == [False, True, True, True, False]
     assert model.mixers[0].index == Index(32, 128, 1, 2048, "tokens", interleaved=True)
     assert model.mtp.attention.index == model.mixers[0].index, "the head after a layer without an index has one"
-    assert model.why_no_gpu == "attends over chosen blocks"
     assert read("glm_moe_dsa", index_topk_pattern="F" + "S" * 77).indexed == (0,)
     v32 = read("deepseek_v32")
     assert {mixer.index for mixer in v32.mixers} == {Index(64, 128, 1, 2048, "tokens")}
@@ -127,14 +122,13 @@ def test_layers_of_llama4_with_positions_see_chunks_and_queries_of_the_others_gr
     assert set(model.feed_forwards) == {
         Experts(16, 1, 8192, False, shared_width=8192, scoring="sigmoid", weighs_input=True)
     }
-    assert model.why_no_gpu == "attends in chunks"
     maverick = read("llama4", interleave_moe_layer_step=2, use_qk_norm=False, attn_temperature_tuning=4)
     assert maverick.feed_forwards[0] == Dense(16_384)
     assert isinstance(maverick.feed_forwards[1], Experts)
     assert not maverick.mixers[0].qk_norm
     assert maverick.mixers[3].growth is not None
     whole = read("llama4", attention_chunk_size=None, attn_temperature_tuning=False)
-    assert ({mixer.chunk for mixer in whole.mixers}, whole.mixers[3].growth, whole.why_no_gpu) == ({None}, None, "")
+    assert ({mixer.chunk for mixer in whole.mixers}, whole.mixers[3].growth) == ({None}, None)
 
 
 def test_layers_of_laguna_have_their_own_heads_positions_and_gates() -> None:
@@ -158,6 +152,18 @@ def test_kolibri_chooses_by_scores_and_afmoe_scales_its_embedding() -> None:
             128, 8, 1024, True, shared_width=1024, scoring="sigmoid", choice_bias=True, scale=2.826,
             normalizer_eps=1e-20),
     )  # fmt: skip
+
+
+def test_heads_without_a_number_of_kv_heads_have_keys_of_their_own() -> None:
+    pythia = {  # pythia-160m, whose config.json has no such key
+        "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072, "max_position_embeddings": 2048,
+        "model_type": "gpt_neox", "num_attention_heads": 12, "num_hidden_layers": 12, "rotary_emb_base": 10_000,
+        "rotary_pct": 0.25, "use_parallel_residual": True, "vocab_size": 50_304}  # fmt: skip
+    assert read_architecture(pythia).mixers[0].kv_heads == 12
+    for model_type in ("olmo", "granite", "cohere", "nemotron", "phi3"):
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 512}
+        config = {"model_type": model_type, **sizes} | ({"hidden_act": "relu2"} if model_type == "nemotron" else {})
+        assert read_architecture(config).mixers[0].kv_heads == 4, model_type
 
 
 def test_the_heads_of_phi_have_a_bias_and_queries_of_gpt_neox_as_many_keys() -> None:
@@ -242,6 +248,22 @@ def test_positions_of_gpt2_and_opt_are_rows_of_a_table_and_heads_of_gptj_turn_in
         read_architecture({"model_type": "gpt_neo", "attention_types": [["far", 24]]})
 
 
+def test_heads_of_bloom_and_mpt_have_a_slope_each_and_no_positions() -> None:
+    bloom, mpt = read("bloom"), read("mpt")
+    assert set(bloom.mixers) == {Attention(32, 32, 128, 128**-0.5, None, bias=True, grouped=True, alibi=8.0)}
+    assert set(mpt.mixers) == {Attention(32, 32, 128, 128**-0.5, None, alibi=8.0)}
+    assert (bloom.residual, mpt.residual) == (LayerNorms(), Residual(centred="weight"))
+    assert alibi_slopes(8, 8.0) == [2.0**-n for n in range(1, 9)]
+    assert alibi_slopes(3, 8.0) == [2.0**-4, 2.0**-8, 2.0**-2]
+    for name, key, changes in (
+        ("bloom", "apply_residual", {"apply_residual_connection_post_layernorm": True}),
+        ("mpt", "attn_config.alibi is", {"attn_config": {"alibi": False}}),
+        ("mpt", "logit_scale", {"logit_scale": "inv_sqrt_d_model"}),
+    ):
+        with pytest.raises(CheckpointError, match=key):
+            read(name, **changes)
+
+
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:
     model = read("minicpm3")
     assert isinstance(model.mixers[0], LatentAttention)
@@ -301,9 +323,35 @@ def test_files_of_exaone_and_sarvam_in_their_own_names_are_read() -> None:
     assert read("sarvam_moe", use_qkv_bias=True).mixers[0].bias
 
 
+_BLOCK = {"attention": {"n_heads_in_group": 8}, "ffn": {"ffn_mult": 2.0}}
+
+
+def test_layers_of_nemotron_nas_have_sizes_of_their_own() -> None:
+    model = read("nemotron_nas")
+    rope = Rope(500_000.0, 128, "llama3", 8.0, 8192)
+    full = Attention(64, 8, 128, 128**-0.5, rope)
+    assert model.mixers == (full, None) * 31 + (full,) * 18
+    assert model.feed_forwards[:2] == (Dense(28_672), Dense(14_336))
+    few = read("nemotron_nas", num_hidden_layers=1, block_configs=[_BLOCK | {"ffn": {"no_op": True}}])
+    assert (few.mixers, few.feed_forwards) == ((full,), (None,))
+    odd = read("nemotron_nas", num_hidden_layers=1, block_configs=[_BLOCK | {"ffn": {"ffn_mult": 0.4}}])
+    assert odd.feed_forwards == (Dense(2304),)  # 2184, in whole multiples of 256
+
+
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
+        ("nemotron_nas", {"block_configs": [_BLOCK]}, "settings of each of the 80 layers"),
+        *[
+            ("nemotron_nas", {"num_hidden_layers": 1, "block_configs": [_BLOCK | block]}, said)
+            for block, said in (
+                ({"attention": {"replace_with_linear": True}}, "block_configs.attention.replace_with_linear is True"),
+                ({"attention": {"n_heads_in_group": 8, "window_length": 9}}, "window_length is 9"),
+                ({"attention": {"n_heads_in_group": 5}}, "n_heads_in_group is 5: it must divide .* 64"),
+                ({"ffn": {}}, "ffn_mult is None: it must be above 0"),
+                ({"ffn": 3}, "block_configs.ffn is 3: it must have the settings"),
+            )
+        ],
         ("llama4", {"attention_chunk_size": 1000}, "attention_chunk_size is 1000: it must be a multiple of 16"),
         (
             "llama4",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.models.releases_mamba import MAMBA_RELEASES, NEMOTRON_3_NANO_30B, Config
+from tests.unit.models.releases_mamba import MAMBA_RELEASES, NEMOTRON_3_NANO_30B, NEMOTRON_3_PUZZLE, Config
 from tests.unit.models.test_families import changed
 from weft.errors import CheckpointError
 from weft.families import read_architecture, read_spec
@@ -98,6 +98,22 @@ def test_nemotron_3_is_read_as_released() -> None:
         gated=False,
     )
     assert model.feed_forwards.count(experts) == 23
+
+
+def test_a_puzzle_has_sizes_by_layer() -> None:
+    model = read_architecture(NEMOTRON_3_PUZZLE)
+    mamba, wide = Mamba2(128, 64, 8, 96, 4, True, False, NO_LIMIT), model.feed_forwards[3]
+    assert isinstance(wide, Experts)
+    assert (wide.count, wide.per_token, wide.width, wide.shared_width, wide.latent_width) == (512, 12, 2048, 5376, 1024)
+    narrow = replace(wide, per_token=4, width=1280)
+    assert model.mixers[:5] == (mamba, None, mamba, None, Attention(32, 2, 128, 128**-0.5, None))
+    assert (model.feed_forwards[:5], model.layer_count) == ((None, narrow, None, wide, None), 88)
+    assert model.mtp is not None
+    assert (model.mtp.attention, model.mtp.feed_forward) == (model.mixers[4], replace(wide, per_token=22, width=2688))
+    for words, blocks in (("block_type is None", [{}]), ("moe_intermediate_size is 0", [
+        {"block_type": "moe", "moe_intermediate_size": 0}]), ("must list the settings", [3])):  # fmt: skip
+        with pytest.raises(CheckpointError, match=words):
+            read_architecture(NEMOTRON_3_PUZZLE | {"block_configs": blocks})
 
 
 @pytest.mark.parametrize("names", [("mamba", "mlp", "attention"), ("linear_attention", "mlp", "full_attention")])

@@ -57,7 +57,11 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {}, "deepseek_v3": {}, "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     "arcee": {}, "ernie4_5": {}, "hunyuan": {}, "mixtral": {"sliding_window": None}, "qwen2_moe": {
         "mlp_only_layers": [], "use_sliding_window": False}, "hunyuan_moe": {}, "exaone_moe": {}, "gpt_neox": {},
-    "glm_moe_dsa": {"index_topk": 12},
+    "glm_moe_dsa": {"index_topk": 12}, "gpt2": {"scale_attn_weights": True}, "gpt_bigcode": {
+        "activation_function": "gelu"}, "bloom": {}, "mpt": {"attn_config": {"clip_qkv": 1.5}}, "falcon": {},
+    "falcon_grouped": {"bias": False}, "olmo3": {}, "phi3_long": {},
+    "phimoe": {"router_jitter_noise": 0.01, "rope_parameters": CHECKPOINTS["phimoe"][1]["rope_parameters"] | {
+        "long_mscale": 1.243163121016122}},
 }  # fmt: skip
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
@@ -69,7 +73,8 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs"),
              ("rwkv7", "mixes"), ("glm5_next", "turned"), ("qwen4_exp", "plus_one"),
              ("qwen4_exp", "tiled"), ("gemma2", "plus_one"), ("nemotron", "plus_one"),
-             ("mixtral", "interleaved"), ("smollm3", "interleaved"), ("gpt_neox", "ungrouped")]  # fmt: skip
+             ("mixtral", "interleaved"), ("smollm3", "interleaved"), ("gpt_neox", "ungrouped"),
+             ("falcon_grouped", "ungrouped")]  # fmt: skip
 
 
 @functools.cache

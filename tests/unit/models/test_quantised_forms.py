@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, copy_checkpoint
-from tests.fixtures.quantised_forms import FORMS, Tensors, write
+from tests.fixtures.quantised_forms import FORMS, Tensors, deepseek_v4, write
 from tests.oracle.model_driver import ModelDriver
 from tests.unit.models.test_forms import reformed
 from weft.errors import CheckpointError
@@ -74,6 +74,19 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(form: str, tmp_path
 def test_experts_and_other_families_are_read_in_the_same_forms(source: str, form: str, tmp_path: Path) -> None:
     quantised, plain = write(source, tmp_path, FORMS[form])
     torch.testing.assert_close(logits(load(quantised)), logits(load(plain)), **CLOSE)
+
+
+def test_the_release_of_deepseek_v4_has_two_forms_in_one(tmp_path: Path) -> None:
+    quantised, plain = write("deepseek_v4", tmp_path, deepseek_v4(48, 40))
+    loaded = load(quantised)
+    assert loaded.warnings == ()
+    assert "int4" in loaded.weights_form
+    wanted = logits(load(plain))
+    torch.testing.assert_close(logits(loaded), wanted, **CLOSE)
+    tensors = load_file(quantised / "model.safetensors")
+    tensors["model.layers.1.ffn.experts.3.w1.scale"].view(torch.uint8).add_(2)
+    save_file(tensors, quantised / "model.safetensors")
+    assert (logits(load(quantised)) - wanted).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -54,7 +54,13 @@ def stand_in(config: dict[str, Any]) -> CheckpointFiles:
     file = Path("model.safetensors")
     stored = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}  # shared ones once
     tensors = {
-        name: StoredTensor(file, name, "BF16", tuple(value.shape), value.numel() * 2)
+        name: StoredTensor(
+            file,
+            name,
+            "BF16" if value.is_floating_point() else "I64",
+            tuple(value.shape),
+            value.numel() * value.itemsize,
+        )
         for name, value in model.state_dict().items()
         if name in stored and ".visual." not in name
     }

@@ -50,6 +50,7 @@ def reformed(source: str, directory: Path, tensors: Tensors) -> Path:
         ("lfm3", "self_attn.gate_proj.weight", "self_attn.g_proj.weight"),
         ("qwen3_moe", "mlp.experts.7.up_proj.weight", "mlp.experts.gate_up_proj"),
         ("lara_mini", "linear_attn.in_proj.weight", "linear_attn.in_proj_qkv.weight"),
+        ("deepseek_v4", "attn.indexer.compressor.wgate.weight", "self_attn.compressor.indexer.gate_proj.weight"),
         ("laguna", "mlp.experts.5.up_proj.weight", "mlp.experts.gate_up_proj"),
     ],
 )
@@ -133,6 +134,15 @@ def inkling_as_released(tensors: Tensors) -> Tensors:
     return out
 
 
+def deepseek_v4_as_released(tensors: Tensors) -> Tensors:
+    """No prefix, and a head for further tokens, which is not read."""
+    out: Tensors = {"mtp.0.hnorm.weight": torch.ones(64)}
+    for name, tensor in tensors.items():
+        name = name.removeprefix("model.").replace("embed_tokens.", "embed.").replace("hc_head.hc_", "hc_head_")
+        out[name.replace(".attn.norm.", ".attn.kv_norm.")] = tensor
+    return out
+
+
 def rwkv_as_first_released(tensors: Tensors) -> Tensors:
     """The six mixes of a layer as one tensor."""
     out = {name: tensor for name, tensor in tensors.items() if ".attn.x_" not in name}
@@ -145,6 +155,7 @@ def rwkv_as_first_released(tensors: Tensors) -> Tensors:
 @pytest.mark.parametrize(
     ("name", "change", "spelling"),
     [
+        ("deepseek_v4", deepseek_v4_as_released, "layers.2.attn.kv_norm.weight"),
         ("rwkv7", rwkv_as_first_released, "model.layers.2.attn.x_x"),
         ("inkling", inkling_as_released, "model.llm.layers.1.attn.wq_du.weight"),
         ("kimi_linear", kimi_as_released, "model.layers.0.mlp.up_proj.weight"),
@@ -210,6 +221,14 @@ def test_inkling_in_its_wrapper_has_the_same_text_beside_towers_that_are_skipped
     got, whole = logits(loaded), logits(load_model(checkpoint("inkling")))
     assert torch.equal(got[:, :480], whole[:, :480])
     assert (got[:, 480:] == float("-inf")).all()  # the head is padded to the vocabulary
+
+
+def test_a_cap_on_logits_leaves_tokens_beyond_a_padded_head_impossible(tmp_path: Path) -> None:
+    shorter = copy_checkpoint(checkpoint("inkling2"), tmp_path / "shorter", unpadded_vocab_size=480)
+    got, whole = logits(load_model(shorter)), logits(load_model(checkpoint("inkling2")))
+    assert torch.equal(got[:, :480], whole[:, :480])
+    assert whole.abs().max() < 7.0  # the cap
+    assert (got[:, 480:] == float("-inf")).all()
 
 
 RELEASED_EXAONE = {

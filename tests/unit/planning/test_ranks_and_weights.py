@@ -193,6 +193,14 @@ def test_fp8_is_counted_as_gpus_keep_it_and_as_a_cpu_widens_it() -> None:
     assert form_of(config, "bfloat16", None).matrix_bytes(256 * 128) == 256 * 128 + 4 * 256 // 16
     widened = form_of(config, "bfloat16", None, twelve_bit=True)
     assert widened == replace(TWELVE_BIT, name="fp8, widened to bfloat16 in 12 bits")
+    both = form_of(config | {"expert_dtype": "fp4"}, "bfloat16", None)
+    model = read_architecture({"model_type": "deepseek_v4", "dtype": "bfloat16"})
+    parts, plain = (count_weights(model, model, 1, form).parts for form in (both, form_of(config, "bfloat16", None)))
+    assert plain.pop("experts") == pytest.approx(parts.pop("experts"), rel=0.06), "codes of fp4 take a byte on GPUs"
+    assert parts == plain
+    kept = form_of(config | {"expert_dtype": "fp4"}, "bfloat16", None, twelve_bit=True)
+    assert (kept.name, kept.experts and kept.experts.bits) == (
+        "fp8, widened to bfloat16 in 12 bits, experts mxfp4 as int4 codes", 4)  # fmt: skip
 
 
 def test_floats_in_codes_are_counted_as_a_cpu_with_wide_vectors_keeps_them() -> None:

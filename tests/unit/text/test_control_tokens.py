@@ -303,7 +303,7 @@ def test_a_program_chooses_whether_texts_are_trusted() -> None:
     counts = []
     for trusting in (False, True):
         tokenizer = Tokenizer.load(EMBEDDED)
-        writer = ChatWriter(EMBEDDED, tokenizer, trust_control_tokens=trusting)
+        writer = ChatWriter(EMBEDDED, tokenizer, context_tokens=4096, trust_control_tokens=trusting)
         counts.append(control_ids(tokenizer, writer.tokens(messages, None)).count("<|im_end|>"))
     assert counts == [1, 2]
 

@@ -12,6 +12,7 @@ from tests.fixtures.constrained import tokenizer, write
 from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text.chat import ChatMessage, ChatTemplate
+from weft.text.choices import showing
 from weft.text.dialect import AnswerBlock, AnswerPlan, Dialect, text_of
 from weft.text.grammars import choice_grammar, json_grammar
 from weft.text.tools.definitions import ToolChoice, read_choice, read_tools
@@ -178,12 +179,12 @@ def test_markers_that_are_special_tokens_stay_in_the_text_and_others_do_not() ->
     text = tokenizer()
     plan = Dialect(template("lfm2"), text).plan("", tools=TOOLS, choice=AUTO)
     call = "<|tool_call_start|>[get_time()]<|tool_call_end|>"
-    decoded = text.showing(plan.shown_ids).decode(text.encode(f"<|end|>{call}<think>"))
+    decoded = showing(text, plan.shown_ids).decode(text.encode(f"<|end|>{call}<think>"))
     assert decoded == f"{call}<think>", "the vocabulary has reasoning markers, so they are read too"
     silent = Dialect(template("lfm2"), text, reasoning_parser="none")
     quiet = silent.plan("", tools=TOOLS, choice=AUTO)
-    assert text.showing(quiet.shown_ids).decode(text.encode(f"<|end|>{call}<think>")) == call
-    for hiding in (text.showing(frozenset()), text):
+    assert showing(text, quiet.shown_ids).decode(text.encode(f"<|end|>{call}<think>")) == call
+    for hiding in (showing(text, frozenset()), text):
         assert hiding.decode(text.encode(call)) == "[get_time()]"
 
 

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from weft.text.choices import showing
 from weft.text.dialect import AnswerBlock, Dialect, text_of
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.calling import calls_grammar
@@ -55,6 +56,12 @@ SEED = (
     '<seed:tool_call>\n<function=get-weather.v1>\n<parameter=city>Zürich "HB"\n<b></parameter>\n'
     "<parameter=days>3</parameter>\n<parameter=note>null</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=get_time>\n</function>\n"
     "</seed:tool_call>"
+)
+DSML = (
+    '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get-weather.v1">\n<｜DSML｜parameter name="city" string="true">'
+    'Zürich "HB"\n<b></｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="note" string="false">null</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
 )
 GLM_WORDS = "Write <tool_call>NAME and then <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> for each.</tool_call>"
 GLM = (
@@ -178,14 +185,15 @@ FAMILIES = {
         "<|tool_call_end|><|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
     ),
-    "GigaChat 3.5": Published(
-        "<think> ｜GCML｜",
-        ("think", "gigachat"),
-        '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get-weather.v1">\n<｜GCML｜parameter name="city" string="true">'
-        'Zürich "HB"\n<b></｜GCML｜parameter>\n<｜GCML｜parameter name="days" string="false">3</｜GCML｜parameter>\n'
-        '<｜GCML｜parameter name="note" string="false">null</｜GCML｜parameter>\n</｜GCML｜invoke>\n'
-        '<｜GCML｜invoke name="get_time">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>',
+    "GigaChat 3.5": Published("<think> ｜GCML｜", ("think", "gigachat"), DSML.replace("DSML", "GCML"), THINK),
+    "DeepSeek V3.2": Published(
+        "<think> <｜DSML｜function_calls>",
+        ("think", "deepseek_v32"),
+        DSML.replace("tool_calls", "function_calls"),
         THINK,
+    ),
+    "DeepSeek V4": Published(
+        "<think> <｜DSML｜tool_calls>", ("think", "deepseek_v4"), DSML, THINK, ("<think>", "</think>", "｜DSML｜")
     ),
     "MiniMax-M2": Published(
         "<think> <minimax:tool_call>",
@@ -335,14 +343,14 @@ def test_markers_of_gemma_that_are_special_tokens_stay_in_the_text() -> None:
     text = tokenizer_with(family.tokens)
     plan = dialect_of(family).plan("", tools=TOOLS, choice=ToolChoice("auto"))
     answer = family.thought[0] + family.calls
-    assert text.showing(plan.shown_ids).decode(text.encode(answer)) == answer
+    assert showing(text, plan.shown_ids).decode(text.encode(answer)) == answer
 
 
 def test_markers_inside_a_head_stay_in_the_text() -> None:
     family = FAMILIES["DeepSeek V3.1"]
     text = tokenizer_with(family.tokens)
     plan = dialect_of(family).plan("", tools=TOOLS, choice=ToolChoice("auto"))
-    assert text.showing(plan.shown_ids).decode(text.encode(family.calls)) == family.calls
+    assert showing(text, plan.shown_ids).decode(text.encode(family.calls)) == family.calls
     [row] = [row for row in FORMATS if row.name == "deepseek_v3"]
     assert {"<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"} <= set(row.markers)
 

@@ -14,8 +14,8 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 
 from benchmarks.dialects import ready_service
 from weft.server.app import build_app
-from weft.text import token_cache as module
-from weft.text.token_cache import SegmentTokens, TextSegment, TokenCache, segment_starts, separators
+from weft.text import tokenizer as module
+from weft.text.token_cache import SegmentTokens, TextSegment, TokenCache, separators
 from weft.text.tokenizer import Tokenizer
 
 TOKENS = [
@@ -96,7 +96,7 @@ def test_cached_segments_have_the_ids_of_the_text(name: str, monkeypatch: pytest
         boundaries = [] if name == "prepended" else drawn.choices(range(len(text) + 2), k=4)
         spelled = [at for at in range(len(text)) if text.startswith(("<s>", "<|im_start|>"), at)]
         quoted = [] if number % 2 else drawn.sample(spelled, len(spelled) // 3)
-        cuts += len(segment_starts(text, finder, quoted)) - 1
+        cuts += len(finder.apart(text, 1, quoted)) - 1
         for special in (False, True):
             fields: dict[str, Any] = {"add_special_tokens": special, "quoted": quoted}
             whole = tokenizer.encode_with_boundaries(text, boundaries, **fields)
@@ -108,7 +108,7 @@ def test_cached_segments_have_the_ids_of_the_text(name: str, monkeypatch: pytest
 
 def test_a_text_is_cut_before_tokens_that_do_not_reach_to_their_left() -> None:
     text = "".join("x" * 200 + token.content for token in TOKENS)
-    cut = [text[start : start + 12] for start in segment_starts(text, separators(TOKENS), [])[1:]]
+    cut = [text[start : start + 12] for start in separators(TOKENS).apart(text, 128, [])[1:]]
     assert [content.partition(">")[0] for content in cut] == ["<s", "<|im_start|", "<|im_start|", "<right"]
 
 

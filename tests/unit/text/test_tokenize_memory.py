@@ -6,18 +6,18 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.unit.text.test_text_parts import PATTERNS, trained
 from weft.errors import QueueFullError
-from weft.server.protocol import name_key
-from weft.server.served_model import ServedModel
-from weft.server.tokenize_budget import TextTooLongError, TokenizeBudget
+from weft.text.current_request import API_KEY
+from weft.text.dialect import Dialect
+from weft.text.renderer import Renderer
 from weft.text.template_worker import ChatPrompt
 from weft.text.text_parts import PART_CHARS, PARTS_TOGETHER
+from weft.text.tokenize_budget import TextTooLongError, TokenizeBudget
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 
 def of_key(key: str, function: Callable[[], Any]) -> Any:
     def run() -> Any:
-        name_key(key)
+        API_KEY.set(key)
         return function()
 
     return contextvars.copy_context().run(run)
@@ -96,16 +96,15 @@ class Reading(Tokenizer):
 @pytest.mark.parametrize("text", [WORDS * 40_000, "a" * 1_200_000], ids=["words", "letters"])
 async def test_a_text_that_is_cut_is_not_read_to_its_end(text: str, at_start: bool) -> None:
     reading = Reading(tokenizer()._backend)
-    model: Any = object.__new__(ServedModel)
-    object.__setattr__(model, "tokenizer", reading)
-    object.__setattr__(model, "budget", TokenizeBudget(32_000_000, 1 << 30))
-    part = await model.part_for_cut(text, 2000, at_start=at_start)
+    dialect = Dialect(None, reading)
+    renderer = Renderer(reading, None, dialect, 4096, budget=TokenizeBudget(32_000_000, 1 << 30))
+    part = await renderer.part_for_cut(text, 2000, at_start=at_start)
     assert reading.chars < 200_000
     assert text.startswith(part) if at_start else text.endswith(part)
     if text.startswith(WORDS):  # its tokens are those of the whole
         whole, tokens = tokenizer().encode(text), tokenizer().encode(part)
         assert (tokens[:2000] == whole[:2000]) if at_start else (tokens[-2000:] == whole[-2000:])
-    assert await asyncio.wait_for(model.part_for_cut("short", 2000, at_start=at_start), 1) == "short"
+    assert await asyncio.wait_for(renderer.part_for_cut("short", 2000, at_start=at_start), 1) == "short"
 
 
 @pytest.mark.parametrize("places", [{"ends": [9]}, {"marks": [9]}, {}])
@@ -113,10 +112,13 @@ def test_a_long_conversation_with_places_is_tokenized_as_a_whole(places: dict[st
     """Tokens of parts would not say which of them ends at a place."""
     asked: list[bool] = []
 
-    async def encode_long(encode: object, text: str, *, whole: bool = False) -> None:
-        asked.append(whole)
+    class Asked(Tokenizer):
+        def memory_of(self, text: str, *, whole: bool) -> int:
+            asked.append(whole)
+            return super().memory_of(text, whole=whole)
 
-    prompt = ChatPrompt(text=WORDS * LONG_TEXT_CHARS, **{"ends": [], "marks": [], **places})
-    served: Any = SimpleNamespace(tokenizer=None, _encode_long=encode_long)
-    asyncio.run(ServedModel.encode_chat(served, prompt, add_special_tokens=False))
+    backend = Asked(tokenizer()._backend)
+    renderer = Renderer(backend, None, Dialect(None, backend), 4096, budget=TokenizeBudget(32_000_000, 1 << 40))
+    prompt = ChatPrompt(text=WORDS * (LONG_TEXT_CHARS // len(WORDS) + 1), **{"ends": [], "marks": [], **places})
+    asyncio.run(renderer.encode_chat(prompt))
     assert asked == [bool(places)]

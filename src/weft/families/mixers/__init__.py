@@ -27,6 +27,8 @@ class BlockShape(ABC):
     __slots__ = ()
     reader: ClassVar[str]
     part: ClassVar[str] = "recurrent"
+    inputs: int = 1
+    """Mixes of the stream that it reads, where the residual mixes it."""
     copied: ClassVar[tuple[str, str]] = ("", "")
 
     @property

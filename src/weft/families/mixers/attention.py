@@ -157,6 +157,7 @@ class Attention(Mixer):
 
     Scores and output:
         scale            factor on scores
+        alibi            scores have a bias by distance, of ``alibi_slopes`` with this exponent (BLOOM); 0: none
         cap              scores are cap x tanh(score / cap); 0: they are not changed (Gemma 2)
         sinks            each head has a learned score that adds to the sum of the softmax, without a value (gpt-oss)
         gated            the output is multiplied by the sigmoid of a gate, further rows of the query projection
@@ -199,6 +200,7 @@ class Attention(Mixer):
     value_dim: int = 0
     value_factor: float = 1.0
     grouped: bool = False
+    alibi: float = 0.0
     norm_by_head: bool = False
 
     @property
@@ -226,7 +228,7 @@ class Attention(Mixer):
         """Whether this is the form that the fused kernels compute: causal, with own keys and values, unchanged after
         the projection."""
         plain = self.kv_of is None and not self.values_normed and not self.values_are_keys
-        changed = self.clip or self.cap or self.norm_after or self.norm_by_head or self.growth is not None
+        changed = self.clip or self.cap or self.alibi or self.norm_after or self.norm_by_head or self.growth is not None
         return plain and self.causal and not (changed or self.softplus_gate or self.chunk)
 
     def layer_spec(self) -> LayerSpec:
@@ -283,6 +285,14 @@ class Attention(Mixer):
 
     def tables(self, hidden: int) -> list[Table]:
         return [self.table(hidden), *index_tables(self.index, hidden)]
+
+
+def alibi_slopes(heads: int, exponent: float) -> list[float]:
+    """Return the slopes of ``heads`` heads: 2^(-exponent i / n), i from 1 to n, for n of them, a power of two; then
+    those between, from the first."""
+    count = 1 << (heads.bit_length() - 1)
+    own = [2.0 ** (-exponent * (i + 1) / count) for i in range(count)]
+    return own + [2.0 ** (-exponent * (2 * i + 1) / (2 * count)) for i in range(heads - count)]
 
 
 def index_tables(index: Index | KeyIndex | None, hidden: int, rank: int = 0) -> list[Table]:

@@ -1,4 +1,5 @@
-"""Attention and Mamba in one layer: on the same input, or with a transformer block that layers share. Pure."""
+"""Layers of several parts: attention and Mamba on the same input, or with a transformer block that layers share; and
+layers that run several times. Pure."""
 
 from __future__ import annotations
 
@@ -35,6 +36,26 @@ class Parallel(Mixer):
 
     def tables(self, hidden: int) -> list[Table]:
         return [*self.attention.tables(hidden), *self.mamba.tables(hidden)]
+
+
+@dataclass(frozen=True, slots=True)
+class Again(Mixer):
+    """A further run of layer ``layer`` of the files, mixer and feed-forward, with memory of its own (Inkling 2)."""
+
+    reader = ""  # the layer is read once
+
+    mixer: Mixer
+    layer: int
+
+    @property
+    def attention(self) -> object:
+        return getattr(self.mixer, "attention", self.mixer)
+
+    def layer_spec(self) -> LayerSpec:
+        return self.mixer.layer_spec()
+
+    def table(self, hidden: int) -> Table:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft.families.mixers import BlockShape
 from weft.families.tensors import Dim, Names, Numbered, Table, Tensor, Units, all_plain, norm_weight, product
 
-Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu"]
+Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu", "situ"]
 """Activations. ``relu2``: the square of relu. ``clamped_swiglu``: that of gpt-oss's experts, over gate and up.
-``xielu``: an activation with two learned numbers (Apertus)."""
+``xielu``: an activation with two learned numbers (Apertus). ``situ``: silu whose linear factor has a cap, and so has
+up (Kimi K3, Inkling 2)."""
 
 
-Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer"]
+Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer", "sqrtsoftplus"]
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -21,7 +23,8 @@ GATED: Names = ("gate_proj", "up_proj", "down_proj")
 class Dense(BlockShape):
     """Feed-forward; ``width`` is the inner size. ``gated``: down(act(gate(x)) * up(x)), else
     down(act(up(x))). ``multipliers``: factors on gate(x) and on the result, Falcon-H1's. ``limit``: gate(x)
-    is at most this, and up(x) at most this on both sides (GLM 5); 0 for none."""
+    is at most this, and up(x) at most this on both sides (GLM 5); 0 for none. ``caps``: of "situ" on gate(x) and up(x):
+    c tanh(x / c) replaces x; 0 for none."""
 
     reader = "weft.models.blocks.feed_forward:read_dense"
     part = "feed-forward"
@@ -32,6 +35,7 @@ class Dense(BlockShape):
     bias: bool = False
     multipliers: tuple[float, float] = (1.0, 1.0)
     limit: float = 0.0
+    caps: tuple[float, float] = (0.0, 0.0)
 
     def table(self, hidden: int, *, names: Names = GATED, whole: bool = False, paired: bool = False) -> Table:
         """Return the tensors. ``names``: of the input products, then of the output product; one name of gate and up
@@ -59,13 +63,15 @@ class Experts(BlockShape):
 
     Experts:
         width             inner size of one expert
-        limit             as in ``Dense``
+        limit, caps       as in ``Dense``
         bias              the router and both products of an expert have biases
         latent_width      routed experts work on a projection of this width; 0: on the stream itself
         own_count         most experts of one rank, if ranks divide experts by number; 0: each rank has a part of all
         normed_apart      shared expert, routed experts and router have separate norms, and the weight of each expert
                           has a factor (Gemma 4)
         out_normed        an RMS norm of the output of all experts (A.X K1)
+        bank              number of the router and experts, which layers may share; None: the layer has its own
+                          (Intern-S2-Mobius)
 
     Shared experts, which every token passes:
         shared_width      inner size of the shared expert; 0: there is none
@@ -77,7 +83,9 @@ class Experts(BlockShape):
     Choice and weights:
         scoring           function from a router's score to a weight; "late_sigmoid" chooses by scores and weighs by
                           the sigmoids of the chosen ones (Kolibri); "sparsemixer" weighs an expert by its share among
-                          the scores within ``band`` of it, those of better experts left out (Phi 3.5)
+                          the scores within ``band`` of it, those of better experts left out (Phi 3.5); "sqrtsoftplus"
+                          is the root of a softplus (DeepSeek V4)
+        hashed            tokens of a table that names the experts of each token; 0: scores choose (DeepSeek V4)
         choice_bias       a learned number per expert is added for the choice, and not to the weight
         groups            number of groups of experts; experts are chosen from the ``groups_chosen`` groups with the
                           largest sum of their ``group_best`` best scores
@@ -119,6 +127,9 @@ class Experts(BlockShape):
     shared_factor: float = 1.0
     out_normed: bool = False
     band: float = 0.0
+    caps: tuple[float, float] = (0.0, 0.0)
+    hashed: int = 0
+    bank: int | None = None
 
     @property
     def further_norms(self) -> int:
@@ -128,7 +139,9 @@ class Experts(BlockShape):
     def shared(self) -> Dense:
         """The expert that every token passes."""
         factors = (1.0, self.shared_factor)
-        return Dense(self.shared_width, self.activation, self.gated, multipliers=factors, limit=self.limit)
+        return Dense(
+            self.shared_width, self.activation, self.gated, multipliers=factors, limit=self.limit, caps=self.caps
+        )
 
     def table(
         self,
@@ -175,15 +188,28 @@ class Experts(BlockShape):
             table["router.bias"] = (Tensor(router.replace("weight", "bias"), (self.count,), "plain"),)
         if self.choice_bias and not self.router_width:
             table["choice_bias"] = (Tensor(choice_bias, (1, self.count) if choice_row else (self.count,), "float32"),)
+        if self.hashed:
+            table["by_token"] = (Tensor("gate.tid2eid", (self.hashed, self.per_token), "float32"),)
         if self.shared_gate:
-            table["shared_gate"] = (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)
+            table |= self.own_table(hidden)
         if self.latent_width:
             table |= product("latent_in", hidden, ("fc1_latent_proj", self.latent_width)) | product(
                 "latent_out", self.latent_width, ("fc2_latent_proj", hidden)
             )
         return table
 
+    @property
+    def routed(self) -> Experts:
+        """The routed experts and the router, alone."""
+        return replace(self, shared_width=0, shared_gate=False)
+
+    def own_table(self, hidden: int) -> Table:
+        """Return the tensors of a layer whose experts are in a bank, without the shared expert."""
+        return {"shared_gate": (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)}
+
     def tables(self, hidden: int) -> list[Table]:
+        if self.bank is not None:  # without the bank, which is no layer's own
+            return [self.own_table(hidden), self.shared.table(hidden)]
         if self.shared_count:
             return [self.table(hidden), self.shared_table(hidden)]
         shared = [self.shared.table(hidden)] if self.shared_width else []
@@ -228,3 +254,8 @@ class Experts(BlockShape):
 
 
 FeedForward = Dense | Experts
+
+
+def banks(feeds: Iterable[FeedForward | None]) -> list[Experts]:
+    """Return the feed-forward of one layer for each bank of experts."""
+    return list({feed.bank: feed for feed in feeds if isinstance(feed, Experts) and feed.bank is not None}.values())

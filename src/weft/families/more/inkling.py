@@ -9,7 +9,7 @@ Sources: transformers ``InklingTextConfig`` and ``InklingForCausalLM``, whose de
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from weft import spec
@@ -87,8 +87,9 @@ class RelativeAttention(Mixer):
         return table | {"scale": (Tensor(scale, (1,), "float32"),)}
 
 
-_WINDOW = "hybrid_sliding"
-_OLD_NAMES = {
+SLIDING = "hybrid_sliding"
+"""Kind of a layer with a window."""
+INKLING_NAMES = {
     "sliding_window": "sliding_window_size",
     "num_local_experts": "n_routed_experts",
     "sconv_kernel_size": "conv_kernel_size",
@@ -97,11 +98,16 @@ _OLD_NAMES = {
 """Keys that releases have, and their names here."""
 
 
+def with_old_names(keys: ConfigKeys, names: Mapping[str, str]) -> ConfigKeys:
+    """Return ``keys``, with the values of ``names``, keys of releases, under their names here."""
+    return keys.over({here: keys.get(name) for name, here in names.items() if keys.get(name) is not None})
+
+
 def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
-    stated = {new: keys.get(old) for old, new in _OLD_NAMES.items() if keys.get(old) is not None}
+    stated, keys = {}, with_old_names(keys, INKLING_NAMES)
     dense_width = keys.get("dense_intermediate_size")
     if dense_width is not None:  # then intermediate_size is the width of an expert
-        stated |= {"moe_intermediate_size": keys.get("intermediate_size"), "intermediate_size": dense_width}
+        stated = {"moe_intermediate_size": keys.get("intermediate_size"), "intermediate_size": dense_width}
     keys = keys.over(stated).with_defaults(
         vocab_size=201_024,
         hidden_size=6144,
@@ -122,13 +128,13 @@ def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
     if not isinstance(local, list):
         fail("local_layer_ids", local, "it must list layers by their numbers")
     kinds = kinds_with_windows(
-        keys, ("hybrid", _WINDOW), [_WINDOW if layer in local else "hybrid" for layer in range(count)]
+        keys, ("hybrid", SLIDING), [SLIDING if layer in local else "hybrid" for layer in range(count)]
     )
     kernel, states = keys.integer("conv_kernel_size", 4, least=2), keys.integer("d_rel", 16)
     window = keys.integer("sliding_window_size")
     floor = 0 if keys.get("log_scaling_n_floor") is None else keys.integer("log_scaling_n_floor")
     full = RelativeAttention(
-        _attention(keys, ""),
+        read_heads(keys, ""),
         states,
         keys.integer("rel_extent", 1024),
         kernel,
@@ -136,7 +142,7 @@ def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
         floor,
         keys.number("log_scaling_alpha", 0.1) if floor else 0.0,
     )
-    near = _attention(keys, "swa_")
+    near = read_heads(keys, "swa_")
     if window < keys.integer("max_position_embeddings"):
         near = replace(near, window=window)
     sliding = RelativeAttention(near, states, window, kernel, width)
@@ -144,7 +150,7 @@ def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
     return build_architecture(
         family,
         keys,
-        [sliding if kind == _WINDOW else full for kind in kinds],
+        [sliding if kind == SLIDING else full for kind in kinds],
         _feeds(keys, count),
         tied=False,
         logits_divisor=keys.number("logits_mup_width_multiplier", 24.0),
@@ -153,7 +159,8 @@ def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-def _attention(keys: ConfigKeys, prefix: str) -> Attention:
+def read_heads(keys: ConfigKeys, prefix: str) -> Attention:
+    """Return the attention whose keys begin with ``prefix``."""
     heads, kv_heads, dim = (
         keys.integer(f"{prefix}{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
     )

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from weft.families.mixers.attention import Attention, Index, KeyIndex
+from weft.families.mixers.attention import Attention, Index, KeyIndex, alibi_slopes
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.chosen import IndexBlock, read_index
 from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of, neighbours_apart
@@ -58,6 +58,8 @@ class AttentionBlock:
     """Ones [D], if ``shape.values_normed``."""
     index: IndexBlock | None = None
     """Index of chosen blocks, if ``shape.index`` has tensors."""
+    bias: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Bank and slopes of the bias, if ``shape.alibi``."""
 
     core: AttentionCore = field(init=False)
     fused: FusedBlock | None = field(init=False, repr=False)
@@ -72,6 +74,7 @@ class AttentionBlock:
             q_norm is not None and q_norm.plus_one,
             self.sinks,
             self.v_norm,
+            *(self.bias or (None, None)),
         )
         plain = self.shape.index is None and not self.shape.value_dim
         self.fused = fused_block_of(self.qkv, self.out) if plain else None
@@ -220,8 +223,25 @@ def read_attention(
     if isinstance(shape.index, Index):
         index = read_index(read, shape.index, name, shape.rope)
     return AttentionBlock(
-        shape, qkv, table.linear("out"), q_norm, k_norm, table.get("sinks"), _v_norm(read, shape), index
+        shape,
+        qkv,
+        table.linear("out"),
+        q_norm,
+        k_norm,
+        table.get("sinks"),
+        _v_norm(read, shape),
+        index,
+        _bias(read, shape),
     )
+
+
+def _bias(read: BlockReader, shape: Attention) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if not shape.alibi:
+        return None
+    span, device = read.source.place.of_units(shape.heads), read.source.device
+    slopes = alibi_slopes(span.total, shape.alibi)[span.begin : span.begin + span.count]
+    bank_RE = -torch.arange(read.architecture.max_positions, dtype=torch.float32, device=device)[None]
+    return bank_RE, torch.tensor(slopes, dtype=torch.float32, device=device)
 
 
 def _v_norm(read: BlockReader, shape: Attention) -> torch.Tensor | None:

@@ -38,6 +38,7 @@ from weft.tensor.ops.moe import (
     count_of,
     moe,
     rows_alone,
+    weigh_experts,
 )
 from weft.tensor.weights.tiles import TiledWeight
 from weft.units import PAD
@@ -79,8 +80,9 @@ class DenseBlock:
             if gate_factor != 1.0:
                 inner[:, : inner.shape[1] // 2].mul_(gate_factor)
             inner = silu_mul(inner, self.shape.limit)
-        elif self.shape.limit:
-            inner = activated(inner, self.shape.activation, gated=True, limit=self.shape.limit)
+        elif self.shape.limit or self.shape.activation == "situ":
+            shape = self.shape
+            inner = activated(inner, shape.activation, gated=True, limit=shape.limit, caps=shape.caps)
         elif self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
             inner = activate(gate if gate_factor == 1.0 else gate * gate_factor, self.shape.activation) * up
@@ -114,6 +116,8 @@ class ExpertsBlock:
     choices: torch.Tensor | None = None
     """int64 [experts]: how often each was chosen, if that is counted."""
     adapted: AdaptedBlock[ExpertsChange] | None = None
+    by_token: torch.Tensor | None = None
+    """int32 [tokens, X]: the experts of each token, if its number chooses them."""
     _rule: ChoiceRule = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,8 +134,10 @@ class ExpertsBlock:
             shape.band,
         )
 
-    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
-        y_TD = self.of_choices(x_TD, *reversed(self.route(x_TD, positions_T)))
+    def __call__(
+        self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, tokens_T: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        y_TD = self.of_choices(x_TD, *reversed(self.route(x_TD, positions_T, tokens_T)))
         if self.shared is None:
             return y_TD
         shared_TD = self.shared(x_TD)
@@ -178,6 +184,7 @@ class ExpertsBlock:
             gated=self.shape.gated,
             biases=self.biases,
             limit=self.shape.limit,
+            caps=self.shape.caps,
         )
         for group, change in own:
             expert = partial(self._adapted_expert, change)
@@ -190,7 +197,8 @@ class ExpertsBlock:
         inner = change.product("into", number, x, rows_alone(x, self.gate_up, number))
         if self.biases is not None:
             inner = inner + self.biases.gate_up_EJ[number].to(inner.dtype)
-        inner = activated(inner, self.shape.activation, gated=self.shape.gated, limit=self.shape.limit)
+        shape = self.shape
+        inner = activated(inner, shape.activation, gated=shape.gated, limit=shape.limit, caps=shape.caps)
         y = change.product("down", number, inner, rows_alone(inner, self.down, number))
         return y if self.biases is None else y + self.biases.down_ED[number].to(y.dtype)
 
@@ -200,9 +208,15 @@ class ExpertsBlock:
         assert isinstance(weight, torch.Tensor | TiledWeight), "routers are never quantised"
         return weight
 
-    def route(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(
+        self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, tokens_T: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights [T, X] in the dtype of ``x_TD``, expert ids int64 [T, X], best first, PAD for rows of PAD."""
         scores_TE = self.router(x_TD.to(self.router_weight.dtype))
+        if self.by_token is not None:
+            assert tokens_T is not None, "experts that tokens choose"
+            ids_TX = self.by_token[tokens_T].long()
+            return weigh_experts(scores_TE, ids_TX, self._rule, positions_T, dtype=x_TD.dtype)
         return choose_experts(scores_TE, self._rule, self.choice_bias, positions_T, dtype=x_TD.dtype)
 
 
@@ -290,6 +304,8 @@ def read_experts(
     )
     choice_bias = table.get("choice_bias")
     block.choice_bias = None if choice_bias is None else choice_bias.flatten()
+    if shape.hashed:
+        block.by_token = table.numbers("by_token")
     if shape.bias:
         of_into = (
             torch.cat((table.tensor("gate.bias"), table.tensor("up.bias")), dim=1)

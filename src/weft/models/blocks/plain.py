@@ -19,6 +19,8 @@ def plain_layer(
     in_norms = (names.mixer_norm, names.feed_norm) if residual.in_norms else ("", "")
     out_norms = names.out_norms if residual.out_norms else ("", "")
     blocks: list[StreamBlock] = []
+    if mixer is None and feed is None:  # it has nothing to do in a text
+        read.source.leave_all(f"{name}.")
 
     def norm(of: str) -> Norm | None:
         return read.norm(f"{name}.{of}") if of else None

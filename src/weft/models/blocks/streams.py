@@ -91,10 +91,8 @@ class MixedStreams:
 
     def enter(self, x_TN: torch.Tensor) -> tuple[torch.Tensor, Carried]:
         count, eps = self.shape.count, self.shape.eps
-        wide_TN = x_TN.float()
-        wide_TN = wide_TN * torch.rsqrt(wide_TN.square().mean(-1, keepdim=True) + self.norm_eps)
         parts = zip(
-            torch.split(F.linear(wide_TN, self.fn), [count, count, count**2], dim=-1),
+            torch.split(self._weights(x_TN), [count, count, count**2], dim=-1),
             self.scale,
             torch.split(self.base, [count, count, count**2]),
             strict=True,
@@ -105,8 +103,19 @@ class MixedStreams:
         for _ in range(self.shape.rounds - 1):
             mix_TSS = mix_TSS / (mix_TSS.sum(-1, keepdim=True) + eps)
             mix_TSS = mix_TSS / (mix_TSS.sum(-2, keepdim=True) + eps)
-        seen_TD = ((each(torch.sigmoid, see_TS) + eps)[..., None] * torch.unflatten(x_TN, 1, (count, -1))).sum(1)
-        return seen_TD.to(x_TN.dtype), ((2 * each(torch.sigmoid, give_TS)).to(x_TN.dtype), mix_TSS.to(x_TN.dtype))
+        return self._seen(x_TN, see_TS), ((2 * each(torch.sigmoid, give_TS)).to(x_TN.dtype), mix_TSS.to(x_TN.dtype))
+
+    def collapsed(self, x_TN: torch.Tensor) -> torch.Tensor:
+        """Return the weighed sum of the streams, after the last layer: its tensors have only the first weights."""
+        return self._seen(x_TN, self._weights(x_TN) * self.scale + self.base)
+
+    def _weights(self, x_TN: torch.Tensor) -> torch.Tensor:
+        wide_TN = x_TN.float()
+        return F.linear(wide_TN * torch.rsqrt(wide_TN.square().mean(-1, keepdim=True) + self.norm_eps), self.fn)
+
+    def _seen(self, x_TN: torch.Tensor, see_TS: torch.Tensor) -> torch.Tensor:
+        streams_TSD = torch.unflatten(x_TN, 1, (self.shape.count, -1))
+        return ((each(torch.sigmoid, see_TS) + self.shape.eps)[..., None] * streams_TSD).sum(1).to(x_TN.dtype)
 
     def leave(self, x_TN: torch.Tensor, carried: Carried, y_TD: torch.Tensor) -> torch.Tensor:
         give_TS, mix_TSS = carried
@@ -144,8 +153,7 @@ def read_streams(read: BlockReader, shape: Streams, name: str, *, last: bool = F
     if shape.kind == "mixed":  # layers.3.hc_attn_fn, or layers.3.attn_hc.fn
         layer, _, block = name.rpartition(".")
         joint = f"hc_{block}_" if read.source.has(f"{layer}.hc_{block}_fn") else f"{block}_hc."
-        table = read.table(shape.mix_table(read.hidden, joint=joint), layer)
-        return MixedStreams(shape, table.tensor("fn"), table.tensor("base"), table.tensor("scale"), read.eps)
+        return read_mixed(read, shape, layer, joint)
     table = read.table(shape.mix_table(read.hidden, last=last), name)
     return GatedStreams(
         shape,
@@ -154,6 +162,12 @@ def read_streams(read: BlockReader, shape: Streams, name: str, *, last: bool = F
         table.linear("up"),
         None if last else table.linear("inject"),
     )
+
+
+def read_mixed(read: BlockReader, shape: Streams, name: str, joint: str, *, last: bool = False) -> MixedStreams:
+    """Return the mixing whose tensors begin with ``joint`` under ``name``."""
+    table = read.table(shape.mix_table(read.hidden, last=last, joint=joint), name)
+    return MixedStreams(shape, table.tensor("fn"), table.tensor("base"), table.tensor("scale"), read.eps)
 
 
 def layer_reader(read: BlockReader) -> ReadLayer:
@@ -184,15 +198,12 @@ def layer_reader(read: BlockReader) -> ReadLayer:
     return layer
 
 
-def normed_embedding(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
-    """Return a norm of the embedding, before all layers."""
-    return [OnStream(read.norm(read.architecture.names.final_norm))], []
-
-
 def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
     shape = read.architecture.residual
     assert isinstance(shape, Streams)
     expand = OnStream(lambda x_TD: x_TD.repeat(1, shape.count))
+    if shape.weighed:
+        return [expand], [Collapse(read_mixed(read, shape, "hc_head", "hc_", last=True).collapsed)]
     if shape.kind == "mixed":
         return [expand], [Collapse(lambda x_TN: torch.unflatten(x_TN, 1, (shape.count, -1)).mean(1))]
     mix = read_streams(read, shape, "hyper_connection_mixer", last=True)

@@ -10,7 +10,7 @@
     modelopt             weight         weight_scale     weight_scale_2: times
     compressed-tensors   weight_packed  weight_scale     weight_global_scale: divided by     (compressed.py)
     quark                weight         weight_scale
-    fp8                  weight         weight_scale_inv, for a block of 128 x 128 numbers
+    fp8                  weight         weight_scale_inv, for a block of 128 x 128 numbers; MXFP4 in bytes with a sign
     mxfp4 (gpt-oss)      x_blocks       x_scales         U8 [experts, rows, columns / 32, 16]
 
 A byte of e2m1 holds two columns, the first in its low half. Twice a value is a whole number up to 12: a table of int4.
@@ -67,7 +67,7 @@ def kind_of(form: StoredForm, names: TensorNames) -> Kind | None:
         return "mxfp8" if scales in POWERS else "fp8"
     if codes == "U8":
         return "nvfp4" if scales == "F8_E4M3" else "mxfp4"
-    return None
+    return "mxfp4" if codes == "I8" and scales in POWERS else None
 
 
 def grouping_of(
@@ -121,7 +121,7 @@ def _fp4(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
     *stack, rows, columns = shape
     group = _GROUPS[kind]
     stored = (*stack, rows, -(-columns // 32), 16) if names.in_blocks else (*stack, rows, -(-columns // 2))
-    packed = ask(names.codes, stored, ("U8",)).reshape(*stack, rows, -1)
+    packed = ask(names.codes, stored, ("U8", "I8")).view(torch.uint8).reshape(*stack, rows, -1)
     table = torch.tensor([value + ZERO_POINT[8] for value in E2M1], dtype=torch.uint8, device=packed.device)
     pairs = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[..., :columns]
     of_groups = (*stack, rows, -(-columns // group))
@@ -334,13 +334,13 @@ class Modelopt(_Named):
 
 
 class BlockFp8(_Named):
-    """fp8 with a scale for a block, as in the FP8 releases of Qwen3-Next, Qwen3.5 and DeepSeek. The name of the scale
-    says inverse, of the scale that made the codes; codes are multiplied with it. Source: transformers
-    ``finegrained_fp8``.
+    """fp8 with a scale for a block, as in the FP8 releases of Qwen3-Next, Qwen3.5 and DeepSeek; also MXFP4, for experts
+    of DeepSeek V4. The name of the scale says inverse, of the scale that made the codes; codes are multiplied with it.
+    Source: transformers ``finegrained_fp8``.
     """
 
     left_ends = ("activation_scale", "input_scale")
-    method, kinds = "fp8", ("fp8", "mxfp8")
+    method, kinds = "fp8", ("fp8", "mxfp8", "mxfp4")
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
@@ -354,9 +354,12 @@ class BlockFp8(_Named):
         return self.settings.get("activation_scheme", "dynamic") is not None
 
     def holds(self, name: str) -> bool:
-        return self.dtype_of(name) == "F8_E4M3"
+        return self.dtype_of(name) == "F8_E4M3" or kind_of(self, self._names(name)) == "mxfp4"
 
     def piece(self, name: str) -> MatrixPiece | None:
+        matrix = name.removesuffix("_scale_inv")
+        if kind_of(self, self._names(matrix)) == "mxfp4":
+            return MatrixPiece(matrix, (-2, 1), (-1, 2 if name == matrix else _GROUPS["mxfp4"]))
         return piece_of(self, name, ("_scale_inv",), self.block, matrix_end="")
 
     def _names(self, name: str) -> TensorNames:

@@ -23,6 +23,7 @@ from weft.models.safetensors_header import StoredTensor
 from weft.tensor.weights.quantized import Codes
 
 FLOATS = ("F32", "BF16", "F16", "F64")
+WHOLE = ("I64", "I32")
 CANNOT_CUT = "its groups are not neighbouring columns, so --tp cannot cut them"
 
 

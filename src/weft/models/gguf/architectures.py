@@ -421,6 +421,6 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "gptoss": _gpt_oss, "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35,
     "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next,
     "deepseek2": deepseek2, "glm-dsa": glm_dsa, "minicpm3": minicpm3,
-    "gptneox": dense.gptneox,
+    "falcon": dense.falcon,
     **dict.fromkeys(_ROWS, lambda keys: dense.of_row(keys, _ROWS[keys.architecture])),
 }  # fmt: skip

@@ -5,14 +5,15 @@
     phi3, glm4                                      queries, keys and values, or gate and up, are one tensor
     olmo2, exaone4                                  norms that follow blocks
     command-r, cohere2, starcoder2, stablelm        norms that subtract the mean
-    gptneox                                         the same; rows of each head apart
+    gptneox, bloom, falcon                          the same; rows of each head, or of each KV head, apart
+    gpt2, starcoder, mpt                            the same; positions at the embedding, or ALiBi
 
 Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +32,8 @@ More = Callable[[GgufKeys, dict[str, Any]], dict[str, Any]]
 class DenseLayout:
     """``names``: those that differ from Llama's. ``eps``: the key of config.json for the epsilon of norms that subtract
     the mean, "" for those that do not. ``interleaved``: the converter changes the order of rows of queries and keys, as
-    for Llama. ``more``: further keys, of the file and of the configuration so far."""
+    for Llama. ``whole``: further names outside of layers. ``joined``: name of queries, keys and values whose rows the
+    converter takes out of each KV head. ``more``: further keys, of the file and of the configuration so far."""
 
     model_type: str
     names: Names = field(default_factory=dict)
@@ -39,6 +41,8 @@ class DenseLayout:
     minus_one: bool = False
     interleaved: bool = False
     final_norm: str = "norm"
+    whole: Names = field(default_factory=dict)
+    joined: str = ""
     more: More = lambda keys, config: {}
 
 
@@ -105,6 +109,56 @@ def _phi2(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     return {"intermediate_size": up.shape[0]} if up is not None else {}
 
 
+def _mpt(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    exponent = keys.number("attention.max_alibi_bias", 0.0)
+    stated = {"alibi": exponent > 0, "alibi_bias_max": int(exponent), "clip_qkv": _clipped(keys, config)["clip_qkv"]}
+    return {"attn_config": stated}
+
+
+def _starcoder(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the activation of StarCoder, which files do not state."""
+    if config["num_key_value_heads"] != 1:
+        keys.fail("attention.head_count_kv", config["num_key_value_heads"], "only 1 is served")
+    return _phi2(keys, config) | {"activation_function": "gelu"}
+
+
+def _olmo2(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the windows and the positions of OLMo 3, whose files have the architecture of OLMo 2."""
+    window = keys.integer("attention.sliding_window", 0)
+    if not window:
+        return {}
+    factor = keys.number("rope.scaling.yarn_attn_factor", 0.0)
+    positions = config["rope_parameters"] | ({"attention_factor": factor} if factor else {})
+    return every_fourth(keys, config) | {"model_type": "olmo3", "rope_parameters": positions}
+
+
+_PHIMOE_FACTOR = 1.243163121016122
+"""Factor on long and short texts of all releases. The converter writes another number, by the lengths of texts."""
+
+
+def _phimoe(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    positions = config["rope_parameters"]
+    if positions["rope_type"] == "longrope":
+        positions = positions | dict.fromkeys(("long_mscale", "short_mscale"), _PHIMOE_FACTOR)
+    head = {"lm_head_bias": keys.tensor("output.bias") is not None}
+    return {**_window(keys, config), **_experts(keys, config), **head, "rope_parameters": positions}
+
+
+def _falcon(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the kind of Falcon: a group of heads for each KV head under two norms or one, or one KV head."""
+    kv_heads = config["num_key_value_heads"]
+    two = any(keys.layers_with("attn_norm_2.weight"))
+    grouped = two or kv_heads not in (1, config["num_attention_heads"])
+    return _phi2(keys, config) | {
+        "new_decoder_architecture": grouped,
+        "num_kv_heads": kv_heads,
+        "num_ln_in_parallel_attn": 2 if two else 1,
+        "multi_query": kv_heads == 1,
+        "bias": config["attention_bias"],
+        "ffn_hidden_size": (_phi2(keys, config) or config)["intermediate_size"],
+    }
+
+
 def _ministral3(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     """Return the positions of Ministral 3, whose file states YaRN's temperature for queries that do not grow."""
     scale = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
@@ -115,6 +169,22 @@ def _ministral3(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 AFTER: Names = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GATE_UP: Names = {"ffn_up": "mlp.gate_up_proj"}
+_EPS = "layer_norm_epsilon"
+_GPT2: Names = {
+    "attn_qkv": "self_attn.c_attn", "attn_output": "self_attn.c_proj", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"
+}  # fmt: skip
+_PLACES: Names = {"position_embd": "model.embed_positions"}
+
+
+def _by_head(attention: str) -> Names:
+    return {
+        "attn_qkv": f"{attention}.query_key_value",
+        "attn_output": f"{attention}.dense",
+        "ffn_up": "mlp.dense_h_to_4h",
+        "ffn_down": "mlp.dense_4h_to_h",
+    }
+
+
 ROWS: dict[str, DenseLayout] = {
     "qwen2": DenseLayout("qwen2"),
     "qwen2vl": DenseLayout("qwen2"),
@@ -126,7 +196,7 @@ ROWS: dict[str, DenseLayout] = {
     "gemma2": DenseLayout("gemma2", {"ffn_norm": "pre_feedforward_layernorm", **AFTER}, minus_one=True, more=_gemma2),
     "glm4": DenseLayout("glm4", {
         "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm", **_GATE_UP}),
-    "olmo2": DenseLayout("olmo2", AFTER),
+    "olmo2": DenseLayout("olmo2", AFTER, more=_olmo2),
     "olmoe": DenseLayout("olmoe", parts.sparse("mlp"), more=_olmoe),
     "exaone4": DenseLayout("exaone4", AFTER, more=every_fourth),
     "command-r": DenseLayout("cohere", eps="layer_norm_eps", more=_scaled),
@@ -148,6 +218,15 @@ ROWS: dict[str, DenseLayout] = {
     "phi2": DenseLayout("phi", {
         "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}, "layer_norm_eps",
         final_norm="final_layernorm", more=_phi2),
+    "phimoe": DenseLayout("phimoe", parts.sparse("mlp", router="router"), more=_phimoe),
+    "gpt2": DenseLayout("gpt2", _GPT2, _EPS, whole=_PLACES, more=_phi2),
+    "starcoder": DenseLayout("gpt_bigcode", _GPT2, _EPS, whole=_PLACES, more=_starcoder),
+    "mpt": DenseLayout("mpt", {"attn_qkv": "self_attn.Wqkv", "attn_output": "self_attn.out_proj"}, _EPS, more=_mpt),
+    "bloom": DenseLayout("bloom", _by_head("self_attention"), _EPS, joined="self_attention.query_key_value", whole={
+        "token_embd_norm": "model.embed_norm"}),
+    "gptneox": DenseLayout("gpt_neox", _by_head("attention"), "layer_norm_eps", final_norm="final_layer_norm",
+                           joined="attention.query_key_value", more=lambda keys, config: {
+        "use_parallel_residual": keys.boolean("use_parallel_residual", True)}),
     "hunyuan-dense": DenseLayout("hunyuan_v1_dense", {
         "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}),
 }  # fmt: skip
@@ -164,23 +243,30 @@ def of_row(keys: GgufKeys, row: DenseLayout) -> FileLayout:
     )
     config |= row.more(keys, config)
     names = parts.ATTENTION | parts.NORMS | parts.dense("mlp") | row.names
-    whole = parts.WHOLE | {"output_norm": f"model.{row.final_norm}"}
+    whole = parts.WHOLE | {"output_norm": f"model.{row.final_norm}"} | row.whole
     shifted = [name for name in ("model.norm", *names.values()) if str(name).endswith("norm")] if row.minus_one else []
     undo = parts.interleaved(config) if row.interleaved else {}
+    if row.joined:
+        undo |= {f"{row.joined}.{end}": _of_groups(config) for end in ("weight", "bias")}
     return FileLayout(config, whole, names, undo | {f"{name}.weight": _MINUS_ONE for name in shifted})
 
 
-def gptneox(keys: GgufKeys) -> FileLayout:
-    """Return the layout of GPT-NeoX. The converter puts the rows of each head into all queries, keys, values."""
-    layout = of_row(keys, _NEOX)
-    heads, width = layout.config["num_attention_heads"], layout.config["head_dim"]
-    rows = np.arange(3 * heads * width).reshape(3, heads, width).transpose(1, 0, 2).reshape(-1)
-    joined = "attention.query_key_value"
-    return replace(layout, undo={f"{joined}.{end}": Undo(rows=rows) for end in ("weight", "bias")})
+def _of_groups(config: Mapping[str, Any]) -> Undo:
+    """Return rows in which the queries of each KV head, its key and its value follow each other; the file has all
+    queries, then all keys, then all values."""
+    heads, groups, width = (config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    q, k, v = np.split(np.arange((heads + 2 * groups) * width).reshape(-1, width), (heads, heads + groups))
+    joined = np.concatenate([q.reshape(groups, -1, width), k[:, None], v[:, None]], axis=1)
+    return Undo(rows=joined.reshape(-1))
 
 
-_NEOX = DenseLayout("gpt_neox", {
-    "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense", "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h"}, "layer_norm_eps", final_norm="final_layer_norm", more=lambda keys, config: {
-    "use_parallel_residual": keys.boolean("use_parallel_residual", True)})  # fmt: skip
+def falcon(keys: GgufKeys) -> FileLayout:
+    """Return the layout of Falcon, whose norm of the mixer has another name where the feed-forward has one too."""
+    norms: Names = {"attn_norm": "input_layernorm"}
+    if any(keys.layers_with("attn_norm_2.weight")):
+        norms = {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}
+    return of_row(keys, replace(_FALCON, names=_FALCON.names | norms))
+
+
+_FALCON = DenseLayout("falcon", _by_head("self_attention"), _EPS, joined="self_attention.query_key_value", more=_falcon)
 _MINUS_ONE = Undo(values="minus_one")

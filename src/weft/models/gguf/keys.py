@@ -75,7 +75,7 @@ class GgufKeys:
         value = self.get(name, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             self.fail(name, value, "it must be a number")
-        return _shortest(float(value))
+        return shortest(float(value))
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
@@ -143,6 +143,6 @@ class GgufKeys:
         )
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """Return the decimal number that a float32 of a file was: 1e-5, not 9.999999747378752e-06."""
     return float(str(np.float32(value))) if np.isfinite(value) else value

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.models.gguf.header import FileTensor
-from weft.models.gguf.keys import GgufKeys
+from weft.models.gguf.keys import GgufKeys, shortest
 
 Index = npt.NDArray[np.int64]
 Names = dict[str, str | tuple[str, ...]]
@@ -53,6 +53,10 @@ class FileLayout:
     whole: Names
     names: Names
     undo: dict[str, Undo] = field(default_factory=dict)
+
+
+ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors whose content is in config.json."""
 
 
 def base(keys: GgufKeys, model_type: str, **more: Any) -> dict[str, Any]:
@@ -115,9 +119,31 @@ def positions(keys: GgufKeys, rotary: int, scaled: str = "linear") -> dict[str, 
                 parameters[ours] = keys.number(f"rope.scaling.{theirs}")
     elif kind != "none":
         keys.fail("rope.scaling.type", kind, "none, linear and yarn are served")
+    if keys.tensor("rope_factors_long.weight") is not None:
+        parameters |= _longrope(keys, rotary)
     if (divisors := keys.tensor("rope_freqs.weight")) is not None:
         parameters |= _llama3(keys, divisors, parameters["rope_theta"], rotary)
     return parameters
+
+
+def _numbers_of(keys: GgufKeys, tensor: FileTensor, rotary: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the numbers of a tensor that has one for each pair of ``rotary`` dims that turn."""
+    if tensor.type != "F32" or tensor.shape != (rotary // 2,):
+        keys.fail("rope.dimension_count", rotary, f"{tensor.name} is {tensor.type} of {tensor.shape}")
+    return np.fromfile(tensor.file, "<f4", rotary // 2, offset=tensor.begin)
+
+
+def _longrope(keys: GgufKeys, rotary: int) -> dict[str, Any]:
+    """Return the scaling of Phi 3: a divisor of each frequency, for long texts and for short ones."""
+    stated: dict[str, Any] = {"rope_type": "longrope"}
+    for kind in ("long", "short"):
+        if (tensor := keys.tensor(f"rope_factors_{kind}.weight")) is None:
+            keys.fail("rope.scaling.type", "longrope", f"the file has no rope_factors_{kind}")
+        stated[f"{kind}_factor"] = [shortest(float(number)) for number in _numbers_of(keys, tensor, rotary)]
+    return stated | {
+        "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+    }
 
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -126,9 +152,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> dict[str, Any]:
     """Return the scaling of Llama 3.1, which divides frequencies by the numbers of ``rope_freqs``."""
-    if tensor.type != "F32" or tensor.shape != (rotary // 2,):
-        keys.fail("rope.dimension_count", rotary, f"rope_freqs is {tensor.type} of {tensor.shape}")
-    divisors = np.fromfile(tensor.file, "<f4", rotary // 2, offset=tensor.begin)
+    divisors = _numbers_of(keys, tensor, rotary)
     rope = {"rope_type": "llama3", "factor": float(divisors.max(initial=1.0))} | _LLAMA3
     if not np.allclose(llama3_divisors(rope, theta, rotary), divisors, rtol=1e-4):
         keys.fail(

@@ -30,7 +30,7 @@ from weft.models.gguf import METHOD
 from weft.models.gguf.architectures import read_layout
 from weft.models.gguf.header import FileTensor, Header, read_header, split_files
 from weft.models.gguf.keys import GgufKeys
-from weft.models.gguf.parts import NOTHING, FileLayout, Undo
+from weft.models.gguf.parts import NOTHING, ROTARY, FileLayout, Undo
 from weft.models.gguf.vocabulary import generation_config, write_tokenizer
 from weft.models.safetensors_header import StoredTensor
 
@@ -162,7 +162,7 @@ def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
     layout = read_layout(header)
     tensors: dict[str, StoredTensor] = {}
     for tensor in header.tensors.values():
-        if tensor.name == "rope_freqs.weight":  # its content is in config.json
+        if tensor.name in ROTARY:  # its content is in config.json
             continue
         for ours in our_tensors(tensor, layout):
             tensors[ours.name] = ours

@@ -13,6 +13,7 @@ Source: transformers ``InklingAttention``, ``InklingShortConvolution``, ``Inklin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -45,9 +46,20 @@ class OutputConv:
         return causal_conv(y_TC, self.taps, None, None, cache.state[self.part], inputs.runs)
 
 
-def with_input(taps_CK: torch.Tensor) -> torch.Tensor:
-    """Return the taps of a convolution to whose result its input is added."""
-    return torch.cat((taps_CK[:, :-1], taps_CK[:, -1:] + 1.0), -1)
+def with_input(taps_CK: torch.Tensor, terms: int = 1) -> torch.Tensor:
+    """Return the taps of a convolution to whose result its input is added, divided by the root of ``terms``."""
+    return torch.cat((taps_CK[:, :-1], taps_CK[:, -1:] + 1.0), -1) / math.sqrt(terms)
+
+
+def grown(q_THD: torch.Tensor, inputs: StepInputs, floor: int, growth: float) -> torch.Tensor:
+    """Return queries times 1 + ``growth`` log((position + 1) / ``floor``), from position ``floor`` on; a ``floor`` of
+    0: unchanged.
+    """
+    if not floor:
+        return q_THD
+    length_T = (inputs.positions_T + 1).float() / floor
+    growth_T = 1.0 + growth * torch.log(length_T.clamp_min(1.0))
+    return (q_THD.float() * growth_T[:, None, None]).to(q_THD.dtype)
 
 
 @dataclass(slots=True)
@@ -75,10 +87,7 @@ class RelativeAttentionBlock:
         q_TC, kv_TC, r_TC = torch.split(self.project(x_TD), [of.heads * of.head_dim, kv_width, of.heads * states], -1)
         k_TC, v_TC = self.kv_conv(kv_TC, inputs, cache).chunk(2, dim=-1)
         q_THD = torch.cat((self.q_norm(by_head(q_TC, of.heads)), by_head(r_TC, of.heads)), -1)
-        if self.shape.floor:
-            length_T = (inputs.positions_T + 1).float() / self.shape.floor
-            growth_T = 1.0 + self.shape.growth * torch.log(length_T.clamp_min(1.0))
-            q_THD = (q_THD.float() * growth_T[:, None, None]).to(q_THD.dtype)
+        q_THD = grown(q_THD, inputs, self.shape.floor, self.shape.growth)
         o_THD = attend(
             q_THD, self.k_norm(by_head(k_TC, of.kv_heads)), by_head(v_TC, of.kv_heads), self.core, inputs, cache, None
         )
@@ -187,15 +196,22 @@ def read_relative_attention(
     )
 
 
-def _sharing_experts(read: BlockReader, shape: Experts, name: str) -> SharingExperts:
+def read_routed(read: BlockReader, shape: Experts, name: str) -> ExpertsBlock:
+    """Return the routed experts, whose rows of gate and up take turns in releases."""
     paired = read.source.has(f"{name}.experts.w13_weight")
     table = read.table(
         shape.table(read.hidden, paired=paired, stacks=("experts.w13_weight", "experts.w2_weight") if paired else None),
         name,
     )
-    order = gate_first if paired else None
     router = table.plain("router", torch.float32)
-    experts = routed_block(read, shape, table, router, order=order)
+    experts = routed_block(read, shape, table, router, order=gate_first if paired else None)
+    experts.choice_bias = table.tensor("choice_bias")
+    return experts
+
+
+def _sharing_experts(read: BlockReader, shape: Experts, name: str) -> SharingExperts:
+    experts = read_routed(read, shape, name)
+    assert experts.choice_bias is not None
     # ``weft quantize`` takes the routed experts apart and leaves these.
     shared_paired = read.source.has(f"{name}.shared_experts.shared_w13_weight")
     both = read.table(shape.shared_table(read.hidden, paired=shared_paired), name)
@@ -207,8 +223,8 @@ def _sharing_experts(read: BlockReader, shape: Experts, name: str) -> SharingExp
         return read.source.all_experts([full for full, _ in parts], count, rows, columns, order=order)
 
     shared = ExpertsBlock(
-        shared_shape, router, stack("into", gate_first if shared_paired else None), stack("down", None)
+        shared_shape, experts.router, stack("into", gate_first if shared_paired else None), stack("down", None)
     )
     return SharingExperts(
-        experts, shared, router, table.tensor("choice_bias"), read.source.summed(of_parts(experts, shared))
+        experts, shared, experts.router, experts.choice_bias, read.source.summed(of_parts(experts, shared))
     )

@@ -5,8 +5,7 @@
     v_t  = silu(K_t0 v_(t-3) + K_t1 v_(t-2) + K_t2 v_(t-1) + K_t3 v_t)
     delta rule over (q, k, v, g, beta) (recurrent state), norm per head, times silu(z) --out--> y_TD
 
-Values of the tokens before come one by one: shifts by a token, convolutions of two, (1, 0), each with its
-window in the slot. So the sum is of operators of torch, in float32, and rounds once.
+Values of the tokens before come one by one (``blocks.shifts``).
 
 Source: Gu et al., "Jet-Nemotron" (2025), section 2.3, and the released ``jet_block.py``.
 """
@@ -22,9 +21,9 @@ import torch.nn.functional as F
 from weft.families.more.jet_nemotron import DynamicDelta
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, by_head
+from weft.models.blocks.shifts import Shifts
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
-from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.delta_rule import delta_gates, delta_rule
 from weft.tensor.ops.norm import rms_norm
 
@@ -50,11 +49,10 @@ class DynamicDeltaBlock:
     norm: torch.Tensor
     norm_eps: float
     out: Linear
-    _shift: torch.Tensor = field(init=False, repr=False)
+    _shifts: Shifts = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        zeros_C = self.norm.new_zeros(self.shape.heads * self.shape.v_dim)
-        self._shift = torch.stack((zeros_C + 1, zeros_C), 1)
+        self._shifts = Shifts.of(self.shape.heads * self.shape.v_dim, self.shape.conv_kernel - 1, self.norm)
 
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
@@ -77,10 +75,10 @@ class DynamicDeltaBlock:
         self, v_TC: torch.Tensor, kernels_TJ: torch.Tensor, inputs: StepInputs, cache: LayerCache
     ) -> torch.Tensor:
         *earlier, own = kernels_TJ.float().chunk(self.shape.conv_kernel, dim=-1)
-        y_TC, seen_TC = own * v_TC, v_TC
-        for number, kernel_TC in enumerate(reversed(earlier), 1):
-            seen_TC = causal_conv(seen_TC, self._shift, None, None, cache.state[f"conv.{number}"], inputs.runs)
-            y_TC = torch.addcmul(y_TC, kernel_TC, seen_TC.float())
+        seen = self._shifts(v_TC, inputs, cache)
+        y_TC = own * next(seen)
+        for kernel_TC, seen_TC in zip(reversed(earlier), seen, strict=True):
+            y_TC = torch.addcmul(y_TC, kernel_TC, seen_TC)
         return F.silu(y_TC).to(v_TC.dtype)
 
 

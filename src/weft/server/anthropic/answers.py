@@ -22,13 +22,13 @@ import msgspec
 
 from weft.errors import RequestError, WeftError
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody, MessageTurn, error_json
-from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
-from weft.server.protocol import note_ignored
+from weft.server.chat_turn import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.service import Service
 from weft.server.sse import Way, named_event
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
+from weft.text.current_request import note_ignored
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
 from weft.text.pictures import PicturePart
 
@@ -127,7 +127,7 @@ def _block(block: AnswerBlock, text: str) -> dict[str, Any]:
 async def prepare_messages(service: Service, body: MessagesBody) -> MessagesJob:
     """Prepare a request. Raise as ``prepare_turn``."""
     turn = await prepare_turn(service, messages_turn(body))
-    if thinks(body.thinking) and turn.model.dialect.reasoning is None:
+    if thinks(body.thinking) and turn.model.renderer.dialect.reasoning is None:
         note_ignored("thinking")
     return MessagesJob(turn, body)
 

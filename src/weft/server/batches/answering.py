@@ -29,15 +29,15 @@ from weft.fleet.fleet import Fleet
 from weft.rpc.client import ASSEMBLE
 from weft.server.batches.lines import IndexedLine, OutputFile, OutputLine, output_line, read_body_of, read_index
 from weft.server.chat import CHAT
+from weft.server.chat_turn import prepare_turn
 from weft.server.completions import COMPLETIONS
 from weft.server.config import ServerConfig
 from weft.server.errors import error_body
 from weft.server.fleets import new_fleet
-from weft.server.generation import prepare_turn
 from weft.server.models import Models, PinnedModel
 from weft.server.pooling import EMBEDDINGS, RERANK, SCORE
 from weft.server.pooling_tasks import CLASSIFY, POOLING
-from weft.server.protocol import begin_request, read_body
+from weft.server.protocol import read_body
 from weft.server.responses.answers import ResponsesJob
 from weft.server.responses.items import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields, new_response_id, read_items
 from weft.server.responses.turns import responses_turn
@@ -45,6 +45,7 @@ from weft.server.served_model import load_served_model
 from weft.server.service import Service
 from weft.server.sse import Job, Way
 from weft.server.tenants import Tenant
+from weft.text.current_request import begin_request
 
 BATCH_PRIORITY = 1_000_000
 

@@ -31,10 +31,11 @@ from weft.server.batches.answering import URLS, run_lines, window_of
 from weft.server.batches.files import FileObject, FileStore
 from weft.server.batches.lines import BadInputError, IndexedLine, OutputFile, OutputLine, read_index, unanswered_line
 from weft.server.errors import WrongMediaTypeError
-from weft.server.protocol import name_key, read_body
+from weft.server.protocol import read_body
 from weft.server.service import Service
 from weft.server.sse import ClientGoneError, json_response, owner_of, page_of, read_raw, tenant_of
 from weft.server.tenants import Tenant
+from weft.text.current_request import API_KEY
 
 PURPOSES = ("batch", "batch_output")
 
@@ -241,7 +242,7 @@ class BatchRunner:
 
     async def _run(self, record: BatchRecord) -> None:
         batch = record.batch
-        name_key(record.owner)
+        API_KEY.set(record.owner)
         try:
             source = self._files.path(batch.input_file_id, record.owner)
             index = await asyncio.to_thread(

@@ -21,7 +21,8 @@ import msgspec
 from weft.default_sampling import OLLAMA_SAMPLING
 from weft.errors import ConfigError, RequestError, WeftError
 from weft.info import ModelInfo
-from weft.server.generation import ChatTurn, Generation, PreparedTurn, prepare_turn
+from weft.server.chat_turn import ChatTurn, PreparedTurn, prepare_turn
+from weft.server.generation import Generation
 from weft.server.models import HostedModel, KeepAlive, ListedModel
 from weft.server.ollama.protocol import (
     UNSERVED_IN_OLLAMA,
@@ -36,14 +37,15 @@ from weft.server.ollama.protocol import (
     served_name,
 )
 from weft.server.presets import SAMPLING_NAMES, Preset
-from weft.server.protocol import Streaming, grammar_of, note_ignored, sampling_params
+from weft.server.protocol import Streaming, grammar_of, sampling_params
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sse import Way
-from weft.server.truncation import check_context
+from weft.server.truncation import fitted
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields
 from weft.text.choices import Piece
+from weft.text.current_request import note_ignored
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
 from weft.text.pictures import PicturePart
 from weft.text.prompt import Prompt
@@ -192,7 +194,7 @@ async def _job(
     options = read_options(body.options)
     model = await service.model_for(served_name(body.model))
     think, effort = _think(body, model)
-    budget = None if effort is None or model.reads("reasoning_effort") else _EFFORTS[effort]
+    budget = None if effort is None or model.renderer.reads("reasoning_effort") else _EFFORTS[effort]
     turn = await prepare_turn(
         service,
         ChatTurn(
@@ -228,19 +230,19 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
         raise RequestError("images go into the chat template, which raw leaves out", param="images")
     if body.context:
         raise RequestError("context continues a conversation, which raw does not read", param="context")
-    await model.check_text(body.prompt, param="prompt")
-    prompt = Prompt(await model.encode(body.prompt, add_special_tokens=True), body.prompt)
-    check_context(model, prompt, options.num_ctx)
+    await model.renderer.check_text(body.prompt, param="prompt")
     fields = sampling_fields(body, options, model=served_name(body.model))
+    prompt = Prompt(await model.renderer.encode(body.prompt, add_special_tokens=True), body.prompt)
+    prompt = fitted(prompt, fields, model, answer_tokens=1, num_ctx=options.num_ctx)
     sampling = sampling_params(
         fields,
         {**OLLAMA_SAMPLING, **model.sampling_defaults},
         max_tokens=max_tokens(options),
-        grammar=grammar_of(fields, model.tokenizer.added_id),
+        grammar=grammar_of(fields, model.renderer.tokenizer.added_id),
         n=None,
         logprobs=None,
         prompt_logprobs=None,
-        banned=banned_sequences(None, model.tokenizer),
+        banned=banned_sequences(None, model.renderer.tokenizer),
     )
     generation = Generation(
         service,
@@ -297,7 +299,7 @@ def _think(body: OllamaBody, model: ServedModel) -> tuple[bool | None, str | Non
     """Return whether the model reasons first (None: the template's default), and the effort."""
     if isinstance(body.think, str) and body.think not in _EFFORTS:
         raise RequestError(f"think is {body.think[:50]!r}; it is true, false, {', '.join(_EFFORTS)}", param="think")
-    if body.think and model.dialect.reasoning is None:
+    if body.think and model.renderer.dialect.reasoning is None:
         raise RequestError(
             f"{model.name} does not support thinking: its chat template has no reasoning",
             param="think",
@@ -394,9 +396,9 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
         if info.generates
         else ["rerank" if info.score_labels or model.pooler.settings.late is not None else "embedding"]
     )
-    capabilities += ["tools"] * model.dialect.template_takes_tools
-    capabilities += ["vision"] * (model.pictures is not None)
-    capabilities += ["thinking"] * (model.dialect.reasoning is not None)
+    capabilities += ["tools"] * model.renderer.dialect.template_takes_tools
+    capabilities += ["vision"] * (model.renderer.pictures is not None)
+    capabilities += ["thinking"] * (model.renderer.dialect.reasoning is not None)
     preset, adapter = model.preset, model.adapter
     parent = preset.model if preset is not None else info.name if adapter is not None else None
     lines = _parameter_lines(info.default_sampling, preset)

@@ -139,7 +139,7 @@ class OllamaModelHandlers:
     async def _serve_pulled(self, name: str) -> list[dict[str, Any]]:
         """Serve new models on disk, with --pulled. Return a line for the answer if ``name`` is not served."""
         await self._service.models.look()
-        if self._service.is_own(name):
+        if self._service.models.has(name):
             return []
         why = self._service.models.unserved.get(name) or f"`weft serve {name}` serves it"
         return [{"status": f"on disk; {why}"}]
@@ -156,7 +156,7 @@ class OllamaModelHandlers:
         body = await read_body(await read_raw(request, undeclared=True), protocol.OllamaDeleteBody)
         name = _named(body.model or body.name)
         models = self._service.models
-        if self._service.is_own(name) and not models.forgets(name):
+        if self._service.models.has(name) and not models.forgets(name):
             raise RequestError(
                 f"{name} is a model that this server serves: end the server, then `weft rm {name}` removes a "
                 "pulled one from this machine. One that is in memory with --pulled is unloaded first, with keep_alive "
@@ -210,7 +210,7 @@ class OllamaModelHandlers:
         adapter of this server. ``may_be_pulled``: allow a name that is served only because it is on disk."""
         name = check_preset_name(protocol.served_name(name), param=param)
         is_free = may_be_pulled and self._service.models.forgets(name)
-        if name == ANY_NAME or (self._service.is_own(name) and not is_free):
+        if self._service.models.has(name) and not is_free:
             raise RequestError(
                 f"{param} is {name!r}, which is a model of this server by itself; choose another name", param=param
             )
@@ -219,7 +219,7 @@ class OllamaModelHandlers:
     def _beginning(self, source: str, *, param: str) -> Preset:
         """Return the first settings of a name made from ``source``. Raise RequestError, UnknownModelError."""
         requested = protocol.served_name(source)
-        own, preset = self._service.meant(requested)
+        own, preset = self._service.names.meant(requested, self._service.models.has)
         if preset is not None:
             return preset
         if own not in (listed := [model.name for model in self._service.listed()]) and own != ANY_NAME:

@@ -22,7 +22,7 @@ import msgspec
 
 from weft.errors import WeftError
 from weft.request import SamplingParams
-from weft.server.generation import PreparedTurn
+from weft.server.chat_turn import PreparedTurn
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
 from weft.server.responses.items import Item, ReasoningOptions, ResponsesBody, item_id
 from weft.server.responses.turns import RawAnswer, format_of, namespaces_of
@@ -249,7 +249,7 @@ class ResponsesJob:
         self._output = OutputWriter(response_id, namespaces_of(body.tools))
         self._sequence_number = 0
         self._is_cut = False
-        tokenizer = turn.model.tokenizer
+        tokenizer = turn.model.renderer.tokenizer
         self._namer = namer(tokenizer, as_ids=False, escape_bytes=False)
         sampling = self.generation.samplings[0]
         self._top = sampling.logprobs
@@ -335,7 +335,7 @@ class ResponsesJob:
     def _logprobs(self, piece: Piece) -> list[ChatTokenLogprob]:
         if self._top is None:
             return []
-        tokenizer = self._turn.model.tokenizer
+        tokenizer = self._turn.model.renderer.tokenizer
         shown = [entry for entry in piece.logprobs if entry.token not in tokenizer.special_ids]
         return chat_logprobs(shown, tokenizer, self._namer, self._top).content
 

@@ -28,9 +28,10 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
-from weft.server.protocol import AnswerId, Int, SamplingFields, Unserved, note_ignored
+from weft.server.protocol import AnswerId, Int, SamplingFields, Unserved
 from weft.server.responses.store import StoredResponse, StoreLimits, UnknownResponseError
 from weft.text.chat import ChatMessage
+from weft.text.current_request import note_ignored
 
 Item = dict[str, Any]
 ROLES = ("user", "assistant", "system", "developer")

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from weft.errors import ContextLengthError, RequestError, WeftError
-from weft.server.generation import PreparedTurn
+from weft.server.chat_turn import PreparedTurn
 from weft.server.protocol import read_body
 from weft.server.responses.answers import Keep, ResponsesJob, overflow_lines
 from weft.server.responses.background import UNFINISHED, ResponseRuns, status_of
@@ -104,7 +104,7 @@ class ResponseHandlers:
         items = await self._items(request, body, history, new_response_id())
         whole = [*history.items, *items]
         fields = await read_apart(len(whole), conversation, body, whole)
-        _, prompt = await model.render(fields, field="input", known=history.known)
+        _, prompt = await model.renderer.render(fields, field="input", known=history.known)
         return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
     async def retrieve_response(self, request: Request) -> Response:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from weft.errors import ContextLengthError, RequestError
-from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
+from weft.server.chat_turn import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.responses.items import LOGPROBS, Item, ReasoningOptions, ResponsesBody, messages_of
 from weft.server.responses.store import StoredResponse
 from weft.server.served_model import ServedModel
@@ -310,7 +310,7 @@ class Keeper(msgspec.Struct, frozen=True):
 
     def record(self, response_id: str, parent: str | None, body: bytes, answer: RawAnswer) -> StoredResponse:
         """Return the record. ``body``: the response as JSON."""
-        tokenizer = self.model.tokenizer
+        tokenizer = self.model.renderer.tokenizer
         tokens = answer.tokens
         if tokens and tokens[-1] in tokenizer.special_ids:
             tokens = tokens[:-1]

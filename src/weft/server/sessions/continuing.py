@@ -10,10 +10,11 @@ The session itself does not change, so a hundred requests may continue the same 
 from __future__ import annotations
 
 from weft.objects.sessions import StoredSession, UnknownSessionError, check_identity, identity_facts
-from weft.server.protocol import SamplingFields, key_of_request
+from weft.server.protocol import SamplingFields
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
 from weft.server.sessions.store import SessionStore
+from weft.text.current_request import API_KEY
 
 
 def session_store(service: Service) -> SessionStore:
@@ -35,7 +36,7 @@ def identity_of(service: Service, model: ServedModel) -> dict[str, str]:
 async def session_of(service: Service, fields: SamplingFields, name: str, model: ServedModel) -> StoredSession:
     """Return the session that a request continues, and give the request the session's salt. Raise UnknownSessionError,
     SessionConflictError."""
-    session = await session_store(service).get(name, key_of_request())
+    session = await session_store(service).get(name, API_KEY.get())
     check_identity(session, model.base, identity_of(service, model))
     fields.cache_salt = session.salt
     service.metrics.count(model.base, "session_hits")

@@ -278,7 +278,7 @@ async def _prompt_of(session: StoredSession, model: ServedModel) -> Prompt:
     read, SessionConflictError if they have changed."""
     if not session.keys:
         return Prompt(tokens_of(session))
-    _, prompt = await model.render(conversation_of(session))
+    _, prompt = await model.renderer.render(conversation_of(session))
     check_pictures(session, prompt)
     return Prompt(prompt.tokens, pictures=prompt.pictures)
 
@@ -362,8 +362,8 @@ class SessionHandlers:
             return await self._of_response(request, body, model)
         assert body.prompt is not None
         if isinstance(body.prompt, str):
-            await model.check_text(body.prompt, param="prompt")
-            return Content(tokens=await model.encode(body.prompt, add_special_tokens=True))
+            await model.renderer.check_text(body.prompt, param="prompt")
+            return Content(tokens=await model.renderer.encode(body.prompt, add_special_tokens=True))
         model.check_ids(body.prompt, param="prompt")
         return Content(tokens=list(body.prompt))
 
@@ -376,7 +376,7 @@ class SessionHandlers:
             add_generation_prompt=False,
         )
         known = await self._known(request, body.name, model)
-        _, prompt = await model.render(chat_conversation(chat), known=known)
+        _, prompt = await model.renderer.render(chat_conversation(chat), known=known)
         return conversation_content(prompt, body.messages, body.tools, body.chat_template_kwargs)
 
     async def _known(self, request: Request, name: str, model: ServedModel) -> KnownPrefix | None:

@@ -25,13 +25,13 @@ COMBINED_AT_ONCE = 16
 @dataclass(frozen=True, slots=True)
 class Gates:
     """Factors of an output: ``gate_TC`` [T, heads x D] and ``head_gate_TH`` [T, heads], both through a sigmoid, and
-    ``value_scale_H`` [kv_heads]; and ``sinks_H`` [heads], which take part in its sum.
+    ``value_scale_H`` [kv_heads]; and ``sinks_TH`` [T, heads], which take part in its sum.
     """
 
     gate_TC: torch.Tensor | None = None
     head_gate_TH: torch.Tensor | None = None
     value_scale_H: torch.Tensor | None = None
-    sinks_H: torch.Tensor | None = None
+    sinks_TH: torch.Tensor | None = None
 
 
 def gates_of(
@@ -47,8 +47,14 @@ def gates_of(
         gates.head_gate_TH,
         0 if gates.head_gate_TH is None else gates.head_gate_TH.stride(0),
         gates.value_scale_H,
-        gates.sinks_H,
+        gates.sinks_TH,
     )
+
+
+def sink_stride(sinks_TH: torch.Tensor | None) -> int:
+    """Return the stride of tokens in ``sinks_TH``; 0 if all have the same."""
+    # Not the stride of a single row, which may be any: it would be another kernel.
+    return 0 if sinks_TH is None or sinks_TH.stride(0) == 0 else sinks_TH.shape[1]
 
 
 @triton.jit
@@ -127,9 +133,9 @@ def bias_of(profiles, row, row_mask, position, last, EXTENT: tl.constexpr):
 
 
 @triton.jit
-def with_sinks(total, top, sinks, head, row_mask):
-    """Return ``total`` [M], the sums of weights relative to ``top``, with the sink of each row's head."""
-    sink = tl.load(sinks + head, mask=row_mask, other=0.0) * 1.4426950408889634
+def with_sinks(total, top, sinks, place, row_mask):
+    """Return ``total`` [M], the sums of weights relative to ``top``, with the sink at ``place`` [M] for each row."""
+    sink = tl.load(sinks + place, mask=row_mask, other=0.0) * 1.4426950408889634
     return total + tl.exp2(sink - top)
 
 
@@ -199,6 +205,7 @@ def combine(
     SPLITS_MAX: tl.constexpr,
     SPLIT_PAGES: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """Merge the outputs of a decode row's splits. Grid: rows, heads.
 
@@ -236,7 +243,7 @@ def combine(
     highest = tl.max(log_all, 0)
     total = tl.sum(tl.exp2(log_all - highest), 0)
     if sinks is not None:
-        total = with_sinks(total, highest, sinks, head, True)
+        total = with_sinks(total, highest, sinks, row * SINKS + head, True)
     weighted = tl.zeros((BLOCK_D,), tl.float32)
     d = tl.arange(0, BLOCK_D)
     for begin in range(0, live, AT_ONCE):

@@ -65,7 +65,7 @@ def attention_layer(
         gate_TC if shape.gated else None,
         head_gate_TH if shape.head_gated else None,
         None if scales is None else scales[1],
-        core.sinks,
+        core.sinks_of(projected_TW),
     )
     return attend(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window, cache.token_scales, gates).flatten(1)
 

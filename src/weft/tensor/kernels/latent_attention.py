@@ -173,6 +173,7 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
         PAGES=blocks["PAGES"],
         **cuts,
         AT_ONCE=COMBINED_AT_ONCE,
+        SINKS=0,
         num_warps=2,
     )
 

@@ -41,7 +41,7 @@ from weft.tensor.gpu.products import ColumnSplits, column_splits, product, sum_o
 from weft.tensor.gpu.quantized import constants_of, load_right
 from weft.tensor.kernels.elementwise import within
 from weft.tensor.op import UNFIT, Unfit
-from weft.tensor.ops.elementwise import Activation
+from weft.tensor.ops.elementwise import Activation, Caps
 from weft.tensor.ops.moe import ExpertBiases, ExpertWeights, count_of, in_tiles, inner_of, limit_of
 from weft.tensor.weights.quantized import QuantizedWeight
 
@@ -110,12 +110,27 @@ def _activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr):
+def _gated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATE_CAP: tl.constexpr, UP_CAP: tl.constexpr):
     gate, up = within(gate, up, LIMIT)
     if ACTIVATION == "clamped_swiglu":
         return (up + 1.0) * gate / (1.0 + tl.exp(gate * -1.702))
+    elif ACTIVATION == "situ":
+        return _capped(gate, GATE_CAP) / (1.0 + tl.exp(-gate)) * _capped(up, UP_CAP)
     else:
         return _activated(gate, ACTIVATION) * up
+
+
+@triton.jit
+def _capped(x, CAP: tl.constexpr):
+    """Return CAP tanh(x / CAP); ``x`` for a CAP of 0."""
+    if CAP > 0:  # the compiler needs a condition of more than a float
+        part = x / CAP
+        square = part * part
+        # Near 0 the difference below would cancel: a series there, to the last bit.
+        near = part * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
+        return CAP * tl.where(square < 0.01, near, 1.0 - 2.0 / (tl.exp(2.0 * part) + 1.0))
+    else:
+        return x
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -218,6 +233,8 @@ def _product(
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     LIMIT: tl.constexpr,
+    GATE_CAP: tl.constexpr,
+    UP_CAP: tl.constexpr,
     DOWN: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -311,7 +328,7 @@ def _product(
             tl.store(out + place, gate_acc, mask=here[:, None] & within[None, :])
             place += COLUMNS
     elif GATED:
-        acc = _gated(gate_acc, acc, ACTIVATION, LIMIT)
+        acc = _gated(gate_acc, acc, ACTIVATION, LIMIT, GATE_CAP, UP_CAP)
     elif not DOWN:
         acc = _activated(acc, ACTIVATION)
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=here[:, None] & within[None, :])
@@ -328,6 +345,8 @@ def _add(
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     LIMIT: tl.constexpr,
+    GATE_CAP: tl.constexpr,
+    UP_CAP: tl.constexpr,
     SPLITS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -350,7 +369,7 @@ def _add(
         up = sum_of_splits(partials, split_stride, offset + COLUMNS, mask, SPLITS)
         if bias is not None:
             up += tl.load(bias + COLUMNS, mask=inside, other=0.0)[None, :]
-        total = _gated(total, up, ACTIVATION, LIMIT)
+        total = _gated(total, up, ACTIVATION, LIMIT, GATE_CAP, UP_CAP)
     else:
         total = _activated(total, ACTIVATION)
     tl.store(out + place * COLUMNS + column[None, :], total.to(out.dtype.element_ty), mask=mask)
@@ -384,6 +403,7 @@ def moe(
     gated: bool = True,
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
+    caps: Caps = (0.0, 0.0),
 ) -> torch.Tensor | Unfit:
     if not in_tiles(gate_up_EJD, down_EDI):
         return UNFIT
@@ -401,7 +421,12 @@ def moe(
     _align_pairs(ids, order, tiles, experts, rows)
     between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
     pair_out = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
-    between_products = {"ACTIVATION": activation, "LIMIT": limit_of(activation, limit)}
+    between_products = {
+        "ACTIVATION": activation,
+        "LIMIT": limit_of(activation, limit),
+        "GATE_CAP": caps[0],
+        "UP_CAP": caps[1],
+    }
     common = {"CHOICES": choices, "BM": rows, "BK": depth_of(x_TD.itemsize), **between_products}
     splits = up_splits(tokens, rows, choices, inner, width, depth_of(x_TD.itemsize))
     sums = (

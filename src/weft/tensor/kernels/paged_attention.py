@@ -45,6 +45,7 @@ from weft.tensor.gpu.softmax import (
     finish,
     gates_of,
     kv_splits_of,
+    sink_stride,
     softmax_start,
     softmax_step,
     with_sinks,
@@ -73,7 +74,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     scales: torch.Tensor | None = None,
-    sinks_H: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor | Unfit:
@@ -88,7 +89,7 @@ def paged_attention(
         scale,
         window,
         scales,
-        None if sinks_H is None else Gates(sinks_H=sinks_H),
+        None if sinks_TH is None else Gates(sinks_TH=sinks_TH),
         profiles_of(states_THR, bank_RE),
     )
 
@@ -121,6 +122,7 @@ def attend(
         "PRODUCT": product,
         "PRECISION": precision,
         "EXTENT": 0 if profiles_THE is None else profiles_THE.shape[2],
+        "SINKS": sink_stride(None if gates is None else gates.sinks_TH),
     }
     common = (
         q_THD,
@@ -135,7 +137,7 @@ def attend(
     )
     if runs.decode_count:
         _launch_decode(common, profiles_THE, runs, constants, cache_k.itemsize, kv_heads)
-    plain = profiles_THE is None and (gates is None or gates.sinks_H is None)
+    plain = profiles_THE is None and (gates is None or gates.sinks_TH is None)
     if runs.decode_count < runs.run_count and plain and prefill_backend.takes(q_THD, cache_k, runs):
         attended_NHD = prefill_backend.attend(q_THD, cache_k, cache_v, runs, scale, window)
         out_THD[runs.offsets[runs.decode_count] :] = _gated(attended_NHD, gates)
@@ -207,7 +209,7 @@ def _launch_decode(
         *common, runs.context_R, items, partial, logs, splits, profiles_THE, **constants, **cuts, **blocks
     )
     if splits > 1:
-        used = {name: constants[name] for name in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
+        used = {name: constants[name] for name in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D", "SINKS")}
         out_THD, *gates = common[-7:]
         launch(combine, (rows, heads))(
             out_THD,
@@ -382,6 +384,7 @@ def _decode(
     PRODUCT: tl.constexpr,
     PRECISION: tl.constexpr,
     EXTENT: tl.constexpr,
+    SINKS: tl.constexpr,
     SPLITS_MAX: tl.constexpr,
     SPLIT_PAGES: tl.constexpr,
     PAGES: tl.constexpr,
@@ -488,7 +491,7 @@ def _decode(
                 EXTENT,
             )
         if sinks is not None and partial is None:
-            total = with_sinks(total, top, sinks, head, m < GROUP)
+            total = with_sinks(total, top, sinks, token * SINKS + head, m < GROUP)
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros for a PAD row, which is in no list
         if partial is None:
             finish(
@@ -551,6 +554,7 @@ def _prefill(
     PRODUCT: tl.constexpr,
     PRECISION: tl.constexpr,
     EXTENT: tl.constexpr,
+    SINKS: tl.constexpr,
     TOKENS: tl.constexpr,
     TILE_HEADS: tl.constexpr,
     PAGES: tl.constexpr,
@@ -671,7 +675,7 @@ def _prefill(
             EXTENT,
         )
     if sinks is not None:
-        total = with_sinks(total, top, sinks, head, row_mask)
+        total = with_sinks(total, top, sinks, token * SINKS + head, row_mask)
     finish(
         acc / total[:, None],
         token,

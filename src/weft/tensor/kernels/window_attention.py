@@ -28,9 +28,10 @@ from weft.tensor.few_bits import as_bytes
 from weft.tensor.gpu.launch import STEP_TABLES, dense_rows, launch
 from weft.tensor.gpu.pages import block_dim, fp8_kind, product_of, small_shared, widen
 from weft.tensor.gpu.runs import device_runs
-from weft.tensor.gpu.softmax import finish, softmax_start, softmax_step, with_sinks
+from weft.tensor.gpu.softmax import finish, sink_stride, softmax_start, softmax_step, with_sinks
 from weft.tensor.inputs import Runs
 from weft.tensor.kernels.write_kv import stored
+from weft.tensor.op import UNFIT, Unfit
 from weft.tensor.ops.relative_bias import apart, profiles_of
 from weft.units import CHUNK_TOKENS, ceil_div
 
@@ -48,11 +49,12 @@ def window_attention(
     ring_S2HWD: torch.Tensor,
     runs: Runs,
     scale: float,
-    sinks_H: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
-) -> torch.Tensor:
-    assert not cap, "models whose scores have a cap are refused on a GPU"
+) -> torch.Tensor | Unfit:
+    if cap:
+        return UNFIT
     q_THD, states_THR = apart(q_THD, bank_RE)
     profiles_THE = profiles_of(states_THR, bank_RE)
     q_THD, k_THD, v_THD = dense_rows(q_THD), dense_rows(k_THD), dense_rows(v_THD)
@@ -81,13 +83,14 @@ def window_attention(
         runs.slots_R,
         known.fresh_R,
     )
-    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD, sinks_H, profiles_THE)
+    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD, sinks_TH, profiles_THE)
     sizes = {
         "HEADS": heads,
         "GROUP": heads // kv_heads,
         "PRODUCT": product,
         "PRECISION": precision,
         "EXTENT": 0 if bank_RE is None else bank_RE.shape[1],
+        "SINKS": sink_stride(sinks_TH),
     }
     if runs.decode_count:
         launch(_decode, (runs.decode_count, kv_heads))(
@@ -179,6 +182,7 @@ def _decode(
     PRODUCT: tl.constexpr,
     PRECISION: tl.constexpr,
     EXTENT: tl.constexpr,
+    SINKS: tl.constexpr,
     PLACES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -186,7 +190,7 @@ def _decode(
 
     ``q`` [T, HEADS, D], ``k`` and ``v`` [T, KV_HEADS, D] by strides in elements; ``ring`` [slots, 2, KV_HEADS,
     WINDOW, D] with ``slot_stride`` elements a slot; ``starts``, ``slots`` int64 [R], ``fresh`` int32 [R]. ``sinks``
-    float32 [HEADS] and ``profiles`` [T, HEADS, EXTENT], or None. Writes ``out`` [T, HEADS, D].
+    float32 [T, HEADS], SINKS apart, and ``profiles`` [T, HEADS, EXTENT], or None. Writes ``out`` [T, HEADS, D].
     """
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
@@ -253,7 +257,7 @@ def _decode(
             EXTENT,
         )
     if sinks is not None:
-        total = with_sinks(total, top, sinks, head, m < GROUP)
+        total = with_sinks(total, top, sinks, token * SINKS + head, m < GROUP)
     finish(acc / total[:, None], token, head, m < GROUP, out, None, 0, None, 0, None, HEADS, GROUP, D, BLOCK_D)
     if slot >= 0:
         if new:
@@ -301,6 +305,7 @@ def _attend(
     PRODUCT: tl.constexpr,
     PRECISION: tl.constexpr,
     EXTENT: tl.constexpr,
+    SINKS: tl.constexpr,
     TOKENS: tl.constexpr,
     TILE_HEADS: tl.constexpr,
     PLACES: tl.constexpr,
@@ -391,7 +396,7 @@ def _attend(
             EXTENT,
         )
     if sinks is not None:
-        total = with_sinks(total, top, sinks, head, row_mask)
+        total = with_sinks(total, top, sinks, token * SINKS + head, row_mask)
     finish(acc / total[:, None], token, head, row_mask, out, None, 0, None, 0, None, HEADS, GROUP, D, BLOCK_D)
 
 

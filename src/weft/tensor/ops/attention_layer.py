@@ -49,8 +49,14 @@ class AttentionCore:
     """Ones [D], if ``shape.values_normed``."""
     bank: torch.Tensor | None = None
     """float32 [R, extent], of scores that have a bias by distance."""
+    slopes: torch.Tensor | None = None
+    """float32 [heads]: states of the bias that are the same in every query, if ``shape.alibi``."""
     bound: Any = field(default=None, repr=False, compare=False)
     """C++ object, after the first step."""
+
+    def sinks_of(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """Return the sinks of each of ``rows`` [T, ...]: [T, heads], with a stride of 0."""
+        return None if self.sinks is None else self.sinks.as_strided((len(rows), len(self.sinks)), (0, 1))
 
 
 @op("weft.tensor.kernels.attention_layer")
@@ -108,7 +114,9 @@ def seen_layer(
         reached_T = ((inputs.positions_T + growth.first).clamp_min(0) // growth.tokens).float()
         factor_T = 1.0 + growth.factor * each(torch.log1p, reached_T)
         q_THD = (q_THD.float() * factor_T[:, None, None]).to(q_THD.dtype)
-    o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen)
+    if core.slopes is not None:  # in float32: not every slope is a number of 16 bits
+        q_THD = torch.cat((q_THD.float(), core.slopes[:, None].expand(len(q_THD), -1, -1)), -1)
+    o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen, core.sinks_of(q_THD)).to(projected_TW.dtype)
     gated = _softplus if core.shape.softplus_gate else torch.sigmoid
     if head_gate_TH is not None:
         o_THD = o_THD * gated(head_gate_TH)[..., None]
@@ -159,13 +167,15 @@ def attend(
     inputs: StepInputs,
     cache: LayerCache,
     seen: Seen | Choose | None,
+    sinks_TH: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write keys and values, then return the attention over them. With ``core.bank`` the states of the biases follow
-    the queries. A layer that is not causal reads the step's own keys and writes none: its prompts are complete.
+    the queries. ``sinks_TH``: as of ``paged_attention``. A layer that is not causal reads the step's own keys and
+    writes none: its prompts are complete.
     """
     shape, scales, asked_THD = core.shape, cache.head_scales, q_THD
     if not shape.causal:
-        return whole_attention(q_THD, k_THD, v_THD, inputs.runs, shape.scale, shape.window, core.sinks, shape.cap)
+        return whole_attention(q_THD, k_THD, v_THD, inputs.runs, shape.scale, shape.window, sinks_TH, shape.cap)
     if scales is not None:
         if shape.kv_of is None:
             k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]
@@ -173,7 +183,7 @@ def attend(
         q_THD = torch.cat((by_kv_head(q_THD, scales[0]), states_THR), -1)
     if shape.ring:
         o_THD = window_attention(
-            q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale, core.sinks, core.bank, shape.cap
+            q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale, sinks_TH, core.bank, shape.cap
         )
     else:
         assert cache.k is not None, "an attention layer without pages"
@@ -189,7 +199,7 @@ def attend(
                 shape.scale,
                 shape.window,
                 cache.token_scales,
-                core.sinks,
+                sinks_TH,
                 core.bank,
                 shape.cap,
             )

@@ -13,8 +13,10 @@ from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.op import UNFIT, Unfit, op
 
-Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu"]
+Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu", "situ"]
 """Names of activations in an ``Architecture``."""
+Caps = tuple[float, float]
+"""Caps of ``situ``, on the linear factor of the gate and on up; 0: none."""
 _VECTORS = 64
 """Numbers: a multiple of the count that torch's loops compute at a time, on any CPU's vectors."""
 _SERIAL = 1 << 14
@@ -62,6 +64,21 @@ def _activate(x: torch.Tensor, name: Activation, *, spent: bool = False) -> torc
     out = x if spent else torch.empty_like(x)
     native.extension().gelu_tanh(x.data_ptr(), x.numel(), native.DTYPES[x.dtype], out.data_ptr())
     return out
+
+
+def situ(gate: torch.Tensor, up: torch.Tensor, caps: Caps) -> torch.Tensor:
+    """Return cap(gate) sigmoid(gate) cap(up), cap(x) = c tanh(x / c), computed in float32, in the dtype of ``gate``.
+
+    Source: transformers ``Inkling2SoftcappedSwiGLU``; mlx-lm's ``SiTU`` (Kimi K3).
+    """
+    wide, wide_up = gate.float(), up.float()
+    gated = capped(wide, caps[0]) * each(torch.sigmoid, wide)
+    return (gated * capped(wide_up, caps[1])).to(gate.dtype)
+
+
+def capped(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """Return cap x tanh(x / cap); ``x`` for a ``cap`` of 0."""
+    return each(torch.tanh, x / cap) * cap if cap else x
 
 
 XIELU_BETA, XIELU_EPS = 0.5, -1e-6

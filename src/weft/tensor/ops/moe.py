@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.ops import linear
-from weft.tensor.ops.elementwise import Activation, activate, each, softmax_, within
+from weft.tensor.ops.elementwise import Activation, Caps, activate, each, situ, softmax_, within
 from weft.tensor.ops.linear import ordered_linear, quantized_linear, tiled_linear
 from weft.tensor.scratch import scratch
 from weft.tensor.weights.ordered import OrderedWeight
@@ -68,7 +68,7 @@ class ChoiceRule:
 
     per_token: int
     normalized: bool
-    scoring: Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
     scale: float = 1.0
     normalizer_eps: float = 0.0
     groups: int = 1
@@ -101,10 +101,12 @@ def choose_experts(
     choose = _by_softmax if rule.by_logits(bias_E) else _by_scores
     choose = _by_nearness if rule.scoring == "sparsemixer" else choose
     weights_TX, ids_TX = choose(scores_TE.float(), rule, bias_E)
-    if positions_T is not None:
-        # A PAD row must read no expert's weights (law L4).
-        ids_TX = ids_TX.masked_fill((positions_T == PAD)[:, None], PAD)
-    return weights_TX.to(dtype), ids_TX
+    return weights_TX.to(dtype), _without_pads(ids_TX, positions_T)
+
+
+def _without_pads(ids_TX: torch.Tensor, positions_T: torch.Tensor | None) -> torch.Tensor:
+    """Return ``ids_TX`` with PAD in PAD rows, which must read no expert's weights (law L4)."""
+    return ids_TX if positions_T is None else ids_TX.masked_fill((positions_T == PAD)[:, None], PAD)
 
 
 def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule, _: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,13 +116,35 @@ def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule, _: torch.Tensor | Non
     return softmax_(scores_TE.clone(memory_format=torch.contiguous_format), 1.0).gather(1, ids_TX) * rule.scale, ids_TX
 
 
+_SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda x: F.softplus(x).sqrt(),
+}
+
+
+def _scored(scores_TE: torch.Tensor, rule: ChoiceRule) -> torch.Tensor:
+    if rule.scoring == "softmax":
+        return softmax_(scores_TE.clone(memory_format=torch.contiguous_format), 1.0)
+    return each(_SCORES[rule.scoring], scores_TE) if rule.scoring in _SCORES else scores_TE
+
+
+def weigh_experts(
+    scores_TE: torch.Tensor,
+    ids_TX: torch.Tensor,
+    rule: ChoiceRule,
+    positions_T: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what ``choose_experts`` returns, for experts ``ids_TX`` [T, X] that something else chose."""
+    weights_TX = _weights(_scored(scores_TE.float(), rule).gather(1, ids_TX), rule)
+    return weights_TX.to(dtype), _without_pads(ids_TX, positions_T)
+
+
 def _by_scores(
     scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if rule.scoring == "softmax":
-        scores_TE = softmax_(scores_TE.clone(memory_format=torch.contiguous_format), 1.0)
-    elif rule.scoring == "sigmoid":
-        scores_TE = each(torch.sigmoid, scores_TE)
+    scores_TE = _scored(scores_TE, rule)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if rule.groups > rule.groups_chosen:
         choice_TGE = choice_TE.view(-1, rule.groups, choice_TE.shape[1] // rule.groups)
@@ -131,12 +155,15 @@ def _by_scores(
         choice_TE = choice_TGE.masked_fill(left[..., None], -torch.inf).flatten(1)
     ids_TX = choice_TE.topk(rule.per_token, dim=-1).indices
     # The bias decides the choice and weighs nothing.
-    weights_TX = scores_TE.gather(1, ids_TX)
+    return _weights(scores_TE.gather(1, ids_TX), rule), ids_TX
+
+
+def _weights(weights_TX: torch.Tensor, rule: ChoiceRule) -> torch.Tensor:
     if rule.scoring == "late_sigmoid":
         weights_TX = each(torch.sigmoid, weights_TX)
     if rule.normalized:
         weights_TX = weights_TX / (weights_TX.sum(-1, keepdim=True) + rule.normalizer_eps)
-    return weights_TX * rule.scale, ids_TX
+    return weights_TX * rule.scale
 
 
 def _by_nearness(
@@ -165,6 +192,7 @@ def moe(
     gated: bool = True,
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
+    caps: Caps = (0.0, 0.0),
 ) -> torch.Tensor:
     """Return ``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
     ``activation`` instead of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
@@ -174,6 +202,7 @@ def moe(
     [E, D, I]; either may be quantised. Returns [T, D] in the dtype of ``x_TD``; the choices of a token are added in
     float32. Experts without a token are not computed. ``biases``: added to each product. ``clamped_swiglu`` replaces
     both factors: (up + 1) gate sigmoid(1.702 gate), with a limit of 7. ``limit``: ``families.architecture.Dense``.
+    ``caps``: of ``situ``.
 
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next;
     ``GptOssExperts`` for biases and the clamp.
@@ -183,14 +212,19 @@ def moe(
         inner = product(rows, gate_up_EJD, number)
         if biases is not None:
             inner = inner + biases.gate_up_EJ[number].to(inner.dtype)
-        y = product(activated(inner, activation, gated=gated, limit=limit), down_EDI, number)
+        y = product(activated(inner, activation, gated=gated, limit=limit, caps=caps), down_EDI, number)
         return y if biases is None else y + biases.down_ED[number].to(y.dtype)
 
     return by_expert(x_TD, expert_ids_TX, expert_weights_TX, count_of(gate_up_EJD), expert)
 
 
-def activated(inner: torch.Tensor, activation: Activation, *, gated: bool, limit: float = 0.0) -> torch.Tensor:
+def activated(
+    inner: torch.Tensor, activation: Activation, *, gated: bool, limit: float = 0.0, caps: Caps = (0.0, 0.0)
+) -> torch.Tensor:
     """Return the activation between the two products of an expert. ``limit``: see ``families.architecture.Dense``."""
+    if activation == "situ":
+        gate, up = inner.chunk(2, dim=-1)
+        return situ(gate, up, caps)
     if not gated:
         return activate(inner, activation)
     gate, up = within(inner.chunk(2, dim=-1), limit_of(activation, limit))
@@ -250,8 +284,9 @@ def _moe(
     gated: bool = True,
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
+    caps: Caps = (0.0, 0.0),
 ) -> torch.Tensor | Unfit:
-    if not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
+    if activation not in _ACTIVATIONS or not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
         return UNFIT
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     ids, weights = expert_ids_TX.contiguous(), expert_weights_TX.float().contiguous()

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.inputs import Runs
 from weft.tensor.op import UNFIT, Unfit, op
-from weft.tensor.ops.relative_bias import apart, attended_biased, relative_bias
+from weft.tensor.ops.relative_bias import apart, bias_mask, relative_bias
 from weft.tensor.scratch import scratch
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
@@ -62,7 +62,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     scales: torch.Tensor | None = None,
-    sinks_H: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
@@ -77,7 +77,8 @@ def paged_attention(
     Only the pages of a row's context are used of ``page_table_RP``, and only the written places of the last page.
     Unwritten memory, NaN included, does not reach the output (L6). PAD rows return zeros.
 
-    ``sinks_H`` float32 [heads]: a score of each head that takes part in the softmax's sum, with no value.
+    ``sinks_TH`` float32 [T, heads]: a score of each head that takes part in the softmax's sum, with no value. Tokens
+    may share a row, by a stride of 0.
 
     ``bank_RE`` float32: scores have the bias of ``ops.relative_bias``, and queries have R numbers after their D.
     ``cap``: scores are cap x tanh(score / cap); 0 for none, and never with sinks.
@@ -94,7 +95,7 @@ def paged_attention(
     if empty_rows is not None:
         out_THD.index_fill_(0, empty_rows, 0.0)
     for group in groups:
-        _attend_group(q_THD, cache_k, cache_v, scales, group, scale, out_THD, sinks_H, bank_RE, cap)
+        _attend_group(q_THD, cache_k, cache_v, scales, group, scale, out_THD, sinks_TH, bank_RE, cap)
     for run in range(runs.decode_count, runs.run_count):
         begin, length = runs.offsets[run], runs.lengths[run]
         if runs.starts[run] == PAD:
@@ -112,7 +113,7 @@ def paged_attention(
             context - first * PAGE_TOKENS,
             scale,
             window,
-            sinks_H,
+            None if sinks_TH is None else sinks_TH[begin : begin + length],
             bank_RE,
             cap,
         )
@@ -128,13 +129,14 @@ def _paged_attention(
     scale: float,
     window: int | None = None,
     scales: torch.Tensor | None = None,
-    sinks_H: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor | Unfit:
     if (
         bank_RE is not None
         or cap
+        or (sinks_TH is not None and sinks_TH.stride(0) != 0)
         or not (
             native.fits(q_THD)
             and cache_k.dtype in native.KV_DTYPES
@@ -166,7 +168,7 @@ def _paged_attention(
         native.KV_DTYPES[cache_k.dtype],
         *native.token_scales(scales),
         window or 0,
-        native.address_of(sinks_H),
+        native.address_of(sinks_TH),
     )
     return out_THD
 
@@ -235,7 +237,7 @@ def _attend_group(
     group: Group,
     scale: float,
     out_THD: torch.Tensor,
-    sinks_H: torch.Tensor | None,
+    sinks_TH: torch.Tensor | None,
     bank_RE: torch.Tensor | None,
     cap: float,
 ) -> None:
@@ -268,7 +270,7 @@ def _attend_group(
     if group.left_NS is not None:
         head = scores_BGS.view(rows, kv_heads * heads, context)[:, :, :PAGE_TOKENS]
         head.masked_fill_(group.left_NS[:, None], float("-inf"))
-    weights_BGS = softmax_with(sinks_H, scores_BGS)
+    weights_BGS = softmax_with(None if sinks_TH is None else sinks_TH.index_select(0, group.rows_N), scores_BGS)
     if scales is not None:
         v_scale_NHS = _token_scales(scales[:, 1], group.pages_NP)
         if group.read_min < context:
@@ -354,7 +356,7 @@ def _attend_run(
     context: int,
     scale: float,
     window: int | None,
-    sinks_H: torch.Tensor | None,
+    sinks_LH: torch.Tensor | None,
     bank_RE: torch.Tensor | None,
     cap: float,
 ) -> torch.Tensor:
@@ -382,38 +384,21 @@ def _attend_run(
     v_HGSD = v_HSD[:, None, :context].expand(kv_heads, group, context, dim)
     places = torch.arange(context, device=q_LHD.device)
     queries_L1 = places[context - length :, None]
-    if bank_RE is not None:
-        count = max(1, _BIASES // (q_heads * context))
-        attended = torch.cat(
-            [
-                attended_biased(
-                    states_LHR[a : a + count],
-                    bank_RE,
-                    queries_L1[a : a + count] - places,
-                    q_HGLD[:, :, a : a + count],
-                    k_HGSD,
-                    v_HGSD,
-                    scale,
-                    window,
-                )
-                for a in range(0, length, count)
-            ],
-            dim=2,
-        )
-    elif sinks_H is None and not cap and length == context and (window is None or window >= context):
+    if bank_RE is None and sinks_LH is None and not cap and length == context and (window is None or window >= context):
         attended = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, is_causal=True, scale=scale)
-    else:
-        seen = places <= queries_L1
-        if window is not None:
-            seen &= places > queries_L1 - window
-        count = max(1, _BIASES // (q_heads * context)) if cap else length
-        attended = torch.cat(
-            [
-                attended_with(sinks_H, q_HGLD[:, :, a : a + count], k_HGSD, v_HGSD, seen[a : a + count], scale, cap)
-                for a in range(0, length, count)
-            ],
-            dim=2,
-        )
+        return attended.permute(2, 0, 1, 3).reshape(length, q_heads, dim)
+    count = max(1, _BIASES // (q_heads * context)) if cap or bank_RE is not None else length
+    parts = []
+    for a in range(0, length, count):
+        rows = slice(a, a + count)
+        distance_LS = queries_L1[rows] - places
+        if bank_RE is None:
+            seen = (distance_LS >= 0) & (distance_LS < (context if window is None else window))
+        else:
+            seen = bias_mask(states_LHR[rows], bank_RE, distance_LS, kv_heads, window)
+        own_sinks = None if sinks_LH is None else sinks_LH[rows]
+        parts.append(attended_with(own_sinks, q_HGLD[:, :, rows], k_HGSD, v_HGSD, seen, scale, cap))
+    attended = torch.cat(parts, dim=2)
     return attended.permute(2, 0, 1, 3).reshape(length, q_heads, dim)
 
 
@@ -422,19 +407,18 @@ def capped_(scores: torch.Tensor, cap: float) -> torch.Tensor:
     return scores.div_(cap).tanh_().mul_(cap) if cap else scores
 
 
-def softmax_with(sinks_H: torch.Tensor | None, scores_BGS: torch.Tensor) -> torch.Tensor:
+def softmax_with(sinks_NH: torch.Tensor | None, scores_BGS: torch.Tensor) -> torch.Tensor:
     """Return the softmax over the last dim of ``scores_BGS`` [n x kv_heads, G, S], the sinks in its sums."""
-    if sinks_H is None:
+    if sinks_NH is None:
         return torch.softmax(scores_BGS, dim=-1)
-    heads_BG1 = sinks_H.view(-1, scores_BGS.shape[1], 1)
-    heads_BG1 = heads_BG1.repeat(scores_BGS.shape[0] // len(heads_BG1), 1, 1)
+    heads_BG1 = sinks_NH.reshape(*scores_BGS.shape[:2], 1)
     # e^x / (sum + e^sink) is e^x / sum times the logistic of log sum - sink, so the scores need no further column.
     rest_BG1 = torch.sigmoid(torch.logsumexp(scores_BGS, dim=-1, keepdim=True) - heads_BG1)
     return torch.softmax(scores_BGS, dim=-1) * rest_BG1
 
 
 def attended_with(
-    sinks_H: torch.Tensor | None,
+    sinks_LH: torch.Tensor | None,
     q_HGLD: torch.Tensor,
     k_HGSD: torch.Tensor,
     v_HGSD: torch.Tensor,
@@ -444,17 +428,17 @@ def attended_with(
 ) -> torch.Tensor:
     """Compute one fused attention call, the sinks in its sums: [kv_heads, G, L, D]. A sink is one more key, whose
     product with a query is the sink through one more dim, and whose value is zero. Scores with a ``cap`` are separate
-    products and a softmax.
+    products and a softmax. ``seen_LS``: bool, or float32 numbers [kv_heads, G, L, S] that are added to the scores.
     """
     if cap:
-        assert sinks_H is None, "scores with a cap have no sinks"
+        assert sinks_LH is None, "scores with a cap have no sinks"
         scores_HGLS = capped_(torch.matmul(q_HGLD * scale, k_HGSD.transpose(-1, -2)), cap)
         scores_HGLS.masked_fill_(~seen_LS, float("-inf"))
         return scores_HGLS.softmax(-1).matmul(v_HGSD)
-    if sinks_H is None:
+    if sinks_LH is None:
         return F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, attn_mask=seen_LS, scale=scale)
     kv_heads, group, length, dim = q_HGLD.shape
-    own_HGL1 = (sinks_H / scale).view(kv_heads, group, 1, 1).expand(-1, -1, length, -1)
+    own_HGL1 = (sinks_LH.float() / scale).T.reshape(kv_heads, group, length, 1)
     q_HGLD = torch.cat((q_HGLD, own_HGL1), dim=-1)
     key_HSD, value_HSD = (F.pad(x_HGSD[:, 0], (0, 1, 0, 1)) for x_HGSD in (k_HGSD, v_HGSD))
     key_HSD[:, -1, -1] = 1.0
@@ -463,7 +447,7 @@ def attended_with(
         q_HGLD,
         key_HSD[:, None].expand(wide),
         value_HSD[:, None].expand(wide),
-        attn_mask=F.pad(seen_LS, (0, 1), value=True),
+        attn_mask=F.pad(seen_LS, (0, 1), value=seen_LS.dtype == torch.bool),
         scale=scale,
     )
     return attended[..., :dim]

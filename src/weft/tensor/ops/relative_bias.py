@@ -5,6 +5,8 @@
     a query     [ D numbers | states r0 r1 ]          they follow its own numbers
     its scores  scale q . k + r . bank[:, distance]   0 <= distance < extent; nothing is added beyond
 
+ALiBi is the same: its one profile is -distance, and the state of a head is its slope in every query.
+
 A bias depends only on the two positions and the query. So it is the same for any chunk, cache or batch.
 
 Source: transformers ``InklingRelativeLogits``.
@@ -13,7 +15,6 @@ Source: transformers ``InklingRelativeLogits``.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 
 def apart(q_NHD: torch.Tensor, bank_RE: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,7 +32,8 @@ def profiles_of(states_THR: torch.Tensor, bank_RE: torch.Tensor | None) -> torch
 
 
 def relative_bias(states_NHR: torch.Tensor, bank_RE: torch.Tensor, distance_NS: torch.Tensor) -> torch.Tensor:
-    """Return float32 [N, H, S]; ``distance_NS``: from each query back to each key, int64."""
+    """Return float32 [N, H, S]; ``distance_NS``: from each query back to each key, int64, below S."""
+    bank_RE = bank_RE[:, : distance_NS.shape[1]]
     extent = bank_RE.shape[1]
     profiles_NHE = states_NHR.float() @ bank_RE
     index_NHS = distance_NS.clamp(0, extent - 1)[:, None].expand(-1, states_NHR.shape[1], -1)
@@ -39,22 +41,14 @@ def relative_bias(states_NHR: torch.Tensor, bank_RE: torch.Tensor, distance_NS: 
     return profiles_NHE.gather(-1, index_NHS).masked_fill_(far_NS[:, None], 0.0)
 
 
-def attended_biased(
-    states_LHR: torch.Tensor,
-    bank_RE: torch.Tensor,
-    distance_LS: torch.Tensor,
-    q_HGLD: torch.Tensor,
-    k_HGSD: torch.Tensor,
-    v_HGSD: torch.Tensor,
-    scale: float,
-    window: int | None,
+def bias_mask(
+    states_LHR: torch.Tensor, bank_RE: torch.Tensor, distance_LS: torch.Tensor, kv_heads: int, window: int | None
 ) -> torch.Tensor:
-    """Compute one fused attention call with the bias as its mask: [kv_heads, G, L, D]. No query sees keys after it, or
+    """Return float32 [kv_heads, G, L, S], the bias as the mask of an attention call. No query sees keys after it, or
     ``window`` places before.
     """
     seen_LS = distance_LS >= 0
     if window is not None:
         seen_LS &= distance_LS < window
     mask_LHS = relative_bias(states_LHR, bank_RE, distance_LS).masked_fill_(~seen_LS[:, None], float("-inf"))
-    mask_HGLS = torch.unflatten(mask_LHS.transpose(0, 1), 0, q_HGLD.shape[:2])
-    return F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, attn_mask=mask_HGLS, scale=scale)
+    return torch.unflatten(mask_LHS.transpose(0, 1), 0, (kv_heads, -1))

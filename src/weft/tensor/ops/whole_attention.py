@@ -20,7 +20,7 @@ def whole_attention(
     runs: Runs,
     scale: float,
     window: int | None = None,
-    sinks_H: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
     """Return softmax(scale * Q K^T) V, where a token sees all tokens of its run, or with a ``window`` tokens at most
@@ -43,11 +43,12 @@ def whole_attention(
             x_THD[rows][:seen].float().permute(1, 0, 2)[:, None].expand(kv_heads, group, seen, dim)
             for x_THD in (k_THD, v_THD)
         )
-        if sinks_H is None and not cap and (window is None or window >= length):
+        if sinks_TH is None and not cap and (window is None or window >= length):
             attended_HGLD = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, scale=scale)
         else:
             places = torch.arange(length, device=q_THD.device)
+            sinks_LH = None if sinks_TH is None else sinks_TH[rows]
             seen_LS = (places[:seen] - places[:, None]).abs() <= (length if window is None else window)
-            attended_HGLD = attended_with(sinks_H, q_HGLD, k_HGSD, v_HGSD, seen_LS, scale, cap)
+            attended_HGLD = attended_with(sinks_LH, q_HGLD, k_HGSD, v_HGSD, seen_LS, scale, cap)
         out_THD[rows] = attended_HGLD.permute(2, 0, 1, 3).reshape(length, kv_heads * group, dim).to(out_THD.dtype)
     return out_THD

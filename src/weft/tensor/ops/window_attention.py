@@ -22,7 +22,7 @@ from weft.tensor.few_bits import as_bytes, narrowed
 from weft.tensor.inputs import Runs
 from weft.tensor.op import recurrent_op
 from weft.tensor.ops.paged_attention import attended_with, capped_, softmax_with
-from weft.tensor.ops.relative_bias import apart, attended_biased, relative_bias
+from weft.tensor.ops.relative_bias import apart, bias_mask, relative_bias
 from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import StateRows, decode_blocks, prefill_rows
 from weft.units import PAD
@@ -55,7 +55,7 @@ def window_attention(
     ring_S2HWD: torch.Tensor,
     runs: Runs,
     scale: float,
-    sinks_H: torch.Tensor | None = None,
+    sinks_TH: torch.Tensor | None = None,
     bank_RE: torch.Tensor | None = None,
     cap: float = 0.0,
 ) -> torch.Tensor:
@@ -67,7 +67,7 @@ def window_attention(
 
     ``ring_S2HWD`` [S, 2, kv_heads, W, D]: keys in [:, 0], values in [:, 1]; position p is at place p mod W.
     A fresh run sees nothing before its start and leaves zeros at unwritten places; any other run finds all
-    positions from 0 on. Runs with slot PAD see only themselves. ``sinks_H``, ``bank_RE``: as of
+    positions from 0 on. Runs with slot PAD see only themselves. ``sinks_TH``, ``bank_RE``: as of
     ``paged_attention``.
 
     Source: Beltagy et al., "Longformer" (2020), the causal window of Mistral 7B (2023).
@@ -86,12 +86,12 @@ def window_attention(
             runs,
             scale,
             out_THD[:n],
-            sinks_H,
+            None if sinks_TH is None else sinks_TH[:n],
             bank_RE,
             cap,
         )
     if n < runs.run_count:
-        _prefill(q_THD, kv_2THD, ring_S2HWD, dtype, runs, scale, out_THD, sinks_H, bank_RE, cap)
+        _prefill(q_THD, kv_2THD, ring_S2HWD, dtype, runs, scale, out_THD, sinks_TH, bank_RE, cap)
     return out_THD
 
 
@@ -103,7 +103,7 @@ def _decode(
     runs: Runs,
     scale: float,
     out_RHD: torch.Tensor,
-    sinks_H: torch.Tensor | None,
+    sinks_RH: torch.Tensor | None,
     bank_RE: torch.Tensor | None,
     cap: float,
 ) -> None:
@@ -129,7 +129,7 @@ def _decode(
             scores_BGW.view(count, -1, window).masked_fill_(where.unread_RW[:, None], float("-inf"))
             # 0 x NaN is NaN: a weight of 0 does not hide an unwritten place.
             v_BWD.view(count, kv_heads, window, dim).masked_fill_(where.unread_RW[:, None, :, None], 0.0)
-        attended = torch.bmm(softmax_with(sinks_H, scores_BGW), v_BWD)
+        attended = torch.bmm(softmax_with(None if sinks_RH is None else sinks_RH[rows.span], scores_BGW), v_BWD)
         out_RHD[rows.span] = attended.view(count, -1, dim).to(out_RHD.dtype)
         # After the read: a fresh slot becomes zeros with the new token in it.
         if where.fresh_slots.numel():
@@ -177,7 +177,7 @@ def _prefill(
     runs: Runs,
     scale: float,
     out_THD: torch.Tensor,
-    sinks_H: torch.Tensor | None,
+    sinks_TH: torch.Tensor | None,
     bank_RE: torch.Tensor | None,
     cap: float,
 ) -> None:
@@ -198,7 +198,7 @@ def _prefill(
             window,
             scale,
             out_THD[begin : begin + length],
-            sinks_H,
+            None if sinks_TH is None else sinks_TH[begin : begin + length],
             bank_RE,
             cap,
         )
@@ -226,7 +226,7 @@ def _attend(
     window: int,
     scale: float,
     out_LHD: torch.Tensor,
-    sinks_H: torch.Tensor | None,
+    sinks_LH: torch.Tensor | None,
     bank_RE: torch.Tensor | None,
     cap: float,
 ) -> None:
@@ -245,19 +245,11 @@ def _attend(
         k_HGSD, v_HGSD = (part[:, None, low:high].expand(-1, heads // kv_heads, -1, -1) for part in wide)
         key_S = torch.arange(low, high, device=wide.device)
         query_L1 = torch.arange(lead + first, lead + last, device=wide.device)[:, None]
-        seen = (key_S <= query_L1) & (key_S > query_L1 - window)
         if bank_RE is None:
-            attended = attended_with(sinks_H, q_HGLD[:, :, first:last], k_HGSD, v_HGSD, seen, scale, cap)
+            seen = (key_S <= query_L1) & (key_S > query_L1 - window)
         else:
-            attended = attended_biased(
-                states_LHR[first:last],
-                bank_RE,
-                query_L1 - key_S,
-                q_HGLD[:, :, first:last],
-                k_HGSD,
-                v_HGSD,
-                scale,
-                window,
-            )
+            seen = bias_mask(states_LHR[first:last], bank_RE, query_L1 - key_S, kv_heads, window)
+        own_sinks = None if sinks_LH is None else sinks_LH[first:last]
+        attended = attended_with(own_sinks, q_HGLD[:, :, first:last], k_HGSD, v_HGSD, seen, scale, cap)
         out_LHD[first:last] = attended.permute(2, 0, 1, 3).reshape(last - first, heads, dim).to(out_LHD.dtype)
         first = last

@@ -155,13 +155,19 @@ class ToolFormat:
         """Texts of the format that may be single tokens, which must not be left out of the answer's text."""
         heads = (self.head.before, self.head.arguments, self.head.behind, self.head.numbered) if self.head else ()
         parts = (part for text in heads for part in (text, *_MARKER.findall(text)))
-        return tuple(text for text in (*self.opens, *self.ends, *parts, *self.tags.markers, self.quote) if text)
+        known = (*self.opens, *self.ends, *parts, *self.tags.markers, self.quote, *self.tokens)
+        return tuple(dict.fromkeys(text for text in known if text))
 
 
 _JSON: tuple[tuple[str, Body], ...] = (("{", "json"), ("[", "json"))
 _TAGGED: tuple[tuple[str, Body], ...] = (*_JSON, ("<", "xml"))
 _TOOL_CALL = Envelope("<tool_call>", "</tool_call>", _TAGGED)
 _DEEPSEEK = Envelope("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", (("<", "headed"),))
+_DSML = tuple(
+    Envelope(f"<｜DSML｜{of}_calls>", f"</｜DSML｜{of}_calls>", (("<", "xml"),)) for of in ("tool", "function")
+)
+_DSML_TAGS = Tags("<｜DSML｜invoke", "</｜DSML｜invoke>", "<｜DSML｜parameter", ">", "</｜DSML｜parameter>",
+                  padded=False, quoted=True, says_type=True)  # fmt: skip
 _BARE_FUNCTION = Envelope("<function=", None, (("<", "xml"),), keeps_open=True)
 
 FORMATS: tuple[ToolFormat, ...] = (
@@ -223,6 +229,14 @@ FORMATS: tuple[ToolFormat, ...] = (
         Writing("xml", lead="<minimax:tool_call>\n", between="\n", tail="\n</minimax:tool_call>"),
         signs=(("<minimax:tool_call>",),), tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
         tags=Tags("<invoke", "</invoke>", "<parameter", ">", "</parameter>", padded=False, quoted=True)),
+    ToolFormat(
+        "deepseek_v32", _DSML[::-1],
+        Writing("xml", lead="<｜DSML｜function_calls>\n", between="\n", tail="\n</｜DSML｜function_calls>"),
+        signs=(("｜DSML｜", "function_calls>"),), tags=_DSML_TAGS),
+    ToolFormat(
+        "deepseek_v4", _DSML,
+        Writing("xml", lead="<｜DSML｜tool_calls>\n", between="\n", tail="\n</｜DSML｜tool_calls>"),
+        signs=(("｜DSML｜",),), tokens=("｜DSML｜",), tags=_DSML_TAGS),
     ToolFormat(   # a template of either family also has the other's markers
         "deepseek_v3", (_DEEPSEEK,),
         Writing("headed", lead="<｜tool▁calls▁begin｜>", between="\n", tail="<｜tool▁calls▁end｜>"),

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from weft.errors import QueueFullError, RequestError
-from weft.server.protocol import NO_KEY, key_of_request
+from weft.text.current_request import API_KEY, NO_KEY
 
 _KEY_SHARE = 0.5
 """Part of the budget that the requests of one API key may have together."""
@@ -40,7 +40,7 @@ class TokenizeBudget:
     @contextlib.contextmanager
     def spending(self, chars: int, memory_bytes: int) -> Iterator[None]:
         """Count a text within the block. Raise TextTooLongError, QueueFullError."""
-        key = key_of_request()
+        key = API_KEY.get()
         needs = dict(zip(self._limits, (chars, memory_bytes), strict=True))
         for flag, need in needs.items():
             self._check(flag, need, key)
