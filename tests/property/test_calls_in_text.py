@@ -67,9 +67,12 @@ OWN = {
     '{"import": "a<b", "n": 3}\n```<｜tool▁call▁end｜>',
     "deepseek_v31": '<｜tool▁call▁begin｜>look-up.v2<｜tool▁sep｜>{"import": "a<b", "n": 3}<｜tool▁call▁end｜>',
     "glm4": 'look-up.v2\n{"import": "a<b", "n": 3}',
-    "gigachat": '<｜GCML｜invoke name="look-up.v2">'
-    '<｜GCML｜parameter name="import" string="true">a<b</｜GCML｜parameter>'
-    '<｜GCML｜parameter name="n" string="false">3</｜GCML｜parameter></｜GCML｜invoke>',
+    **{
+        name: f'<｜{mark}｜invoke name="look-up.v2">'
+        f'<｜{mark}｜parameter name="import" string="true">a<b</｜{mark}｜parameter>'
+        f'<｜{mark}｜parameter name="n" string="false">3</｜{mark}｜parameter></｜{mark}｜invoke>'
+        for name, mark in (("gigachat", "GCML"), ("deepseek_v32", "DSML"), ("deepseek_v4", "DSML"))
+    },
 }
 ARGUMENTS = {"import": "a<b", "n": 3}
 LAW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -36,12 +36,12 @@ async def opened_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         workers=workers, background=[], open=lambda model: order.append("service"), models=SimpleNamespace(look=looked)
     )
     fleet: Any = SimpleNamespace(ready=ready)
-    model = SimpleNamespace(template=None)
+    model = SimpleNamespace(renderer=SimpleNamespace(template=None))
     monkeypatch.setattr(served_model, "load_served_model", lambda *arguments: model)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = launch.Serving(ServerConfig(), lambda: service, listener, Console(file=io.StringIO()), fleet=fleet)
         opening = asyncio.create_task(serving._open(service))
-        await info_known.wait()
+        await asyncio.wait_for(info_known.wait(), 30)
         assert (workers.info, order) == ("info", []), "workers know the model; /health does not say ok yet"
         workers_open.set()
         await opening
