@@ -24,19 +24,21 @@ from weft.families.residuals import Residual
 
 POSITIONS = 10 << 20
 """Longest context of PLaMo 2 where config.json names none, tokens."""
+_SIZES = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 13_312,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+}
+"""Sizes where config.json names none, of both versions."""
 _QK_EPS = 1e-6
 """Epsilon of the norms of queries and keys in PLaMo 2, whatever ``rms_norm_eps`` is."""
 
 
 def read_plamo2(family: str, keys: ConfigKeys) -> Architecture:
-    keys = keys.with_defaults(
-        vocab_size=32_000,
-        hidden_size=4096,
-        intermediate_size=13_312,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-    )
+    keys = keys.with_defaults(**_SIZES)
     keys.only(linear_type="normal", image_token_id=None, rms_norm_eps=_QK_EPS, rope_scaling=None)
     mamba, count = _read_mamba(keys), keys.integer("num_hidden_layers")
     attends = _plamo2_attention(keys, count)
@@ -86,12 +88,7 @@ def read_plamo3(family: str, keys: ConfigKeys) -> Architecture:
     newer = keys.get("rope_scaling_factor") is not None
     window = _one_window(keys)
     keys = keys.with_defaults(
-        vocab_size=32_000,
-        hidden_size=4096,
-        intermediate_size=13_312,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=4,
+        **_SIZES,
         head_dim=128,
         window_size=128 if newer else 2048,
         rope_theta=keys.get("rope_global_theta", 150_000 if newer else 1_000_000),
