@@ -99,3 +99,15 @@ def test_a_sequence_in_pieces_equals_one_run(device: torch.device) -> None:
     torch.testing.assert_close(made[0], made[1], **close(torch.float32))
     assert torch.equal(left[0], left[1])
     assert (made[0] - made[2]).abs().max() > 1e-2
+
+
+def test_capped_scores_are_those_of_torch(device: torch.device) -> None:
+    """The kernels have no cap."""
+    runs = make_runs(*MIXED)
+    q, k, v = (noise(tokens_in(runs), heads, 8, seed=seed) for seed, heads in ((3, 6), (4, 2), (5, 2)))
+    capped, plain = (window_attention.torch(q, k, v, rings(torch.float32, 20), runs, 3.0, cap=cap) for cap in (1.5, 0))
+    on, ring = [x.to(device) for x in (q, k, v)], strided_on(rings(torch.float32, 20), device)
+    got = window_attention(*on, ring, on_device(runs, device), 3.0, cap=1.5).cpu()
+    live = [token for run in range(runs.run_count) if run != 2 for token in range(*span(runs, run).indices(1000))]
+    torch.testing.assert_close(got[live], capped[live], **close(torch.float32))
+    assert (plain[live] - capped[live]).abs().max() > 1e-2
