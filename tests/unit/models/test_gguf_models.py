@@ -62,6 +62,26 @@ CASES: dict[str, dict[str, Any]] = {
     "falcon_grouped": {"bias": False}, "olmo3": {}, "phi3_long": {},
     "phimoe": {"router_jitter_noise": 0.01, "rope_parameters": CHECKPOINTS["phimoe"][1]["rope_parameters"] | {
         "long_mscale": 1.243163121016122}},
+    "apertus": {}, "mellum": {
+        "mlp_layer_types": ["sparse"] * 3},
+    "laguna": {"layer_types": ["full_attention", *["sliding_attention"] * 2], "rope_parameters": {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 3e4, "factor": 4.0, "attention_factor": 1.25,
+                           "original_max_position_embeddings": 1024, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 1.0}}},
+    "laguna_elements": {"mlp_layer_types": ["dense", "sparse"], "layer_types": [
+        "full_attention", "sliding_attention"]},
+    "llama4": {"num_hidden_layers": 5, "no_rope_layers": None, "moe_layers": None, "floor_scale": 8192,
+               "interleave_moe_layer_step": 2, "attn_scale": 0.1, "attention_chunk_size": 8192,
+               "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0,
+                                   "high_freq_factor": 1.0, "original_max_position_embeddings": 8192}},
+    "llama4_plain": {"use_qk_norm": True},
+    "nemotron_h_puzzle": {"mamba_num_heads": 8, "mamba_head_dim": 16, "moe_latent_size": 24, "block_configs": [
+        {"block_type": "linear_attention"},
+        {"block_type": "moe", "moe_intermediate_size": 24, "num_experts_per_tok": 3}, {"block_type": "full_attention"},
+        {"block_type": "moe", "moe_intermediate_size": 36, "num_experts_per_tok": 2}]},
+    "plamo2": {"attention_window_size": 2048, "full_attention_idx": [0, 1, 2, 3], "rope_theta": 30_000.0},
+    "plamo2_pages": {"attention_window_size": 2048, "rope_local_theta": 10_000.0}, "plamo3": {}, "plamo3_scaled": {
+        "scale_embedding": False},
 }  # fmt: skip
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
