@@ -76,7 +76,10 @@ def keys_of(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping
         blocks = config["block_configs"]
         return {
             f"expert_{theirs}": [block.get(ours) or 0 for block in blocks]
-            for theirs, ours in (("feed_forward_length", "moe_intermediate_size"), ("used_count", "num_experts_per_tok"))
+            for theirs, ours in (
+                ("feed_forward_length", "moe_intermediate_size"),
+                ("used_count", "num_experts_per_tok"),
+            )
         }
     if kind == "plamo2":
         step, count = config["mamba_step"], config["num_hidden_layers"]
@@ -94,7 +97,10 @@ def keys_of(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping
     if read("rope_scaling_factor"):
         scaled |= {"rope.scaling.type": "yarn", "rope.scaling.factor": config["rope_scaling_factor"],
                    "rope.scaling.original_context_length": config["initial_context_length"]}  # fmt: skip
-    windows = ("attention.sliding_window", "window_size"), ("attention.sliding_window_pattern", "sliding_window_pattern")
+    windows = (
+        ("attention.sliding_window", "window_size"),
+        ("attention.sliding_window_pattern", "sliding_window_pattern"),
+    )
     return scaled | {theirs: config[ours] for theirs, ours in windows}
 
 

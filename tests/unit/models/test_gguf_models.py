@@ -94,7 +94,7 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("rwkv7", "mixes"), ("glm5_next", "turned"), ("qwen4_exp", "plus_one"),
              ("qwen4_exp", "tiled"), ("gemma2", "plus_one"), ("nemotron", "plus_one"),
              ("mixtral", "interleaved"), ("smollm3", "interleaved"), ("gpt_neox", "ungrouped"),
-             ("falcon_grouped", "ungrouped")]  # fmt: skip
+             ("falcon_grouped", "ungrouped"), ("plamo3", "plus_one")]  # fmt: skip
 
 
 @functools.cache
@@ -281,6 +281,19 @@ def test_tables_of_ngrams_stay_in_their_blocks(tmp_path: Path) -> None:
     before = next(block for block in blocks.model.layers[0].blocks if isinstance(block, NgramsBlock))
     assert isinstance(before.table, Embedding)
     assert isinstance(before.table.table, CodedTable)
+
+
+@pytest.mark.parametrize("values", [None, [0.5] * 2, [1, 2, 3]])
+def test_numbers_of_layers_that_are_no_list_of_them_are_one_line(values: Any, tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["xielu.alpha_p"]
+        if values:
+            writer.add_array("xielu.alpha_p", values)
+
+    directory = resolve_model(write_gguf(original("apertus"), tmp_path / "model.gguf", change=change))
+    with pytest.raises(CheckpointError, match="must list a float32 number for each of the 3 layers") as error:
+        load_model(directory, "float32")
+    assert "xielu.alpha_p is" in str(error.value)
 
 
 def set_keys(writer: gguf.GGUFWriter, **values: Any) -> None:

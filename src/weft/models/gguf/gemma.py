@@ -46,7 +46,9 @@ def gemma3(keys: GgufKeys) -> FileLayout:
         | attended
         | {"query_pre_attn_scalar": divisor, "rope_parameters": {FULL_KIND: full, WINDOW_KIND: _window_rope(keys)}}
     )
-    undo = {f"{name}.weight": parts.MINUS_ONE for name in ("model.norm", *_NAMES.values()) if str(name).endswith("norm")}
+    undo = {
+        f"{name}.weight": parts.MINUS_ONE for name in ("model.norm", *_NAMES.values()) if str(name).endswith("norm")
+    }
     return FileLayout(config, parts.WHOLE, _NAMES, undo)
 
 

@@ -22,10 +22,7 @@ from weft.models.gguf.parts import FileLayout, Names, Undo
 _STACK = "model.layers.layers"
 _NEAR_THETA = 10_000.0
 """Base of layers with a window where config.json names none."""
-_AFTER = {
-    "post_attention_norm": ("post_mixer_norm", 5**-1),
-    "post_ffw_norm": ("post_mlp_norm", 5**-1.5),
-}
+_AFTER = {"post_attention_norm": ("post_mixer_norm", 5**-1), "post_ffw_norm": ("post_mlp_norm", 5**-1.5)}
 """Norms after blocks, which the converter writes without ``.weight``, and what it adds to them."""
 _NAMES: Names = {
     "attn_qkv": "mixer.qkv_proj",
@@ -71,7 +68,9 @@ def _step(keys: GgufKeys, attends: list[bool]) -> int:
     """Return ``mamba_step``: in the middle of so many layers is one of attention."""
     count = len(attends)
     for step in range(2, 2 * count + 2):
-        if attends == [layer == count - 1 if count <= step // 2 else layer % step == step // 2 for layer in range(count)]:
+        if attends == [
+            layer == count - 1 if count <= step // 2 else layer % step == step // 2 for layer in range(count)
+        ]:
             return step
     keys.fail("attention.head_count", keys.get("attention.head_count"), "attention must be in every n-th layer")
 
@@ -80,12 +79,16 @@ def plamo3(keys: GgufKeys) -> FileLayout:
     attended = parts.attention(keys)
     full = attended.pop("rope_parameters")
     window = keys.integer("attention.sliding_window", 0)
-    config = _config(keys, "plamo3") | attended | {
-        "rope_theta": full["rope_theta"],
-        "rope_local_theta": keys.number("rope.freq_base_swa", _NEAR_THETA),
-        "window_size": window or 1,
-        "sliding_window_pattern": keys.integer("attention.sliding_window_pattern", 8, least=1) if window else 1,
-    }
+    config = (
+        _config(keys, "plamo3")
+        | attended
+        | {
+            "rope_theta": full["rope_theta"],
+            "rope_local_theta": keys.number("rope.freq_base_swa", _NEAR_THETA),
+            "window_size": window or 1,
+            "sliding_window_pattern": keys.integer("attention.sliding_window_pattern", 8, least=1) if window else 1,
+        }
+    )
     if full["rope_type"] == "yarn":
         original = full["original_max_position_embeddings"]
         config |= {"rope_scaling_factor": full["factor"], "initial_context_length": original}

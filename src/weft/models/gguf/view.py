@@ -191,8 +191,6 @@ def _numbers(header: Header, layout: FileLayout) -> Iterator[GgufTensor]:
             yield GgufTensor(header.path, name, "F32", (1,), array.itemsize, begin + layer * array.itemsize)
 
 
-
-
 def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
     """Return the tensors that weft reads of a stored tensor: one, several parts, or one for each expert. A tensor that
     is not in the table keeps its name, so the warning of unused tensors names it.
