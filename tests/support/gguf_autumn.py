@@ -1,5 +1,5 @@
-"""The converter's changes for Apertus, Llama 4, Laguna, Mellum, PLaMo and Nemotron-H Puzzle, as ``gguf_files`` has those
-of other models: ``renamed`` for tensors, ``keys_of`` for numbers.
+"""The converter's changes for Apertus, Llama 4, Laguna, Mellum, PLaMo and Nemotron-H Puzzle, as ``gguf_files`` has
+those of other models: ``renamed`` for tensors, ``keys_of`` for numbers.
 
 Tensors get names that gguf's table has, or the table of a model with the same parts has.
 """
@@ -33,7 +33,7 @@ _PLAMO_ENDS = {"norm_weight": "norm.weight", "q_weight": "q.weight", "k_weight":
 def renamed(
     tensors: Mapping[str, torch.Tensor], kind: str, forget: Collection[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a model of ``kind`` as the table knows them. The numbers of Apertus's activation are keys."""
+    """Yield the tensors of a model of ``kind`` as the table knows them. Numbers of Apertus's activation are keys."""
     for name, x in tensors.items():
         if kind == "laguna":
             for ours, theirs in _LAGUNA.items():

@@ -210,7 +210,8 @@ ROWS: dict[str, DenseLayout] = {
     "nemotron": DenseLayout("nemotron", eps="norm_eps", minus_one=True, more=_biases),
     "seed_oss": DenseLayout("seed_oss", {"post_attention_norm": "post_attention_layernorm"}),
     "arcee": DenseLayout("arcee", interleaved=True, more=_biases),
-    "apertus": DenseLayout("apertus", {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}, numbers={
+    "apertus": DenseLayout("apertus", {
+        "attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}, numbers={
         f"xielu.{number}": f"mlp.act_fn.{number}" for number in ("alpha_p", "alpha_n", "beta", "eps")}),
     "ernie4_5": DenseLayout("ernie4_5", more=_used("use_bias")),
     "smollm3": DenseLayout("smollm3", interleaved=True),

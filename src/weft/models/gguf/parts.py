@@ -53,8 +53,8 @@ MINUS_ONE = Undo(minus=1.0)
 @dataclass(frozen=True, slots=True)
 class FileLayout:
     """Layout of a file. ``config``: of config.json. ``whole``: names outside of layers. ``undo``: by our names.
-    ``stack``: the part before the number of a layer in our names. ``numbers``: names of one number of each layer, by the
-    key of the array that has the numbers of all layers."""
+    ``stack``: the part before the number of a layer in our names. ``numbers``: names of one number of each layer, by
+    the key of the array that has the numbers of all layers."""
 
     config: dict[str, Any]
     whole: Names

@@ -68,9 +68,8 @@ def _step(keys: GgufKeys, attends: list[bool]) -> int:
     """Return ``mamba_step``: in the middle of so many layers is one of attention."""
     count = len(attends)
     for step in range(2, 2 * count + 2):
-        if attends == [
-            layer == count - 1 if count <= step // 2 else layer % step == step // 2 for layer in range(count)
-        ]:
+        last = count <= step // 2  # then only the last layer attends
+        if attends == [layer == count - 1 if last else layer % step == step // 2 for layer in range(count)]:
             return step
     keys.fail("attention.head_count", keys.get("attention.head_count"), "attention must be in every n-th layer")
 
