@@ -563,10 +563,9 @@ def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
     )
     refused = executor.record_graphs()
     notes = [] if refused is None else [f"some steps are not recorded as CUDA graphs, and are slower for it: {refused}"]
-    recorded = graphs.recorded()
-    if recorded:
-        widths = [shape.decodes for shape in recorded if shape.decodes_alone]
-        tokens = [shape.tokens for shape in recorded if not shape.decodes_alone]
+    if graphs.recorded():
+        widths = [shape.decodes for shape in graphs.recorded() if shape.decodes_alone]
+        tokens = [shape.tokens for shape in graphs.recorded() if not shape.decodes_alone]
         notes.append(
             f"CUDA graphs, recorded in {graphs.seconds:.1f} s: decode steps of up to {max(widths, default=0)} "
             f"sequences in {len(widths)} batch sizes, steps with prompts of up to {max(tokens, default=0)} tokens in "
