@@ -22,8 +22,9 @@ from tests.support.graph_steps import EagerCapture, dummy_step
 from tests.unit.runner import plans
 from weft.config import Sizes
 from weft.memory.frames.plan import plan_arena
-from weft.runner.graph_shapes import decode_widths
+from weft.runner.graph_shapes import GraphShape, decode_widths
 from weft.runner.graphs import CudaCapture, Replay, UnreadableList
+from weft.runner.step_graphs import GraphSet, SetName, StepGraphs
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan
 from weft.spec import ModelSpec, attention
@@ -325,6 +326,21 @@ def test_a_width_that_cannot_be_recorded_costs_no_other_width() -> None:
     assert capture.replays == [4], "wider than all graphs: without one"
     dummy_step(partly, 7)
     assert capture.replays == [4]
+
+
+def test_a_set_of_steps_that_cannot_be_recorded_is_named_and_costs_no_other_set() -> None:
+    def forward(inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
+        if inputs.adapters is not None:
+            raise RuntimeError("no room for factors")
+        return inputs.tokens_T[:, None].float()
+
+    shapes = [GraphShape.of_decodes(2)]
+    table = torch.full((3, 1), PAD, dtype=torch.int32)
+    graphs = StepGraphs(table, torch.zeros(3, dtype=torch.int64), shapes, Recording())
+    names: tuple[SetName, ...] = ("base", "draft", "adapted")
+    graphs.record(*(GraphSet(name, shapes, forward, []) for name in names))
+    assert [graphs.recorded(name) for name in names] == [tuple(shapes), tuple(shapes), ()]
+    assert graphs.refused_in_words() == "with adapters, batch size 2: no room for factors"
 
 
 def test_a_kernel_that_asks_for_more_than_the_card_has_is_no_end_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
