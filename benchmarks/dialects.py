@@ -195,11 +195,18 @@ async def measure(directory: Path, args: argparse.Namespace) -> dict[str, dict[s
             _, again_s = await timed(app, path, new, 1, stream=False)
             many_s, one_s = [(await timed(app, path, new[:2], tokens, stream=True))[1] for tokens in (args.tokens, 1)]
             if number:  # the first round warms up
-                token_s = (many_s - one_s) / (args.tokens - 1)
-                seconds = {"request": cpu_s, "again": again_s, "wall": wall_s, "token": token_s}
+                seconds = {"request": cpu_s, "again": again_s, "wall": wall_s, "many": many_s, "one": one_s}
                 rounds[path].append({name: count * 1e6 for name, count in seconds.items()})
     await service.close()
-    return {path: {name: min(one[name] for one in results) for name in results[0]} for path, results in rounds.items()}
+    return {path: least(results, args.tokens) for path, results in rounds.items()}
+
+
+def least(rounds: Sequence[dict[str, float]], tokens: int) -> dict[str, float]:
+    """Return the least of ``rounds`` by name. ``many`` and ``one``, times of streams with ``tokens`` tokens and with
+    one, become ``token``: the least of their differences would be that of the worst ``one``."""
+    row = {name: min(times[name] for times in rounds) for name in rounds[0]}
+    token = (row.pop("many") - row.pop("one")) / (tokens - 1)
+    return row | {"token": token}
 
 
 def show(table: dict[str, dict[str, float]]) -> None:
