@@ -27,6 +27,8 @@ from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from benchmarks.serve.checkpoints import save_tokenizer
 from weft.config import Sizes
 from weft.fleet.live_request import RequestStream
@@ -226,8 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as name:
-        table = asyncio.run(measure(Path(name), args))
+    # The loop is that of a server.
+    with tempfile.TemporaryDirectory() as name, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        table = runner.run(measure(Path(name), args))
     show(table)
     if args.json is not None:
         args.json.write_text(json.dumps(table, indent=2))
