@@ -35,7 +35,8 @@ from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
 from weft.models.loading import load_model
 from weft.request import Request
-from weft.runner.mixed_graphs import MixedGraphs, verify_shapes
+from weft.runner.graph_shapes import verify_shapes
+from weft.runner.step_graphs import StepGraphs
 from weft.runner.torch_executor import GRAPH, TorchExecutor
 from weft.speculation.drafter import SourceName
 from weft.speculation.speculator import Speculator
@@ -47,13 +48,13 @@ RECORDINGS_MAX = 22
 """Of verify runs without prompts and of their states, that a start makes."""
 
 
-def graphs_of(engine: Started) -> MixedGraphs:
-    graphs = cast(TorchExecutor, engine.core.executor).mixed_graphs
+def graphs_of(engine: Started) -> StepGraphs:
+    graphs = cast(TorchExecutor, engine.core.executor).graphs
     assert graphs is not None
     return graphs
 
 
-def counted(graphs: MixedGraphs) -> list[Any]:
+def counted(graphs: StepGraphs) -> list[Any]:
     """The replays of verify runs' states, from now on."""
     seen: list[Any] = []
     replay = graphs.replay_states
@@ -75,9 +76,7 @@ def served(card: Card, family: str, kind: Kind, **more: Any) -> tuple[list[list[
         if "cuda_graphs" not in more:
             seen = counted(graphs_of(engine))
             graphs = graphs_of(engine)
-            assert set(graphs.recorded_shapes) == {shape for shape in graphs.shapes if shape.forward}, (
-                "some are refused"
-            )
+            assert set(graphs.recorded()) == {shape for shape in graphs.shapes if shape.forward}, "some are refused"
         made = answers(engine.core, PROMPTS, LONGER)
     assert drafter.drafted
     return made, seen
