@@ -28,7 +28,7 @@ from weft.adapters import Adapter
 from weft.costs.rows import RowCosts
 from weft.engine.engine import EngineCore
 from weft.request import PlacedPicture, Request, SamplingParams
-from weft.runner.mixed_graphs import OUTSIDE
+from weft.runner.graph_shapes import OUTSIDE
 from weft.runner.mtp import HeadRunner
 from weft.runner.torch_executor import GRAPH, TorchExecutor
 from weft.speculation.drafter import Drafter

@@ -36,8 +36,9 @@ from weft.costs.rows import RowCosts
 from weft.models.loading import load_model
 from weft.request import Request
 from weft.runner import readback
+from weft.runner.graph_shapes import verify_shapes
 from weft.runner.head_graphs import HeadGraphs
-from weft.runner.mixed_graphs import MixedGraphs, verify_shapes
+from weft.runner.step_graphs import StepGraphs
 from weft.runner.torch_executor import GRAPH, TorchExecutor
 from weft.speculation.drafter import SourceName
 from weft.speculation.speculator import Speculator
@@ -49,13 +50,13 @@ RECORDINGS_MAX = 22
 """Of verify runs without prompts and of their states, that a start makes."""
 
 
-def graphs_of(engine: Started) -> MixedGraphs:
-    graphs = cast(TorchExecutor, engine.core.executor).mixed_graphs
+def graphs_of(engine: Started) -> StepGraphs:
+    graphs = cast(TorchExecutor, engine.core.executor).graphs
     assert graphs is not None
     return graphs
 
 
-def counted(graphs: MixedGraphs) -> list[Any]:
+def counted(graphs: StepGraphs) -> list[Any]:
     """The replays of verify runs' states, from now on."""
     seen: list[Any] = []
     replay = graphs.replay_states
@@ -77,9 +78,7 @@ def served(card: Card, family: str, kind: Kind, **more: Any) -> tuple[list[list[
         if "cuda_graphs" not in more:
             seen = counted(graphs_of(engine))
             graphs = graphs_of(engine)
-            assert set(graphs.recorded_shapes) == {shape for shape in graphs.shapes if shape.forward}, (
-                "some are refused"
-            )
+            assert set(graphs.recorded()) == {shape for shape in graphs.shapes if shape.forward}, "some are refused"
         made = answers(engine.core, PROMPTS, LONGER)
     assert drafter.drafted
     return made, seen
@@ -167,7 +166,7 @@ def ordered(engine: Started, drafting: HeadGraphs, patch: pytest.MonkeyPatch) ->
 
     graphs, core = graphs_of(engine), engine.core
     noted(core.scheduler, "plan", "plan")
-    noted(graphs, "replay", "verify")
+    noted(graphs, "replay", "replay")
     noted(graphs, "replay_states", "states")
     noted(drafting, "drafts", "drafts")
     noted(core.settlement._feed, "settled", "settled")
@@ -224,7 +223,7 @@ def test_a_model_with_a_head_decodes_by_graphs(monkeypatch: pytest.MonkeyPatch) 
     assert not waits, "the host waits for events only"
     # The rest of a step waits for its tokens, and the next plan for the drafts. Events are sent, and tokens are
     # settled, while the device computes.
-    step = ["plan", "verify", "events", "wait", "states", "drafts", "settled", "wait"]
+    step = ["plan", "replay", "events", "wait", "states", "replay", "drafts", "settled", "wait"]
     first = log.index("states") - step.index("states")
     assert log[first : first + 2 * len(step)] == 2 * step
     assert made == wanted

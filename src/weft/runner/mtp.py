@@ -29,6 +29,7 @@ import numpy.typing as npt
 import torch
 
 from weft.models.mtp import MtpHead, only_decodes
+from weft.runner.graph_shapes import GraphShape
 from weft.runner.head_graphs import HeadGraphs
 from weft.runner.pictures import PictureRows
 from weft.runner.readback import PendingReadback, Readback
@@ -176,10 +177,6 @@ class HeadRunner:
         for rows, columns, pages in (plan.table_writes, plan.table_patches):
             self._has_page[rows, columns] = pages != PAD
 
-    def record(self) -> None:
-        if self.graphs is not None:
-            self.graphs.record(self._caches)
-
     def zero(self, pages: Sequence[int]) -> None:
         """Write neutral keys of this layer, of no sequence, to ``pages``."""
         self._staging.begin()
@@ -195,11 +192,11 @@ class HeadRunner:
         began_s = time.perf_counter()
         assert plan.mtp_drafts is not None
         ends = self._ends(plan, inputs, result)
-        width = None
+        shape = None
         if self.graphs is not None and plan.mtp_drafts and ends.runs:
-            width = self.graphs.width_of(len(ends.runs))
-        if width is not None:
-            numbers, read = self._replayed(plan, inputs, hidden_TD, result, ends, width)
+            shape = self.graphs.shape_of(len(ends.runs))
+        if shape is not None:
+            numbers, read = self._replayed(plan, inputs, hidden_TD, result, ends, shape)
             return PendingDrafts(self._readback.send([numbers]), read, time.perf_counter() - began_s)
         self._staging.begin()
         following = self._staging.add(self._following(plan, inputs, result))
@@ -228,11 +225,17 @@ class HeadRunner:
         return PendingDrafts(pending, lambda numbers: _by_run(places, numbers), time.perf_counter() - began_s)
 
     def _replayed(
-        self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult, ends: _Ends, width: int
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        hidden_TD: torch.Tensor,
+        result: StepResult,
+        ends: _Ends,
+        shape: GraphShape,
     ) -> tuple[torch.Tensor, Callable[[npt.NDArray[np.float64]], dict[int, HeadDraft]]]:
-        """Launch the drafts of graphs of ``width`` rows, and return their numbers and the reader of these. A graph
-        writes only the keys of its own rows, so in a step with other runs than decodes the keys of all tokens are
-        written first.
+        """Launch the drafts of graphs of ``shape``, and return their numbers and the reader of these. A graph writes
+        only the keys of its own rows, so in a step with other runs than decodes the keys of all tokens are written
+        first.
         """
         assert self.graphs is not None
         rows = plan.rows[ends.runs].tolist()
@@ -249,16 +252,15 @@ class HeadRunner:
         self._staging.begin()
         following = self._staging.add(self._following(plan, inputs, result))
         ends_X = self._staging.add(np.array(ends.rows, np.int64))
-        blocks = [self._staging.add(self.graphs.block(width, places, rows)) for places in starts]
+        blocks = [self._staging.add(self.graphs.block(shape, places, rows)) for places in starts]
         self._send(inputs, tables=not decodes_alone)
         if not decodes_alone:
             self._head.write(self._head.joined(hidden_TD, following.device), inputs, self._caches[0])
         numbers_CW2 = self.graphs.drafts(
-            width,
+            shape,
             hidden_TD.index_select(0, ends_X.device),
             following.device.index_select(0, ends_X.device),
             [block.device for block in blocks],
-            starts,
         )
 
         def read(numbers: npt.NDArray[np.float64]) -> dict[int, HeadDraft]:

@@ -40,11 +40,11 @@ from weft.models.loading import LoadedModel
 from weft.models.mtp import MtpHead
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.batch import BatchBuilder, StepBatch
-from weft.runner.graphs import Capture, DecodeBlock, DecodeGraphs, decode_widths, pad_rows
+from weft.runner.graph_shapes import OUTSIDE, TOKENS_MAX, recorded_shapes
+from weft.runner.graphs import Capture, pad_rows
 from weft.runner.head_graphs import HeadGraphs
 from weft.runner.kv_scales import Model, head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
-from weft.runner.mixed_graphs import OUTSIDE, TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
 from weft.runner.mtp import HeadRunner
 from weft.runner.pictures import picture_rows
 from weft.runner.pooling import pool
@@ -53,6 +53,7 @@ from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampled, Sampler, score
 from weft.runner.sleep import DroppedModel, HostWeights, give_back, storages_on_devices
 from weft.runner.staging import Staging
+from weft.runner.step_graphs import GraphSet, StepBlock, StepGraphs
 from weft.runner.verify import SampledRows, choose, replay
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import ModelSpec
@@ -125,7 +126,7 @@ class TorchExecutor:
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
-        self._capture, self._on_worker = capture, on_worker
+        self._on_worker = on_worker
         rows = rows_on(
             device,
             rows_max=sizes.rows_max,
@@ -137,23 +138,13 @@ class TorchExecutor:
         self.graphs = (
             None
             if capture is None
-            else DecodeGraphs(
-                rows.table,
-                rows.chosen,
-                decode_widths(sizes.rows_max),
-                capture,
-                None if self.pictures is None else self.pictures.deltas_R,
-            )
-        )
-        self.mixed_graphs = (
-            None
-            if capture is None or capture.reads_host
-            else MixedGraphs(
+            else StepGraphs(
                 rows.table,
                 rows.chosen,
                 recorded_shapes(
                     sizes.rows_max,
-                    min(sizes.step_tokens_max, mixed_tokens_max),
+                    # The lists of a step with prompts change with every step.
+                    0 if capture.reads_host else min(sizes.step_tokens_max, mixed_tokens_max),
                     verify_runs=verify_runs,
                     picture_fields=0 if self.pictures is None else self.pictures.fields,
                 ),
@@ -354,10 +345,10 @@ class TorchExecutor:
 
     def _replay(self, plan: StepPlan, batch: StepBatch, right: list[int]) -> None:
         """Replay the states of the verify runs of ``plan`` after the ``right`` tokens of each."""
-        if isinstance(batch.inputs, MixedBlock):
-            assert self.mixed_graphs is not None
+        if isinstance(batch.inputs, StepBlock):
+            assert self.graphs is not None
             verified = slice(plan.verify_runs.start, plan.verify_runs.stop)
-            self.mixed_graphs.replay_states(
+            self.graphs.replay_states(
                 batch.inputs,
                 plan.starts[verified].tolist(),
                 plan.lengths[verified].tolist(),
@@ -365,7 +356,6 @@ class TorchExecutor:
                 plan.slots[verified].tolist(),
             )
         else:
-            assert isinstance(batch.inputs, StepInputs)
             replay(batch.inputs.runs, right, self._verify_tables)
 
     def _bind_head(self) -> None:
@@ -375,23 +365,17 @@ class TorchExecutor:
                 open_tables(self.model)
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
-            rows, capture = self.batches.rows, self._capture
-            graphs = (
-                None
-                if capture is None or self.graphs is None
-                else HeadGraphs(
-                    head,
-                    rows.table,
-                    rows.chosen,
-                    self.graphs.widths,
-                    capture,
-                    None if self.pictures is None else self.pictures.deltas_R,
-                    DTYPES[self.model.spec.dtype],
-                )
-            )
+            rows = self.batches.rows
             assert isinstance(self.model, CausalModel)
             cache, *index = self._caches[len(self.model.architecture.spec().layers) :]
             cache = replace(cache, index=index[0] if index else None)
+            graphs = (
+                None
+                if self.graphs is None
+                else HeadGraphs(
+                    head, self.graphs, [cache], len(rows.table) - 1, DTYPES[self.model.spec.dtype], self.arena.device
+                )
+            )
             self._head = HeadRunner(
                 head,
                 rows.table,
@@ -402,16 +386,13 @@ class TorchExecutor:
                 graphs,
             )
 
-    def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs | StepBlock) -> torch.Tensor:
         if isinstance(self.model, CausalModel):
             # A replay calls no ``forward`` that would name the adapters of the head's rows.
             self.model.adapters.step = inputs.adapters
-        if isinstance(inputs, DecodeBlock):
+        if isinstance(inputs, StepBlock):
             assert self.graphs is not None
             return self.graphs.replay(inputs)
-        if isinstance(inputs, MixedBlock):
-            assert self.mixed_graphs is not None
-            return self.mixed_graphs.replay(inputs)
         scratch.device = self.arena.device
         return self.model.forward(inputs, self._caches)
 
@@ -423,39 +404,24 @@ class TorchExecutor:
         return self._room.first(rows)
 
     def record_graphs(self) -> str | None:
-        """Record steps, if a ``Capture`` was given: those with prompts first, which are larger. From then on steps are
-        padded to the recorded sizes. Return the sizes without a graph and the reason; None if all are recorded or none
-        was asked for.
+        """Record steps, if a ``Capture`` was given; then drafts of the model's own head, and the steps again for rows
+        of adapters, which may come later. From then on steps are padded to the recorded sizes. Return the sizes without
+        a graph and the reason; None if all are recorded or none was asked for.
         """
-        if self.graphs is None:
+        graphs = self.graphs
+        if graphs is None:
             return None
         self._forget_graphs()
         scratch.device = self.arena.device
-        with current(self.arena.device):
-            if self.mixed_graphs is not None:
-                self.mixed_graphs.record(self.model.forward, self._caches)
-            self.graphs.record(self.model.forward, self._caches)
-            if self._head is not None:
-                self._head.record()
-            if self._adapts and self.batches.active is not None:
-                self._record_adapted(self.graphs)
-        self.batches.decode_widths = self.graphs.recorded_widths
-        refused = [self.graphs.refused_in_words()]
+        sets = [GraphSet("base", graphs.shapes, self.model.forward, self._caches)]
         if self._head is not None and self._head.graphs is not None:
-            refused.append(self._head.graphs.refused_in_words())
-        if self.mixed_graphs is not None:
-            self.batches.mixed_shapes = self.mixed_graphs.recorded_shapes
-            refused.append(self.mixed_graphs.refused_in_words())
-        return "; ".join(filter(None, refused)) or None
-
-    @torch.inference_mode()
-    def _record_adapted(self, graphs: DecodeGraphs) -> None:
-        """Record the steps again for rows of adapters, which may come later."""
-        if self.mixed_graphs is not None:
-            self.mixed_graphs.record_adapted(self.model.forward, self._caches)
-            self.batches.adapted_shapes = self.mixed_graphs.adapted_shapes
-        graphs.record_adapted(self.model.forward, self._caches)
-        self.batches.adapted_widths = graphs.adapted_widths
+            sets.append(self._head.graphs.drafting)
+        if self._adapts and self.batches.active is not None:
+            sets.append(replace(sets[0], name="adapted"))
+        with current(self.arena.device):
+            graphs.record(*sets)
+        self.batches.shapes, self.batches.adapted_shapes = graphs.recorded(), graphs.recorded("adapted")
+        return graphs.refused_in_words()
 
     def warm(self) -> None:
         """Do work on a GPU that the first steps would otherwise wait for. Libraries have a handle and a workspace for
@@ -470,17 +436,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def _warm(self) -> None:
         if self.graphs is not None:
-            for width in self.graphs.recorded_widths:
-                self.graphs.idle(width)
-            for width in self.graphs.adapted_widths:
-                self.graphs.idle(width, adapted=True)
-        if self.mixed_graphs is not None:
-            for shape in self.mixed_graphs.recorded_shapes:
-                self.mixed_graphs.idle(shape)
-            for shape in self.mixed_graphs.adapted_shapes:
-                self.mixed_graphs.idle(shape, adapted=True)
-        if self._head is not None and self._head.graphs is not None:
-            self._head.graphs.warm()
+            self.graphs.warm()
         self.model.logits(self._forward(pad_rows(1, self.batches.rows.table.shape[1], self.arena.device)))
         self._readback.send([]).open()
 
@@ -561,11 +517,9 @@ class TorchExecutor:
 
     def _forget_graphs(self) -> None:
         """Drop the graphs, which keep addresses in the arena and in the weights."""
-        self.batches.decode_widths = self.batches.adapted_widths = ()
-        self.batches.mixed_shapes = self.batches.adapted_shapes = ()
-        for graphs in (self.graphs, self.mixed_graphs):
-            if graphs is not None:
-                graphs.forget()
+        self.batches.shapes = self.batches.adapted_shapes = ()
+        if self.graphs is not None:
+            self.graphs.forget()
 
     def _read_again(self, spec: ModelSpec) -> None:
         assert self._reload is not None
