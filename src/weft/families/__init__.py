@@ -11,6 +11,7 @@
     glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
+    muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
     deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
@@ -99,6 +100,7 @@ from weft.families import (
     lightning,
     mamba,
     mixed,
+    muse,
     nemotron_h,
     nemotron_nas,
     plamo,
@@ -297,6 +299,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         lightning,
         mamba,
         mixed,
+        muse,
         nemotron_h,
         nemotron_nas,
         plamo,
