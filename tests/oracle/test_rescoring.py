@@ -47,7 +47,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     ),
     "the ring of a window, in further decoders": (
         "laguna", "afmoe", "mellum", "kolibri", "vaultgemma", "lara_mini", "mimo_v2_flash", "cohere2_moe",
-        "cohere2_moe_sigmoid", "gpt_neo",
+        "cohere2_moe_sigmoid", "gpt_neo", "muse_glimmer",
     ),
     "attention over latents": (
         "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5", "ling_2_5_plain", "gigachat3_5",
@@ -57,7 +57,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     "a gate that passes GELU": ("gemma",),
     "attention over chosen blocks": (
         "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain", "deepseek_v32",
-        "glm_moe_dsa",
+        "glm_moe_dsa", "minimax_m3", "minimax_m3_near",
     ),
     "attention over entries of tokens": ("deepseek_v4", "deepseek_v4_plain"),
     "a state of one number for each channel": ("recurrent_gemma_pages",),

@@ -11,7 +11,9 @@
     glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
+    muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
     deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
                                                                       experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
@@ -83,6 +85,7 @@ from weft.families import (
     alibi,
     attention,
     centred,
+    chosen,
     deepseek,
     deepseek_v4,
     delta,
@@ -97,6 +100,7 @@ from weft.families import (
     lightning,
     mamba,
     mixed,
+    muse,
     nemotron_h,
     nemotron_nas,
     plamo,
@@ -270,7 +274,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
         if method not in QUANTIZATIONS:
             fail("quantization_config", method, f"weft reads {', '.join(QUANTIZATIONS)}; or use the bf16 one")
     activation = keys.get("hidden_act", served)
-    if activation != served and (served, activation) != ("silu", "swish"):
+    if activation != served and (served, activation) not in (("silu", "swish"), ("swigluoai", "silu")):
         fail("hidden_act", activation, f"only {served} is served")
 
 
@@ -280,6 +284,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         alibi,
         attention,
         centred,
+        chosen,
         deepseek,
         deepseek_v4,
         delta,
@@ -294,6 +299,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         lightning,
         mamba,
         mixed,
+        muse,
         nemotron_h,
         nemotron_nas,
         plamo,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from weft.families import name_here, read_architecture
 from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import LayerNorms, Positions, Residual
+from weft.families.residuals import LayerNorms, NormedEmbedding, Positions, Residual
 from weft.families.sharding import possible_tps
 
 
@@ -110,6 +111,43 @@ def test_layers_of_glm_5_see_what_the_last_full_one_chose_and_those_of_deepseek_
     ):
         with pytest.raises(CheckpointError, match=key):
             read("glm_moe_dsa", **{key: value})
+
+
+def test_minimax_m3_chooses_blocks_for_each_kv_head_after_three_full_layers() -> None:
+    model = read("minimax_m3")
+    assert model.indexed == tuple(range(3, 60))
+    full = Attention(64, 4, 128, 128**-0.5, Rope(5e6, 64), qk_norm=True)
+    assert model.mixers[2:4] == (full, replace(full, index=Index(4, 128, 128, 16, "maxima")))
+    assert model.feed_forwards[2] == Dense(12_288, "clamped_swiglu")
+    assert model.feed_forwards[3] == Experts(
+        128, 4, 3072, True, shared_width=3072, scoring="sigmoid", choice_bias=True, scale=2.0,
+        activation="clamped_swiglu")  # fmt: skip
+    assert [model.mixers[3].index.blocks_of(tokens) for tokens in (128, 129)] == [1, 2]
+    saved = read(
+        "minimax_m3", hidden_act="silu", sparse_attention_config=None, moe_layer_freq=None, index_local_blocks=2,
+        layer_types=["minimax_m3_sparse"] * 60)  # fmt: skip
+    assert {mixer.index.near for mixer in saved.mixers} == {2}
+    assert {type(feed) for feed in saved.feed_forwards} == {Experts}
+    sparse = DENSE_RELEASES["minimax_m3"]["sparse_attention_config"]
+    for changes, said in (
+        (
+            {"sparse_attention_config": sparse | {"sparse_score_type": "mean"}},
+            "sparse_attention_config.sparse_score_type",
+        ),
+        ({"sparse_attention_config": sparse | {"sparse_disable_index_value": [0] * 60}}, "without values is served"),
+        ({"sparse_attention_config": sparse | {"sparse_attention_freq": [1]}}, "0 or 1 for each of the 60 layers"),
+        (
+            {"sparse_attention_config": sparse | {"sparse_num_index_heads": 8}},
+            "index_n_heads is 8: .* 4 chooses by one",
+        ),
+        ({"sparse_attention_config": sparse | {"sparse_local_block": 17}}, "index_topk_blocks is 16"),
+        ({"sparse_attention_config": sparse | {"sparse_index_dim": 32}}, "its keys turn by 64 numbers"),
+        ({"mlp_layer_types": ["sparse"]}, "dense or sparse of each of the 60 layers"),
+        ({"swiglu_limit": 5.0}, "swiglu_limit is 5.0"),
+        ({"hidden_act": "gelu"}, "only swigluoai is served"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            read("minimax_m3", **changes)
 
 
 def test_layers_of_llama4_with_positions_see_chunks_and_queries_of_the_others_grow() -> None:
@@ -302,6 +340,29 @@ def test_experts_of_command_are_halved_next_to_a_shared_one_and_its_first_layers
     assert (experts.scale, experts.shared.multipliers) == (0.5, (1.0, 0.5))
     assert read("cohere2_moe").feed_forwards[0].scale == 1.0
     assert read("cohere2_moe", rms_norm_eps=1e-6).residual.centred == ""
+
+
+def test_muse_glimmer_turns_windows_alone_and_scales_queries_and_logits() -> None:
+    model = read("muse_glimmer")
+    common = {"qk_norm": True, "norm_plain": True, "gated": True}
+    window = Attention(32, 2, 128, 128**-0.5 * 3.87, Rope(5e5, 128), window=2048, **common)
+    assert model.mixers[:4] == (window, window, window, replace(window, rope=None, window=None))
+    assert (model.logits_divisor, model.logits_cap) == (pytest.approx(26**0.5), 20.0)
+    assert model.residual == NormedEmbedding(out_norms=True, out_eps=1e-8)
+    silent = dict.fromkeys(("layer_rope_theta", "layer_types", "qk_scale_factor", "output_multiplier"))
+    assert read("muse_glimmer", **silent) == model
+    still = read("muse_glimmer", layer_rope_theta=[0] * 52)
+    assert {mixer.rope for mixer in still.mixers} == {None}
+    for changes, words in (
+        ({"layer_rope_theta": [1e4] * 52}, "layer_rope_theta is 10000.0: a layer turns by rope_theta 500000, or not"),
+        ({"layer_rope_theta": [0, 0]}, "it must list a base for each of the 52 layers"),
+        ({"hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"final_logit_softcapping": 0.0}, "final_logit_softcapping is 0.0: it must be above 0"),
+        ({"output_multiplier": -1.0}, "output_multiplier is -1.0: it must be above 0"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            read("muse_glimmer", **changes)
 
 
 def test_logits_of_nanochat_have_a_cap_unless_it_is_null() -> None:
