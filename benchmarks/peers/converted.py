@@ -55,7 +55,8 @@ def _apart(file: Path) -> None:
     for name, x in load_file(file).items():
         begin, stacked, part = name.partition(".experts.")
         if stacked and x.ndim == 3:
-            tensors |= {f"{begin}.experts.{number}.{part}.weight": one.contiguous() for number, one in enumerate(x)}
+            for number, matrix in enumerate(x.unbind()):
+                tensors[f"{begin}.experts.{number}.{part}.weight"] = matrix.contiguous()
         else:
             tensors[name] = x
     save_file(tensors, file)
