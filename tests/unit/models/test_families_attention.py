@@ -555,7 +555,7 @@ def test_ling_is_read_as_released_and_as_saved_by_transformers() -> None:
     model = read_architecture(LING_3_FLASH)
     full = [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, LatentAttention)]
     assert full == [5, 11, 17, 23, 29, 35, 41]
-    assert model.mixers[0] == KimiDelta(32, 128, 4, wide_gates=True, decay_floor=-5.0)
+    assert model.mixers[0] == KimiDelta(32, 128, 4, wide_forget=True, wide_gate=True, decay_floor=-5.0)
     assert model.mixers[5] == LatentAttention(32, 512, 64, 128, 128, 192**-0.5, rope=Rope(6e6, 64), head_gated=True)
     assert model.feed_forwards[:2] == (Dense(6144), Dense(6144))
     assert set(model.feed_forwards[2:]) == {
@@ -590,7 +590,7 @@ def test_ling_is_read_as_released_and_as_saved_by_transformers() -> None:
     assert read_architecture(saved) == model
     assert read_architecture(changed(LING_3_FLASH, kda_safe_gate=None) | {"kda_safe_gate": False}).mixers[
         0
-    ] == KimiDelta(32, 128, 4, wide_gates=True)
+    ] == KimiDelta(32, 128, 4, wide_forget=True, wide_gate=True)
 
 
 def test_sparse_lfm2_is_read_as_released() -> None:
