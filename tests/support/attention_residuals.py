@@ -186,14 +186,15 @@ def activated(gate: torch.Tensor, up: torch.Tensor, caps: tuple[float, float | N
 
 
 class Experts(nn.Module):
-    """Experts of Kimi K3. ``groups``: number of groups, and of those that are chosen."""
+    """Experts of Kimi K3."""
 
     def __init__(self, config: Any, caps: tuple[float, float | None]) -> None:
         super().__init__()
         self.config, hidden, width = config, config.hidden_size, config.moe_intermediate_size
-        latent = config.routed_expert_hidden_size
-        names = ("w1", "w3", "w2")
-        self.experts = nn.ModuleList(FeedForward(latent or hidden, width, caps, names) for _ in range(config.num_experts))
+        latent, names = config.routed_expert_hidden_size, ("w1", "w3", "w2")
+        self.experts = nn.ModuleList(
+            FeedForward(latent or hidden, width, caps, names) for _ in range(config.num_experts)
+        )
         self.gate = Router(config.num_experts, hidden, "e_score_correction_bias")
         self.shared_experts = FeedForward(hidden, width * config.num_shared_experts, caps)
         if latent is not None:
@@ -261,7 +262,8 @@ class K3Layer(nn.Module):
         caps = config.activation_situ_beta, config.activation_situ_linear_beta
         self.self_attn = (
             KimiDelta(hidden, linear["num_heads"], linear["head_dim"], linear["short_conv_kernel_size"],
-                      config.rms_norm_eps, wide=linear["use_full_rank_gate"], floor=linear["gate_lower_bound"], padding=3)
+                      config.rms_norm_eps, wide=linear["use_full_rank_gate"], floor=linear["gate_lower_bound"],
+                      padding=3)
             if layer + 1 in linear["kda_layers"] else UnturnedLatent(config)
         )  # fmt: skip
         if layer < config.first_k_dense_replace:

@@ -111,8 +111,9 @@ def read_queries(read: BlockReader, name: str, inputs: int = 1) -> SumAttention:
     """Return the attention of a block with ``inputs`` inputs, whose queries are under ``name``."""
     shape = read.architecture.residual
     assert isinstance(shape, AttentionResiduals)
-    table = read.table(shape.query_table(read.hidden, name, inputs), "")
+    joined = shape.weighed and not read.source.has(f"{name}_norm.weight")
+    table = read.table(shape.query_table(read.hidden, name, inputs, joined=joined), "")
     query_QD, weight_D = table.tensor("query").float().reshape(inputs, -1), table.get("norm")
-    if not query_QD.is_meta:
+    if not (query_QD.is_meta or joined):
         query_QD = query_QD * (read.hidden**-0.5 if weight_D is None else weight_D.float())
     return SumAttention(query_QD, shape.eps, values_normed=not shape.weighed)
