@@ -147,7 +147,7 @@ def timed_prompts(model: Any, device: torch.device, tokens: int, context: int, g
     from weft.request import Request, SamplingParams
 
     core, executor, _, why_not = engine(model, device, UNRECORDED_MAX, context, graphs, False, beside=1)
-    if graphs and not executor.batches.mixed_shapes:
+    if graphs and all(shape.decodes_alone for shape in executor.batches.shapes):
         core.close()
         return {"graphs_refused": why_not}
     launches, launch = [], executor._launch
@@ -308,7 +308,7 @@ def timed_steps(
         "launch_ms": statistics.median(launches) * 1e3,
         "waits_per_step": waits,
         "graphs_refused": why_not,
-        "recorded_s": executor.graphs.recorded_s if executor.graphs else None,
+        "recorded_s": executor.graphs.seconds if executor.graphs else None,
         "zero_a_frame_ms": zeroing_s * 1e3,
         "frame_bytes": plan.frame_bytes,
         "frames": plan.frame_count,
@@ -325,7 +325,7 @@ def engine(
     import numpy as np
 
     from weft.request import Request, SamplingParams
-    from weft.runner.mixed_graphs import TOKENS_MAX
+    from weft.runner.graph_shapes import TOKENS_MAX
 
     made_max = DECODED + BEGINNING + WATCHED + 16
     core, executor, plan, why_not = small_engine(
@@ -394,7 +394,10 @@ def small_engine(
         observer=observer,
     )
     if executor.graphs is not None and one_width:
-        executor.graphs.widths = (rows,)  # the others would take their time to record and not be used
+        # The others would take their time to record and not be used.
+        executor.graphs.shapes = tuple(
+            shape for shape in executor.graphs.shapes if not shape.decodes_alone or shape.decodes == rows
+        )
     why_not = executor.record_graphs()
     adapters = AdapterPool(executor, budget_bytes=ADAPTERS_BYTES, rank_max=64)
     core = EngineCore(

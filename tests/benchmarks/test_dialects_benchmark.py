@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.dialects import PATHS
+from benchmarks.dialects import PATHS, least
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,3 +19,8 @@ def test_every_dialect_is_measured(tmp_path: Path) -> None:
     said = json.loads(report.read_text())
     assert set(said) == set(PATHS)
     assert all(row["request"] > 0 for row in said.values())
+
+
+def test_a_slow_round_of_short_streams_makes_tokens_no_cheaper() -> None:
+    rounds = [{"wall": 5.0, "many": 110.0, "one": 10.0}, {"wall": 7.0, "many": 120.0, "one": 300.0}]
+    assert least(rounds, 11) == {"wall": 5.0, "token": 10.0}

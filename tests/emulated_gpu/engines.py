@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 
 from tests.emulated_gpu.card import Card
 from tests.emulated_gpu.sample import ALL
@@ -23,8 +24,13 @@ from weft.info import ModelInfo
 from weft.ranks.peers import Peers
 from weft.request import Request, SamplingParams
 from weft.runner import reserve
+from weft.runner.graph_shapes import GraphShape
+from weft.runner.graphs import CudaCapture
+from weft.runner.step_graphs import GraphSet, StepGraphs
 from weft.runner.torch_executor import TorchExecutor
 from weft.speculation.drafter import Drafter
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.units import PAD
 
 SMALL: dict[str, Any] = {
     "device": "cuda",
@@ -173,3 +179,12 @@ def assert_tokens_of_transformers(family: str, prompts: Sequence[list[int]], mad
 def kinds(card: Card) -> set[str]:
     """Of its reports."""
     return {report.kind for report in card.reports}
+
+
+def recorded_decodes(forward: Callable[[StepInputs, list[LayerCache]], torch.Tensor]) -> StepGraphs:
+    """Return graphs of decode steps of 1, 2 and 3 rows."""
+    cuda, shapes = torch.device("cuda", 0), [GraphShape.of_decodes(rows) for rows in (1, 2, 3)]
+    table = torch.full((4, 1), PAD, dtype=torch.int32, device=cuda)
+    graphs = StepGraphs(table, torch.zeros(4, dtype=torch.int64, device=cuda), shapes, CudaCapture(cuda))
+    graphs.record(GraphSet("base", shapes, forward, []))
+    return graphs

@@ -59,9 +59,9 @@ def test_rows_of_adapters_replay_graphs_with_the_tokens_of_a_cpu(family: str, tm
     with emulated() as card, started(card, family, prefix_cache=False, lora_memory="8MiB") as gpu:
         core, executor = gpu.core, cast(TorchExecutor, gpu.core.executor)
         recorded: list[object] = []
-        assert executor.mixed_graphs is not None
-        record = executor.mixed_graphs.record_adapted
-        executor.mixed_graphs.record_adapted = lambda *all: (recorded.append(all), record(*all))  # type: ignore[method-assign,assign]
+        assert executor.graphs is not None
+        record = executor.graphs.record
+        executor.graphs.record = lambda *all: (recorded.append(all), record(*all))  # type: ignore[method-assign,assign]
         card.serving = False  # one of them is DoRA, which reads the weights
         for one in (a, b):
             core.adapters.load(one)
@@ -79,7 +79,6 @@ def test_rows_of_adapters_replay_graphs_with_the_tokens_of_a_cpu(family: str, tm
         sleeper.sleep(1)
         sleeper.wake_up()
         assert answers(core, orders[2], "woken") == want[2], "factors are read where they lie now"
-        assert executor.batches.adapted_widths == executor.batches.decode_widths
-        assert executor.batches.adapted_shapes == executor.batches.mixed_shapes
+        assert executor.batches.adapted_shapes == executor.batches.shapes
         assert {form for form, count in executor.steps_by_form.items() if count} == {GRAPH}, "prompts too"
     assert not card.reports, [str(report) for report in card.reports]

@@ -10,8 +10,11 @@ import torch
 
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import Card
-from weft.runner.graphs import CudaCapture, Recordings
+from tests.emulated_gpu.engines import recorded_decodes
+from weft.runner.graph_shapes import GraphShape
+from weft.runner.graphs import CudaCapture
 from weft.tensor.gpu.host_memory import room_for
+from weft.tensor.inputs import StepInputs
 
 CUDA = torch.device("cuda", 0)
 
@@ -76,21 +79,26 @@ def test_the_control_a_pool_goes_on_recording_behind_an_error_of_cuda(card: Card
         x.add_(1)
 
 
-def test_a_key_that_cannot_be_recorded_costs_no_other_key(card: Card) -> None:
+def test_a_shape_that_cannot_be_recorded_costs_no_other_shape(card: Card) -> None:
     """Fault 5: the pool of an invalid recording refused all later ones."""
     x = torch.ones(4, device=CUDA)
-    recordings: Recordings[int] = Recordings(CudaCapture(CUDA))
     looks = {3: lambda: x + 3, 2: lambda: x * x.sum().item(), 1: lambda: x + 1}
-    recorded: list[int] = []
+    came: list[int] = []
 
-    def step_of(key: int) -> Any:
-        return (lambda: looks[key]() if recorded.append(key) or key != 2 or recorded.count(2) > 1 else x), ()
+    def forward(inputs: StepInputs, caches: object) -> torch.Tensor:
+        rows = len(inputs.tokens_T)
+        came.append(rows)
+        return looks[rows]() if rows != 2 or came.count(2) > 1 else x
 
-    recordings.record([1, 2, 3], step_of)
-    assert recordings.keys == (1, 3)
-    assert "permitted when stream is capturing" in recordings.refused[2] or "capture" in recordings.refused[2]
-    assert recordings.replay(1).tolist() == [2] * 4
-    assert recordings.replay(3).tolist() == [4] * 4
+    graphs = recorded_decodes(forward)
+    assert graphs.recorded() == (GraphShape.of_decodes(1), GraphShape.of_decodes(3))
+    refused = graphs.refused_in_words()
+    assert refused is not None
+    assert refused.startswith("batch size 2: ")
+    assert "captur" in refused
+    for rows in (1, 3):
+        with torch.inference_mode():
+            assert graphs.idle(GraphShape.of_decodes(rows)).tolist() == [1 + rows] * 4
 
 
 def test_memory_that_was_freed_behind_a_recording_is_poison_at_its_replay(card: Card) -> None:

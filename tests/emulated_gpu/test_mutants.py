@@ -27,7 +27,14 @@ from msgspec import structs
 
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import RESERVE_SLACK, Report
-from tests.emulated_gpu.engines import GREEDY, answers, assert_tokens_of_transformers, said_by_transformers, started
+from tests.emulated_gpu.engines import (
+    GREEDY,
+    answers,
+    assert_tokens_of_transformers,
+    recorded_decodes,
+    said_by_transformers,
+    started,
+)
 from tests.emulated_gpu.install import CARD_BYTES
 from tests.emulated_gpu.sample import sample
 from tests.fixtures.checkpoints import checkpoint
@@ -35,13 +42,15 @@ from tests.fixtures.drafters import AnswerDrafter
 from weft.request import SamplingParams
 from weft.runner import reserve, rows, sampler, torch_executor, transfers
 from weft.runner.arena import DeviceArena
-from weft.runner.graphs import CudaCapture, Recordings
+from weft.runner.graphs import CudaCapture
 from weft.runner.staging import Staged
+from weft.runner.step_graphs import StepGraphs
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.store_tier import StoreTier
 from weft.tensor import device
 from weft.tensor.gpu import prefill_backend
 from weft.tensor.gpu.host_memory import HostBuffer, HostRoom
+from weft.tensor.inputs import StepInputs
 
 CUDA = torch.device("cuda", 0)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
@@ -196,18 +205,20 @@ def record() -> list[Report]:
     """One of three steps cannot be recorded."""
     with emulated() as card:
         x = torch.ones(4, device=CUDA)
-        steps: dict[int, Callable[[], torch.Tensor]] = {1: lambda: x + 1, 3: lambda: x + 3}
         warm = [True]
 
-        def looks() -> torch.Tensor:
+        def forward(inputs: StepInputs, caches: object) -> torch.Tensor:
+            rows = len(inputs.tokens_T)
+            if rows != 2:
+                return x + rows
             if warm:
                 warm.clear()
                 return x
             return x * x.sum().item()
 
-        recordings: Recordings[int] = Recordings(CudaCapture(CUDA))
-        recordings.record([1, 2, 3], lambda key: (steps.get(key, looks), ()))
-        assert recordings.keys == (1, 3), f"recorded: {recordings.keys}, refused: {recordings.refused}"
+        graphs = recorded_decodes(forward)
+        recorded = [shape.decodes for shape in graphs.recorded()]
+        assert recorded == [1, 3], f"recorded: {recorded}, refused: {graphs.refused_in_words()}"
         return card.reports
 
 
@@ -216,21 +227,22 @@ def refuse() -> list[Report]:
     with emulated() as card:
         static = torch.zeros(4, device=CUDA)
 
-        def step_of(key: int) -> tuple[Callable[[], torch.Tensor], tuple[torch.Tensor, ...]]:
+        capture, refused = CudaCapture(CUDA), list[str]()
+        for key in (3, 2, 1):
             static.fill_(key)
 
-            def run() -> torch.Tensor:
+            def run(key: int = key) -> torch.Tensor:
                 doubled = static * 2
                 if key > 1:
-                    raise RuntimeError("an op reads a list on the host")
+                    raise RuntimeError(f"an op of step {key} reads a list on the host")
                 return doubled
 
-            return run, (static,)
-
-        recordings: Recordings[int] = Recordings(CudaCapture(CUDA))
-        recordings.record([1, 2, 3], step_of)
-        assert recordings.replay(1).tolist() == [2] * 4
-        assert set(recordings.refused) == {2, 3}
+            try:
+                replay = capture.capture(run)
+            except RuntimeError as error:
+                refused.append(str(error))
+        assert replay().tolist() == [2] * 4
+        assert len(refused) == 2
         return card.reports
 
 
@@ -263,10 +275,11 @@ class Mutant:
 
 MUTANTS: dict[str, Mutant] = {
     "old 1: a table that only a graph reads is freed": Mutant(
-        Recordings, "record", "_Recorded(replay, tensors)", "_Recorded(replay, ())", decodes,
+        StepGraphs, "_record", "= self._memory.setdefault(shape, self._pad_memory(shape))",
+        "= self._pad_memory(shape)\n    self._memory[shape] = memory.clone()", decodes,
         "^freed: .* on memory that was freed"),
     "old 2: one step that cannot be recorded ends the start": Mutant(
-        Recordings, "record", "except refusals() as error", "except ZeroDivisionError as error", record,
+        StepGraphs, "_record", "except refusals() as error", "except ZeroDivisionError as error", record,
         "RuntimeError: .*during capture"),
     "old 3: weights are pinned by torch's allocator": Mutant(
         HostBuffer, "__init__", "torch.frombuffer(mapping or mmap.mmap(-1, size), dtype=torch.uint8)",

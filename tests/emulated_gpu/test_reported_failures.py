@@ -17,6 +17,7 @@ from tests.gpu.steps import on_device, strided_on
 from tests.ops.batches import Run, make_runs
 from tests.oracle.reported import happened, is_noticed
 from weft.runner.batch import BatchBuilder, _Padding
+from weft.runner.graph_shapes import GraphShape
 from weft.schedule.plan import StepPlan
 from weft.tensor.inputs import Runs
 
@@ -47,10 +48,10 @@ def test_a_prompt_that_a_graph_of_decodes_computes_is_noticed(monkeypatch: pytes
     padding, seen = BatchBuilder._padding, [0]
 
     def by_shape(self: BatchBuilder, plan: StepPlan) -> _Padding:
-        width = next((width for width in self.decode_widths if width >= plan.run_count), 0)
-        if width == plan.run_count == plan.token_count:
+        shape = GraphShape.of_decodes(plan.run_count)
+        if plan.run_count == plan.token_count and shape in self.shapes:
             seen[0] += plan.decode_count == 0
-            return _Padding(0, graphed=True)
+            return _Padding(shape=shape)
         return padding(self, plan)
 
     monkeypatch.setattr(BatchBuilder, "_padding", by_shape)

@@ -28,7 +28,7 @@ from weft.adapters import Adapter
 from weft.costs.rows import RowCosts
 from weft.engine.engine import EngineCore
 from weft.request import PlacedPicture, Request, SamplingParams
-from weft.runner.mixed_graphs import OUTSIDE
+from weft.runner.graph_shapes import OUTSIDE
 from weft.runner.mtp import HeadRunner
 from weft.runner.torch_executor import GRAPH, TorchExecutor
 from weft.speculation.drafter import Drafter
@@ -92,7 +92,7 @@ def certain(head: HeadRunner) -> None:
     """Without values a draft would have no chance, and the head would rest."""
     assert head.graphs is not None
     drafts = head.graphs.drafts
-    head.graphs.drafts = lambda *all: torch.ones(drafts(*all).shape)  # type: ignore[method-assign]
+    head.graphs.drafts = lambda *all: torch.ones_like(drafts(*all))  # type: ignore[method-assign]
 
 
 def saying_zeros() -> Drafter:

@@ -8,6 +8,7 @@ have tests of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from weft.models import loading
 from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.loading import LoadedModel, load_model
 from weft.tensor import gpu, native, op
-from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 
 KEPT = fp8(16, 32)
@@ -194,8 +194,9 @@ def test_columns_by_group_meet_inputs_in_that_order_and_experts_are_widened(tmp_
         for layer in loaded.model.layers  # type: ignore[union-attr]
         if hasattr(layer.mixer, "qkv")
     )
-    assert isinstance(qkv.weight, OrderedWeight)
+    assert isinstance(qkv.weight, QuantizedWeight)
+    assert qkv.weight.order is not None
     want, got = logits(load(plain)), logits(loaded)
     torch.testing.assert_close(got, want, **FLOAT32)
-    qkv.weight = OrderedWeight(qkv.weight.weight, qkv.weight.order.flip(0))
+    qkv.weight = replace(qkv.weight, order=qkv.weight.order.flip(0))
     assert (logits(loaded) - want).abs().max() > 10 * FLOAT32["atol"]

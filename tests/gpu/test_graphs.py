@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.oracle.serving import DEVICE, TOLERANCE, Serving
 from weft.request import SamplingParams
 from weft.runner import torch_executor
+from weft.runner.graph_shapes import GraphShape
 from weft.runner.graphs import Capture, CudaCapture, Replay
-from weft.runner.mixed_graphs import MixedBlock, MixedShape
+from weft.runner.step_graphs import StepBlock
 from weft.tensor import gpu, native
 
 REFUSED = (
@@ -34,7 +35,7 @@ DECODED = 3
 MIXED = ("lfm2", "jamba")
 """Families whose steps with prompts are recorded here: they take the interpreter longest. ``test_pad_chunks``
 has every op."""
-SHAPE = MixedShape(8, 2, 1, 3)
+SHAPE = GraphShape(8, 2, 1, 3)
 
 
 class Watched(TorchDispatchMode):
@@ -73,15 +74,16 @@ def capture() -> Capture:
     return CudaCapture(DEVICE) if DEVICE.type == "cuda" else StandIn()
 
 
-def shapes_of(serving: Serving) -> list[MixedShape]:
+def shapes_of(serving: Serving) -> list[GraphShape]:
     """Filled with those of the recorded steps with prompts, as the engine runs."""
-    graphs = serving.executor.mixed_graphs
+    graphs = serving.executor.graphs
     assert graphs is not None
-    shapes: list[MixedShape] = []
+    shapes: list[GraphShape] = []
     replay = graphs.replay
 
-    def noted(block: MixedBlock) -> torch.Tensor:
-        shapes.append(block.shape)
+    def noted(block: StepBlock) -> torch.Tensor:
+        if not block.shape.decodes_alone:
+            shapes.append(block.shape)
         return replay(block)
 
     graphs.replay = noted  # type: ignore[method-assign]
@@ -93,8 +95,8 @@ def test_decodes_and_steps_with_prompts_can_be_recorded_and_change_no_token(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixed = family in MIXED
-    monkeypatch.setattr(torch_executor, "recorded_shapes", lambda *sizes, **kinds: (SHAPE,) * mixed)
-    monkeypatch.setattr(torch_executor, "decode_widths", lambda rows: (rows,))
+    both = (GraphShape.of_decodes(2), *(SHAPE,) * mixed)
+    monkeypatch.setattr(torch_executor, "recorded_shapes", lambda *sizes, **kinds: both)
     prompts = [[7], [300, 20, 411, 5, 123]]
     short = SamplingParams(temperature=0.0, max_tokens=DECODED, ignore_eos=True)
     serving = Serving(family, max_num_seqs=2, max_model_len=128, capture=capture())

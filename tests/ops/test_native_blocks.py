@@ -19,7 +19,6 @@ from weft.models.forms.gguf_blocks import BLOCK_FORMS
 from weft.tensor import native
 from weft.tensor.ops.linear import by_matrix_unit, quantized_linear
 from weft.tensor.ops.moe import _moe, moe
-from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, QuantizedWeight, in_tiles, stacked
 from weft.units import PAD
 
@@ -157,10 +156,10 @@ def test_experts_are_those_of_the_values(name: str, dtype: torch.dtype) -> None:
 def test_experts_see_their_inputs_in_an_order_of_their_own(ordered: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(9)
 
-    def experts(rows: int, begin: int, *, in_order: bool) -> QuantizedWeight | OrderedWeight:
+    def experts(rows: int, begin: int, *, in_order: bool) -> QuantizedWeight:
         stack = stacked([weight_of("torchao 128", rows, 256, seed) for seed in range(begin, begin + 3)])
         orders = [torch.randperm(256, generator=generator).int() for _ in range(3)]
-        return OrderedWeight(stack, torch.stack(orders)) if in_order else stack
+        return replace(stack, order=torch.stack(orders)) if in_order else stack
 
     first = experts(512, 0, in_order=ordered != "second")
     second = experts(256, 3, in_order=ordered != "first")
@@ -183,9 +182,9 @@ def test_experts_see_their_inputs_in_an_order_of_their_own(ordered: str, dtype: 
     right, near = truth(*values), 0.03
     assert (taken.float() - right).norm() <= right.norm() * near
     for number, one in enumerate((first, second)):
-        if isinstance(one, OrderedWeight):  # the control: an order of another expert
+        if one.order is not None:  # the control: an order of another expert
             wrong = [*values]
-            wrong[number] = OrderedWeight(one.weight, one.order.roll(1, dims=0)).dense()
+            wrong[number] = replace(one, order=one.order.roll(1, dims=0)).dense()
             assert (taken.float() - truth(*wrong)).norm() > 10 * right.norm() * near
     assert torch.equal(taken[4:5], moe(x[4:5], ids[4:5], weights[4:5], first, second))
 

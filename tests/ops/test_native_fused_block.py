@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,6 @@ from weft.tensor.ops import attention_layer, conv, elementwise, recurrent_layers
 from weft.tensor.ops.attention_layer import AttentionCore
 from weft.tensor.ops.linear import quantized_linear, tiled_linear, widened
 from weft.tensor.ops.recurrent_layers import GatedDeltaWeights, Mamba2Weights
-from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 
 RUNS = make_runs([Run(7, slot=3), PAD_ROW, Run(200, slot=0)], [Run(0, 4, slot=1, fresh=True)], pages=40)
@@ -52,16 +52,16 @@ def weight_of(form: str, rows: int, columns: int, seed: int) -> Any:
     return in_order((noise(seed, rows, columns) * columns**-0.5).to(dtype))
 
 
-def ordered(bits: int, rows: int, columns: int, seed: int) -> OrderedWeight:
+def ordered(bits: int, rows: int, columns: int, seed: int) -> QuantizedWeight:
     order = torch.randperm(columns, generator=torch.Generator().manual_seed(seed)).int()
-    return OrderedWeight(quantised(bits, rows, columns, seed=seed), order)
+    return replace(quantised(bits, rows, columns, seed=seed), order=order)
 
 
 def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
     if isinstance(weight, JoinedWeight):
         return torch.cat([product(x, part, bias) for part in weight.parts], dim=-1)
-    if isinstance(weight, OrderedWeight):
-        return quantized_linear(x[:, weight.order.long()], weight.weight, bias)
+    if isinstance(weight, QuantizedWeight) and weight.order is not None:
+        return quantized_linear(x[:, weight.order.long()], weight.in_memory_order(), bias)
     return (quantized_linear if isinstance(weight, QuantizedWeight) else tiled_linear)(x, weight, bias)
 
 

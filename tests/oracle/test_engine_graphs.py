@@ -4,7 +4,6 @@ the same tokens, in an arena full of NaN, and not a byte touched that is not the
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from tests.support.graph_steps import EagerCapture, dummy_step
 from weft.models.blocks import feed_forward as experts
 from weft.runner.arena import NAN_BYTE
 from weft.runner.batch import BatchBuilder, StepBatch
-from weft.runner.graphs import DecodeBlock
+from weft.runner.step_graphs import StepBlock
 from weft.schedule.plan import StepPlan
 from weft.tensor.ops.moe import moe
 from weft.units import PAD, PAGE_TOKENS
@@ -31,7 +30,7 @@ def test_graphs_change_no_token(family: str) -> None:
     serving = Serving(family, capture=EagerCapture(), remote=True)
     taken = blocks_of(serving)
     assert_equal_to_truth(serving.run([one.prompt for one in truths], stagger_steps=3), truths)
-    assert {block.width for block in taken} >= {4, 8}, "steps of one to five rows, padded to 1, 2, 4 and 8"
+    assert {block.shape.decodes for block in taken} >= {4, 8}, "steps of one to five rows, padded to 1, 2, 4 and 8"
 
 
 def test_rows_of_pad_read_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +46,7 @@ def test_rows_of_pad_read_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = blocks_of(serving)
     chosen.clear()
     serving.run([one.prompt for one in truth("jamba")[:3]])
-    assert [block.width for block in blocks] == [4] * len(blocks), "all steps of decodes have three"
+    assert [block.shape.decodes for block in blocks] == [4] * len(blocks), "all steps of decodes have three"
     padded = [ids_TX for ids_TX in chosen if len(ids_TX) == 4 and (ids_TX == PAD).any()]
     assert len(padded) >= len(blocks), "at least a layer of each step"
     assert all((ids_TX[3] == PAD).all() and (ids_TX[:3] != PAD).all() for ids_TX in padded)
@@ -59,12 +58,9 @@ def test_the_control_a_graph_that_is_shown_another_slot_changes_tokens(monkeypat
 
     def swapped(self: BatchBuilder, plan: StepPlan) -> StepBatch:
         batch = build(self, plan)
-        if isinstance(batch.inputs, DecodeBlock) and plan.run_count > 1:
-            host = batch.inputs.slots.copy()  # on a CPU the same memory as the block's
-            host[:2] = host[1::-1].copy()
-            slots = batch.inputs.flat_6W.view(6, -1)[3]
+        if isinstance(batch.inputs, StepBlock) and plan.run_count > 1:
+            slots = batch.inputs.flat.view(6, -1)[3]
             slots[:2] = slots[:2].flip(0)
-            return dataclasses.replace(batch, inputs=dataclasses.replace(batch.inputs, slots=host))
         return batch
 
     monkeypatch.setattr(BatchBuilder, "build", swapped)
@@ -120,13 +116,13 @@ def owned_bytes(serving: Serving, plan: StepPlan) -> torch.Tensor:
     return owned
 
 
-def blocks_of(serving: Serving) -> list[DecodeBlock]:
+def blocks_of(serving: Serving) -> list[StepBlock]:
     """Filled with what graphs were given, as the engine runs."""
     assert serving.executor.graphs is not None
-    taken: list[DecodeBlock] = []
+    taken: list[StepBlock] = []
     replay = serving.executor.graphs.replay
 
-    def noted(block: DecodeBlock) -> torch.Tensor:
+    def noted(block: StepBlock) -> torch.Tensor:
         taken.append(block)
         return replay(block)
 

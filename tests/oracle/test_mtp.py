@@ -18,8 +18,8 @@ from train.mtp import MtpHead, drafts
 from weft.costs.rows import RowCosts
 from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
-from weft.runner.graphs import DecodeBlock
 from weft.runner.mtp import HeadRunner
+from weft.runner.step_graphs import StepBlock
 from weft.speculation.drafter import SourceName
 from weft.speculation.speculator import Speculator
 from weft.text.tokenizer import Tokenizer
@@ -208,10 +208,10 @@ def test_drafts_of_graphs_are_those_of_launches_from_python(copies: int) -> None
         if head.graphs is not None:
             graphs, replay = head.graphs._graphs, head.graphs._graphs.replay
 
-            def counting(block: DecodeBlock, replay: Any = replay) -> torch.Tensor:
+            def counting(block: StepBlock, name: Any = None, replay: Any = replay) -> torch.Tensor:
                 nonlocal replays
-                replays += 1
-                return replay(block)
+                replays += name == "draft"
+                return replay(block, name)
 
             graphs.replay = counting  # type: ignore[method-assign]
         serving.run(prompts()[:2] * copies, sampling(), stagger_steps=1)

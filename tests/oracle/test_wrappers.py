@@ -238,12 +238,19 @@ def test_a_wrapper_that_nobody_knows_is_its_text() -> None:
             "model.",
             ["model.visual.blocks.0.norm1.weight", "model.linear_proj.0.weight"],
         ),
+        (
+            "muse_glimmer",
+            lambda text: {"model_type": "muse_glimmer", "text_config": text, "vision_config": {"patch_size": 14}},
+            "model.language_model.",
+            ["model.vision_tower.ln_pre.weight", "model.vision_adapter.fc1.weight", "model.vision_projection.weight"],
+        ),
     ],
 )
 def test_the_text_of_a_release_in_its_own_form(
     name: str, wrapper: Callable[[Any], Any], prefix: str, other: list[str], tmp_path: Path
 ) -> None:
-    """LFM2-Audio and Ling V3 VL, of which transformers has no class: their text is that of the family."""
+    """LFM2-Audio and Ling V3 VL, of which transformers has no class, and Muse Glimmer, whose adapter of pictures is
+    wide: their text is that of the family."""
     source, tokens = checkpoint(name), prompt(40)
     config = json.loads((source / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(wrapper(config) | {"dtype": "float32"}))

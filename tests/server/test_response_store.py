@@ -23,7 +23,7 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
 from weft.errors import ConfigError, RequestError
-from weft.schedule.prefix_sharing import SAVED_TOKENS_MIN
+from weft.schedule.prefix_sharing import SAVED_BY_CLOSING_MIN
 from weft.server.config import ServerConfig
 from weft.server.responses.store import (
     KIND,
@@ -35,7 +35,6 @@ from weft.server.responses.store import (
     open_database,
     read_path,
 )
-from weft.units import PAGE_TOKENS
 
 MANY = StoreLimits(count=1000, bytes=10**9, age_s=100.0, turns=50, turn_bytes=10**6)
 
@@ -503,7 +502,7 @@ def ask(server: RunningServer, text: Any, key: str = "one", *, tokens: int = 12,
 def test_the_next_turn_begins_where_the_last_answer_ended(server: RunningServer) -> None:
     """The prompt and all but the last token of each answer come from the cache: that one was never fed. With
     so many tokens a request that comes before the answer has left its memory waits for it."""
-    tokens = SAVED_TOKENS_MIN + PAGE_TOKENS
+    tokens = SAVED_BY_CLOSING_MIN + 1  # the last one is not computed
     last = ask(server, "What turns the mill by the river? " * 4, tokens=tokens)
     assert last.usage.input_tokens_details.cached_tokens == 0
     for question in ("And which key is red?", "Who rings the bell at noon?", "Again, slowly, please."):

@@ -25,7 +25,10 @@ def dummy_step(executor: TorchExecutor, width: int) -> None:
     """Run a decode step of at least ``width`` PAD rows on the way of real steps: it must read and write no page and
     no slot (laws L4, L5)."""
     with torch_executor.current(executor.arena.device):
-        if executor.graphs is not None and width <= max(executor.graphs.recorded_widths, default=0):
-            executor.graphs.idle(width)
+        graphs = executor.graphs
+        recorded = () if graphs is None else graphs.recorded()
+        shape = next((one for one in recorded if one.decodes_alone and one.decodes >= width), None)
+        if graphs is not None and shape is not None:
+            graphs.idle(shape)
         else:
             executor._forward(pad_rows(width, executor.batches.rows.table.shape[1], executor.arena.device))

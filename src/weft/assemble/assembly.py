@@ -553,25 +553,23 @@ def choose_capture(config: EngineConfig, device: torch.device, ranks: RankGroup 
 
 def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
     """Record graphs and return notes for the user: how many graphs, or why none."""
-    if executor.graphs is None:
+    graphs = executor.graphs
+    if graphs is None:
         return []
-    mixed = executor.mixed_graphs
+    decodes = [shape for shape in graphs.shapes if shape.decodes_alone]
     tell(
-        f"CUDA graphs: recording {len(executor.graphs.widths)} batch sizes and "
-        f"{len(mixed.shapes) if mixed else 0} sizes of steps with prompts"
+        f"CUDA graphs: recording {len(decodes)} batch sizes and "
+        f"{len(graphs.shapes) - len(decodes)} sizes of steps with prompts"
     )
     refused = executor.record_graphs()
     notes = [] if refused is None else [f"some steps are not recorded as CUDA graphs, and are slower for it: {refused}"]
-    widths = executor.graphs.recorded_widths
-    if widths:
+    if graphs.recorded():
+        widths = [shape.decodes for shape in graphs.recorded() if shape.decodes_alone]
+        tokens = [shape.tokens for shape in graphs.recorded() if not shape.decodes_alone]
         notes.append(
-            f"decode steps of up to {widths[-1]} sequences are CUDA graphs: {len(widths)} batch "
-            f"sizes, recorded in {executor.graphs.recorded_s:.1f} s."
-        )
-    if mixed and mixed.recorded_shapes:
-        notes.append(
-            f"steps with prompts of up to {mixed.recorded_shapes[-1].tokens} tokens are CUDA "
-            f"graphs: {len(mixed.recorded_shapes)} sizes, recorded in {mixed.recorded_s:.1f} s."
+            f"CUDA graphs, recorded in {graphs.seconds:.1f} s: decode steps of up to {max(widths, default=0)} "
+            f"sequences in {len(widths)} batch sizes, steps with prompts of up to {max(tokens, default=0)} tokens in "
+            f"{len(tokens)} sizes."
         )
     return notes
 

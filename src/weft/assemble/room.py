@@ -269,7 +269,7 @@ def records_verify_runs(config: EngineConfig) -> bool:
 
 def mixed_tokens_max(config: EngineConfig) -> int:
     """Return the most tokens of a step with prompts that is recorded as a graph."""
-    from weft.runner.mixed_graphs import TOKENS_MAX
+    from weft.runner.graph_shapes import TOKENS_MAX
 
     return 0 if config.cuda_graphs == "decodes" else TOKENS_MAX
 

@@ -11,6 +11,7 @@
     glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
+    muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
                                                                       experts + shared expert
@@ -101,6 +102,7 @@ from weft.families import (
     lightning,
     mamba,
     mixed,
+    muse,
     nemotron_h,
     nemotron_nas,
     plamo,
@@ -299,6 +301,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         lightning,
         mamba,
         mixed,
+        muse,
         nemotron_h,
         nemotron_nas,
         plamo,

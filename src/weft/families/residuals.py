@@ -6,6 +6,7 @@
     PerLayer          a second embedding, and a factor              Gemma 4
     NormedStream      the stream is the output of a norm            MiniMax
     PlainNorms        norms without weights                         nanochat
+    NormedEmbedding   the embedding is normed, without a weight     Muse
     LayerNorms        the embedding is normed too                   RWKV-7, BLOOM
 
 A family with another kind has a record of its own. Ranks divide only the second embedding. Pure.
@@ -52,7 +53,8 @@ class Residual:
     the stream is kept in float32 whatever the weights are in (Mamba). ``gate``: of every norm of the stream (GigaChat
     3.5). ``centred``: norms subtract the mean, with a weight ("weight"), with weight and bias ("bias"), or with
     neither ("plain"). ``parallel``: mixer and feed-forward of a layer read the same stream, under one norm or under a
-    norm each ("one", "two"). ``positions``: are added to the embedding."""
+    norm each ("one", "two"). ``positions``: are added to the embedding. ``out_eps``: epsilon of norms after blocks; 0:
+    that of all norms."""
 
     adapts_embedding: ClassVar[bool] = True
     """Whether adapters may change the embedding, because its rows go into the stream unchanged."""
@@ -64,6 +66,7 @@ class Residual:
     centred: Literal["", "plain", "weight", "bias"] = ""
     parallel: Literal["", "one", "two"] = ""
     positions: Positions | None = None
+    out_eps: float = 0.0
 
     def norm_table(self, hidden: int, name: str = "norm") -> Table:
         """Return the table of one norm of the stream, whose tensors are under ``name``."""
@@ -226,6 +229,13 @@ class PlainNorms(Residual):
 
     def norm_table(self, hidden: int, name: str = "norm") -> Table:
         return {}
+
+
+@dataclass(frozen=True, slots=True)
+class NormedEmbedding(Residual):
+    """Residual whose embedding passes a norm without a weight, while other norms have one."""
+
+    adapts_embedding: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,13 @@ class BlockReader:
         """Return the block of ``shape``, whose tensors are under ``name``. ``spelled``: as its reader takes it."""
         return function(shape.reader)(self, shape, name, **spelled)
 
-    def norm(self, name: str, width: int | None = None) -> Norm:
-        """Return a norm of the stream; ``width``: of several streams."""
+    @property
+    def plain_norm(self) -> Norm:
+        """A norm of the stream without a weight."""
+        return Norm(self._ones, self.eps)
+
+    def norm(self, name: str, width: int | None = None, *, eps: float = 0.0) -> Norm:
+        """Return a norm of the stream; ``width``: of several streams; ``eps``: its epsilon, 0 for that of all."""
         residual, width = self.architecture.residual, width or self.hidden
         table = self.table(residual.norm_table(width, name), "")
         weight, gate = table.get("norm"), table.gate("norm", residual.gate)
@@ -62,7 +67,9 @@ class BlockReader:
         if offset is not None:
             # Not of a meta tensor, whose arithmetic imports torch's compiler.
             weight, plus_one = weight if weight.is_meta else weight + offset, False
-        return Norm(weight, self.eps, plus_one, gate=gate, centred=bool(residual.centred), bias=table.get("norm.bias"))
+        return Norm(
+            weight, eps or self.eps, plus_one, gate=gate, centred=bool(residual.centred), bias=table.get("norm.bias")
+        )
 
     def out_name(self, name: str) -> str:
         """Return the name of the output projection of a Kimi or Ling layer."""

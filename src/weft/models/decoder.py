@@ -157,7 +157,7 @@ class CausalModel:
             logits_XV = headed_XV if headed_XV.dtype == torch.float32 else out_XV.copy_(headed_XV)
         divisor, cap = self.architecture.logits_divisor, self.architecture.logits_cap
         if cap:
-            logits_XV.div_(cap).tanh_().mul_(cap)
+            logits_XV.div_(divisor * cap).tanh_().mul_(cap)
         elif divisor != 1.0:
             logits_XV.div_(divisor)
         if self._head_end is not None:  # after the cap, which would make a number of it

@@ -31,7 +31,6 @@ import torch
 from weft.config import QuantizeChoice
 from weft.tensor import native
 from weft.tensor.fused_block import PlainWeight
-from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
 from weft.tensor.weights.tiles import InTiles, can_be_tiled, coded_tiles, has_float_table, in_best_tiles, tiled
 
@@ -103,8 +102,7 @@ class RuntimeForm:
         if self.coded_tiles and (codes.fp8 or has_float_table(codes)):
             return coded_tiles(codes) or self.of_values(codes.dense().to(torch.bfloat16))
         rounds = self.fp8_inputs if codes.fp8 else self.quantize == "w8a8"
-        weight = in_tiles(codes, exact=self.exact_inputs, byte_inputs=rounds)
-        return weight if codes.order is None else OrderedWeight(weight, codes.order)
+        return in_tiles(codes, exact=self.exact_inputs, byte_inputs=rounds)
 
     def note(self) -> str | None:
         """Return a sentence for the user about this machine and the form."""

@@ -40,7 +40,6 @@ from weft.models.runtime_form import RuntimeForm
 from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
 from weft.tensor.fused_block import JoinedWeight, PlainWeight
 from weft.tensor.ops.moe import ExpertWeights
-from weft.tensor.weights.ordered import OrderedWeight, stacked_in_order
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
 from weft.tensor.weights.tiles import CodedTiles, ExpertTiles, InTiles, TwelveBitWeight, has_float_table
 
@@ -51,7 +50,7 @@ Order = Callable[[torch.Tensor], torch.Tensor]
 """Function from rows [rows, anything] as they are stored to a block's order."""
 Part = tuple[str, int] | tuple[str, int, Order]
 """(name, rows) of a matrix, or with the order that its rows are put into."""
-Formed = QuantizedWeight | OrderedWeight | TwelveBitWeight | CodedTiles
+Formed = QuantizedWeight | TwelveBitWeight | CodedTiles
 """Weights that have a form in addition to their dtype."""
 
 AnyWeight = TypeVar("AnyWeight", bound=PlainWeight)
@@ -243,7 +242,6 @@ class TensorSource(ABC):
             weight = self._counted(self.runtime.of_codes(self._codes((name, rows), columns)))
             if isinstance(weight, QuantizedWeight):
                 return CodedTable(weight, self.dtype)
-            assert not isinstance(weight, OrderedWeight)
             return weight
         if grouping is not None or not is_head:
             return self.tensor(name, rows, columns)
@@ -274,7 +272,7 @@ class TensorSource(ABC):
             self.declare(name, bias)
             out = self._empty(bias.shape(self.place), None)
             self._fill(out, name)
-            head.bias = self._counted(out.float() if isinstance(head.weight, QuantizedWeight | OrderedWeight) else out)
+            head.bias = self._counted(out.float() if isinstance(head.weight, QuantizedWeight) else out)
         self.note("lm_head", head, *tensor.shape(self.place), tensor=tensor)
         return head
 
@@ -332,9 +330,9 @@ class TensorSource(ABC):
         return self._together(each)
 
     def _together(self, experts: Sequence[PlainWeight]) -> ExpertWeights:
-        quantized = [expert for expert in experts if isinstance(expert, QuantizedWeight | OrderedWeight)]
+        quantized = [expert for expert in experts if isinstance(expert, QuantizedWeight)]
         if len(quantized) == len(experts):
-            return self._counted(stacked_in_order(quantized))
+            return self._counted(stacked(quantized))
         tiles = [expert for expert in experts if isinstance(expert, InTiles)]
         if len(tiles) == len(experts) and len({isinstance(expert, CodedTiles) for expert in tiles}) == 1:
             return self._counted_experts(tiles)
@@ -368,6 +366,7 @@ class TensorSource(ABC):
                 return self._together([self.runtime.of_codes(codes.of(index)) for index in range(count)])
             weight = self.runtime.of_codes(codes)
             assert isinstance(weight, QuantizedWeight)
+            assert weight.order is None, "a stack in one tensor has no orders"
             return self._counted(weight)
         tiles = self.runtime.tiles_experts(self.device, self.dtype, columns)
         as_stored = not transposed and order is None and not more
@@ -473,7 +472,7 @@ class TensorSource(ABC):
         for weight in weights:
             self._count(weight)
         if len(weights) == 1:
-            quantized = isinstance(weights[0], QuantizedWeight | OrderedWeight)
+            quantized = isinstance(weights[0], QuantizedWeight)
             return Linear(weights[0], bias.float() if quantized and bias is not None else bias)
         return Linear(JoinedWeight(tuple(weights)), bias)
 

@@ -16,8 +16,8 @@ order that the plan promises (L5, L6):
     runs       d0 d1 PAD PAD | p0 p1                 PAD row: slot PAD, start PAD, context 0, table all PAD
     tokens_T   d0 d1  0   0  | p0 p0 p0 p1 p1        its position is PAD: no read, no write (L4)
 
-A step of only decodes is padded to the next of ``decode_widths``, others to the first of ``mixed_shapes`` that holds
-them (``mixed_graphs`` has their PAD). PAD as a decode's token is the last token of its row, on the device: a step can
+A step is padded to the first of the recorded ``shapes`` that holds it (``graph_shapes`` has the PAD of steps with
+prompts). PAD as a decode's token is the last token of its row, on the device: a step can
 be sent before the tokens of the previous step have arrived.
 """
 
@@ -34,12 +34,13 @@ import torch
 from weft.request import Pooling
 from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyBlock, SteadyDecodes
-from weft.runner.graphs import BLOCK_FIELDS, DecodeBlock, known_tokens, stride_of
-from weft.runner.mixed_graphs import MixedBlock, MixedShape, fill_tables, outside
+from weft.runner.graph_shapes import BLOCK_FIELDS, GraphShape, outside, split_fields, stride_of
+from weft.runner.graphs import known_tokens
 from weft.runner.pictures import PictureRows, padded
 from weft.runner.rows import Rows
 from weft.runner.sampler import Sampler, TokenChoice
 from weft.runner.staging import Staged
+from weft.runner.step_graphs import StepBlock
 from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
 from weft.tensor.adapter_rows import BASE, ActiveAdapters, AdapterBlocks, StepAdapters, most_blocks
@@ -82,10 +83,10 @@ class StepBatch:
     the plan, the row, and the position of the token to choose. A verify run has one for each of its tokens.
     On the device: ``sample_index_X``, the index in T of the token before it, None if these are the first X;
     ``sample_rows_X``, their rows, None in a steady step on a CPU. ``head_inputs``: for the model's own head,
-    where a graph computes the step. ``launched``: why no graph does (``mixed_graphs.outside``), empty if one does.
+    where a graph computes the step. ``launched``: why no graph does (``graph_shapes.outside``), empty if one does.
     """
 
-    inputs: StepInputs | DecodeBlock | MixedBlock
+    inputs: StepInputs | StepBlock
     sample_runs: Int64s
     sample_rows: Int64s
     sample_positions: Int64s
@@ -112,14 +113,13 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Padding:
-    """Padding of a step. ``rows`` of PAD after the decodes; ``graphed``: a graph computes the step, of ``shape`` if it
-    has other runs. Then ``verifies``, verify runs of PAD without a token, follow ``rows``, and ``runs`` and ``tokens``
-    of PAD follow the prompts, all tokens in the last run. ``launched``: as in ``StepBatch``.
+    """Padding of a step. ``rows`` of PAD after the decodes; ``shape``: of the graph that computes the step, if one
+    does. Then ``verifies``, verify runs of PAD without a token, follow ``rows``, and ``runs`` and ``tokens`` of PAD
+    follow the prompts, all tokens in the last run. ``launched``: as in ``StepBatch``.
     """
 
     rows: int = 0
-    graphed: bool = False
-    shape: MixedShape | None = None
+    shape: GraphShape | None = None
     verifies: int = 0
     runs: int = 0
     tokens: int = 0
@@ -177,8 +177,8 @@ class _StagedRuns:
 class BatchBuilder:
     """Builder of steps of up to ``step_tokens_max`` tokens over ``rows``.
 
-    ``pad_decode_to``: fewest rows in the decode part of a batch. ``decode_widths``: ascending sizes to which steps of
-    only decodes are padded; a step above the largest one is not padded.
+    ``pad_decode_to``: fewest rows in the decode part of a batch. ``shapes``: ascending, to which steps are padded; a
+    step that none of them holds is not padded.
     """
 
     def __init__(self, rows: Rows, *, step_tokens_max: int, pad_decode_to: int = 0) -> None:
@@ -187,18 +187,15 @@ class BatchBuilder:
         self._pad_decode_to = pad_decode_to
         self._pad_row = rows_max
         self._tokens_max = max(step_tokens_max, rows_max) + pad_decode_to
-        self.decode_widths: Sequence[int] = ()
-        self.adapted_widths: Sequence[int] = ()
-        """Sizes of ``decode_widths`` that are recorded with adapters too."""
+        self.shapes: Sequence[GraphShape] = ()
+        self.adapted_shapes: Sequence[GraphShape] = ()
+        """Shapes that are recorded with adapters too."""
         self.active: ActiveAdapters | None = None
         """Adapters of the model, if the Triton kernels multiply factors."""
-        self.mixed_shapes: Sequence[MixedShape] = ()
-        self.adapted_shapes: Sequence[MixedShape] = ()
-        """Shapes that are recorded with adapters too."""
         self._steady: SteadyDecodes | None = None
         self._steady_block: SteadyBlock | None = None
-        self._steady_widths: Sequence[int] = ()
-        """Widths for which the block was made."""
+        self._steady_shapes: Sequence[GraphShape] = ()
+        """Shapes for which the block was made."""
         self._prompts: dict[int, tuple[Int64s, int]] = {}
         self._pooled: dict[int, Pooling] = {}
         self._adapters: dict[int, str] = {}
@@ -222,7 +219,7 @@ class BatchBuilder:
         rows, staging = self.rows, self.rows.staging
         staging.begin()
         rows.stage(plan)
-        self._steady = None if self._pad_decode_to or self.decode_widths else rows.steady(plan)
+        self._steady = None if self._pad_decode_to or self.shapes else rows.steady(plan)
         if self._steady is not None:
             if self._steady.step < 0:
                 self._steady.adapters = StepAdapters.of(self.adapters_of(plan), plan.lengths.tolist())
@@ -262,17 +259,18 @@ class BatchBuilder:
 
     def _block_to_go_on(self, staged: _StagedRuns | None) -> SteadyBlock | None:
         """Return a block for the steps that follow, if they may be the same decodes in the same graph."""
-        self._steady_widths = self.decode_widths
-        if staged is None or not staged.padding.graphed or staged.padding.shape is not None:
+        self._steady_shapes = self.shapes
+        shape = None if staged is None else staged.padding.shape
+        if staged is None or shape is None or not shape.decodes_alone:
             return None
         if staged.adapters or staged.turns or len(staged.sample_runs) != staged.plan.run_count:
             return None
-        return SteadyBlock(staged.plan, staged.flat.host.reshape(BLOCK_FIELDS, -1), len(staged.lengths))
+        return SteadyBlock(staged.plan, staged.flat.host.reshape(BLOCK_FIELDS, -1), shape)
 
     def _block_going_on(self, plan: StepPlan) -> SteadyBlock | None:
         """Return the block of the step before, if ``plan`` is of the same decodes."""
-        # A row that another sequence takes may get an adapter. Graphs that are recorded again may get other widths.
-        if plan.rows_cleared or plan.admissions or self._steady_widths is not self.decode_widths:
+        # A row that another sequence takes may get an adapter. Graphs that are recorded again may get other shapes.
+        if plan.rows_cleared or plan.admissions or self._steady_shapes is not self.shapes:
             return None
         block = self._steady_block
         return block if block is not None and block.goes_on(plan) else None
@@ -290,17 +288,10 @@ class BatchBuilder:
     def _padding(self, plan: StepPlan) -> _Padding:
         decodes, digests = plan.decode_count, self.adapters_of(plan)
         adapted = any(digests)
-        widths, shapes = (
-            (self.adapted_widths, self.adapted_shapes) if adapted else (self.decode_widths, self.mixed_shapes)
-        )
+        shapes = self.adapted_shapes if adapted else self.shapes
         unpadded = _Padding(max(0, self._pad_decode_to - decodes))
         if adapted and (self.active is None or not self.active.recorded(digests)):
             return replace(unpadded, launched="adapters")
-        if decodes == plan.run_count:
-            width = next((width for width in widths if width >= decodes), 0)
-            if width:
-                return _Padding(width - decodes, graphed=True)
-            return replace(unpadded, launched="decodes" if widths else "unrecorded")
         lengths = plan.lengths.tolist()
         prompts, verified = lengths[plan.prefills.start :], lengths[decodes : plan.prefills.start]
         shape = next((size for size in shapes if size.holds(decodes, prompts, len(plan.taps), verified)), None)
@@ -308,10 +299,9 @@ class BatchBuilder:
             return replace(unpadded, launched=outside(shapes, plan.token_count, len(prompts), len(verified)))
         return _Padding(
             shape.decodes - decodes,
-            True,
             shape,
             shape.verifies - len(verified),
-            shape.prompts + 1 - len(prompts),
+            shape.prompts + (not shape.decodes_alone) - len(prompts),
             shape.tokens - shape.decodes - sum(lengths[decodes:]),
         )
 
@@ -326,7 +316,7 @@ class BatchBuilder:
         if tail_pads:
             lengths[-1] = padding.tokens
         run_count, token_count = len(lengths), plan.token_count + pads + padding.tokens
-        assert padding.graphed or token_count <= self._tokens_max, f"a step of {token_count} tokens"
+        assert padding.shape is not None or token_count <= self._tokens_max, f"a step of {token_count} tokens"
         decodes_alone = run_count == token_count and not tail_pads
         places = np.arange(token_count) if tail_pads else self._places[:token_count]
         offsets = places if decodes_alone else lengths.cumsum() - lengths
@@ -334,7 +324,7 @@ class BatchBuilder:
         flat = self.rows.staging.take(
             2 * stride_of(token_count) + 4 * stride_of(run_count) if shape is None else shape.block_numbers
         )
-        (tokens, positions), (starts, slots, contexts, rows) = _fields(flat.host, token_count, run_count)
+        (tokens, positions), (starts, slots, contexts, rows) = split_fields(flat.host, token_count, run_count)
         starts[:] = _with_pads(plan.starts, decodes, no_runs, tail_pads, PAD)
         slots[:] = _with_pads(plan.slots, decodes, no_runs, tail_pads, PAD)
         rows[:] = _with_pads(plan.rows, decodes, [self._pad_row] * len(no_runs), tail_pads, self._pad_row)
@@ -376,7 +366,7 @@ class BatchBuilder:
             turns=turns,
             following=tuple(self.rows.staging.add(self._following(plan, run)) for run in plan.prompt_logprob_runs),
             adapters=adapters,
-            adapter_rows=self._stage_adapters(adapters, token_count if padding.graphed else 0),
+            adapter_rows=self._stage_adapters(adapters, 0 if shape is None else token_count),
         )
 
     def _stage_table(
@@ -388,11 +378,11 @@ class BatchBuilder:
         decode_count: int,
         taps: tuple[TapPoint, ...],
     ) -> tuple[Staged, int] | None:
-        """Write the table of runs into ``block`` if the step has a recorded shape. Otherwise return a staged table, if
-        kernels need one. ``runs``: offsets, starts, lengths.
+        """Write the table of runs into ``block`` if that of the step's shape changes. Otherwise return a staged table,
+        if kernels need one. ``runs``: offsets, starts, lengths.
         """
         shape = padding.shape
-        if shape is None and (padding.graphed or not gpu.fits(self.rows.table)):
+        if not gpu.fits(self.rows.table) if shape is None else shape.decodes_alone:
             return None
         offsets, starts, lengths = (numbers.tolist() for numbers in runs)
         packed, chunk_count = device_runs.pack_lists(
@@ -400,7 +390,7 @@ class BatchBuilder:
         )
         if shape is None:
             return self.rows.staging.add(packed), chunk_count
-        fill_tables(block, packed)
+        block[shape.table_at :] = packed.view(np.int64)
         return None
 
     def _stage_pictures(
@@ -416,14 +406,15 @@ class BatchBuilder:
         if shown is not None:  # prefills come after the decodes
             row_T[shown[0] + pads] = np.arange(len(shown[0]))
         turns = padded(self.pictures.turns_of_step(plan), decodes, pads) if turned else None
-        if padding.shape is not None:
-            fields = padding.shape.fields_of(block)
+        shape = padding.shape
+        if shape is not None and shape.picture_fields:
+            fields = shape.fields_of(block)
             fields[0] = row_T
             fields[1:] = positions
             if turns is not None:
                 fields[1:, : turns.shape[-1]] = turns
             return (None if shown is None else (None, shown[1])), None
-        if padding.graphed and plan.mtp_drafts is None:
+        if shape is not None and plan.mtp_drafts is None:
             turns = None  # the graph knows those of its rows
         add = self.rows.staging.add
         return None if shown is None else (add(row_T), shown[1]), None if turns is None else add(turns)
@@ -470,10 +461,11 @@ class BatchBuilder:
         staged = self._staged
         assert staged is not None, "there is nothing to compute"
         assert staged.plan.step == plan.step, "the plan was not applied"
+        shape = staged.padding.shape
         first = len(staged.sample_runs) == plan.decode_count == plan.run_count  # pads come after them
         return StepBatch(
-            inputs=self._block(staged) if staged.padding.graphed else self._inputs(staged),
-            head_inputs=(self._inputs(staged) if staged.padding.graphed and plan.mtp_drafts is not None else None),
+            inputs=self._inputs(staged) if shape is None else self._block(staged, shape),
+            head_inputs=None if shape is None or plan.mtp_drafts is None else self._inputs(staged),
             sample_runs=staged.sample_runs,
             sample_rows=plan.rows[staged.sample_runs].astype(np.int64),
             sample_positions=staged.sample_positions,
@@ -484,13 +476,9 @@ class BatchBuilder:
             launched=staged.padding.launched,
         )
 
-    def _block(self, staged: _StagedRuns) -> DecodeBlock | MixedBlock:
-        if staged.padding.shape is not None:
-            pictures = None if staged.pictured is None else staged.pictured[1]
-            return MixedBlock(staged.padding.shape, staged.flat.device, _with_device_rows(staged), pictures)
-        width = len(staged.lengths)
-        _, (starts, slots, _, _) = _fields(staged.flat.host, width, width)
-        return DecodeBlock(width, staged.flat.device, starts, slots, adapters=_with_device_rows(staged))
+    def _block(self, staged: _StagedRuns, shape: GraphShape) -> StepBlock:
+        pictures = None if staged.pictured is None else staged.pictured[1]
+        return StepBlock(shape, staged.flat.device, _with_device_rows(staged), pictures)
 
     def _inputs(self, staged: _StagedRuns) -> StepInputs:
         run_count, token_count = len(staged.lengths), staged.token_count
@@ -501,7 +489,7 @@ class BatchBuilder:
                 torch.split(staged.flat.device[: sum(fields)], fields), [token_count] * 2 + [run_count] * 4, strict=True
             )
         )
-        _, (starts, slots, contexts, _) = _fields(staged.flat.host, token_count, run_count)
+        _, (starts, slots, contexts, _) = split_fields(staged.flat.host, token_count, run_count)
         pages_used = max(1, ceil_div(int(contexts.max(initial=0)), PAGE_TOKENS))
         runs = Runs(
             offsets=staged.offsets.tolist(),
@@ -630,15 +618,6 @@ def _log(staged: _StagedRuns) -> ReplayLog | None:
         return None
     first, stop = plan.verify_runs.start, plan.verify_runs.stop
     return ReplayLog(int(staged.offsets[staged.run_of(first)]), int(plan.lengths[first:stop].sum()))
-
-
-def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int64s]:
-    """Return tokens, positions [2, T]; starts, slots, contexts, rows [4, R]: each begins on 16 bytes."""
-    tokens, runs = stride_of(token_count), stride_of(run_count)
-    return (
-        flat[: 2 * tokens].reshape(2, tokens)[:, :token_count],
-        flat[2 * tokens : 2 * tokens + 4 * runs].reshape(4, runs)[:, :run_count],
-    )
 
 
 def _with_pads(

@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.runner.graphs import DecodeBlock
+from weft.runner.graph_shapes import GraphShape
 from weft.runner.staging import Staged, Staging
+from weft.runner.step_graphs import StepBlock
 from weft.schedule.plan import Int32s, StepPlan
 from weft.tensor.adapter_rows import StepAdapters
 from weft.tensor.inputs import Runs, StepInputs
@@ -121,13 +122,13 @@ class SteadyDecodes:
 
 class SteadyBlock:
     """Inputs of steady decodes on a GPU. ``plan`` has only decodes, all of which sample, without adapters. ``fields``:
-    int64 [6, stride], of the graph of ``width`` rows (``graphs.BLOCK_FIELDS``), as ``plan`` has them.
+    int64 [6, stride], of the graph of ``shape`` (``graph_shapes.BLOCK_FIELDS``), as ``plan`` has them.
     """
 
-    def __init__(self, plan: StepPlan, fields: Int64s, width: int) -> None:
+    def __init__(self, plan: StepPlan, fields: Int64s, shape: GraphShape) -> None:
         count = plan.run_count
         self._same = _what_stays(plan)
-        self._width = width
+        self._shape = shape
         self._fields = fields.copy()
         by_run = self._fields[:, :count]
         self._tokens, self._positions, self._starts = by_run[:3]
@@ -152,12 +153,10 @@ class SteadyBlock:
         np.add(self._starts, 1, out=self.contexts)
         self._staged = staging.add(self._fields.ravel())
 
-    def block(self) -> DecodeBlock:
+    def block(self) -> StepBlock:
         """Return the block, once it is sent."""
         assert self._staged is not None, "nothing is staged"
-        return DecodeBlock(
-            self._width, self._staged.device, self._fields[2, : self._width], self._fields[3, : self._width]
-        )
+        return StepBlock(self._shape, self._staged.device)
 
     def rows_R(self) -> torch.Tensor:
         """Return ``rows`` on the device."""

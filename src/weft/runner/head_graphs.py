@@ -1,7 +1,7 @@
 """Drafts of the model's own head as CUDA graphs: one replay for each draft.
 
     fixed     hidden [W, D] | tokens [W]     of the last right token of each run; then of the draft before
-    block     positions, contexts, rows      ``graphs.DecodeGraphs``: PAD if a run has no page there
+    block     positions, contexts, rows      ``graph_shapes``: PAD if a run has no page there
                  |
                  v
     graph of W rows: join -> layer -> head -> hidden, tokens, and (token, chance) [W, 2]
@@ -23,54 +23,42 @@ import numpy.typing as npt
 import torch
 
 from weft.models.mtp import MtpHead
-from weft.runner.graphs import BLOCK_FIELDS, Capture, DecodeBlock, DecodeGraphs, stride_of
+from weft.runner.graph_shapes import BLOCK_FIELDS, GraphShape, stride_of
+from weft.runner.step_graphs import GraphSet, StepBlock, StepGraphs
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD
 
 
 class HeadGraphs:
-    """Graphs of the head's drafts. ``table``, ``chosen``, ``widths``, ``deltas``: as for ``DecodeGraphs``. ``dtype``:
-    of hidden states.
+    """Drafts of the head by graphs. ``graphs``: those of the executor, which hold the drafts as a set. ``caches``: of
+    the head's layer. ``pad_row``: the row of PAD. ``dtype``: of hidden states.
     """
 
     def __init__(
         self,
         head: MtpHead,
-        table: torch.Tensor,
-        chosen: torch.Tensor,
-        widths: Sequence[int],
-        capture: Capture,
-        deltas: torch.Tensor | None,
+        graphs: StepGraphs,
+        caches: list[LayerCache],
+        pad_row: int,
         dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        most = max(widths, default=0)
-        self._head = head
-        self._pad_row = table.shape[0] - 1
-        self._hidden_WD = torch.zeros((most, head.width), dtype=dtype, device=table.device)
-        self._tokens_W = torch.zeros(most, dtype=torch.int64, device=table.device)
-        self._numbers_W2 = torch.zeros((most, 2), dtype=torch.float64, device=table.device)
-        self._graphs = DecodeGraphs(table, chosen, widths, capture, deltas)
+        shapes = [shape for shape in graphs.shapes if shape.decodes_alone]
+        most = max((shape.decodes for shape in shapes), default=0)
+        self._head, self._graphs, self._pad_row = head, graphs, pad_row
+        self._hidden_WD = torch.zeros((most, head.width), dtype=dtype, device=device)
+        self._tokens_W = torch.zeros(most, dtype=torch.int64, device=device)
+        self._numbers_W2 = torch.zeros((most, 2), dtype=torch.float64, device=device)
+        self.drafting = GraphSet("draft", shapes, self._draft, caches)
+        """The drafts to record."""
 
-    def record(self, caches: list[LayerCache]) -> None:
-        """Record a draft at all widths. ``caches``: of the head's layer."""
-        self._graphs.record(self._draft, caches)
+    def shape_of(self, runs: int) -> GraphShape | None:
+        """Return the shape of the smallest graph for ``runs``."""
+        return next((shape for shape in self._graphs.recorded("draft") if shape.decodes >= runs), None)
 
-    def warm(self) -> None:
-        """Replay each graph once, on PAD rows."""
-        for width in self._graphs.recorded_widths:
-            self._graphs.idle(width)
-
-    def refused_in_words(self) -> str | None:
-        refused = self._graphs.refused_in_words()
-        return None if refused is None else f"drafts of the model's head, {refused}"
-
-    def width_of(self, runs: int) -> int | None:
-        """Return the rows of the smallest graph for ``runs``."""
-        return next((width for width in self._graphs.recorded_widths if width >= runs), None)
-
-    def block(self, width: int, starts: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.int64]:
+    def block(self, shape: GraphShape, starts: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return the block of one draft: each row's position, PAD for a run that drafts no further."""
-        block = np.full((BLOCK_FIELDS, stride_of(width)), PAD, np.int64)
+        block = np.full((BLOCK_FIELDS, stride_of(shape.decodes)), PAD, np.int64)
         block[0] = block[4] = 0  # tokens, contexts
         block[5] = self._pad_row
         starts_W = np.array(starts, np.int64)
@@ -81,22 +69,14 @@ class HeadGraphs:
         return block.ravel()
 
     def drafts(
-        self,
-        width: int,
-        hidden_XD: torch.Tensor,
-        tokens_X: torch.Tensor,
-        blocks: Sequence[torch.Tensor],
-        starts: Sequence[list[int]],
+        self, shape: GraphShape, hidden_XD: torch.Tensor, tokens_X: torch.Tensor, blocks: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Return float64 [drafts, width, 2]: tokens and chances. ``blocks``: of each draft, on the device; ``starts``:
-        their positions on the host.
-        """
+        """Return float64 [drafts, W, 2]: tokens and chances. ``blocks``: of each draft, on the device."""
         self._hidden_WD[: len(hidden_XD)].copy_(hidden_XD)
         self._tokens_W[: len(tokens_X)].copy_(tokens_X)
-        numbers_CW2 = self._numbers_W2.new_empty((len(blocks), width, 2))
+        numbers_CW2 = self._numbers_W2.new_empty((len(blocks), shape.decodes, 2))
         for draft, block in enumerate(blocks):
-            listed = np.array([*starts[draft], *[PAD] * (width - len(starts[draft]))], np.int64)
-            numbers_CW2[draft].copy_(self._graphs.replay(DecodeBlock(width, block, listed, np.full(width, PAD))))
+            numbers_CW2[draft].copy_(self._graphs.replay(StepBlock(shape, block), "draft"))
         return numbers_CW2
 
     def _draft(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -40,12 +40,13 @@ from weft.memory.frames.plan import memory_for, plan_arena
 from weft.models.decoder import CausalModel
 from weft.request import LOGPROBS_MAX, SamplingParams
 from weft.runner.arena import DeviceArena, warm
-from weft.runner.graphs import Capture, DecodeGraphs, decode_widths, pad_rows
+from weft.runner.graph_shapes import TOKENS_MAX, GraphShape, recorded_shapes
+from weft.runner.graphs import Capture, pad_rows
 from weft.runner.kv_scales import Model, one_prompt
-from weft.runner.mixed_graphs import TOKENS_MAX, MixedGraphs, MixedShape, recorded_shapes
 from weft.runner.pictures import PictureRows, picture_rows
 from weft.runner.sampler import Sampler, score
 from weft.runner.staging import Staging
+from weft.runner.step_graphs import GraphSet, StepGraphs
 from weft.runner.verify import replay
 from weft.spec import CacheDTypeName, ModelSpec
 from weft.tensor import gpu
@@ -139,7 +140,6 @@ def _runs(
     return StepInputs(tokens_T, torch.tensor(positions, device=device), runs)
 
 
-Key = TypeVar("Key")
 SCORED_TOKENS = 128
 """Prompt positions whose logits exist at once, as in the executor."""
 
@@ -236,7 +236,7 @@ def measure_reserve(
         pictures = picture_rows(model, device, rows)
         shapes = recorded_shapes(
             rows,
-            min(step_tokens, mixed_tokens_max),
+            0 if capture is None or capture.reads_host else min(step_tokens, mixed_tokens_max),
             verify_runs=verify_runs,
             picture_fields=0 if pictures is None else pictures.fields,
         )
@@ -328,7 +328,7 @@ class Measurement:
             self._model.forward(inputs, self._caches)
 
     def run(
-        self, capture: Capture | None, shapes: Sequence[MixedShape], pictures: PictureRows | None, sets: int
+        self, capture: Capture | None, shapes: Sequence[GraphShape], pictures: PictureRows | None, sets: int
     ) -> Reserve:
         """Return the reserve. ``sets``: of graphs, by rows with and without adapters."""
         peaks = {shape.name: self._peak(shape) for shape in self._shapes}
@@ -384,33 +384,31 @@ class Measurement:
             score(self._model.logits(scored_ND), following_N, LOGPROBS_MAX)
 
     def _graph_bytes(
-        self, capture: Capture, shapes: Sequence[MixedShape], pictures: PictureRows | None, sets: int
+        self, capture: Capture, shapes: Sequence[GraphShape], pictures: PictureRows | None, sets: int
     ) -> int:
-        """Return the bytes of one graph for each width and each shape, in each of ``sets``."""
+        """Return the bytes of one graph for each shape, in each of ``sets``."""
         # Drafts of the model's own head take less than a step.
         decode_sets = sets + (getattr(self._model, "mtp", None) is not None)
-        table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
-        last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
-        widths = decode_widths(self._rows)
-        total = self._bytes_of(
-            widths, lambda keys: DecodeGraphs(table, last_tokens, keys, capture), decode_sets * len(widths)
+        decodes = [shape for shape in shapes if shape.decodes_alone]
+        others = [shape for shape in shapes if not shape.decodes_alone]
+        steps = [shape for shape in others if shape.forward]  # the states of verify runs take less than these
+        return self._bytes_of(capture, decodes, pictures, decode_sets * len(decodes)) + self._bytes_of(
+            capture, steps, pictures, sets * len(others)
         )
-        if not capture.reads_host and shapes:
-            steps = [shape for shape in shapes if shape.forward]  # the states of verify runs take less than these
-            total += self._bytes_of(
-                steps, lambda keys: MixedGraphs(table, last_tokens, keys, capture, pictures), sets * len(shapes)
-            )
-        return total
 
     def _bytes_of(
-        self, keys: Sequence[Key], graphs_of: Callable[[Sequence[Key]], DecodeGraphs | MixedGraphs], count: int
+        self, capture: Capture, shapes: Sequence[GraphShape], pictures: PictureRows | None, count: int
     ) -> int:
-        """Return the bytes of ``count`` graphs, none larger than the last of ``keys``."""
+        """Return the bytes of ``count`` graphs, none larger than the last of ``shapes``."""
+        if not shapes:
+            return 0
+        table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
+        last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
         pools = []
-        for largest in (keys[-1:], keys[-2:]):
+        for largest in (shapes[-1:], shapes[-2:]):
             before = self._meter.used_bytes()
-            graphs = graphs_of(largest)
-            graphs.record(self._model.forward, self._caches)
+            graphs = StepGraphs(table, last_tokens, largest, capture, pictures)
+            graphs.record(GraphSet("base", largest, self._model.forward, self._caches))
             pools.append(self._meter.used_bytes() - before)
             graphs.forget()
         first, both = pools

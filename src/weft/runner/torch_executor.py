@@ -9,7 +9,8 @@ zero first.
 
 A step is launched, and later its tokens are copied to the host (``LaunchedStep``). The next one may be launched in
 between: its decodes read ``BatchBuilder.chosen``, on the device. Only a step whose choice depends on the tokens before
-(penalties, grammars) waits for them, once its forward pass is under way.
+(penalties, grammars) waits for them, once its forward pass is under way. What follows from the tokens of a step (states
+of verify runs, drafts of the model's own head) is launched when they have arrived, before the next step.
 
 ``observer(plan, logits_XV)`` sees the raw logits of the sampling runs, in run order, before the sampler edits them;
 ``before_step(plan)`` runs before anything of the plan is applied. Both are for tests and evaluations.
@@ -39,19 +40,20 @@ from weft.models.loading import LoadedModel
 from weft.models.mtp import MtpHead
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.batch import BatchBuilder, StepBatch
-from weft.runner.graphs import Capture, DecodeBlock, DecodeGraphs, decode_widths, pad_rows
+from weft.runner.graph_shapes import OUTSIDE, TOKENS_MAX, recorded_shapes
+from weft.runner.graphs import Capture, pad_rows
 from weft.runner.head_graphs import HeadGraphs
 from weft.runner.kv_scales import Model, head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt, StepWorker
-from weft.runner.mixed_graphs import OUTSIDE, TOKENS_MAX, MixedBlock, MixedGraphs, recorded_shapes
 from weft.runner.mtp import HeadRunner
 from weft.runner.pictures import picture_rows
 from weft.runner.pooling import pool
 from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
-from weft.runner.sampler import Sampler, score
+from weft.runner.sampler import Sampled, Sampler, score
 from weft.runner.sleep import DroppedModel, HostWeights, give_back, storages_on_devices
 from weft.runner.staging import Staging
+from weft.runner.step_graphs import GraphSet, StepBlock, StepGraphs
 from weft.runner.verify import SampledRows, choose, replay
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import ModelSpec
@@ -124,7 +126,7 @@ class TorchExecutor:
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
-        self._capture, self._on_worker = capture, on_worker
+        self._on_worker = on_worker
         rows = rows_on(
             device,
             rows_max=sizes.rows_max,
@@ -136,23 +138,13 @@ class TorchExecutor:
         self.graphs = (
             None
             if capture is None
-            else DecodeGraphs(
-                rows.table,
-                rows.chosen,
-                decode_widths(sizes.rows_max),
-                capture,
-                None if self.pictures is None else self.pictures.deltas_R,
-            )
-        )
-        self.mixed_graphs = (
-            None
-            if capture is None or capture.reads_host
-            else MixedGraphs(
+            else StepGraphs(
                 rows.table,
                 rows.chosen,
                 recorded_shapes(
                     sizes.rows_max,
-                    min(sizes.step_tokens_max, mixed_tokens_max),
+                    # The lists of a step with prompts change with every step.
+                    0 if capture.reads_host else min(sizes.step_tokens_max, mixed_tokens_max),
                     verify_runs=verify_runs,
                     picture_fields=0 if self.pictures is None else self.pictures.fields,
                 ),
@@ -252,12 +244,14 @@ class TorchExecutor:
 
     def _launched(self, plan: StepPlan) -> LaunchedStep:
         began_s = time.perf_counter()
+        before, self._before = self._before, None
+        if before is not None and before.continues:
+            before.result()
         if self.before_step is not None:
             self.before_step(plan)
         if self._head is not None:
             self._head.admit(plan)
         self.batches.apply(plan, self.sampler, self.arena)
-        before, self._before = self._before, None
         if not plan.run_count:
             self.batches.store(self.arena)
             return LaunchedStep(began_s, 0, self._readback.send([]))
@@ -272,39 +266,97 @@ class TorchExecutor:
         if plan.verify_count and before is not None:
             before.result()
         hidden = self._forward(batch.inputs)
-        if plan.verify_count:
-            return self._verified(plan, batch, hidden, began_s)
+        self._before = self._verified(plan, batch, hidden, began_s) if plan.verify_count else None
+        if self._before is not None:
+            return self._before
         prompts, scores = self._score_prompts(plan, batch, hidden)
-        if batch.pooled_spans:
-            scores += pool(self.model, batch.pooled_spans, hidden)
         choice = None
         if batch.sample_runs.size:
             room = self._logits_room(len(batch.sample_runs))
-            logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
-            if self.observer is not None:
-                self.observer(plan, logits_XV)
+            logits_XV = self._sampled_logits(plan, batch, hidden, room)
             if needs_previous_token and before is not None:
                 before.result()
             host_XV = room.host_XV if room is not None and logits_XV is room.logits_XV else None
             choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions, host_XV)
             self.batches.note_chosen(batch, choice)
         self.batches.store(self.arena)
-        pending = self._readback.send(scores) if choice is None else choice.sent(self._readback, scores)
+
+        def drafted(result: StepResult, sampled: Sampled | None) -> StepResult:
+            with torch.inference_mode(), current(self.arena.device):
+                return self._drafted(plan, batch, hidden, result)
+
         self._before = LaunchedStep(
-            began_s, plan.run_count, pending, choice, batch.sample_runs, prompts, plan.pooled_runs
+            began_s,
+            plan.run_count,
+            self._readback.send(scores) if choice is None else choice.sent(self._readback, scores),
+            choice,
+            batch.sample_runs,
+            prompts,
+            plan.pooled_runs,
+            None if plan.mtp_drafts is None else drafted,
         )
-        if plan.mtp_drafts is not None:
-            return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, self._before.result()))
         return self._before
 
+    def _sampled_logits(
+        self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor, room: LogitsRoom | None
+    ) -> torch.Tensor:
+        logits_XV = self.model.logits(batch.sampled_of(hidden_TD), room.logits_XV if room else None)
+        if self.observer is not None:
+            self.observer(plan, logits_XV)
+        return logits_XV
+
     def _drafted(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor, result: StepResult) -> StepResult:
-        """Return ``result`` with the drafts of the model's own head, if there is one."""
+        """Return ``result`` with the drafts of the model's own head, which are launched, if there is one."""
         if self._head is None or plan.mtp_drafts is None:
             return result
         if isinstance(self.model, CausalModel) and self.model.streams_TN is not None:
             hidden_TD = self.model.streams_TN
-        drafts, seconds = self._head.run(plan, _step_inputs(batch), hidden_TD, result)
-        return replace(result, head_drafts=drafts, head_s=seconds)
+        return replace(result, head=self._head.run(plan, _step_inputs(batch), hidden_TD, result).result)
+
+    def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, began_s: float) -> LaunchedStep:
+        """Launch the choice of a step with verify runs. The states follow from the tokens, and so do drafts: that is
+        the rest of the step."""
+        logits_XV = self._sampled_logits(plan, batch, hidden, self._logits_room(len(batch.sample_runs)))
+        rows = SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions)
+        prompts, scores = self._score_prompts(plan, batch, hidden)
+        apart = self.sampler.chooses_apart(rows.rows)
+        choice = self.sampler.launch(logits_XV, rows.rows, rows.positions) if apart else None
+
+        def accepted(result: StepResult, sampled: Sampled | None) -> StepResult:
+            with torch.inference_mode(), current(self.arena.device):
+                chosen = choose(self.sampler, logits_XV, rows, plan, self._verify_tables, sampled)
+                self._replay(plan, batch, [len(tokens) for tokens in chosen.by_run.values()])
+                self.batches.store(self.arena)
+                verified = replace(
+                    result,
+                    tokens=chosen.tokens,
+                    logprobs=chosen.logprobs,
+                    device_s=time.perf_counter() - began_s,
+                    failures=chosen.failures,
+                    verified=chosen.by_run,
+                    verified_logprobs=chosen.verified_logprobs,
+                )
+                return self._drafted(plan, batch, hidden, verified)
+
+        pending = self._readback.send(scores) if choice is None else choice.sent(self._readback, scores)
+        return LaunchedStep(
+            began_s, plan.run_count, pending, choice, prompts=prompts, pooled_runs=plan.pooled_runs, then=accepted
+        )
+
+    def _replay(self, plan: StepPlan, batch: StepBatch, right: list[int]) -> None:
+        """Replay the states of the verify runs of ``plan`` after the ``right`` tokens of each."""
+        if isinstance(batch.inputs, StepBlock):
+            assert self.graphs is not None
+            verified = slice(plan.verify_runs.start, plan.verify_runs.stop)
+            self.graphs.replay_states(
+                batch.inputs,
+                plan.starts[verified].tolist(),
+                plan.lengths[verified].tolist(),
+                right,
+                plan.slots[verified].tolist(),
+            )
+        else:
+            replay(batch.inputs.runs, right, self._verify_tables)
 
     def _bind_head(self) -> None:
         if isinstance(self.model, CausalModel) and gpu.reaches(self.arena.device):
@@ -313,23 +365,17 @@ class TorchExecutor:
                 open_tables(self.model)
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
-            rows, capture = self.batches.rows, self._capture
-            graphs = (
-                None
-                if capture is None or self.graphs is None
-                else HeadGraphs(
-                    head,
-                    rows.table,
-                    rows.chosen,
-                    self.graphs.widths,
-                    capture,
-                    None if self.pictures is None else self.pictures.deltas_R,
-                    DTYPES[self.model.spec.dtype],
-                )
-            )
+            rows = self.batches.rows
             assert isinstance(self.model, CausalModel)
             cache, *index = self._caches[len(self.model.architecture.spec().layers) :]
             cache = replace(cache, index=index[0] if index else None)
+            graphs = (
+                None
+                if self.graphs is None
+                else HeadGraphs(
+                    head, self.graphs, [cache], len(rows.table) - 1, DTYPES[self.model.spec.dtype], self.arena.device
+                )
+            )
             self._head = HeadRunner(
                 head,
                 rows.table,
@@ -340,64 +386,13 @@ class TorchExecutor:
                 graphs,
             )
 
-    def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, began_s: float) -> LaunchedStep:
-        """Compute the rest of a step with verify runs. The tokens are on the host at once, since the states follow
-        from them.
-        """
-        room = self._logits_room(len(batch.sample_runs))
-        logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
-        if self.observer is not None:
-            self.observer(plan, logits_XV)
-        chosen = choose(
-            self.sampler,
-            logits_XV,
-            SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions),
-            plan,
-            self._verify_tables,
-        )
-        right = [len(tokens) for tokens in chosen.by_run.values()]
-        if isinstance(batch.inputs, MixedBlock):
-            assert self.mixed_graphs is not None
-            verified = slice(plan.verify_runs.start, plan.verify_runs.stop)
-            self.mixed_graphs.replay_states(
-                batch.inputs,
-                plan.starts[verified].tolist(),
-                plan.lengths[verified].tolist(),
-                right,
-                plan.slots[verified].tolist(),
-            )
-        else:
-            assert isinstance(batch.inputs, StepInputs)
-            replay(batch.inputs.runs, right, self._verify_tables)
-        self.batches.store(self.arena)
-        prompts, scores = self._score_prompts(plan, batch, hidden)
-        scores += pool(self.model, batch.pooled_spans, hidden)
-        # Wait even without scores: the copies of the store come before, and must end with the step.
-        home = LaunchedStep(
-            began_s, plan.run_count, self._readback.send(scores), prompts=prompts, pooled_runs=plan.pooled_runs
-        ).result()
-        result = StepResult(
-            chosen.tokens,
-            chosen.logprobs,
-            home.prompt_logprobs,
-            time.perf_counter() - began_s,
-            chosen.failures,
-            chosen.by_run,
-            chosen.verified_logprobs,
-            pooled=home.pooled,
-        )
-        return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
-
-    def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs | StepBlock) -> torch.Tensor:
         if isinstance(self.model, CausalModel):
             # A replay calls no ``forward`` that would name the adapters of the head's rows.
             self.model.adapters.step = inputs.adapters
-        if isinstance(inputs, DecodeBlock):
+        if isinstance(inputs, StepBlock):
             assert self.graphs is not None
             return self.graphs.replay(inputs)
-        if isinstance(inputs, MixedBlock):
-            assert self.mixed_graphs is not None
-            return self.mixed_graphs.replay(inputs)
         scratch.device = self.arena.device
         return self.model.forward(inputs, self._caches)
 
@@ -409,39 +404,24 @@ class TorchExecutor:
         return self._room.first(rows)
 
     def record_graphs(self) -> str | None:
-        """Record steps, if a ``Capture`` was given: those with prompts first, which are larger. From then on steps are
-        padded to the recorded sizes. Return the sizes without a graph and the reason; None if all are recorded or none
-        was asked for.
+        """Record steps, if a ``Capture`` was given; then drafts of the model's own head, and the steps again for rows
+        of adapters, which may come later. From then on steps are padded to the recorded sizes. Return the sizes without
+        a graph and the reason; None if all are recorded or none was asked for.
         """
-        if self.graphs is None:
+        graphs = self.graphs
+        if graphs is None:
             return None
         self._forget_graphs()
         scratch.device = self.arena.device
-        with current(self.arena.device):
-            if self.mixed_graphs is not None:
-                self.mixed_graphs.record(self.model.forward, self._caches)
-            self.graphs.record(self.model.forward, self._caches)
-            if self._head is not None:
-                self._head.record()
-            if self._adapts and self.batches.active is not None:
-                self._record_adapted(self.graphs)
-        self.batches.decode_widths = self.graphs.recorded_widths
-        refused = [self.graphs.refused_in_words()]
+        sets = [GraphSet("base", graphs.shapes, self.model.forward, self._caches)]
         if self._head is not None and self._head.graphs is not None:
-            refused.append(self._head.graphs.refused_in_words())
-        if self.mixed_graphs is not None:
-            self.batches.mixed_shapes = self.mixed_graphs.recorded_shapes
-            refused.append(self.mixed_graphs.refused_in_words())
-        return "; ".join(filter(None, refused)) or None
-
-    @torch.inference_mode()
-    def _record_adapted(self, graphs: DecodeGraphs) -> None:
-        """Record the steps again for rows of adapters, which may come later."""
-        if self.mixed_graphs is not None:
-            self.mixed_graphs.record_adapted(self.model.forward, self._caches)
-            self.batches.adapted_shapes = self.mixed_graphs.adapted_shapes
-        graphs.record_adapted(self.model.forward, self._caches)
-        self.batches.adapted_widths = graphs.adapted_widths
+            sets.append(self._head.graphs.drafting)
+        if self._adapts and self.batches.active is not None:
+            sets.append(replace(sets[0], name="adapted"))
+        with current(self.arena.device):
+            graphs.record(*sets)
+        self.batches.shapes, self.batches.adapted_shapes = graphs.recorded(), graphs.recorded("adapted")
+        return graphs.refused_in_words()
 
     def warm(self) -> None:
         """Do work on a GPU that the first steps would otherwise wait for. Libraries have a handle and a workspace for
@@ -456,17 +436,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def _warm(self) -> None:
         if self.graphs is not None:
-            for width in self.graphs.recorded_widths:
-                self.graphs.idle(width)
-            for width in self.graphs.adapted_widths:
-                self.graphs.idle(width, adapted=True)
-        if self.mixed_graphs is not None:
-            for shape in self.mixed_graphs.recorded_shapes:
-                self.mixed_graphs.idle(shape)
-            for shape in self.mixed_graphs.adapted_shapes:
-                self.mixed_graphs.idle(shape, adapted=True)
-        if self._head is not None and self._head.graphs is not None:
-            self._head.graphs.warm()
+            self.graphs.warm()
         self.model.logits(self._forward(pad_rows(1, self.batches.rows.table.shape[1], self.arena.device)))
         self._readback.send([]).open()
 
@@ -547,11 +517,9 @@ class TorchExecutor:
 
     def _forget_graphs(self) -> None:
         """Drop the graphs, which keep addresses in the arena and in the weights."""
-        self.batches.decode_widths = self.batches.adapted_widths = ()
-        self.batches.mixed_shapes = self.batches.adapted_shapes = ()
-        for graphs in (self.graphs, self.mixed_graphs):
-            if graphs is not None:
-                graphs.forget()
+        self.batches.shapes = self.batches.adapted_shapes = ()
+        if self.graphs is not None:
+            self.graphs.forget()
 
     def _read_again(self, spec: ModelSpec) -> None:
         assert self._reload is not None
@@ -580,7 +548,7 @@ class TorchExecutor:
     def _score_prompts(
         self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor
     ) -> tuple[tuple[ScoredPrompt, ...], list[torch.Tensor]]:
-        """Return prompt logprobs, and the device tensors to read back."""
+        """Return prompt logprobs, and the device tensors to read back: theirs, then those of pooled rows."""
         prompts, pieces = [], []
         digests = self.batches.adapters_of(plan) if batch.prompt_spans else []
         for span in batch.prompt_spans:
@@ -593,6 +561,8 @@ class TorchExecutor:
                     logits_NV = self.model.logits(rows_ND)
                 pieces += score(logits_NV, following_N, span.top_count)
             prompts.append(ScoredPrompt(span.run, span.top_count, len(cuts)))
+        if batch.pooled_spans:
+            pieces += pool(self.model, batch.pooled_spans, hidden_TD)
         return tuple(prompts), pieces
 
     def _only(self, digest: str, rows: int) -> AbstractContextManager[None]:

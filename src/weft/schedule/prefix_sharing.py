@@ -8,9 +8,10 @@
     saved by waiting:   point - cached          tokens that are not computed twice
     waited for:         point - computed        tokens that the producer must still compute
 
-The request waits if this saves enough tokens, and if the producer is not before the end of the request's own cached
-prefix: then the state arrives no later than the request could compute it. The producer gets a tap at ``point`` for the
-request, even if the snapshot policy places none there.
+The request waits if this saves enough tokens: a page if the producer ends with this plan, as the wait is one step, else
+a chunk. It does not wait if the producer is before the end of the request's own cached prefix: then the request could
+compute the state earlier than it would arrive. The producer gets a tap at ``point`` for the request, even if the
+snapshot policy places none there.
 
 No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. It stops being a
 producer once it is preempted, ends, or passes the point without a free slot for the tap. Later requests in the queue do
@@ -29,7 +30,10 @@ from weft.schedule.snapshots import on_grid
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, SeqId
 
 SAVED_TOKENS_MIN = CHUNK_TOKENS
-"""Least tokens that a wait saves. It is also the length of the key by which producers are found."""
+"""Least tokens that a wait for a running producer saves."""
+SAVED_BY_CLOSING_MIN = PAGE_TOKENS
+"""Least tokens that a wait for a closing producer saves. The wait is one step, and this is the next turn of a
+conversation whose client had its answer before the plan that closes the turn: each page of that turn hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,11 @@ class PrefixProducer:
     computed: int
     arriving: tuple[int, ...] = ()
 
+    @property
+    def saved_min(self) -> int:
+        """The least tokens that a wait for this producer saves, which is also the length of its key."""
+        return SAVED_BY_CLOSING_MIN if self.rank is None else SAVED_TOKENS_MIN
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixWait:
@@ -54,9 +63,9 @@ class PrefixWait:
     tap: int = 0
 
 
-def prefix_key(tokens: Int32s) -> bytes:
-    """Return the first chunk of tokens: the least that a request must share with its producer."""
-    return tokens[:SAVED_TOKENS_MIN].tobytes()
+def prefix_key(tokens: Int32s, length: int) -> bytes:
+    """Return the first ``length`` tokens: the least that a request must share with a producer."""
+    return tokens[:length].tobytes()
 
 
 def common_tokens(left: Int32s, right: Int32s) -> int:
@@ -80,16 +89,19 @@ def wait_for(
     first of equal ones. ``stateful`` False: the model resumes at any page, and every computed page is
     published. ``grid``: states are saved at its multiples."""
     best: PrefixWait | None = None
-    saved_most = SAVED_TOKENS_MIN - 1
+    saved_most = 0
     for producer in producers:
         if producer.rank is not None and producer.rank > rank:
             continue
-        if not _may_share(producer, known, cached + saved_most):
+        least = max(saved_most, producer.saved_min - 1)
+        if not _may_share(producer, known, cached + least):
             continue
         shared = min(common_tokens(producer.known, known), known.size - 1)
         for point, waited_for, tap in _points(producer, shared, stateful=stateful, grid=grid):
-            if point - cached > saved_most and waited_for <= point - cached:
-                best, saved_most = PrefixWait(producer.seq, tap), point - cached
+            saved = point - cached
+            if saved > least and waited_for <= saved:
+                best = PrefixWait(producer.seq, tap)
+                least = saved_most = saved
     return best
 
 
@@ -131,7 +143,7 @@ def _page_end(position: int) -> int:
 
 
 class PrefixProducers:
-    """The producers of one plan, by salt and first chunk. ``enabled`` False: the cache is off, and no request
+    """The producers of one plan, by salt and first tokens. ``enabled`` False: the cache is off, and no request
     waits."""
 
     def __init__(self, *, enabled: bool, stateful: bool, grid: int) -> None:
@@ -146,8 +158,9 @@ class PrefixProducers:
 
     def add(self, producer: PrefixProducer) -> None:
         self._seqs.add(producer.seq)
-        if self._enabled and producer.known.size >= SAVED_TOKENS_MIN:
-            self._by_key.setdefault((producer.salt, prefix_key(producer.known)), []).append(producer)
+        length = producer.saved_min
+        if self._enabled and producer.known.size >= length:
+            self._by_key.setdefault((producer.salt, prefix_key(producer.known, length)), []).append(producer)
 
     def admitted(self, seq: Sequence, known: Int32s, start: int) -> None:
         """Note that ``seq`` is admitted by this plan and starts at ``start``."""
@@ -174,7 +187,11 @@ class PrefixProducers:
         return replace(match, lost=match.lost.but("not_ready", in_flight - match.cached_tokens))
 
     def _of_same_prefix(self, seq: Sequence, known: Int32s, cached: int) -> list[PrefixProducer]:
-        """Return producers of the first chunk of ``known``; none if a wait could not save enough."""
-        if not self._by_key or seq.reusable(known).size - 1 - cached < SAVED_TOKENS_MIN:
+        """Return producers with the first tokens of ``known``; none if a wait could not save enough."""
+        more = seq.reusable(known).size - 1 - cached
+        if not self._by_key or more < SAVED_BY_CLOSING_MIN:
             return []
-        return self._by_key.get((seq.salt, prefix_key(known)), [])
+        producers = self._by_key.get((seq.salt, prefix_key(known, SAVED_BY_CLOSING_MIN)), [])
+        if more >= SAVED_TOKENS_MIN:
+            producers = [*producers, *self._by_key.get((seq.salt, prefix_key(known, SAVED_TOKENS_MIN)), [])]
+        return producers

@@ -17,14 +17,13 @@ import torch
 
 from weft.tensor import native
 from weft.tensor.ops import linear
-from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
 
 MOST_ROWS = 64
 """Most rows of x: the decode batch of an ordinary server on a CPU."""
 
-PlainWeight = torch.Tensor | InTiles | QuantizedWeight | OrderedWeight
+PlainWeight = torch.Tensor | InTiles | QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,6 @@ class FusedBlock:
     def stays(self) -> bool:
         """Return whether the first weight still has the address to which the block was bound."""
         weight = _parts(self.first)[0]
-        weight = weight.weight if isinstance(weight, OrderedWeight) else weight
         codes = weight.body if isinstance(weight, InTiles) else weight.codes
         return bool(codes.data_ptr() == self._addresses[0][0])
 
@@ -123,8 +121,6 @@ def _parts(weight: Any) -> tuple[Any, ...]:
 
 def _address(weight: Any, x_TD: torch.Tensor) -> int:
     """Return the weight's address; 0 for a weight that a fused block does not take."""
-    if isinstance(weight, OrderedWeight):
-        weight = weight.weight
     if isinstance(weight, InTiles):
         return weight.body.data_ptr() if linear.tiles_fit(x_TD, weight) else 0
     if isinstance(weight, QuantizedWeight):
@@ -136,9 +132,9 @@ def _address(weight: Any, x_TD: torch.Tensor) -> int:
 def _product(weight: Any, bias: torch.Tensor | None, adapted: Any) -> Any:
     parts = []
     for part in _parts(weight):
-        order = part.order.data_ptr() if isinstance(part, OrderedWeight) else 0
-        plain = part.weight if isinstance(part, OrderedWeight) else part
         parts.append(
-            (plain.native(), False, 0) if isinstance(plain, InTiles) else (linear.weight_of(plain), plain.exact, order)
+            (part.native(), False, 0)
+            if isinstance(part, InTiles)
+            else (linear.weight_of(part), part.exact, linear.order_of(part))
         )
     return parts, 0 if bias is None else bias.data_ptr(), adapted

@@ -76,6 +76,28 @@ def test_the_next_turn_starts_where_the_answer_ended() -> None:
         prompt = prompt + made + text(50 + turn, 5)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("slots_per_frame", [0, 2])
+def test_a_turn_that_comes_before_the_last_one_has_left_waits_for_a_page(
+    slots_per_frame: int, *, overlap: bool
+) -> None:
+    """A client has the last token of an answer before the plan that donates it. Another request runs all the time."""
+    rig = warm(slots_per_frame=slots_per_frame, overlap=overlap)
+    rig.submit("other", text(2, 30), max_tokens=200)
+    prompt, ended = text(1, 37), 0
+    for turn in range(5):
+        name = f"turn {turn}"
+        rig.submit(name, prompt, max_tokens=17)
+        while (name, 0) not in rig.answers or rig.answers[name, 0].reason is None:
+            rig.step()
+        assert cached(rig, name) == (ended if slots_per_frame else ended - ended % 16)
+        assert turn == 0 or rig.answers[name, 0].events[0].queued_s <= 2.0, "one step that donates, and its own"
+        prompt = prompt + rig.tokens(name)
+        ended = len(prompt) - 1
+        prompt = prompt + text(50 + turn, 5)
+    assert rig.answers["other", 0].reason is None
+
+
 def test_every_answer_to_one_prompt_shares_its_prefill() -> None:
     rig = warm(rows_max=8)
     rig.submit("a", text(1, 300), n=6, temperature=1.0)

@@ -304,6 +304,13 @@ DENSE_RELEASES: dict[str, Config] = {
     "nanochat": release(  # nanochat-d32
         "nanochat", (65_536, 2048, 8192, 32, 16, 16, 2048), attention_bias=False, final_logit_softcapping=15.0,
         hidden_act="relu2", rms_norm_eps=1e-06, rope_theta=10_000.0),
+    "muse_glimmer": release(  # the shape of Muse-Glimmer-30B, its text
+        "muse_glimmer_text", (202_048, 6656, 19_968, 52, 32, 2, 131_072), attention_bias=False,
+        final_logit_softcapping=20.0, head_dim=128, hidden_activation="silu",
+        layer_rope_theta=[0 if layer % 4 == 3 else 500_000.0 for layer in range(52)],
+        layer_types=["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(52)],
+        output_multiplier=0.19611613513818404, post_norm_eps=1e-8, qk_scale_factor=3.87, rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0}, sliding_window=2048),
     "hy_v3": release(  # Hy3-preview
         "hy_v3", (120_832, 4096, 13_312, 80, 64, 8, 262_144), first_k_dense_replace=1, head_dim=128,
         moe_intermediate_size=1536, num_experts=192, num_experts_per_tok=8, num_shared_experts=1, qk_norm=True,

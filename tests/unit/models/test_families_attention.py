@@ -1046,7 +1046,14 @@ def test_inkling_2_runs_layers_again_with_memory_of_their_own() -> None:
     small, mini = read_architecture(INKLING_2_SMALL), read_architecture(INKLING_2_MINI)
     attended = Attention(48, 8, 128, 128**-0.5, None, qk_norm=True)
     near = ClippedAttention(
-        dataclasses.replace(attended, window=1024), 16, 1024, 4, 4608, (22.627416997969522, 8.0), False, 1
+        dataclasses.replace(attended, window=1024),
+        16,
+        1024,
+        4,
+        4608,
+        clips=(22.627416997969522, 8.0),
+        dynamic=False,
+        inputs=1,
     )
     full = dataclasses.replace(near, attention=attended, dynamic=True, inputs=3, floor=128_000, growth=0.1)
     assert small.mixers == ((near,) * 5 + (full,)) * 8

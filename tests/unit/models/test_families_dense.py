@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from weft.families import name_here, read_architecture
 from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import LayerNorms, Positions, Residual
+from weft.families.residuals import LayerNorms, NormedEmbedding, Positions, Residual
 from weft.families.sharding import possible_tps
 
 
@@ -302,6 +303,29 @@ def test_experts_of_command_are_halved_next_to_a_shared_one_and_its_first_layers
     assert (experts.scale, experts.shared.multipliers) == (0.5, (1.0, 0.5))
     assert read("cohere2_moe").feed_forwards[0].scale == 1.0
     assert read("cohere2_moe", rms_norm_eps=1e-6).residual.centred == ""
+
+
+def test_muse_glimmer_turns_windows_alone_and_scales_queries_and_logits() -> None:
+    model = read("muse_glimmer")
+    common = {"qk_norm": True, "norm_plain": True, "gated": True}
+    window = Attention(32, 2, 128, 128**-0.5 * 3.87, Rope(5e5, 128), window=2048, **common)
+    assert model.mixers[:4] == (window, window, window, replace(window, rope=None, window=None))
+    assert (model.logits_divisor, model.logits_cap) == (pytest.approx(26**0.5), 20.0)
+    assert model.residual == NormedEmbedding(out_norms=True, out_eps=1e-8)
+    silent = dict.fromkeys(("layer_rope_theta", "layer_types", "qk_scale_factor", "output_multiplier"))
+    assert read("muse_glimmer", **silent) == model
+    still = read("muse_glimmer", layer_rope_theta=[0] * 52)
+    assert {mixer.rope for mixer in still.mixers} == {None}
+    for changes, words in (
+        ({"layer_rope_theta": [1e4] * 52}, "layer_rope_theta is 10000.0: a layer turns by rope_theta 500000, or not"),
+        ({"layer_rope_theta": [0, 0]}, "it must list a base for each of the 52 layers"),
+        ({"hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"final_logit_softcapping": 0.0}, "final_logit_softcapping is 0.0: it must be above 0"),
+        ({"output_multiplier": -1.0}, "output_multiplier is -1.0: it must be above 0"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            read("muse_glimmer", **changes)
 
 
 def test_logits_of_nanochat_have_a_cap_unless_it_is_null() -> None:

@@ -33,7 +33,6 @@ from weft.runner.sleep import HostWeights, storages_of
 from weft.tensor.fused_block import JoinedWeight
 from weft.tensor.ops.linear import take_columns
 from weft.tensor.weights import tiles
-from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import Codes, QuantizedWeight
 
 ORDERED = FORMS["gptq_ordered"]
@@ -98,7 +97,8 @@ def test_values_are_those_of_the_library_and_so_are_products(bits: int, columns:
     assert isinstance(made, Codes)
     assert torch.equal(made.dense(), values)
     held = RuntimeForm(exact_inputs=True).of_codes(made)
-    assert isinstance(held, OrderedWeight)
+    assert isinstance(held, QuantizedWeight)
+    assert held.order is not None
     assert torch.equal(held.dense(), values)
     assert torch.equal(dense_rows(held, 16, 40), values[16:40])
     bias = torch.linspace(-1, 1, 48)
@@ -107,7 +107,7 @@ def test_values_are_those_of_the_library_and_so_are_products(bits: int, columns:
         # In float64: torch's own sums in float32 are as far from it as the kernels'.
         truth = x.double() @ values.double().T + bias
         torch.testing.assert_close(Linear(held, bias)(x), truth.float())
-    wrong = OrderedWeight(held.weight, held.order.flip(0))
+    wrong = replace(held, order=held.order.flip(0))
     assert (wrong.dense() - values).abs().max() > 0.1 * values.abs().max()
     assert (Linear(wrong)(x) - x @ values.T).abs().max() > 0.1 * (x @ values.T).abs().max()
 
@@ -160,8 +160,8 @@ def test_groups_that_are_none_are_named(change: object, words: list[str], tmp_pa
 def test_projections_of_one_input_are_one_matrix_and_one_gather(tmp_path: Path) -> None:
     quantised, _ = write("qwen3_5", tmp_path, ORDERED)
     layer = load(quantised).model.layers[1]
-    assert isinstance(layer.mixer.qkv.weight, OrderedWeight)  # type: ignore[union-attr]
-    assert isinstance(layer.feed_forward.gate_up.weight, OrderedWeight)  # type: ignore[union-attr]
+    assert layer.mixer.qkv.weight.order is not None  # type: ignore[union-attr]
+    assert layer.feed_forward.gate_up.weight.order is not None  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("end", "count"), [("v_proj.weight", 2), ("k_proj.weight", 3)])
@@ -170,7 +170,7 @@ def test_projections_with_orders_of_their_own_are_multiplied_apart(end: str, cou
     loaded = load(quantised)
     qkv = loaded.model.layers[1].mixer.qkv.weight  # type: ignore[union-attr]
     assert isinstance(qkv, JoinedWeight)
-    assert [type(part) for part in qkv.parts] == [OrderedWeight] * count
+    assert [part.order is not None for part in qkv.parts] == [True] * count  # type: ignore[union-attr]
     torch.testing.assert_close(logits(loaded), logits(load(plain)), **CLOSE)
 
 
@@ -224,8 +224,8 @@ def test_compressed_tensors_with_groups_by_act_order(tmp_path: Path) -> None:
     quantised, plain = write("qwen3_5", tmp_path, COMPRESSED)
     loaded = load(quantised)
     layer = loaded.model.layers[1]
-    assert isinstance(layer.mixer.qkv.weight, OrderedWeight)  # type: ignore[union-attr]
-    assert isinstance(layer.feed_forward.down.weight, QuantizedWeight)  # type: ignore[union-attr]
+    assert layer.mixer.qkv.weight.order is not None  # type: ignore[union-attr]
+    assert layer.feed_forward.down.weight.order is None  # type: ignore[union-attr]
     torch.testing.assert_close(logits(loaded), logits(load(plain)), **CLOSE)
     with pytest.raises(CheckpointError, match=r"actorder.*--tp cannot cut them"):
         load_ranks(quantised, 2)
@@ -243,8 +243,9 @@ def test_experts_keep_an_order_each_and_those_with_two_are_widened(
         next(layer.feed_forward for layer in model.model.layers if isinstance(layer.feed_forward, ExpertsBlock))
         for model in (loaded, truth)
     )
-    assert isinstance(block.down, OrderedWeight)
-    assert isinstance(block.gate_up, OrderedWeight) == (end == "no such name")
+    assert isinstance(block.down, QuantizedWeight)
+    assert block.down.order is not None
+    assert isinstance(block.gate_up, QuantizedWeight) == (end == "no such name")
     assert isinstance(other, ExpertsBlock)
     for made, values in ((block.gate_up, other.gate_up), (block.down, other.down)):
         dense = made if isinstance(made, torch.Tensor) else made.dense()
@@ -266,7 +267,7 @@ def test_quantize_leaves_the_codes_and_their_order(quantize: str, tmp_path: Path
         for model in (load(quantised), load(quantised, quantize=quantize))
     )
     assert torch.equal(kept.order, rounded.order)
-    assert torch.equal(kept.weight.codes, rounded.weight.codes)
+    assert torch.equal(kept.codes, rounded.codes)
 
 
 def test_the_order_sleeps_and_wakes_with_its_codes(tmp_path: Path) -> None:

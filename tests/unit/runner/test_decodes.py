@@ -15,10 +15,11 @@ from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.decodes import Int64s
-from weft.runner.graphs import DecodeBlock
+from weft.runner.graph_shapes import GraphShape
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler
 from weft.runner.staging import Staging
+from weft.runner.step_graphs import StepBlock
 from weft.schedule.plan import StepPlan
 from weft.spec import ModelSpec, attention, short_conv
 from weft.units import PAD
@@ -174,7 +175,7 @@ class Graphed:
 
     def __init__(self, arena: DeviceArena, *, anew: bool = False, remote: bool = True) -> None:
         self.batches, self.sampler = builder(remote=remote), Noting()
-        self.batches.decode_widths = (4,)
+        self.batches.shapes = (GraphShape.of_decodes(4),)
         self._arena, self._anew = arena, anew
 
     def told(self, plan: StepPlan) -> list[object]:
@@ -184,19 +185,17 @@ class Graphed:
         self.batches.apply(plan, self.sampler, self._arena)
         batch = self.batches.build(plan)
         block = batch.inputs
-        assert isinstance(block, DecodeBlock)
+        assert isinstance(block, StepBlock)
         hidden = torch.arange(8.0).view(4, 2)
         return [
-            block.width,
+            block.shape.decodes,
             block.adapters,
             batch.sampled_of(hidden).tolist(),
             self.sampler.asked.pop(),
             *(
                 numbers.tolist()
                 for numbers in (
-                    block.flat_6W,
-                    block.starts,
-                    block.slots,
+                    block.flat,
                     batch.sample_runs,
                     batch.sample_rows,
                     batch.sample_positions,
@@ -246,7 +245,7 @@ def test_graphs_that_are_recorded_again_get_blocks_made_anew(arena):
     going, plans_of_steps = Graphed(arena), going_on(3)
     for plan in plans_of_steps[:2]:
         assert going.told(plan)[0] == 4
-    going.batches.decode_widths = (6,)
+    going.batches.shapes = (GraphShape.of_decodes(6),)
     assert going.told(plans_of_steps[2])[0] == 6
 
 

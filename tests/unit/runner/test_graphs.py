@@ -22,12 +22,13 @@ from tests.support.graph_steps import EagerCapture, dummy_step
 from tests.unit.runner import plans
 from weft.config import Sizes
 from weft.memory.frames.plan import plan_arena
-from weft.runner.graphs import CudaCapture, Replay, UnreadableList, decode_widths
+from weft.runner.graph_shapes import GraphShape, decode_widths
+from weft.runner.graphs import CudaCapture, Replay, UnreadableList
+from weft.runner.step_graphs import GraphSet, SetName, StepGraphs
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan
 from weft.spec import ModelSpec, attention
 from weft.tensor import gpu
-from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD
 
@@ -140,6 +141,13 @@ def executor(model: Successor, capture: Recording | EagerCapture) -> TorchExecut
     return TorchExecutor(model, plan_arena(model.spec, 200_000), SIZES, capture=capture, mixed_tokens_max=0)
 
 
+def widths_of(made: TorchExecutor) -> tuple[int, ...]:
+    """The sizes to which decodes are padded, which are those of the table."""
+    assert made.graphs is not None
+    assert tuple(made.batches.shapes) == made.graphs.recorded()
+    return tuple(shape.decodes for shape in made.batches.shapes if shape.decodes_alone)
+
+
 def decodes(count: int, first: int = 5, unknown: bool = False) -> StepPlan:
     return plans.plan(
         [(row, 20 + row, [PAD if unknown else first + row], PAD, True) for row in range(count)],
@@ -241,8 +249,7 @@ def test_an_op_that_reads_what_a_graph_would_freeze_is_named_and_nothing_is_reco
     said = made.record_graphs()
     assert said is not None
     assert f"Runs.{name}" in said
-    assert made.graphs is not None
-    assert not made.graphs.recorded_widths
+    assert widths_of(made) == ()
     assert made.execute(decodes(3)).tokens.tolist() == [6, 7, 8], "it goes on without graphs"
     always_the_same = executor(Successor(looks_at="lengths"), Recording())
     assert always_the_same.record_graphs() is None
@@ -263,10 +270,9 @@ def test_asleep_there_are_no_graphs_and_awake_they_are_recorded_anew() -> None:
     made = executor(model, capture)
     made.record_graphs()
     made.sleep(1)
-    assert made.graphs is not None
-    assert not made.graphs.recorded_widths
+    assert widths_of(made) == ()
     made.wake("weights")
-    assert not made.graphs.recorded_widths
+    assert widths_of(made) == ()
     made.wake("kv_cache")
     assert capture.widths == [12, 8, 4, 2, 1] * 2
     assert made.execute(decodes(3)).tokens.tolist() == [6, 7, 8]
@@ -287,21 +293,15 @@ def test_a_dummy_step_is_pad_rows_alone(recorded: bool) -> None:
     assert torch.equal(before, made.arena.buffer)
 
 
-def test_what_a_graph_reads_by_address_outlives_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table of runs lies outside the graph's pool, and nothing but the graphs' owner holds it."""
-    tables: list[weakref.ref[Any]] = []
-    pack_lists = device_runs.pack_lists
-
-    def watched(*lists: Any) -> Any:
-        flat, chunks = pack_lists(*lists)
-        tables.append(weakref.ref(flat))  # the tensor of a CPU shares the array's memory, and holds it
-        return flat, chunks
-
+def test_the_table_of_runs_that_a_graph_reads_by_address_lives_as_long_as_the_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No step of decodes brings it, and nothing but the graphs' owner holds it."""
     monkeypatch.setattr(gpu, "fits", lambda *tensors: True)
-    monkeypatch.setattr(device_runs, "pack_lists", watched)
     model = Successor()
     recorded = executor(model, RunsOnce())
     assert recorded.record_graphs() is None
+    tables = [weakref.ref(inputs.runs.memo["device_runs"].offsets_R.untyped_storage()) for inputs in model.seen]
     model.seen.clear()
     gc.collect()
     assert [table() is None for table in tables] == [False] * 5
@@ -319,14 +319,28 @@ def test_a_width_that_cannot_be_recorded_costs_no_other_width() -> None:
     )
     partly = executor(model, capture)
     assert partly.record_graphs() == "batch sizes 2, 12: too wide; batch size 8: no memory for it"
-    assert partly.graphs is not None
-    assert partly.graphs.recorded_widths == (1, 4)
+    assert widths_of(partly) == (1, 4)
     partly.execute(decodes(2))
     assert capture.replays == [4], "padded to the next width that has a graph"
     assert partly.execute(decodes(7)).tokens.tolist() == [6 + row for row in range(7)]
     assert capture.replays == [4], "wider than all graphs: without one"
     dummy_step(partly, 7)
     assert capture.replays == [4]
+
+
+def test_a_set_of_steps_that_cannot_be_recorded_is_named_and_costs_no_other_set() -> None:
+    def forward(inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
+        if inputs.adapters is not None:
+            raise RuntimeError("no room for factors")
+        return inputs.tokens_T[:, None].float()
+
+    shapes = [GraphShape.of_decodes(2)]
+    table = torch.full((3, 1), PAD, dtype=torch.int32)
+    graphs = StepGraphs(table, torch.zeros(3, dtype=torch.int64), shapes, Recording())
+    names: tuple[SetName, ...] = ("base", "draft", "adapted")
+    graphs.record(*(GraphSet(name, shapes, forward, []) for name in names))
+    assert [graphs.recorded(name) for name in names] == [tuple(shapes), tuple(shapes), ()]
+    assert graphs.refused_in_words() == "with adapters, batch size 2: no room for factors"
 
 
 def test_a_kernel_that_asks_for_more_than_the_card_has_is_no_end_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,8 +350,7 @@ def test_a_kernel_that_asks_for_more_than_the_card_has_is_no_end_of_the_start(mo
     out_of_resources = type("OutOfResources", (errors.TritonError,), {})
     partly = executor(Successor(), RunsOnce({12: out_of_resources("out of resource: shared memory")}))
     assert partly.record_graphs() == "batch size 12: out of resource: shared memory"
-    assert partly.graphs is not None
-    assert partly.graphs.recorded_widths == (1, 2, 4, 8)
+    assert widths_of(partly) == (1, 2, 4, 8)
 
 
 def test_after_waking_the_reason_for_missing_graphs_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -350,7 +363,7 @@ def test_after_waking_the_reason_for_missing_graphs_is_logged(caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "weft"):
         awake.wake("kv_cache")
     assert "batch size 8: no memory for it" in caplog.text
-    assert awake.batches.decode_widths == (1, 2, 4, 12)
+    assert widths_of(awake) == (1, 2, 4, 12)
 
 
 def test_all_widths_are_recorded_on_one_stream_into_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,14 @@ from tests.support.graph_steps import EagerCapture
 from tests.unit.runner import plans
 from tests.unit.runner.test_graphs import SIZES, Recording, RunsOnce, Successor
 from weft.memory.frames.plan import plan_arena
+from weft.runner.graph_shapes import OUTSIDE, TOKENS, GraphShape, mixed_shapes, outside, recorded_shapes
 from weft.runner.graphs import Replay
-from weft.runner.mixed_graphs import OUTSIDE, TOKENS, MixedShape, mixed_shapes, outside, recorded_shapes
 from weft.runner.torch_executor import GRAPH, TorchExecutor
 from weft.schedule.plan import StepPlan, Tap
 from weft.units import PAD, SlotId
 
-SMALL, LARGE = MixedShape(64, 8, 12, 38), MixedShape(112, 8, 12, 39)
-SHAPES = (SMALL, MixedShape(64, 12, 12, 38), LARGE, MixedShape(112, 12, 12, 39))
+SMALL, LARGE = GraphShape(64, 8, 12, 38), GraphShape(112, 8, 12, 39)
+SHAPES = (SMALL, GraphShape(64, 12, 12, 38), LARGE, GraphShape(112, 12, 12, 39))
 
 
 class Replayed(Recording):
@@ -37,6 +37,11 @@ def executor(model: Successor, capture: Recording | EagerCapture | None) -> Torc
     made = TorchExecutor(model, plan_arena(model.spec, 200_000), SIZES, capture=capture)
     made.record_graphs()
     return made
+
+
+def recorded(made: TorchExecutor) -> tuple[GraphShape, ...]:
+    """The shapes of steps with prompts to which steps are padded."""
+    return tuple(shape for shape in made.batches.shapes if not shape.decodes_alone)
 
 
 def mixed(
@@ -66,12 +71,12 @@ def test_shapes_waste_little_and_reach_every_row() -> None:
     assert {shape.prompts for shape in shapes} == {16}
     assert all(later <= earlier * 4 / 3 for earlier, later in pairwise(TOKENS[3:]))
     assert mixed_shapes(12, 100) == SHAPES
-    assert mixed_shapes(1, 64) == (MixedShape(80, 1, 1, 6),), "64 tokens next to a PAD row"
+    assert mixed_shapes(1, 64) == (GraphShape(80, 1, 1, 6),), "64 tokens next to a PAD row"
     assert mixed_shapes(256, 0) == ()
 
 
 @pytest.mark.parametrize("shape", mixed_shapes(256, 8192))
-def test_a_shape_has_room_for_the_chunks_of_any_prompts_on_the_grid(shape: MixedShape) -> None:
+def test_a_shape_has_room_for_the_chunks_of_any_prompts_on_the_grid(shape: GraphShape) -> None:
     """Each prompt has a piece of a chunk at both ends and a tap off the grid."""
     for count in range(1, shape.prompts + 1):
         lengths = [1 + i for i in range(count - 1)]
@@ -88,7 +93,7 @@ def test_all_shapes_are_recorded_the_largest_first_before_the_decodes_on_pad_alo
     made = executor(model, capture)
     assert capture.widths == [112, 112, 64, 64, 12, 8, 4, 2, 1]
     assert all(model.only_pads)
-    assert made.batches.mixed_shapes == SHAPES
+    assert recorded(made) == SHAPES
 
 
 def test_a_step_goes_to_the_first_shape_that_holds_it_with_pad_behind_decodes_and_prompts() -> None:
@@ -139,7 +144,9 @@ def test_a_step_that_no_shape_holds_is_launched_without_padding() -> None:
 
 def test_a_step_outside_of_all_shapes_has_the_reason_that_comes_first() -> None:
     shapes = recorded_shapes(256, 8192, verify_runs=True)
-    assert outside((), 5, 1, 0) == "unrecorded"
+    assert outside((), 5, 1, 0) == outside((), 5, 0, 0) == "unrecorded"
+    assert outside(recorded_shapes(256, 0, verify_runs=True), 5, 1, 0) == "unrecorded", "decodes alone are recorded"
+    assert outside(shapes, 600, 0, 0) == "decodes"
     assert outside(shapes, 2049, 17, 0) == "tokens"
     assert outside(shapes, 2048, 17, 1) == "prompts"
     assert outside(shapes, 2048, 16, 1) == "drafts"
@@ -229,23 +236,23 @@ def test_an_op_that_reads_a_list_of_the_host_is_refused(name: str) -> None:
         "steps of 64 tokens with 8 decodes, of 64 tokens with 12 decodes, of 112 tokens with 8 decodes, "
         f"of 112 tokens with 12 decodes: an op reads Runs.{name}"
     ) in refused
-    assert made.batches.mixed_shapes == ()
+    assert recorded(made) == ()
     assert made.execute(mixed()).tokens.tolist() == [6, 7, 3, 15], "it goes on without graphs"
 
 
 def test_a_shape_that_cannot_be_recorded_costs_no_other_graph() -> None:
     capture = RunsOnce({64: torch.OutOfMemoryError("no memory for it")})
     made = executor(Successor(), capture)
-    assert made.batches.mixed_shapes == SHAPES[2:]
-    assert made.batches.decode_widths == (1, 2, 4, 8, 12)
+    assert recorded(made) == SHAPES[2:]
+    assert len(made.batches.shapes) == 2 + 5, "and none of the decodes"
     made.execute(mixed())
     assert capture.replays == [112], "padded to the next shape that has a graph"
     made.sleep(1)
-    assert made.batches.mixed_shapes == ()
+    assert recorded(made) == ()
     capture.fails.clear()
     made.wake("weights")
     made.wake("kv_cache")
-    assert made.batches.mixed_shapes == SHAPES, "after a sleep all are recorded again"
+    assert recorded(made) == SHAPES, "after a sleep all are recorded again"
 
 
 def test_without_a_recorder_that_keeps_addresses_steps_with_prompts_are_launched() -> None:
@@ -267,7 +274,7 @@ class ByAddress(RunsOnce):
         replay = super().capture(run)
         inputs = self._model.seen[-1]
         for tensor in (inputs.positions_T, inputs.runs.starts_R, inputs.runs.slots_R, inputs.runs.context_R):
-            self._read.append(weakref.ref(tensor._base))  # type: ignore[arg-type]
+            self._read.append(weakref.ref(tensor.untyped_storage()))
         return replay
 
     def held(self) -> set[bool]:
@@ -281,5 +288,5 @@ def test_memory_that_a_graph_reads_by_address_lives_as_long_as_the_graph() -> No
     capture = ByAddress(model)
     made = executor(model, capture)
     assert capture.held() == {True}
-    made.graphs = made.mixed_graphs = None  # the control: their owner is gone
+    made.graphs = None  # the control: their owner is gone
     assert capture.held() == {False}

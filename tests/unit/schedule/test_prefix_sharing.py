@@ -79,6 +79,13 @@ def test_common_tokens_end_at_the_first_difference() -> None:
             {"producer": producer(1000, rank=None, computed=500, arriving=(500,)), "known": tokens(1050, own=50)},
             PrefixWait(SeqId(1)),
         ),
+        # A page is enough if the producer ends, a chunk if it runs; the first 16 tokens are the least of a key.
+        (
+            {"producer": producer(36, rank=None, arriving=(36,)), "known": tokens(50), "cached": 20},
+            PrefixWait(SeqId(1)),
+        ),
+        ({"producer": producer(36, rank=None, arriving=(36,)), "known": tokens(50), "cached": 21}, None),
+        ({"producer": producer(120, computed=120, arriving=(120,)), "known": tokens(150), "cached": 60}, None),
     ],
 )
 def test_a_follower_waits_when_that_saves_more_than_it_costs(
@@ -99,6 +106,8 @@ def test_a_follower_waits_when_that_saves_more_than_it_costs(
 def test_the_leader_that_saves_most_is_waited_for() -> None:
     several = [producer(300, seq=1), producer(900, seq=2), producer(900, seq=3), producer(500, seq=4)]
     assert wait_for(tokens(1000), 0, WAITER, several, stateful=True) == PrefixWait(SeqId(2), 896)
+    ends = producer(480, seq=5, rank=None, arriving=(480,))
+    assert wait_for(tokens(1000), 448, WAITER, [producer(500, seq=4), ends], stateful=True) == PrefixWait(SeqId(5))
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from weft.models.blocks.adapted import AdaptedProduct
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, JoinedWeight, PlainWeight, rows_of
-from weft.tensor.ops.linear import ordered_linear, quantized_linear, tiled_linear
+from weft.tensor.ops.linear import coded_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
-from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles, small_tiles
 
@@ -43,8 +42,7 @@ class Linear:
 
         plain        F.linear                        float weights elsewhere
         tiled        tensor.ops.tiled_linear         float weights on a CPU that its kernel is fast on
-        quantised    tensor.ops.quantized_linear     int8 and int4
-        ordered      tensor.ops.ordered_linear       the same, of groups whose columns are anywhere
+        quantised    tensor.ops.coded_linear         int8 and int4
         joined       each part, concatenated
 
     ``adapted``: additions of adapters.
@@ -99,9 +97,7 @@ def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) ->
     if isinstance(weight, InTiles):
         return tiled_linear(x, weight, bias)
     if isinstance(weight, QuantizedWeight):
-        return quantized_linear(x, weight, bias)
-    if isinstance(weight, OrderedWeight):
-        return ordered_linear(x, weight, bias)
+        return coded_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

@@ -8,7 +8,15 @@ from weft.families.names import Names
 from weft.models.block_reader import BlockReader, function
 from weft.models.blocks.feed_forward import read_dense, read_experts, read_swiglu
 from weft.models.blocks.linear import Norm
-from weft.models.layer import DecoderLayer, FeedForwardBlock, FirstOfTwo, ResidualBlock, SecondOfTwo, StreamBlock
+from weft.models.layer import (
+    DecoderLayer,
+    FeedForwardBlock,
+    FirstOfTwo,
+    OnStream,
+    ResidualBlock,
+    SecondOfTwo,
+    StreamBlock,
+)
 
 
 def plain_layer(
@@ -22,13 +30,13 @@ def plain_layer(
     if mixer is None and feed is None:  # it has nothing to do in a text
         read.source.leave_all(f"{name}.")
 
-    def norm(of: str) -> Norm | None:
-        return read.norm(f"{name}.{of}") if of else None
+    def norm(of: str, eps: float = 0.0) -> Norm | None:
+        return read.norm(f"{name}.{of}", eps=eps) if of else None
 
     if mixer is not None:
         mixer_name = names.mixers[type(mixer)]
         block = read.block(mixer, f"{name}.{mixer_name}" if mixer_name else name, **names.spelled.get(type(mixer), {}))
-        whole = (norm(in_norms[0]), read.source.summed(block), norm(out_norms[0]))
+        whole = (norm(in_norms[0]), read.source.summed(block), norm(out_norms[0], residual.out_eps))
         blocks.append(
             FirstOfTwo(*whole, same=residual.parallel == "one") if residual.parallel else ResidualBlock(*whole)
         )
@@ -37,7 +45,7 @@ def plain_layer(
         reader = function(names.feed_reader) if names.feed_reader else plain_feed
         before = norm(in_norms[1]) if own and residual.parallel != "one" else None
         kind = SecondOfTwo if residual.parallel else ResidualBlock
-        blocks.append(kind(before, reader(read, feed, name), norm(out_norms[1]), mixes=False))
+        blocks.append(kind(before, reader(read, feed, name), norm(out_norms[1], residual.out_eps), mixes=False))
     return DecoderLayer(blocks)
 
 
@@ -52,3 +60,7 @@ def plain_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForward
     if names.shared is not None and shape.shared_width:
         block.shared = dense(read, shape.shared, f"{name}.{names.shared}")
     return read.source.summed(block)
+
+
+def normed_embedding(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
+    return [OnStream(read.plain_norm)], []

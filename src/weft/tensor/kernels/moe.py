@@ -526,6 +526,7 @@ def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
         values = weight.contiguous()
         return values, values, values, VALUES
     assert isinstance(weight, QuantizedWeight), "tiles of values are for CPUs"
+    assert weight.order is None, "experts with an order are widened"
     zeros = weight.codes if weight.zeros is None else weight.zeros
     return weight.codes, weight.scales, zeros, constants_of(weight)
 

@@ -289,6 +289,7 @@ def _by_library(x_RI: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor 
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    assert weight.order is None, "coded_linear puts x into the order"
     if weight.byte_inputs and not weight.fp8:
         return byte_product(x, weight, bias)
     x_RI = dense_rows(x.reshape(-1, weight.columns))

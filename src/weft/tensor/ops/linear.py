@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.scratch import scratch
-from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import PART, TILE_ROWS, ZERO_POINT, QuantizedWeight, floats_of
 from weft.tensor.weights.tiles import CodedTiles, InTiles, TiledWeight
 
@@ -60,7 +59,8 @@ _LEAST = 1e-30
 
 @op("weft.tensor.kernels.quantized_linear")
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return ``x`` [..., columns] times the weight, [..., rows] in the dtype of ``x``; ``bias`` float32 [rows].
+    """Return ``x`` [..., columns] times the weight, [..., rows] in the dtype of ``x``; ``bias`` float32 [rows]. The
+    weight has no order of columns (``coded_linear``).
 
     The C++ kernels round x to int8, with a scale per 32 columns, unless ``weight.exact`` is set or the CPU
     has no byte products. torch and Triton never round x. With ``weight.byte_inputs`` every form rounds x, by
@@ -68,6 +68,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 
     Source: Dettmers et al., 2022 (products of rounded rows); the groups of 32 are those of ggml's q8_0.
     """
+    assert weight.order is None, "coded_linear puts x into the order"
     if weight.byte_inputs:
         return byte_product(x, weight, bias)
     out = x.new_empty(*x.shape[:-1], weight.rows)
@@ -85,6 +86,7 @@ def _quantized_linear(
 ) -> torch.Tensor | Unfit:
     if not codes_fit(x, weight):
         return UNFIT
+    assert weight.order is None, "coded_linear puts x into the order"
     if x.dtype == torch.float16:  # no kernel computes in float16
         return quantized_linear(x.float(), weight, bias).half()
     x_RI = x.reshape(-1, weight.columns)
@@ -109,9 +111,11 @@ def _quantized_linear(
     return out.view(*x.shape[:-1], weight.rows)
 
 
-def ordered_linear(x: torch.Tensor, weight: OrderedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return ``quantized_linear`` of ``x`` with its columns in the order of ``weight``."""
-    return quantized_linear(take_columns(x, weight.order), weight.weight, bias)
+def coded_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``quantized_linear`` of ``x``, whose columns are first put into the order of ``weight``, if it has one."""
+    if weight.order is None:
+        return quantized_linear(x, weight, bias)
+    return quantized_linear(take_columns(x, weight.order), weight.in_memory_order(), bias)
 
 
 @op()
@@ -138,10 +142,8 @@ def codes_fit(x: torch.Tensor, weight: QuantizedWeight) -> bool:
     return native.in_use() and not weight.fp8 and x.device.type == "cpu" and x.dtype in (*native.DTYPES, torch.float16)
 
 
-def weight_of(weight: QuantizedWeight, order: torch.Tensor | None = None) -> Any:
-    """Return the arguments of the extension. For a stack they are of its first weight; the others follow it in memory,
-    and each may have an ``order``, as of ``OrderedWeight``.
-    """
+def weight_of(weight: QuantizedWeight) -> Any:
+    """Return the arguments of the extension. For a stack they are of its first weight; others follow it in memory."""
     assert weight.codes.is_contiguous()
     assert weight.scales.is_contiguous()
     form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
@@ -164,9 +166,15 @@ def weight_of(weight: QuantizedWeight, order: torch.Tensor | None = None) -> Any
             of_blocks if of_rows else 0,
             _at(weight.table),
             weight.signed,
-            _at(order),
+            order_of(weight),
         ),
     )
+
+
+def order_of(weight: QuantizedWeight) -> int:
+    """Return the address of the order of columns, 0 without one."""
+    assert weight.order is None or weight.order.dtype == torch.int32
+    return _at(weight.order)
 
 
 def _at(numbers: torch.Tensor | None) -> int:

@@ -27,14 +27,13 @@ from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.ops import linear
 from weft.tensor.ops.elementwise import Activation, Caps, activate, each, situ, softmax_, within
-from weft.tensor.ops.linear import ordered_linear, quantized_linear, tiled_linear
+from weft.tensor.ops.linear import coded_linear, tiled_linear
 from weft.tensor.scratch import scratch
-from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
 from weft.tensor.weights.tiles import ExpertTiles, InTiles
 from weft.units import PAD
 
-ExpertWeights = torch.Tensor | QuantizedWeight | OrderedWeight | ExpertTiles
+ExpertWeights = torch.Tensor | QuantizedWeight | ExpertTiles
 """Matrices of experts: values [experts, rows, columns], quantised and stacked alike, or in tiles. Each quantised one
 may have an order of columns.
 """
@@ -347,16 +346,12 @@ def _fits(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, down
 
 
 def _codes_of(weights: ExpertWeights) -> QuantizedWeight | None:
-    plain = weights.weight if isinstance(weights, OrderedWeight) else weights
-    return plain if isinstance(plain, QuantizedWeight) else None
+    return weights if isinstance(weights, QuantizedWeight) else None
 
 
 def _weight_of(weights: ExpertWeights) -> Any:
     if isinstance(weights, QuantizedWeight):
         return linear.weight_of(weights)
-    if isinstance(weights, OrderedWeight):
-        assert weights.order.dtype == torch.int32
-        return linear.weight_of(weights.weight, weights.order)
     if isinstance(weights, ExpertTiles):
         return weights.native()
     assert isinstance(weights, torch.Tensor)
@@ -379,8 +374,6 @@ def held_in(weights: ExpertWeights) -> torch.Tensor:
     """Return the values, the codes of a quantised weight, or the tiles of the first expert."""
     if isinstance(weights, ExpertTiles):
         return weights.experts[0].body
-    if isinstance(weights, OrderedWeight):
-        weights = weights.weight
     return weights if isinstance(weights, torch.Tensor) else weights.codes
 
 
@@ -389,7 +382,7 @@ def in_tiles(gate_up: ExpertWeights, down: ExpertWeights) -> bool:
     return not isinstance(gate_up, QuantizedWeight) or inner_of(down) % TILE_ROWS == 0
 
 
-def weight_of(weights: ExpertWeights, expert: int) -> torch.Tensor | InTiles | QuantizedWeight | OrderedWeight:
+def weight_of(weights: ExpertWeights, expert: int) -> torch.Tensor | InTiles | QuantizedWeight:
     """Return one expert's matrix."""
     if isinstance(weights, torch.Tensor):
         return weights[expert]
@@ -401,9 +394,7 @@ def product(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tenso
     weight = weight_of(weights, expert)
     if isinstance(weight, torch.Tensor):
         return F.linear(x, weight)
-    if isinstance(weight, OrderedWeight):
-        return ordered_linear(x, weight)
-    return quantized_linear(x, weight) if isinstance(weight, QuantizedWeight) else tiled_linear(x, weight)
+    return coded_linear(x, weight) if isinstance(weight, QuantizedWeight) else tiled_linear(x, weight)
 
 
 def rows_alone(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:

@@ -15,6 +15,14 @@ Sixteen rows are the sixteen lanes of a vector: nothing is added across lanes, a
 scales. Rows are padded to tiles, columns to lines of 32. Without ``zeros`` the zero point is the middle code
 (128, 32, 8). Every tensor may have a leading dim (experts): codes [E, rows, columns] and so on.
 
+Kernels read groups of neighbouring columns. A file may have a group's columns anywhere (act-order):
+
+    file      columns 0 1 2 3 4 5      groups 1 0 0 1 0 1
+    memory    columns 1 2 4 0 3 5      groups 0 0 0 1 1 1       order = [1 2 4 0 3 5]
+    product   x[..., order] by the matrix in memory
+
+A product has the same factors as in the file's order; only the order of its sum differs.
+
 Groups are 16 columns or a number of lines. Scales and minimums are floats, or ``BlockNumbers``: a byte for each group
 times a float of many. So Q4_K takes 4.6 bits a weight, where floats would take 6, and NVFP4 4.5.
 
@@ -233,8 +241,9 @@ class QuantizedWeight:
     rounded to int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine; of a
     weight in fp8, they are rounded to fp8. ``fp8``: codes are bytes of e4m3; kernels of CPUs do not read them.
     ``minimums``: as the scales. Both may be bytes, times ``block_scales`` and ``block_minimums``, [..., tiles, blocks,
-    16], or divided by them (``BlockNumbers``). ``table``, ``signed``: as in ``Codes``. Kernels of GPUs read no
-    minimums, bytes, tables or groups of 16.
+    16], or divided by them (``BlockNumbers``). ``table``, ``signed``: as in ``Codes``. ``order``: int32 [..., columns],
+    the column of x that each column is multiplied with; None if all are at their own places. Kernels of GPUs read no
+    minimums, bytes, tables or groups of 16, and experts without an order.
     """
 
     bits: int
@@ -253,6 +262,7 @@ class QuantizedWeight:
     divides: bool = False
     table: torch.Tensor | None = None
     signed: bool = False
+    order: torch.Tensor | None = None
 
     @property
     def form(self) -> str:
@@ -263,7 +273,7 @@ class QuantizedWeight:
 
     @property
     def held_bytes(self) -> int:
-        parts = (self.codes, self.scales, self.zeros, self.minimums, self.block_scales, self.block_minimums)
+        parts = (self.codes, self.scales, self.zeros, self.minimums, self.block_scales, self.block_minimums, self.order)
         return sum(part.numel() * part.itemsize for part in parts if part is not None)
 
     @property
@@ -272,10 +282,16 @@ class QuantizedWeight:
 
     def of(self, index: int) -> QuantizedWeight:
         """Return weight ``index`` of a stack."""
-        return self._changed(lambda part: part[index])
+        order = None if self.order is None else self.order[index]
+        return replace(self._changed(lambda part: part[index]), order=order)
+
+    def in_memory_order(self) -> QuantizedWeight:
+        """Return the weight without its order: it multiplies an x whose columns are in that order."""
+        return self if self.order is None else replace(self, order=None)
 
     def rows_at(self, rows_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the values of rows ``rows_T`` (int64 [T]), [T, columns] of ``dtype``."""
+        assert self.order is None, "tables have no order of columns"
         tiles_T, lanes_T = rows_T // TILE_ROWS, rows_T % TILE_ROWS
         own = self._changed(lambda part: part[tiles_T, :, lanes_T if part.shape[2] == TILE_ROWS else 0].unsqueeze(2))
         return own._plain(1).dense()[:, : self.columns].to(dtype)
@@ -283,11 +299,12 @@ class QuantizedWeight:
     def dense(self, first: int = 0, last: int | None = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return rows [first, last) as values [..., last - first, columns]; ``first`` a multiple of 16."""
         last = self.rows if last is None else last
-        return self.by_rows(first, last).dense()[..., : last - first, : self.columns].to(dtype)
+        values = self.by_rows(first, last).dense()[..., : last - first, : self.columns].to(dtype)
+        return values if self.order is None else in_stored_order(values, self.order)
 
     def by_rows(self, first: int, last: int) -> Codes:
-        """Return the tiles of rows [first, last) by plain rows, including the padding of the last tile and the last
-        line.
+        """Return the tiles of rows [first, last) by plain rows, columns in the order of memory, including the padding
+        of the last tile and the last line.
         """
         assert first % TILE_ROWS == 0, "tiles are taken whole"
         tiles = slice(first // TILE_ROWS, -(-last // TILE_ROWS))
@@ -295,7 +312,7 @@ class QuantizedWeight:
         return self._changed(lambda part: part[(slice(None),) * lead + (tiles,)])._plain(TILE_ROWS)
 
     def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedWeight:
-        """Return the weight with each of the tensors changed."""
+        """Return the weight with each of the tensors changed but ``order``, which has no tiles."""
 
         def maybe(part: torch.Tensor | None) -> torch.Tensor | None:
             return None if part is None else change(part)
@@ -397,7 +414,7 @@ def _by_row(of_tiles: torch.Tensor, lanes: int) -> torch.Tensor:
 
 
 def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) -> QuantizedWeight:
-    """Return the same values in the kernels' order. Scales become float16 if none of them changes by it.
+    """Return the same values in tiles. Scales become float16 if none of them changes by it.
     ``byte_inputs`` is for int8 without zeros, with groups of one or more full parts of 128 columns. It is for fp8 of
     full tiles and full parts too. Other weights ignore it, and so do experts in fp8.
     """
@@ -437,6 +454,7 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
         isinstance(codes.scales, BlockNumbers) and codes.scales.divides,
         codes.table,
         codes.signed,
+        codes.order,
     )
 
 
@@ -512,6 +530,10 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         scales = [part.expand(*part.shape[:-1], TILE_ROWS) for part in scales]
     stack = together(scales)
     assert stack is not None
+    orders = [weight.order for weight in weights]
+    if any(order is not None for order in orders):
+        places = torch.arange(weights[0].columns, dtype=torch.int32, device=weights[0].device)
+        orders = [places if order is None else order for order in orders]
     minimums = together([weight.minimums for weight in weights])
     if minimums is not None and minimums.dtype != stack.dtype:
         minimums, stack = minimums.float(), stack.float()
@@ -524,6 +546,7 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         byte_inputs=False,
         block_scales=together([weight.block_scales for weight in weights]),
         block_minimums=together([weight.block_minimums for weight in weights]),
+        order=together(orders),
     )
 
 
