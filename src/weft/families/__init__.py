@@ -13,6 +13,7 @@
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
     deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
                                                                       experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
@@ -87,6 +88,7 @@ from weft.families import (
     alibi,
     attention,
     centred,
+    chosen,
     deepseek,
     deepseek_v4,
     delta,
@@ -276,7 +278,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
         if method not in QUANTIZATIONS:
             fail("quantization_config", method, f"weft reads {', '.join(QUANTIZATIONS)}; or use the bf16 one")
     activation = keys.get("hidden_act", served)
-    if activation != served and (served, activation) != ("silu", "swish"):
+    if activation != served and (served, activation) not in (("silu", "swish"), ("swigluoai", "silu")):
         fail("hidden_act", activation, f"only {served} is served")
 
 
@@ -286,6 +288,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         alibi,
         attention,
         centred,
+        chosen,
         deepseek,
         deepseek_v4,
         delta,

@@ -17,6 +17,7 @@ up (Kimi K3, Inkling 2)."""
 
 Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer", "sqrtsoftplus"]
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
+JOINED: Names = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)

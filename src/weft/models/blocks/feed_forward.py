@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from weft.families.mixers.feed_forward import GATED, Dense, Experts
+from weft.families.mixers.feed_forward import GATED, JOINED, Dense, Experts
 from weft.families.tensors import Names
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.adapted import AdaptedBlock, ExpertsChange
@@ -80,7 +80,7 @@ class DenseBlock:
             if gate_factor != 1.0:
                 inner[:, : inner.shape[1] // 2].mul_(gate_factor)
             inner = silu_mul(inner, self.shape.limit)
-        elif self.shape.limit or self.shape.activation == "situ":
+        elif self.shape.limit or self.shape.activation in ("situ", "clamped_swiglu"):
             shape = self.shape
             inner = activated(inner, shape.activation, gated=True, limit=shape.limit, caps=shape.caps)
         elif self.shape.gated:
@@ -285,7 +285,9 @@ def read_swiglu(read: BlockReader, shape: Dense, name: str, names: Names = GATED
 
 
 def read_dense(read: BlockReader, shape: Dense, name: str, names: Names = GATED) -> DenseBlock:
-    """Read a feed-forward in any form of ``Dense``."""
+    """Read a feed-forward in any form of ``Dense``. Files may have gate and up as one tensor."""
+    if names == GATED and read.source.has(f"{name}.{JOINED[0]}.weight"):
+        names = JOINED
     table = read.table(shape.table(read.hidden, names=names), name)
     if shape.activation == "xielu":
         for part, number in (("beta", XIELU_BETA), ("eps", XIELU_EPS)):
