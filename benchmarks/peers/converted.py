@@ -74,7 +74,9 @@ def spelled(checkpoint: Path, copy: Path) -> Path:
         for block in config["block_configs"]:
             block["block_type"] = names.get(block["block_type"], block["block_type"])
         _apart(copy / "model.safetensors")
-    config = {key: value for key, value in config.items() if key not in ABSENT or value is not None}
+    for key in ABSENT:
+        if config.get(key, 0) is None:
+            del config[key]
     config |= {
         "gpt2": {"n_ctx": config.get("n_positions")},
         "mpt": {"architectures": ["MPTForCausalLM"]},
