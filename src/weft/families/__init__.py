@@ -35,6 +35,9 @@
     olmo3             olmo3            attention, some with a window  dense
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
     kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
+    kimi_k3           kimi_k3          the same, gated; attention residuals; experts in a latent width
+    alice_ai          alice_ai         Kimi delta + gated attention; attention residuals
+                                                                      experts + gated shared expert
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid,   ling             lightning + latent attention   dense or experts + shared expert
     bailing_moe_v2_5                   (Ling and Ring 2.5)
@@ -98,6 +101,7 @@ from weft.families import (
     gpt_oss,
     granite,
     indexed,
+    kimi,
     lfm2,
     lightning,
     mamba,
@@ -297,6 +301,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         gpt_oss,
         granite,
         indexed,
+        kimi,
         lfm2,
         lightning,
         mamba,

@@ -67,6 +67,7 @@ class Experts(BlockShape):
         limit, caps       as in ``Dense``; ``limits_shared`` False: the shared expert has no limit (Hy4)
         bias              the router and both products of an expert have biases
         latent_width      routed experts work on a projection of this width; 0: on the stream itself
+        latent_normed     an RMS norm of the sum of the routed experts, before it is expanded (Kimi K3)
         own_count         most experts of one rank, if ranks divide experts by number; 0: each rank has a part of all
         normed_apart      shared expert, routed experts and router have separate norms, and the weight of each expert
                           has a factor (Gemma 4)
@@ -132,6 +133,7 @@ class Experts(BlockShape):
     caps: tuple[float, float] = (0.0, 0.0)
     hashed: int = 0
     bank: int | None = None
+    latent_normed: bool = False
 
     @property
     def further_norms(self) -> int:
@@ -196,6 +198,8 @@ class Experts(BlockShape):
             table |= product("latent_in", hidden, ("fc1_latent_proj", self.latent_width)) | product(
                 "latent_out", self.latent_width, ("fc2_latent_proj", hidden)
             )
+        if self.latent_normed:
+            table |= norm_weight("latent_norm", self.latent_width, "latent_norm")
         return table
 
     @property
