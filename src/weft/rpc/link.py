@@ -277,8 +277,8 @@ def dial(
 def listen(
     context: zmq.Context[zmq.Socket[bytes]], address: str, keys: LinkKeys | None
 ) -> tuple[zmq.Socket[bytes], str]:
-    """Return a socket bound to ``address``, whose port may be 0, and the address with the port. ``keys``: of those who
-    may connect; None on this machine. Raise zmq.ZMQError."""
+    """Return a socket bound to ``address``, whose port may be 0, and the address with the port. ``keys``: admit their
+    fleet; None on this machine. Raise zmq.ZMQError."""
     socket = context.socket(zmq.ROUTER)
     _set_options(socket)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message that cannot be queued is an error, not dropped
@@ -304,8 +304,8 @@ _ENDINGS: tuple[tuple[zmq.Event, Ending], ...] = (
 
 
 def ending_of(message: Mapping[str, Any]) -> Ending | None:
-    """Return how a connection ended, by a message of its monitor: the other side refused the key, nobody listens, or
-    the other side closed it; None if it did not end."""
+    """Return how a connection ended, by a message of its monitor: its key was refused, nothing listens at its address,
+    or the other side closed it; None if it did not end."""
     event = zmq.Event(message["event"])
     return next((ending for ended, ending in _ENDINGS if event & ended), None)
 
