@@ -37,6 +37,8 @@ integers exactly."""
 
 VERIFY_TOKENS_MAX = 64
 """Most tokens in the verify runs of a step. It bounds the replay log of the step (law L11)."""
+HEAD_DRAFTS_MAX = 3
+"""Most drafts of the model's own head for a sequence in one step."""
 
 ALIGN_BYTES = 256
 """Alignment, bytes: every field in a page or slot starts at a multiple of it."""

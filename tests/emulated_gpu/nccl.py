@@ -57,11 +57,8 @@ class ProcessGroupNCCL:
     def size(self) -> int:
         return self._size
 
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> _Asked:
-        [parts], [own] = outputs, inputs
-        return self._ask(
-            "all-gather", [own], parts, lambda: self._gloo.allgather([[part.mem for part in parts]], [own.mem])
-        )  # type: ignore[attr-defined]
+    def _allgather_base(self, output: torch.Tensor, own: torch.Tensor) -> _Asked:
+        return self._ask("all-gather", [own], [output], lambda: self._gloo._allgather_base(output.mem, own.mem))  # type: ignore[attr-defined]
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> _Asked:
         [x] = tensors

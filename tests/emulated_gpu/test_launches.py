@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import triton.language as tl
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import Card
 from tests.emulated_gpu.engines import kinds
+from weft.tensor.collectives import GroupCollectives
 from weft.tensor.gpu.ahead import compiled_ahead
 from weft.tensor.gpu.launch import launch
 
@@ -121,3 +123,31 @@ def test_a_recording_refuses_to_compile(card: Card) -> None:
         torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()),
     ):
         gather(x, index)
+
+
+class Gathers:
+    """A group of two ranks whose all-gather leaves its target as it is, and costs nothing here."""
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+    def _allgather_base(self, output: torch.Tensor, own: torch.Tensor) -> Any:
+        assert output.dtype == own.dtype, "no more bytes than the tensor has"
+        return SimpleNamespace(wait=lambda: True)
+
+
+def test_a_sum_over_ranks_is_an_all_gather_and_one_launch(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones((16, 256), dtype=torch.bfloat16, device=CUDA)
+    names, enqueue = list[str](), card.enqueue
+
+    def noting(name: str, *args: Any, **more: Any) -> None:
+        names.append(name)
+        enqueue(name, *args, **more)
+
+    monkeypatch.setattr(card, "enqueue", noting)
+    total = GroupCollectives(cast(Any, Gathers()), x.device).add(x)
+    assert (total.shape, total.dtype) == (x.shape, x.dtype)
+    assert [name for name in names if "empty" not in name] == ["_sum_in_order"]

@@ -92,7 +92,7 @@ def certain(head: HeadRunner) -> None:
     """Without values a draft would have no chance, and the head would rest."""
     assert head.graphs is not None
     drafts = head.graphs.drafts
-    head.graphs.drafts = lambda *all: torch.ones(drafts(*all).shape)  # type: ignore[method-assign]
+    head.graphs.drafts = lambda *all: torch.ones_like(drafts(*all))  # type: ignore[method-assign]
 
 
 def saying_zeros() -> Drafter:

@@ -10,7 +10,7 @@ from tests.support.naive_ops import rms_norm as naive_rms_norm
 from tests.support.naive_ops import rotary as naive_rotary
 from tests.support.naive_ops import silu_mul as naive_silu_mul
 from weft.tensor.kernels import norm as norm_kernel
-from weft.tensor.ops.elementwise import rotary, silu_mul
+from weft.tensor.ops.elementwise import rotary, silu_mul, sum_in_order
 from weft.tensor.ops.norm import add_norm, rms_norm
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -81,6 +81,19 @@ def test_a_sum_takes_the_place_of_what_is_added_and_comes_back_normed(
     rounded_twice = close(dtype) | {"atol": 2.0**-6 if dtype == torch.bfloat16 else 1e-3}
     torch.testing.assert_close(got_sum, want_sum.to(dtype), **rounded_twice)
     torch.testing.assert_close(got, naive_rms_norm(got_sum, weight, 1e-6, plus_one=True), **close(dtype))
+
+
+@each_dtype
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_are_added_in_float32_in_their_order(dtype: torch.dtype, parts: int, device: torch.device) -> None:
+    x = noise(parts, 3, 700, dtype=dtype, device=device)
+    x[0, 0, 0], x[1:, 0, 0] = 2.0**13, 2.0**-12  # float32 drops each of them, and would not drop their sum
+    expected = x[0].float()
+    for part in x[1:]:
+        expected = expected + part.float()
+    torch.testing.assert_close(sum_in_order(x), expected.to(dtype), **close(dtype))
+    assert dtype == torch.bfloat16 or torch.equal(sum_in_order(x), expected.to(dtype)), "to the bit"
+    assert torch.equal(sum_in_order.torch(x), expected.to(dtype))
 
 
 @each_dtype

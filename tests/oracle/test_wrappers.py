@@ -94,6 +94,7 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         _EYES,
     ),
+    "minimax_m3_vl": ("minimax_m3_near", {}, _EYES | {"projection_dim": 16, "image_size": 28, "patch_size": 14}),
     "deepseek_ocr2": (
         "deepseek_v2",
         {

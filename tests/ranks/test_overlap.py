@@ -26,15 +26,15 @@ class Device:
 
     def launch(self, plan: StepPlan) -> Any:
         self.log.append(f"launch {plan.step}")
-        return Step(self, plan.step, failing=plan.step == self._failing)
+        return Step(self, plan.step, failing=plan.step == self._failing, continues=plan.mtp_drafts is not None)
 
     def read_from(self, directory: str) -> None:
         self.log.append("directory")
 
 
 class Step:
-    def __init__(self, device: Device, number: int, *, failing: bool) -> None:
-        self._device, self._number, self._failing = device, number, failing
+    def __init__(self, device: Device, number: int, *, failing: bool, continues: bool) -> None:
+        self._device, self._number, self._failing, self.continues = device, number, failing, continues
 
     def result(self) -> None:
         self._device.log.append(f"wait {self._number}")
@@ -57,6 +57,11 @@ def test_a_rank_launches_the_next_step_before_it_waits_for_the_last() -> None:
     log = followed(Device(), *PLANS, RankDirectory("elsewhere"), RankClose())
     assert log[:5] == ["launch 0", "launch 1", "wait 0", "launch 2", "wait 1"]
     assert log[5:] == ["wait 2", "directory"], "nothing is under way when a rank does something else"
+
+
+def test_a_rank_launches_the_rest_of_a_step_at_once_because_rank_0_needs_its_part() -> None:
+    log = followed(Device(), PLANS[0], replace(PLANS[1], mtp_drafts=2), PLANS[2], RankClose())
+    assert log == ["launch 0", "launch 1", "wait 0", "wait 1", "launch 2", "wait 2"]
 
 
 def test_an_error_of_the_last_step_is_said_without_another_message() -> None:

@@ -135,8 +135,9 @@ class _LaunchedSteps:
         self._launched: deque[LaunchedStep] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        self._launched.append(self._executor.launch(plan))
-        self.await_all_but(1)
+        launched = self._executor.launch(plan)
+        self._launched.append(launched)
+        self.await_all_but(0 if launched.continues else 1)
 
     def await_all_but(self, count: int) -> None:
         """Wait until at most ``count`` steps are under way. Raises the errors of the others."""

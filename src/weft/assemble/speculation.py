@@ -4,8 +4,8 @@
                                                |
                                        seconds of steps of 1, 2, 4, 8 and 16 rows --> Speculator
 
-Where the engine overlaps steps, a plain step is measured once more, with the host's work hidden. Steps with drafts are
-not overlapped: on a GPU a draft has to pay for the host's time as well.
+Where the engine overlaps steps, a plain step is measured once more, with the host's work hidden. A step with drafts is
+planned while no other is computed: on a GPU a draft has to pay for the host's time as well.
 
 The profile run has its own memory on the same arena. Its sequence leaves nothing, because the memory that serves hands
 out zeroed frames. The run takes 30 to 50 steps once per start, and 4 or 5 with a large model. The prompt is one token:
@@ -27,10 +27,10 @@ from weft.errors import ConfigError, EngineUnavailableError
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
 from weft.speculation.drafter import SWITCHES, parse_sources
-from weft.speculation.mtp import HEAD_DRAFTS_MAX
 from weft.speculation.profile_run import PROFILE_TOKENS, ProfileRun
 from weft.speculation.sources import salt_tokens
 from weft.speculation.speculator import Speculator
+from weft.units import HEAD_DRAFTS_MAX
 
 if TYPE_CHECKING:
     from weft.models.loading import LoadedModel

@@ -2,7 +2,7 @@
 
     settle   --first token-->  begin(prompt and answer so far)      from now on the planner asks for drafts
              --tokens------->  settle(tokens, drafted, accepted)
-             --head's guess-->  offer
+             --head's guess-->  offer, after the settles of the step
     step     --seconds------->  observe, after the settles of the step
     end      ---------------->  end
 
@@ -14,7 +14,7 @@ A drafter that is asleep gets only ends, and steps in groups. The next ``settle`
 
 from __future__ import annotations
 
-from weft.schedule.plan import HeadDraft, StepPlan
+from weft.schedule.plan import HeadDrafts, StepPlan
 from weft.schedule.sequence import Sequence
 from weft.speculation.drafter import PLAIN_STEPS, Drafter
 from weft.units import SeqId
@@ -28,7 +28,7 @@ class DraftFeed:
         self._drafter = drafter
         self._begun: dict[SeqId, int] = {}
         """Number of tokens of the answer that the drafter knows, by sequence."""
-        self.head_s = 0.0
+        self._head_s = 0.0
         """Seconds of the last step that the model's own head took."""
         self._slept_steps = 0
         """Steps during the drafter's sleep that are not reported yet."""
@@ -46,9 +46,8 @@ class DraftFeed:
         if seq.prediction is not None and not self.awake:
             self._drafter.wake()
 
-    def settled(self, seq: Sequence, tokens: list[int], *, drafted: int = 0, head: HeadDraft | None = None) -> None:
-        """Report the ``tokens`` that a step chose for ``seq``, which has them now. ``drafted`` drafts were verified.
-        ``head``: the model's own guess of the next tokens."""
+    def settled(self, seq: Sequence, tokens: list[int], *, drafted: int = 0) -> None:
+        """Report the ``tokens`` that a step chose for ``seq``, which has them now. ``drafted`` drafts were verified."""
         known = self._begun.get(seq.id)
         if known is None:
             self._drafter.begin(
@@ -69,8 +68,13 @@ class DraftFeed:
                 tokens = seq.generated[known:]
             self._drafter.settle(seq.id, tokens, drafted=drafted, accepted=accepted)
         self._begun[seq.id] = len(seq.generated)
-        if head is not None:
-            self._drafter.offer(seq.id, head.tokens, head.chances)
+
+    def offer(self, plan: StepPlan, head: HeadDrafts) -> None:
+        """Offer the drafts of the model's own head after ``plan``, all of whose tokens are reported."""
+        self._head_s = head.seconds
+        for run, draft in head.by_run.items() if self._drafter.awake else ():
+            if plan.seqs[run] in self._begun:
+                self._drafter.offer(plan.seqs[run], draft.tokens, draft.chances)
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
         """Report ``plan`` after it was settled."""
@@ -90,9 +94,9 @@ class DraftFeed:
         self._slept_decodes = self._slept_alike = 0
         prefills = bool(plan.prefills)
         drafted = int(plan.lengths[plan.decode_count : plan.prefills.start].sum()) - plan.verify_count
-        self._drafter.observe(plan.run_count, drafted, seconds - self.head_s, prefills=prefills)
+        self._drafter.observe(plan.run_count, drafted, seconds - self._head_s, prefills=prefills)
         if plan.mtp_drafts is not None:
-            self._drafter.observe_head(plan.run_count, plan.mtp_drafts, self.head_s, prefills=prefills)
+            self._drafter.observe_head(plan.run_count, plan.mtp_drafts, self._head_s, prefills=prefills)
 
     def _report_sleep(self, last_s: float | None) -> None:
         steps, slept_s, self._slept_steps, self._slept_s = self._slept_steps, self._slept_s, 0, 0.0

@@ -22,7 +22,8 @@ class Executor(Protocol):
 
     def begin(self, plan: StepPlan) -> None:
         """Start to execute ``plan`` after all plans begun before it, and do not wait for it. A decode whose
-        token is PAD is fed the token that its row chose last."""
+        token is PAD is fed the token that its row chose last. No step is in flight when a plan that ``decides_next``
+        begins, and none begins before it has finished."""
 
     def finish(self) -> StepResult:
         """Wait for the oldest step that was begun and not finished. An exception belongs to that step; steps

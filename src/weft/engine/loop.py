@@ -22,7 +22,7 @@ from weft.engine.executor import Executor
 from weft.engine.settlement import Settlement
 from weft.engine.stats import EngineCounters
 from weft.memory.memory import Memory
-from weft.schedule.plan import StepPlan
+from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler
 from weft.units import SeqId
 
@@ -124,13 +124,12 @@ class StepParts:
         while store is not None and self.transfers and self.executor.transfers_done(self.transfers[0].step):
             store.finished(self.transfers.popleft())
 
-    def run_alone(self, plan: StepPlan, began_s: float) -> None:
-        """Execute and settle ``plan``, which was committed, with no other step in flight."""
-        result = self.executor.execute(plan)
+    def settle(self, plan: StepPlan, result: StepResult, began_s: float, *, in_flight: bool) -> None:
+        """Settle ``plan``, over which the scheduler has advanced. Its seconds count from ``began_s``. ``in_flight``:
+        whether the next step is."""
         self.note_finish(plan)
         if self.flush.due:
-            self.flush.run(in_flight=False)
-        self.scheduler.advance(plan, result.tokens, result.verified)
+            self.flush.run(in_flight=in_flight)
         self.settlement.settle(plan, result)
         self.counters.step(plan, self.clock() - began_s)
 
@@ -143,7 +142,7 @@ class PlainLoop:
 
     @property
     def in_flight(self) -> tuple[SeqId, ...] | None:
-        """Sequences of the step in flight between two calls of ``step``; None when no step is."""
+        """Sequences that have advanced over the step in flight between two calls of ``step``; None when no step is."""
         return None
 
     def step(self) -> bool:
@@ -159,7 +158,9 @@ class PlainLoop:
         parts.scheduler.commit(plan)
         parts.note_commit(plan, began_s)
 
-        parts.run_alone(plan, began_s)
+        result = parts.executor.execute(plan)
+        parts.scheduler.advance(plan, result.tokens, result.verified)
+        parts.settle(plan, result, began_s, in_flight=False)
         return True
 
     def abandon(self) -> None:

@@ -23,8 +23,15 @@ on. Step k+1 is settled before k+3 is planned: a step in flight never writes mem
 (decision 0001). The wasted run fed the last chosen token. So the cache indexes pages and state of the
 sequence under exactly the tokens that they have seen (``Scheduler.learn_late``).
 
-**Drafts** need the tokens before them. With a drafter, every few steps the one in flight settles before the next is
-planned, and the drafter is asked. A step with drafts runs without overlap, as in the plain loop.
+**Drafts** need the tokens before them, and a step with drafts decides how far its sequences come
+(``StepPlan.decides_next``). Such a step settles before the next one is planned:
+
+    with drafts  host    settle k . plan k+1 begin k+1 | events of k, commands ..... | settle k+1 . plan k+2
+                 device                                | verify k+1, replay | drafts |
+
+Its launch waits for nothing, and the events of the step before are sent while it is computed. The drafts of the model's
+own head are launched before the tokens are settled. After steps without drafts, every few of them the one in flight
+settles first, and the drafter is asked.
 """
 
 from __future__ import annotations
@@ -57,54 +64,61 @@ class OverlapLoop:
 
     @property
     def in_flight(self) -> tuple[SeqId, ...] | None:
-        return self._begun.plan.seqs if self._begun is not None else None
+        if self._begun is None:
+            return None
+        return () if self._begun.plan.decides_next else self._begun.plan.seqs
 
     def step(self) -> bool:
-        """Plan, commit and begin the next step, then finish and settle the step in flight. The first call
-        settles nothing, the last call begins nothing."""
-        parts = self._parts
+        """Plan, commit and begin the next step, and finish and settle the step in flight: first if the plan depends on
+        its tokens, else last. The first call settles nothing, the last call begins nothing."""
         previous, self._begun = self._begun, None
-        draining = previous is not None and self._speculates_next()
-
-        if previous is None or not (parts.flush.due or draining):
-            began_s = parts.clock()
-            plan = parts.scheduler.plan(verifies=previous is None)
-            if plan is not None:
-                parts.scheduler.commit(plan)
-                parts.note_commit(plan, began_s)
-                if plan.verify_count or plan.mtp_drafts:
-                    # Positions after the draft depend on its tokens. A text that can be drafted goes on so.
-                    self._steps_ahead = _STEPS_AHEAD
-                    parts.run_alone(plan, began_s)
-                    self._settled_s = parts.clock()
-                    return True
-                parts.executor.begin(plan)
-                parts.scheduler.advance(plan, PAD)
-                self._begun = _BegunStep(plan, began_s)
-        if draining:
-            self._steps_ahead = 0
+        alone = previous is None or self._settles_first(previous.plan)
+        if previous is not None and alone:
+            self._settle(previous)
+        self._begin_next(alone=alone)
         if previous is None:
             planned = self._begun is not None
-            assert planned or parts.may_have_no_plan, "nothing was in flight, nothing could be planned"
+            assert planned or self._parts.may_have_no_plan, "nothing was in flight, nothing could be planned"
             return planned
-
-        result = parts.executor.finish()
-        parts.note_finish(previous.plan)
-        since_s, self._settled_s = max(previous.began_s, self._settled_s), parts.clock()
-        if parts.flush.due:
-            parts.flush.run(in_flight=self._begun is not None)
-
-        parts.settlement.settle(previous.plan, result)
-        parts.counters.step(previous.plan, parts.clock() - since_s)
+        if not alone:
+            self._settle(previous)
         return True
 
-    def _speculates_next(self) -> bool:
-        """Return whether the step in flight is to settle first, so that the next one may verify drafts."""
+    def _settles_first(self, plan: StepPlan) -> bool:
+        """Return whether ``plan``, which is in flight, settles before the next one is planned: that depends on its
+        tokens, or may verify drafts, or comes after a flush."""
         drafter = self._parts.scheduler.drafter
-        if drafter is None or not drafter.awake:
-            return False
-        self._steps_ahead += 1
-        return self._steps_ahead > _STEPS_AHEAD
+        if plan.decides_next:
+            self._steps_ahead = _STEPS_AHEAD  # a text that can be drafted goes on so
+            return True
+        if drafter is not None and drafter.awake:
+            self._steps_ahead += 1
+            if self._steps_ahead > _STEPS_AHEAD:
+                self._steps_ahead = 0
+                return True
+        return self._parts.flush.due
+
+    def _begin_next(self, *, alone: bool) -> None:
+        """Plan, commit and begin the next step. ``alone``: no step is in flight."""
+        parts = self._parts
+        began_s = parts.clock()
+        plan = parts.scheduler.plan(verifies=alone)
+        if plan is None:
+            return
+        parts.scheduler.commit(plan)
+        parts.note_commit(plan, began_s)
+        parts.executor.begin(plan)
+        if not plan.decides_next:
+            parts.scheduler.advance(plan, PAD)
+        self._begun = _BegunStep(plan, began_s)
+
+    def _settle(self, begun: _BegunStep) -> None:
+        parts, plan = self._parts, begun.plan
+        result = parts.executor.finish()
+        since_s, self._settled_s = max(begun.began_s, self._settled_s), parts.clock()
+        if plan.decides_next:
+            parts.scheduler.advance(plan, result.tokens, result.verified)
+        parts.settle(plan, result, since_s, in_flight=self._begun is not None)
 
     def abandon(self) -> None:
         self._begun = None

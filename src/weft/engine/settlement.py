@@ -1,6 +1,7 @@
 """Settle, the last verb of a step: the tokens of a step become events, and sequences end.
 
     plan + StepResult --> for each run: append the token -> does it end the sequence? -> one TokenEvent
+                      --> drafts of the model's own head, last: the device may compute them meanwhile
 
 A sequence that ended while its step was in flight gets no event. The scheduler still learns the token
 (``Scheduler.learn_late``): cached pages and states are indexed by exactly the tokens that they have seen.
@@ -70,7 +71,7 @@ class Settlement:
             generated_count += self._settle_run(plan, run, tokens[run], result, feed)
         self._counters.generation_tokens += generated_count
         if self._feed is not None:
-            self._feed.head_s = result.head_s
+            self._feed.offer(plan, result.head())
 
     def _settle_decodes(self, plan: StepPlan, tokens: list[int], result: StepResult, feed: DraftFeed | None) -> int:
         """Settle the decodes. Returns the number of tokens that clients get, as the methods below do."""
@@ -89,7 +90,7 @@ class Settlement:
             columns.settle(chosen, settled, run, self._streams.outbox)
             if feed is not None:
                 for index, stream in columns.streams_of(settled, run):
-                    feed.settled(stream.seq, [chosen[index]], head=result.head_drafts.get(index))
+                    feed.settled(stream.seq, [chosen[index]])
             if run < count:
                 generated_count += self._settle_run(plan, run, chosen[run], result, feed)
             settled = run + 1
@@ -102,7 +103,7 @@ class Settlement:
             return self._settle_rare(plan, run, stream, token, result)
         stream.generated.append(token)
         if feed is not None:
-            feed.settled(stream.seq, [token], head=result.head_drafts.get(run))
+            feed.settled(stream.seq, [token])
         reason = stream.rule.reason(token, len(stream.generated))
         logprobs = [result.logprobs[run]] if stream.wants_logprobs else None
         if reason is None:
@@ -141,7 +142,7 @@ class Settlement:
             reason = stream.rule.reason(token, len(stream.generated))
         failure = result.failures.get(run)
         if self._feed is not None:
-            self._feed.settled(stream.seq, tokens, drafted=int(plan.lengths[run]) - 1, head=result.head_drafts.get(run))
+            self._feed.settled(stream.seq, tokens, drafted=int(plan.lengths[run]) - 1)
         if failure is not None:
             tokens.pop()  # a token that the grammar does not allow does not belong to the answer
         logprobs = result.verified_logprobs[run][: len(tokens)] if stream.wants_logprobs else None

@@ -13,6 +13,7 @@
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
     deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
                                                                       experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
@@ -32,6 +33,9 @@
     olmo3             olmo3            attention, some with a window  dense
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
     kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
+    kimi_k3           kimi_k3          the same, gated; attention residuals; experts in a latent width
+    alice_ai          alice_ai         Kimi delta + gated attention; attention residuals
+                                                                      experts + gated shared expert
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid,   ling             lightning + latent attention   dense or experts + shared expert
     bailing_moe_v2_5                   (Ling and Ring 2.5)
@@ -86,6 +90,7 @@ from weft.families import (
     alibi,
     attention,
     centred,
+    chosen,
     deepseek,
     deepseek_v4,
     delta,
@@ -97,6 +102,7 @@ from weft.families import (
     gpt_oss,
     granite,
     indexed,
+    kimi,
     lfm2,
     lightning,
     mamba,
@@ -275,7 +281,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
         if method not in QUANTIZATIONS:
             fail("quantization_config", method, f"weft reads {', '.join(QUANTIZATIONS)}; or use the bf16 one")
     activation = keys.get("hidden_act", served)
-    if activation != served and (served, activation) != ("silu", "swish"):
+    if activation != served and (served, activation) not in (("silu", "swish"), ("swigluoai", "silu")):
         fail("hidden_act", activation, f"only {served} is served")
 
 
@@ -285,6 +291,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         alibi,
         attention,
         centred,
+        chosen,
         deepseek,
         deepseek_v4,
         delta,
@@ -296,6 +303,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         gpt_oss,
         granite,
         indexed,
+        kimi,
         lfm2,
         lightning,
         mamba,

@@ -2,7 +2,7 @@
 
     Residual          x + scale * block(norm(x))                    most families
     Streams           several streams, mixed around each block      Qwen4, GLM 5
-    AttentionResiduals  blocks read an attention over sums of layers  Inkling 2
+    AttentionResiduals  blocks read an attention over sums of layers  Inkling 2, Kimi K3
     PerLayer          a second embedding, and a factor              Gemma 4, 3n
     NormedStream      the stream is the output of a norm            MiniMax
     PlainNorms        norms without weights                         nanochat
@@ -151,8 +151,8 @@ class AttentionResiduals(Residual):
     """Residual whose blocks read an attention over the sums of earlier groups of ``every`` layers, the embedding the
     first of them, and over the sum of the present group. A block has a learned query for each of its inputs.
 
-    ``weighed``: the norm of the keys has a weight, and values are the sums themselves (Kimi K3); otherwise values are
-    normed as keys are, and scores are divided by the root of their width (Inkling 2). ``eps``: of that norm.
+    ``weighed``: the norm of the keys has a weight, and values are the sums themselves (Kimi K3, AliceAI); otherwise
+    values are normed as keys are, and scores are divided by the root of their width (Inkling 2). ``eps``: of that norm.
     ``first``: the first block has a query too, although it reads only the embedding."""
 
     every: int
@@ -160,8 +160,11 @@ class AttentionResiduals(Residual):
     weighed: bool = False
     first: bool = False
 
-    def query_table(self, hidden: int, name: str, inputs: int = 1) -> Table:
-        """Return the queries of a block, and the weight of its keys' norm; ``name``: the beginning of their names."""
+    def query_table(self, hidden: int, name: str, inputs: int = 1, *, joined: bool = False) -> Table:
+        """Return the queries of a block, and the weight of its keys' norm; ``name``: the beginning of their names.
+        ``joined``: a query has been multiplied by the weight (GGUF)."""
+        if joined:
+            return {"query": (Tensor(f"{name}_proj.weight", (hidden,), "plain"),)}
         if self.weighed:
             query: Table = {"query": (Tensor(f"{name}_proj.weight", (inputs, hidden), "plain"),)}
             return query | norm_weight("norm", hidden, f"{name}_norm")

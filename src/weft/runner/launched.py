@@ -6,10 +6,14 @@
     a GPU             [ step k       ][ step k+1                      ][ step k+2
 
     LaunchedStep      chosen on the device --copy--> PendingReadback --to host--> StepResult
+                                                                      '-- then: launches that need the tokens
 
 The worker's thread enqueues all work of a step, and on a GPU this ends long before the step does. ``finish`` waits on
 the caller's thread. On a CPU launching is computing; kernels and torch release the interpreter lock. Two threads may
 wait for a step: one needs its result, the other launches the next step, which may have penalties or a grammar.
+
+A step that decides the next one (``StepPlan.decides_next``) is launched on the caller's thread: no step hides the
+hand-over to another thread.
 """
 
 from __future__ import annotations
@@ -26,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.request import TokenLogprobs
-from weft.runner.readback import PendingReadback, Readback
-from weft.runner.sampler import PIECES, TokenChoice, token_logprobs
+from weft.runner.readback import PendingReadback
+from weft.runner.sampler import PIECES, Sampled, TokenChoice, token_logprobs
 from weft.schedule.plan import StepPlan, StepResult
 from weft.units import PAD
 
@@ -46,7 +50,8 @@ class ScoredPrompt:
 class LaunchedStep:
     """Step of ``run_count`` runs, launched at ``began_s`` (``time.perf_counter``). ``choice``: tokens of the runs
     ``sample_runs``. The pending readback has the pieces of ``choice``, then those of ``prompts``, then a piece for
-    each of ``pooled_runs``.
+    each of ``pooled_runs``. ``then``: the rest of a step, which needs the tokens: it is called once with the result so
+    far, and with the tokens of ``choice`` if there are no ``sample_runs``. The next step is launched after it.
     """
 
     def __init__(
@@ -58,7 +63,11 @@ class LaunchedStep:
         sample_runs: npt.NDArray[np.int64] | None = None,
         prompts: tuple[ScoredPrompt, ...] = (),
         pooled_runs: tuple[int, ...] = (),
+        then: Callable[[StepResult, Sampled | None], StepResult] | None = None,
     ) -> None:
+        self.continues = then is not None
+        """Whether ``result`` launches the rest of the step."""
+        self._then = then
         self._began_s = began_s
         self._run_count = run_count
         self._pending = pending
@@ -69,35 +78,30 @@ class LaunchedStep:
         self._lock = threading.Lock()
         self._result: StepResult | None = None
 
-    @classmethod
-    def arrived_with(cls, result: StepResult) -> LaunchedStep:
-        """Return a step whose ``result`` is on the host already."""
-        step = cls(time.perf_counter(), len(result.tokens), Readback.arrived_now([]))
-        step._result = result
-        return step
-
     @property
     def arrived(self) -> bool:
         """Whether ``result`` would not wait."""
         return self._pending.arrived
 
     def result(self) -> StepResult:
-        """Wait for the device and return the result. May be called by any thread, and repeatedly."""
+        """Wait for the device, launch the rest, and return the result. May be called by any thread, and repeatedly."""
         with self._lock:
             if self._result is None:
-                self._result = self._open()
-                self._choice = None  # tensors of the device are released as early as possible
+                result, sampled = self._open()
+                self._result = result if self._then is None else self._then(result, sampled)
+                self._choice = self._then = None  # tensors of the device are released as early as possible
             return self._result
 
-    def _open(self) -> StepResult:
+    def _open(self) -> tuple[StepResult, Sampled | None]:
         pieces = self._pending.open()
         tokens: npt.NDArray[np.int32] | None = None
         logprobs: dict[int, TokenLogprobs] = {}
         failures: dict[int, str] = {}
-        offset = 0
-        if self._choice is not None and self._sample_runs is not None:
+        offset, sampled = 0, None
+        if self._choice is not None:
             offset = self._choice.piece_count
             sampled = self._choice.result(pieces[:offset])
+        if sampled is not None and self._sample_runs is not None:
             if len(sampled.tokens) == self._run_count:
                 tokens = sampled.tokens
             else:
@@ -115,7 +119,8 @@ class LaunchedStep:
         pooled = dict(zip(self._pooled_runs, pieces[offset:], strict=True))
         if tokens is None:
             tokens = np.full(self._run_count, PAD, np.int32)
-        return StepResult(tokens, logprobs, prompts, time.perf_counter() - self._began_s, failures, pooled=pooled)
+        seconds = time.perf_counter() - self._began_s
+        return StepResult(tokens, logprobs, prompts, seconds, failures, pooled=pooled), sampled
 
 
 class Launched(Protocol):
@@ -143,7 +148,14 @@ class StepWorker:
         return len(self._flights)
 
     def begin(self, plan: StepPlan) -> None:
-        self._flights.append(self._started().submit(self._run, plan))
+        """Launch ``plan`` on the thread, or on the caller's if it decides the next step."""
+        if not plan.decides_next:
+            self._flights.append(self._started().submit(self._run, plan))
+            return
+        assert not self._flights, "a step is in flight"
+        launched: Future[Launched] = Future()
+        launched.set_result(self._run(plan))
+        self._flights.append(launched)
 
     def finish(self) -> StepResult:
         """Return the result of the oldest step; raises its error."""

@@ -12,6 +12,8 @@ The head keeps keys and values in the pages of the sequence, in the field of its
     a plan with ``mtp_drafts``      the head reads all tokens of the step; runs that chose a token draft
     a plan without                  nothing: the positions stay zero, and later drafts see less
 
+The drafts are launched and not waited for: the host settles the tokens meanwhile, and then waits for the drafts.
+
 Drafts take no page: if the next position needs a new one, the run drafts less. Drafts are guesses. No token depends on
 this file.
 """
@@ -19,7 +21,7 @@ this file.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +32,13 @@ from weft.models.mtp import MtpHead, only_decodes
 from weft.runner.graph_shapes import GraphShape
 from weft.runner.head_graphs import HeadGraphs
 from weft.runner.pictures import PictureRows
+from weft.runner.readback import PendingReadback, Readback
 from weft.runner.staging import Staged, Staging
-from weft.schedule.plan import HeadDraft, StepPlan, StepResult
+from weft.schedule.plan import HeadDraft, HeadDrafts, StepPlan, StepResult
 from weft.tensor import gpu
 from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.units import PAD, PAGE_TOKENS
+from weft.units import HEAD_DRAFTS_MAX, PAD, PAGE_TOKENS
 
 
 class HeadPages:
@@ -106,6 +109,25 @@ class _Place:
         return inputs
 
 
+class PendingDrafts:
+    """Drafts that are launched. ``pending``: their numbers, of which ``read`` makes drafts by run. ``launched_s``:
+    seconds of the launch."""
+
+    def __init__(
+        self,
+        pending: PendingReadback,
+        read: Callable[[npt.NDArray[np.float64]], dict[int, HeadDraft]],
+        launched_s: float,
+    ) -> None:
+        self._pending, self._read, self._launched_s = pending, read, launched_s
+
+    def result(self) -> HeadDrafts:
+        """Wait for the drafts and return them."""
+        began_s = time.perf_counter()
+        [numbers] = self._pending.open()
+        return HeadDrafts(self._read(numbers), self._launched_s + time.perf_counter() - began_s)
+
+
 class HeadRunner:
     """Runner of the model's own head. ``table``: int32 [rows + 1, pages], of the rows. ``cache``: the views of the
     head's layer. ``pages_per_frame``: of the arena. ``known``: by row, the prompt of its sequence and the answer
@@ -130,6 +152,7 @@ class HeadRunner:
         self._has_page = np.zeros(tuple(table.shape), np.bool_)
         """Like ``table``, on the host: reading ``table`` would wait for the device."""
         self._staging = Staging(table.device, staging_bytes)
+        self._readback = Readback(table.device, 2 * HEAD_DRAFTS_MAX * table.shape[0])
         self._caches = [cache]
         self._zeroed = [
             view
@@ -162,10 +185,8 @@ class HeadRunner:
         for view in self._zeroed:
             (view.view(torch.uint8) if view.itemsize == 1 else view).index_fill_(0, index.device, 0)
 
-    def run(
-        self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult
-    ) -> tuple[dict[int, HeadDraft], float]:
-        """Return the drafts by run of ``plan``, and the seconds that they took. ``result``: the tokens that the step
+    def run(self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult) -> PendingDrafts:
+        """Launch the drafts of the runs of ``plan``, and do not wait for them. ``result``: the tokens that the step
         chose. All numbers go to the device in one copy, and all drafts return to the host in one.
         """
         began_s = time.perf_counter()
@@ -175,8 +196,8 @@ class HeadRunner:
         if self.graphs is not None and plan.mtp_drafts and ends.runs:
             shape = self.graphs.shape_of(len(ends.runs))
         if shape is not None:
-            drafts = self._replayed(plan, inputs, hidden_TD, result, ends, shape)
-            return drafts, time.perf_counter() - began_s
+            numbers, read = self._replayed(plan, inputs, hidden_TD, result, ends, shape)
+            return PendingDrafts(self._readback.send([numbers]), read, time.perf_counter() - began_s)
         self._staging.begin()
         following = self._staging.add(self._following(plan, inputs, result))
         ends_X = self._staging.add(np.array(ends.rows, np.int64))
@@ -198,8 +219,10 @@ class HeadRunner:
             hidden_XD = self._head.draft(joined_TD, inputs, self._caches)
             if plan.decode_count != len(hidden_XD):
                 hidden_XD = hidden_XD.index_select(0, ends_X.device)
-        drafts = self._drafts(places, pages_XP, hidden_XD) if plan.mtp_drafts and ends.runs else {}
-        return drafts, time.perf_counter() - began_s
+        pending = Readback.arrived_now([np.empty(0)])
+        if plan.mtp_drafts and ends.runs:
+            pending = self._readback.send([torch.cat(self._columns(places, pages_XP, hidden_XD))])
+        return PendingDrafts(pending, lambda numbers: _by_run(places, numbers), time.perf_counter() - began_s)
 
     def _replayed(
         self,
@@ -209,9 +232,10 @@ class HeadRunner:
         result: StepResult,
         ends: _Ends,
         shape: GraphShape,
-    ) -> dict[int, HeadDraft]:
-        """Return the drafts of graphs of ``shape``. A graph writes only the keys of its own rows, so in a step
-        with other runs than decodes the keys of all tokens are written first.
+    ) -> tuple[torch.Tensor, Callable[[npt.NDArray[np.float64]], dict[int, HeadDraft]]]:
+        """Launch the drafts of graphs of ``shape``, and return their numbers and the reader of these. A graph writes
+        only the keys of its own rows, so in a step with other runs than decodes the keys of all tokens are written
+        first.
         """
         assert self.graphs is not None
         rows = plan.rows[ends.runs].tolist()
@@ -232,19 +256,18 @@ class HeadRunner:
         self._send(inputs, tables=not decodes_alone)
         if not decodes_alone:
             self._head.write(self._head.joined(hidden_TD, following.device), inputs, self._caches[0])
-        numbers = self.graphs.drafts(
+        numbers_CW2 = self.graphs.drafts(
             shape,
             hidden_TD.index_select(0, ends_X.device),
             following.device.index_select(0, ends_X.device),
             [block.device for block in blocks],
-        ).tolist()
-        drafts = {}
-        for index, run in enumerate(ends.runs):
-            own = [numbers[draft][index] for draft, places in enumerate(starts) if places[index] != PAD]
-            drafts[run] = HeadDraft(
-                tuple(int(token) for token, _ in own), tuple(chance if chance == chance else 0.0 for _, chance in own)
-            )
-        return drafts
+        )
+
+        def read(numbers: npt.NDArray[np.float64]) -> dict[int, HeadDraft]:
+            going = np.array(starts) != PAD
+            return {run: _draft_of(numbers[going[:, index], index].tolist()) for index, run in enumerate(ends.runs)}
+
+        return numbers_CW2, read
 
     def _send(self, inputs: StepInputs, *, tables: bool) -> None:
         """Send the staged arrays, and the tables of the runs of ``inputs`` if kernels read them and they are not on
@@ -258,10 +281,10 @@ class HeadRunner:
         if table is not None:
             device_runs.remember(inputs.runs, table.device, chunk_count)
 
-    def _drafts(self, places: list[_Place], pages_XP: torch.Tensor, hidden_XD: torch.Tensor) -> dict[int, HeadDraft]:
-        """Return a draft for each place. ``hidden_XD``: of the first."""
+    def _columns(self, places: list[_Place], pages_XP: torch.Tensor, hidden_XD: torch.Tensor) -> list[torch.Tensor]:
+        """Return tokens and chances of each place, float64, which holds every token. ``hidden_XD``: of the first."""
         best_X, chances_X = self._head.best(hidden_XD)
-        columns = [(best_X, chances_X)]
+        columns = [best_X.double(), chances_X.double()]
         for place in places[1:]:
             if place.going is not None:
                 best_X, hidden_XD, pages_XP = (
@@ -269,17 +292,8 @@ class HeadRunner:
                 )
             hidden_XD = self._head.draft(self._head.joined(hidden_XD, best_X), place.inputs(pages_XP), self._caches)
             best_X, chances_X = self._head.best(hidden_XD)
-            columns.append((best_X, chances_X))
-        # float64 holds every token.
-        numbers = iter(torch.cat([x.double() for both in columns for x in both]).tolist())
-        drafts: dict[int, tuple[list[int], list[float]]] = {run: ([], []) for run in places[0].runs}
-        for place in places:
-            for run in place.runs:
-                drafts[run][0].append(int(next(numbers)))
-            for run in place.runs:
-                chance = next(numbers)
-                drafts[run][1].append(chance if chance == chance else 0.0)  # NaN: not a number
-        return {run: HeadDraft(tuple(tokens), tuple(chances)) for run, (tokens, chances) in drafts.items()}
+            columns += [best_X.double(), chances_X.double()]
+        return columns
 
     def _places(self, plan: StepPlan, ends: _Ends) -> list[_Place]:
         """Return the places of the drafts of ``plan``, as far as runs have pages. Call it while ``staging`` has
@@ -343,6 +357,24 @@ class HeadRunner:
                 following[first + length - 1] = known[end]
             begin += length
         return following
+
+
+def _by_run(places: list[_Place], numbers: npt.NDArray[np.float64]) -> dict[int, HeadDraft]:
+    """Return the drafts of ``places``. ``numbers``: of each place the tokens of its runs, then their chances."""
+    drafts: dict[int, list[tuple[float, float]]] = {}
+    begin = 0
+    for place in places if numbers.size else ():
+        tokens_R, chances_R = numbers[begin : begin + 2 * len(place.runs)].reshape(2, -1)
+        for run, token, chance in zip(place.runs, tokens_R.tolist(), chances_R.tolist(), strict=True):
+            drafts.setdefault(run, []).append((token, chance))
+        begin += 2 * len(place.runs)
+    return {run: _draft_of(own) for run, own in drafts.items()}
+
+
+def _draft_of(numbers: Iterable[Sequence[float]]) -> HeadDraft:
+    """Return a draft of (token, chance) pairs; a chance that is NaN counts as 0."""
+    tokens, chances = zip(*numbers, strict=True)
+    return HeadDraft(tuple(map(int, tokens)), tuple(chance if chance == chance else 0.0 for chance in chances))
 
 
 def _pads_of(plan: StepPlan, inputs: StepInputs) -> int:

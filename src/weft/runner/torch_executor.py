@@ -9,7 +9,8 @@ zero first.
 
 A step is launched, and later its tokens are copied to the host (``LaunchedStep``). The next one may be launched in
 between: its decodes read ``BatchBuilder.chosen``, on the device. Only a step whose choice depends on the tokens before
-(penalties, grammars) waits for them, once its forward pass is under way.
+(penalties, grammars) waits for them, once its forward pass is under way. What follows from the tokens of a step (states
+of verify runs, drafts of the model's own head) is launched when they have arrived, before the next step.
 
 ``observer(plan, logits_XV)`` sees the raw logits of the sampling runs, in run order, before the sampler edits them;
 ``before_step(plan)`` runs before anything of the plan is applied. Both are for tests and evaluations.
@@ -49,7 +50,7 @@ from weft.runner.pictures import picture_rows
 from weft.runner.pooling import pool
 from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
-from weft.runner.sampler import Sampler, score
+from weft.runner.sampler import Sampled, Sampler, score
 from weft.runner.sleep import DroppedModel, HostWeights, give_back, storages_on_devices
 from weft.runner.staging import Staging
 from weft.runner.step_graphs import GraphSet, StepBlock, StepGraphs
@@ -243,12 +244,14 @@ class TorchExecutor:
 
     def _launched(self, plan: StepPlan) -> LaunchedStep:
         began_s = time.perf_counter()
+        before, self._before = self._before, None
+        if before is not None and before.continues:
+            before.result()
         if self.before_step is not None:
             self.before_step(plan)
         if self._head is not None:
             self._head.admit(plan)
         self.batches.apply(plan, self.sampler, self.arena)
-        before, self._before = self._before, None
         if not plan.run_count:
             self.batches.store(self.arena)
             return LaunchedStep(began_s, 0, self._readback.send([]))
@@ -263,39 +266,97 @@ class TorchExecutor:
         if plan.verify_count and before is not None:
             before.result()
         hidden = self._forward(batch.inputs)
-        if plan.verify_count:
-            return self._verified(plan, batch, hidden, began_s)
+        self._before = self._verified(plan, batch, hidden, began_s) if plan.verify_count else None
+        if self._before is not None:
+            return self._before
         prompts, scores = self._score_prompts(plan, batch, hidden)
-        if batch.pooled_spans:
-            scores += pool(self.model, batch.pooled_spans, hidden)
         choice = None
         if batch.sample_runs.size:
             room = self._logits_room(len(batch.sample_runs))
-            logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
-            if self.observer is not None:
-                self.observer(plan, logits_XV)
+            logits_XV = self._sampled_logits(plan, batch, hidden, room)
             if needs_previous_token and before is not None:
                 before.result()
             host_XV = room.host_XV if room is not None and logits_XV is room.logits_XV else None
             choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions, host_XV)
             self.batches.note_chosen(batch, choice)
         self.batches.store(self.arena)
-        pending = self._readback.send(scores) if choice is None else choice.sent(self._readback, scores)
+
+        def drafted(result: StepResult, sampled: Sampled | None) -> StepResult:
+            with torch.inference_mode(), current(self.arena.device):
+                return self._drafted(plan, batch, hidden, result)
+
         self._before = LaunchedStep(
-            began_s, plan.run_count, pending, choice, batch.sample_runs, prompts, plan.pooled_runs
+            began_s,
+            plan.run_count,
+            self._readback.send(scores) if choice is None else choice.sent(self._readback, scores),
+            choice,
+            batch.sample_runs,
+            prompts,
+            plan.pooled_runs,
+            None if plan.mtp_drafts is None else drafted,
         )
-        if plan.mtp_drafts is not None:
-            return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, self._before.result()))
         return self._before
 
+    def _sampled_logits(
+        self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor, room: LogitsRoom | None
+    ) -> torch.Tensor:
+        logits_XV = self.model.logits(batch.sampled_of(hidden_TD), room.logits_XV if room else None)
+        if self.observer is not None:
+            self.observer(plan, logits_XV)
+        return logits_XV
+
     def _drafted(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor, result: StepResult) -> StepResult:
-        """Return ``result`` with the drafts of the model's own head, if there is one."""
+        """Return ``result`` with the drafts of the model's own head, which are launched, if there is one."""
         if self._head is None or plan.mtp_drafts is None:
             return result
         if isinstance(self.model, CausalModel) and self.model.streams_TN is not None:
             hidden_TD = self.model.streams_TN
-        drafts, seconds = self._head.run(plan, _step_inputs(batch), hidden_TD, result)
-        return replace(result, head_drafts=drafts, head_s=seconds)
+        return replace(result, head=self._head.run(plan, _step_inputs(batch), hidden_TD, result).result)
+
+    def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, began_s: float) -> LaunchedStep:
+        """Launch the choice of a step with verify runs. The states follow from the tokens, and so do drafts: that is
+        the rest of the step."""
+        logits_XV = self._sampled_logits(plan, batch, hidden, self._logits_room(len(batch.sample_runs)))
+        rows = SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions)
+        prompts, scores = self._score_prompts(plan, batch, hidden)
+        apart = self.sampler.chooses_apart(rows.rows)
+        choice = self.sampler.launch(logits_XV, rows.rows, rows.positions) if apart else None
+
+        def accepted(result: StepResult, sampled: Sampled | None) -> StepResult:
+            with torch.inference_mode(), current(self.arena.device):
+                chosen = choose(self.sampler, logits_XV, rows, plan, self._verify_tables, sampled)
+                self._replay(plan, batch, [len(tokens) for tokens in chosen.by_run.values()])
+                self.batches.store(self.arena)
+                verified = replace(
+                    result,
+                    tokens=chosen.tokens,
+                    logprobs=chosen.logprobs,
+                    device_s=time.perf_counter() - began_s,
+                    failures=chosen.failures,
+                    verified=chosen.by_run,
+                    verified_logprobs=chosen.verified_logprobs,
+                )
+                return self._drafted(plan, batch, hidden, verified)
+
+        pending = self._readback.send(scores) if choice is None else choice.sent(self._readback, scores)
+        return LaunchedStep(
+            began_s, plan.run_count, pending, choice, prompts=prompts, pooled_runs=plan.pooled_runs, then=accepted
+        )
+
+    def _replay(self, plan: StepPlan, batch: StepBatch, right: list[int]) -> None:
+        """Replay the states of the verify runs of ``plan`` after the ``right`` tokens of each."""
+        if isinstance(batch.inputs, StepBlock):
+            assert self.graphs is not None
+            verified = slice(plan.verify_runs.start, plan.verify_runs.stop)
+            self.graphs.replay_states(
+                batch.inputs,
+                plan.starts[verified].tolist(),
+                plan.lengths[verified].tolist(),
+                right,
+                plan.slots[verified].tolist(),
+            )
+        else:
+            replay(batch.inputs.runs, right, self._verify_tables)
 
     def _bind_head(self) -> None:
         if isinstance(self.model, CausalModel) and gpu.reaches(self.arena.device):
@@ -324,53 +385,6 @@ class TorchExecutor:
                 rows.staging.capacity_bytes,
                 graphs,
             )
-
-    def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, began_s: float) -> LaunchedStep:
-        """Compute the rest of a step with verify runs. The tokens are on the host at once, since the states follow
-        from them.
-        """
-        room = self._logits_room(len(batch.sample_runs))
-        logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
-        if self.observer is not None:
-            self.observer(plan, logits_XV)
-        chosen = choose(
-            self.sampler,
-            logits_XV,
-            SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions),
-            plan,
-            self._verify_tables,
-        )
-        right = [len(tokens) for tokens in chosen.by_run.values()]
-        if isinstance(batch.inputs, StepBlock):
-            assert self.graphs is not None
-            verified = slice(plan.verify_runs.start, plan.verify_runs.stop)
-            self.graphs.replay_states(
-                batch.inputs,
-                plan.starts[verified].tolist(),
-                plan.lengths[verified].tolist(),
-                right,
-                plan.slots[verified].tolist(),
-            )
-        else:
-            replay(batch.inputs.runs, right, self._verify_tables)
-        self.batches.store(self.arena)
-        prompts, scores = self._score_prompts(plan, batch, hidden)
-        scores += pool(self.model, batch.pooled_spans, hidden)
-        # Wait even without scores: the copies of the store come before, and must end with the step.
-        home = LaunchedStep(
-            began_s, plan.run_count, self._readback.send(scores), prompts=prompts, pooled_runs=plan.pooled_runs
-        ).result()
-        result = StepResult(
-            chosen.tokens,
-            chosen.logprobs,
-            home.prompt_logprobs,
-            time.perf_counter() - began_s,
-            chosen.failures,
-            chosen.by_run,
-            chosen.verified_logprobs,
-            pooled=home.pooled,
-        )
-        return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
 
     def _forward(self, inputs: StepInputs | StepBlock) -> torch.Tensor:
         if isinstance(self.model, CausalModel):
@@ -534,7 +548,7 @@ class TorchExecutor:
     def _score_prompts(
         self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor
     ) -> tuple[tuple[ScoredPrompt, ...], list[torch.Tensor]]:
-        """Return prompt logprobs, and the device tensors to read back."""
+        """Return prompt logprobs, and the device tensors to read back: theirs, then those of pooled rows."""
         prompts, pieces = [], []
         digests = self.batches.adapters_of(plan) if batch.prompt_spans else []
         for span in batch.prompt_spans:
@@ -547,6 +561,8 @@ class TorchExecutor:
                     logits_NV = self.model.logits(rows_ND)
                 pieces += score(logits_NV, following_N, span.top_count)
             prompts.append(ScoredPrompt(span.run, span.top_count, len(cuts)))
+        if batch.pooled_spans:
+            pieces += pool(self.model, batch.pooled_spans, hidden_TD)
         return tuple(prompts), pieces
 
     def _only(self, digest: str, rows: int) -> AbstractContextManager[None]:

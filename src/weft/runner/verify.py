@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from weft.request import TokenLogprobs
-from weft.runner.sampler import Sampler
+from weft.runner.sampler import Sampled, Sampler
 from weft.runner.staging import Staging
 from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
@@ -63,15 +63,16 @@ class Verified:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: StepPlan, staging: Staging) -> Verified:
-    """Choose the tokens of all runs of ``plan``, in rounds. All tokens of earlier steps are known. Changes the
-    logits.
+def choose(
+    sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: StepPlan, staging: Staging, apart: Sampled | None
+) -> Verified:
+    """Return the tokens of all runs of ``plan``. ``apart``: those of all rows, if they were chosen apart; None: choose
+    in rounds, which changes the logits. All tokens of earlier steps are known.
     """
     verified = Verified(np.full(plan.run_count, PAD, np.int32))
     chosen: dict[int, list[int]] = {run: [] for run in plan.verify_runs}
     indices = np.flatnonzero(np.diff(of.runs, prepend=-1))  # the first row of each run
     drafts = _drafts(plan)
-    apart = sampler.sample(logits_XV, of.rows, of.positions) if sampler.chooses_apart(of.rows) else None
     while indices.size:
         sampled = (
             apart.of(indices)

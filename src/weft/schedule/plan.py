@@ -19,6 +19,7 @@ first use); L7 (shared pages and states are copied before they are written: the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -153,6 +154,12 @@ class StepPlan:
         return range(self.decode_count, self.decode_count + self.verify_count)
 
     @property
+    def decides_next(self) -> bool:
+        """Whether the next plan depends on the tokens of this step: its positions follow from the right drafts, or its
+        drafts from those of the model's own head."""
+        return bool(self.verify_count or self.mtp_drafts)
+
+    @property
     def prefills(self) -> range:
         return range(self.decode_count + self.verify_count, self.run_count)
 
@@ -180,6 +187,18 @@ class HeadDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadDrafts:
+    """Drafts of the model's own head in one step, by run. ``seconds``: those of the host for launching them and waiting
+    for them; work that the device did meanwhile is not in them."""
+
+    by_run: dict[int, HeadDraft] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+NO_DRAFTS = HeadDrafts()
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The result of a step. ``tokens``: int32 [runs], the last token that each run chose, PAD for a run that did not
     sample. The dicts are by run index.
@@ -188,7 +207,7 @@ class StepResult:
     logprob of the *next* prompt token (the last entry of the prompt's last run is absent). ``failures``: why a sequence
     cannot go on, for reasons of its own such as a grammar beyond a limit. ``verified``: all tokens that a verify run
     chose, its right drafts and the token after them; ``verified_logprobs``: their logprobs, if the request wants them.
-    ``head_drafts``: drafts of the model's own head, which took ``head_s`` of the seconds."""
+    ``head`` waits for the drafts of the model's own head, which the device may still compute, and returns them."""
 
     tokens: Int32s
     logprobs: dict[int, TokenLogprobs]
@@ -197,8 +216,7 @@ class StepResult:
     failures: dict[int, str] = field(default_factory=dict)
     verified: dict[int, tuple[int, ...]] = field(default_factory=dict)
     verified_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    head_drafts: dict[int, HeadDraft] = field(default_factory=dict)
-    head_s: float = 0.0
+    head: Callable[[], HeadDrafts] = lambda: NO_DRAFTS
     pooled: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     """Results of ``pooled_runs``, [parts, width]: the last row, or for a mean the sums of rows between two multiples of
     CHUNK_TOKENS."""

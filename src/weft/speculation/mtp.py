@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from weft.costs.rows import SHAPE_STEP, RowCosts
 from weft.speculation.choice import SHARE, ByAdapter
 from weft.speculation.drafter import Proposal
+from weft.units import HEAD_DRAFTS_MAX
 
-HEAD_DRAFTS_MAX = 3
 HEAD_GAIN_MIN = 1.1
 """Ratio to other drafts' tokens per second that the head must promise: it also takes the trunk out of the caches."""
 NAMED_GAIN_MIN = 0.8

@@ -1,13 +1,14 @@
 """Exchanges between ranks: sums in rank order, gathered rows, and tokens from the first rank.
 
-    add      few numbers    all-gather, every rank adds in rank order in float32
+    add      few numbers    all-gather, every rank adds in rank order in float32; on a GPU two launches
              many           each rank gets its slice from all (all-to-all), adds it in rank order, all-gather
 
     rank 0   a0 a1 a2 a3          slice 0 of all -> rank 0: (a0 + b0)  -.
     rank 1   b0 b1 b2 b3          slice 1 of all -> rank 1: (a1 + b1)  -+-> all ranks: the full sum
 
 Each number is the sum of the same floats in the same order, whatever its place in the step. So a row's result does not
-depend on how many rows there are, or which (promise 1 of the design). The second way moves the same bytes as a ring: 2
+depend on how many rows there are, or which (promise 1 of the design). Numbers travel in the dtype of the tensor: they
+are widened where they are added, and float32 holds them exactly. The second way moves the same bytes as a ring: 2
 (n - 1) / n of the tensor. The first has one round instead of two.
 
 On a CPU the transport is gloo over the loopback device, on a GPU NCCL. Ranks meet through a file in a private
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ import torch
 from torch import distributed
 
 from weft.tensor.device import use
+from weft.tensor.ops.elementwise import sum_in_order
 
 FEW_NUMBERS = 1 << 16
 """Most numbers that are gathered and added by every rank."""
@@ -114,14 +115,17 @@ class GroupCollectives:
             raise errors[0]
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float().contiguous()
-        many = wide.numel() > FEW_NUMBERS and wide.shape[0] >= self.size
-        total = self._add_by_slices(wide) if many else _in_order(self.gather(wide))
-        return total.to(x.dtype)
+        x = x.contiguous()
+        many = x.numel() > FEW_NUMBERS and x.shape[0] >= self.size
+        return self._add_by_slices(x) if many else sum_in_order(self._gathered(x))
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._wait(self._group.allgather([parts], [x.contiguous()]))
+        return list(self._gathered(x))
+
+    def _gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` of every rank, [ranks, ...]. NCCL writes them there; a list of tensors would be a copy each."""
+        parts = x.new_empty((self.size, *x.shape))
+        self._wait(self._group._allgather_base(parts.view(-1), x.contiguous().view(-1)))
         return parts
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
@@ -136,7 +140,7 @@ class GroupCollectives:
         own = counts[self.rank]
         received = x.new_empty((self.size * own, *x.shape[1:]))
         self._wait(self._group.alltoall_base(received, x, [own] * self.size, counts))
-        total = _in_order(received.tensor_split(self.size))
+        total = sum_in_order(received.view(self.size, own, *x.shape[1:]))
         most = max(counts)
         # Slices of equal size: a gather takes tensors of one shape.
         padded = total if own == most else torch.cat((total, total.new_zeros((most - own, *x.shape[1:]))))
@@ -148,10 +152,3 @@ class GroupCollectives:
         work.wait()
         self.seconds += time.perf_counter() - began_s
         self.calls += 1
-
-
-def _in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total

@@ -95,8 +95,10 @@ def of_elementwise() -> list[Compilation]:
         "tokens": "i32",
         "kv_heads": "i32",
     }
+    sums = {"parts": "*bf16", "count": "i32", "out": "*bf16", "PARTS": "constexpr", "BLOCK": "constexpr"}
     return [
         Compilation("silu_mul", elements._silu_mul, silu, {"LIMIT": 0.0, "BLOCK": elements.BLOCK}),
+        Compilation("sum of ranks", elements._sum_in_order, sums, {"PARTS": 4, "BLOCK": elements.BLOCK}),
         Compilation("rotary 256", elements._rotary, signature | dict.fromkeys(constants, "constexpr"), constants),
     ]
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.fixtures.drafters import AnswerDrafter
 from tests.support.digests import PlanViolation
 from tests.support.scripted import hashed_token
-from tests.unit.engine.rig import EOS, Rig, counting
+from tests.unit.engine.rig import EOS, VOCAB_SIZE, Rig, counting
 from weft.request import FinishReason
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler
@@ -231,3 +232,53 @@ def test_a_row_that_is_fed_another_token_than_it_chose_is_caught() -> None:
     plan.tokens[0] = (plan.tokens[0] + 1) % 97
     with pytest.raises(PlanViolation, match="the tokens are not the sequence's"):
         rig.device.execute(plan)
+
+
+def drafting(most: int) -> Logged:
+    """Return a rig whose drafts are right. Its answer is that of a rig without drafts."""
+    plain = Rig()
+    plain.submit("a", max_tokens=30)
+    plain.run()
+    rig = Logged(cache=True, drafter=AnswerDrafter("perfect", {0: plain.tokens("a")}, VOCAB_SIZE, most=most))
+    rig.submit("a", max_tokens=30)
+    return rig
+
+
+def test_a_step_with_drafts_is_computed_while_the_events_of_the_one_before_are_sent() -> None:
+    rig = drafting(3)
+    events = 0
+    while rig.core.has_work:
+        rig.log.append(("call", 0))
+        events += len(rig.step())
+        rig.log.append(("events", events))
+    verified = [plan.step for plan in rig.plans if plan.verify_count]
+    first, second, third = verified[1:4]
+    assert (second, third) == (first + 1, first + 2)
+    begun = [rig.log.index(("begin", step)) for step in (first, second, third)]
+    assert [what for what, _ in rig.log[begun[0] : begun[2]]] == ["begin", "events", "call", "home"] * 2
+    assert rig.log[begun[0] + 1][1] < rig.log[begun[1] + 1][1], "each call returns the events of the step before"
+
+
+@pytest.mark.parametrize("end", ["cancel", "flush", "retraction"])
+def test_whatever_comes_while_a_step_with_drafts_is_in_flight(end: str) -> None:
+    """``Rig.step`` audits the engine after each step."""
+    rig, right = drafting(3), drafting(3)
+    right.run()
+    while not (rig.plans and rig.plans[-1].verify_count and rig.core._loop.in_flight is not None):
+        rig.step()
+    assert rig.core._loop.in_flight == (), "nothing has advanced over it"
+    rig.core.audit()
+    if end == "cancel":
+        rig.core.cancel("a")
+    elif end == "flush":
+        rig.core.flush_cache()
+    else:
+        rig.core.retract_all()
+    rig.run()
+    said = list(rig.tokens("a"))
+    assert said == right.tokens("a")[: len(said)]
+    assert (len(said) < 30) == (end == "cancel")
+    # Again with the same name, so with the same prompt: states in the cache are checked against their tokens.
+    rig.submit("a", max_tokens=30)
+    rig.run()
+    assert rig.tokens("a")[len(said) :] == right.tokens("a")

@@ -445,6 +445,16 @@ DENSE_RELEASES: dict[str, Config] = {
             "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
             "original_max_position_embeddings": 8192},
         "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256},
+    "minimax_m3": release(  # the shape of MiniMax-M3
+        "minimax_m3_vl_text", (200_064, 6144, 3072, 60, 64, 4, 524_288), dense_intermediate_size=12_288, head_dim=128,
+        moe_layer_freq=[0] * 3 + [1] * 57, n_shared_experts=1, num_experts_per_tok=4, num_local_experts=128,
+        num_mtp_modules=0, qk_norm_type="per_head", rms_norm_eps=1e-06, rope_theta=5_000_000, rotary_dim=64,
+        routed_scaling_factor=2.0, scoring_func="sigmoid", shared_intermediate_size=3072, swiglu_alpha=1.702,
+        swiglu_limit=7.0, use_gemma_norm=True, use_qk_norm=True, use_routing_bias=True, sparse_attention_config={
+            "sparse_attention_freq": [0] * 3 + [1] * 57, "sparse_block_size": 128, "sparse_index_dim": 128,
+            "sparse_disable_index_value": [0] * 3 + [1] * 57, "sparse_init_block": 0, "sparse_local_block": 1,
+            "sparse_num_index_heads": 4, "sparse_score_type": "max", "sparse_topk_blocks": 16,
+            "use_sparse_attention": True}) | {"hidden_act": "swigluoai"},
 }  # fmt: skip
 
 
@@ -463,6 +473,9 @@ def _few(config: Config, layers: int = 4) -> Config:
         "moe_layer_freq",
     )
     listed = {key: config[key][:layers] for key in lists if isinstance(config.get(key), list)}
+    if sparse := config.get("sparse_attention_config"):
+        cut = {key: value[:layers] if isinstance(value, list) else value for key, value in sparse.items()}
+        listed["sparse_attention_config"] = cut
     experts = {key: 16 for key in ("n_routed_experts", "num_local_experts", "num_experts") if config.get(key, 0) > 16}
     count = next((key for key in ("n_layer", "n_layers", "num_layers") if key in config), "num_hidden_layers")
     return {count: layers} | listed | experts

@@ -113,6 +113,43 @@ def test_layers_of_glm_5_see_what_the_last_full_one_chose_and_those_of_deepseek_
             read("glm_moe_dsa", **{key: value})
 
 
+def test_minimax_m3_chooses_blocks_for_each_kv_head_after_three_full_layers() -> None:
+    model = read("minimax_m3")
+    assert model.indexed == tuple(range(3, 60))
+    full = Attention(64, 4, 128, 128**-0.5, Rope(5e6, 64), qk_norm=True)
+    assert model.mixers[2:4] == (full, replace(full, index=Index(4, 128, 128, 16, "maxima")))
+    assert model.feed_forwards[2] == Dense(12_288, "clamped_swiglu")
+    assert model.feed_forwards[3] == Experts(
+        128, 4, 3072, True, shared_width=3072, scoring="sigmoid", choice_bias=True, scale=2.0,
+        activation="clamped_swiglu")  # fmt: skip
+    assert [model.mixers[3].index.blocks_of(tokens) for tokens in (128, 129)] == [1, 2]
+    saved = read(
+        "minimax_m3", hidden_act="silu", sparse_attention_config=None, moe_layer_freq=None, index_local_blocks=2,
+        layer_types=["minimax_m3_sparse"] * 60)  # fmt: skip
+    assert {mixer.index.near for mixer in saved.mixers} == {2}
+    assert {type(feed) for feed in saved.feed_forwards} == {Experts}
+    sparse = DENSE_RELEASES["minimax_m3"]["sparse_attention_config"]
+    for changes, said in (
+        (
+            {"sparse_attention_config": sparse | {"sparse_score_type": "mean"}},
+            "sparse_attention_config.sparse_score_type",
+        ),
+        ({"sparse_attention_config": sparse | {"sparse_disable_index_value": [0] * 60}}, "without values is served"),
+        ({"sparse_attention_config": sparse | {"sparse_attention_freq": [1]}}, "0 or 1 for each of the 60 layers"),
+        (
+            {"sparse_attention_config": sparse | {"sparse_num_index_heads": 8}},
+            "index_n_heads is 8: .* 4 chooses by one",
+        ),
+        ({"sparse_attention_config": sparse | {"sparse_local_block": 17}}, "index_topk_blocks is 16"),
+        ({"sparse_attention_config": sparse | {"sparse_index_dim": 32}}, "its keys turn by 64 numbers"),
+        ({"mlp_layer_types": ["sparse"]}, "dense or sparse of each of the 60 layers"),
+        ({"swiglu_limit": 5.0}, "swiglu_limit is 5.0"),
+        ({"hidden_act": "gelu"}, "only swigluoai is served"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            read("minimax_m3", **changes)
+
+
 def test_layers_of_llama4_with_positions_see_chunks_and_queries_of_the_others_grow() -> None:
     model = read("llama4")
     turned = [mixer.rope is not None for mixer in model.mixers[:4]]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from weft import spec
 from weft.families import reading
@@ -39,14 +40,16 @@ class EmbeddingNorm(Residual):
 
 @dataclass(frozen=True, slots=True)
 class RelativeAttention(Mixer):
-    """Attention whose scores have a bias by distance, of each query's own (Inkling): ``states`` numbers of a
-    query's head, times a bank of profiles over ``extent`` distances; 0 for keys farther away. Keys and values
-    pass a short convolution of ``conv_kernel`` tokens. So do the outputs of the layer and of its
+    """Attention whose scores have a bias by distance, of each query's own (Inkling, and with more Inkling 2):
+    ``states`` numbers of a query's head, times a bank of profiles over ``extent`` distances; 0 for keys farther away.
+    Keys and values pass a short convolution of ``conv_kernel`` tokens. So do the outputs of the layer and of its
     feed-forward, of ``stream`` channels each; every rank has all of those. From position ``floor`` on queries
     and biases are multiplied by 1 + ``growth`` log((position + 1) / ``floor``); 0: they are not."""
 
     reader = "weft.models.more.inkling:read_relative_attention"
     part = "attention"
+    outputs = ("attn_sconv", "mlp_sconv")
+    """Names of the convolutions of the outputs of its layer's two blocks."""
 
     attention: Attention
     states: int
@@ -57,11 +60,12 @@ class RelativeAttention(Mixer):
     growth: float = 0.0
 
     def layer_spec(self) -> LayerSpec:
+        return spec.together("relative_attention", self.attention.layer_spec(), self.convolutions())
+
+    def convolutions(self) -> LayerSpec:
         of = self.attention
-        return spec.together(
-            "relative_attention",
-            of.layer_spec(),
-            spec.convolutions(self.conv_kernel, kv=2 * of.kv_heads * of.head_dim, mixer=self.stream, feed=self.stream),
+        return spec.convolutions(
+            self.conv_kernel, kv=2 * of.kv_heads * of.head_dim, mixer=self.stream, feed=self.stream
         )
 
     def table(self, hidden: int) -> Table:
@@ -75,16 +79,22 @@ class RelativeAttention(Mixer):
         return table | exact("rel_logits_proj.proj", dims=(self.states, self.extent))
 
     def tables(self, hidden: int) -> list[Table]:
-        return [self.table(hidden), self.around_table(hidden)]
+        return [self.table(hidden), self.around_table(hidden), *self.further_tables(hidden)]
 
-    def around_table(self, hidden: int, scale: str = "mlp.global_scale") -> Table:
-        """Return the convolutions of the outputs of its layer's two blocks; ``scale``: name of a factor on the
-        feed-forward."""
-        table: Table = {
-            part: (Tensor(f"{name}_sconv.conv1d.weight", (hidden, 1, self.conv_kernel), "float32"),)
-            for part, name in (("mixer", "attn"), ("feed", "mlp"))
+    def around_table(self, hidden: int) -> Table:
+        """Return the convolutions of the outputs of its layer's two blocks."""
+        return {
+            part: (Tensor(f"{name}.conv1d.weight", (hidden, 1, self.conv_kernel), "float32"),)
+            for part, name in zip(("mixer", "feed"), self.outputs, strict=True)
         }
-        return table | {"scale": (Tensor(scale, (1,), "float32"),)}
+
+    def further_tables(self, hidden: int) -> list[Table]:
+        """Return what else the layer has: a factor on the output of its feed-forward."""
+        return [feed_scale("mlp.global_scale")]
+
+
+def feed_scale(name: str) -> Table:
+    return {"scale": (Tensor(name, (1,), "float32"),)}
 
 
 SLIDING = "hybrid_sliding"
@@ -121,7 +131,7 @@ def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
         sliding_window_size=512,
         max_position_embeddings=131_072,
     )
-    count, width = keys.integer("num_hidden_layers"), keys.integer("hidden_size")
+    count = keys.integer("num_hidden_layers")
     if not keys.boolean("shared_expert_sink", True):
         fail("shared_expert_sink", False, "the router of this family scores the shared experts too")
     local = keys.get("local_layer_ids", [layer for layer in range(count) if (layer + 1) % 6])
@@ -130,27 +140,12 @@ def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
     kinds = kinds_with_windows(
         keys, ("hybrid", SLIDING), [SLIDING if layer in local else "hybrid" for layer in range(count)]
     )
-    kernel, states = keys.integer("conv_kernel_size", 4, least=2), keys.integer("d_rel", 16)
-    window = keys.integer("sliding_window_size")
-    floor = 0 if keys.get("log_scaling_n_floor") is None else keys.integer("log_scaling_n_floor")
-    full = RelativeAttention(
-        read_heads(keys, ""),
-        states,
-        keys.integer("rel_extent", 1024),
-        kernel,
-        width,
-        floor,
-        keys.number("log_scaling_alpha", 0.1) if floor else 0.0,
-    )
-    near = read_heads(keys, "swa_")
-    if window < keys.integer("max_position_embeddings"):
-        near = replace(near, window=window)
-    sliding = RelativeAttention(near, states, window, kernel, width)
+    near, full = (RelativeAttention(**fields) for fields in near_and_full(keys))
     unpadded = keys.integer("unpadded_vocab_size", keys.integer("vocab_size"))
     return build_architecture(
         family,
         keys,
-        [sliding if kind == SLIDING else full for kind in kinds],
+        [near if kind == SLIDING else full for kind in kinds],
         _feeds(keys, count),
         tied=False,
         logits_divisor=keys.number("logits_mup_width_multiplier", 24.0),
@@ -159,7 +154,28 @@ def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-def read_heads(keys: ConfigKeys, prefix: str) -> Attention:
+def near_and_full(keys: ConfigKeys) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of ``RelativeAttention`` in layers with a window, and in full layers."""
+    window = keys.integer("sliding_window_size")
+    floor = 0 if keys.get("log_scaling_n_floor") is None else keys.integer("log_scaling_n_floor")
+    shared = {
+        "states": keys.integer("d_rel", 16),
+        "conv_kernel": keys.integer("conv_kernel_size", 4, least=2),
+        "stream": keys.integer("hidden_size"),
+    }
+    near = _read_heads(keys, "swa_")
+    if window < keys.integer("max_position_embeddings"):
+        near = replace(near, window=window)
+    return {"attention": near, "extent": window, **shared}, {
+        "attention": _read_heads(keys, ""),
+        "extent": keys.integer("rel_extent", 1024),
+        "floor": floor,
+        "growth": keys.number("log_scaling_alpha", 0.1) if floor else 0.0,
+        **shared,
+    }
+
+
+def _read_heads(keys: ConfigKeys, prefix: str) -> Attention:
     """Return the attention whose keys begin with ``prefix``."""
     heads, kv_heads, dim = (
         keys.integer(f"{prefix}{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim")

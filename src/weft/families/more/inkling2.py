@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from weft import spec
 from weft.families import reading
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.mixers import Mixer
-from weft.families.mixers.attention import Attention
 from weft.families.mixers.combined import Again
 from weft.families.mixers.feed_forward import Experts, FeedForward
-from weft.families.more.inkling import INKLING_NAMES, SLIDING, read_heads, with_old_names
+from weft.families.more.inkling import INKLING_NAMES, SLIDING, RelativeAttention, near_and_full, with_old_names
 from weft.families.names import Names
 from weft.families.reading import Family, build_architecture
 from weft.families.residuals import AttentionResiduals, ModelShape
@@ -32,39 +31,29 @@ from weft.spec import LayerSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ClippedAttention(Mixer):
-    """Inkling 2's attention. ``states``, ``extent``, ``conv_kernel``, ``stream``, ``floor`` and ``growth``: as of
-    ``RelativeAttention``. ``clips``: largest lengths of a query's or key's head, and of its states. ``dynamic``: each
-    token adds numbers of its own to the taps of the convolution of keys and values. ``inputs``: 3 if queries, keys
+class ClippedAttention(RelativeAttention):
+    """Inkling 2's attention. ``clips``: largest lengths of a query's or key's head, and of its states. ``dynamic``:
+    each token adds numbers of its own to the taps of the convolution of keys and values. ``inputs``: 3 if queries, keys
     and values read different mixes of the stream. ``gate_rank``: of the gates of messages, in layers of a loop."""
 
     reader = "weft.models.more.inkling2:read_clipped_attention"
-    part = "attention"
+    outputs = ("post_attention_convolution", "post_mlp_convolution")
 
-    attention: Attention
-    states: int
-    extent: int
-    conv_kernel: int
-    stream: int
-    clips: tuple[float, float]
-    dynamic: bool
-    inputs: int
-    floor: int = 0
-    growth: float = 0.0
+    clips: tuple[float, float] = field(kw_only=True)
+    dynamic: bool = field(kw_only=True)
+    inputs: int = field(kw_only=True)
     gate_rank: int = 0
 
     @property
     def further_norms(self) -> int:
         return self.inputs - 1
 
-    def layer_spec(self) -> LayerSpec:
+    def convolutions(self) -> LayerSpec:
         of, kernel = self.attention, self.conv_kernel
-        width = 2 * of.kv_heads * of.head_dim
-        around = {"mixer": self.stream, "feed": self.stream}
-        convolutions = spec.convolutions(kernel, **around if self.dynamic else {"kv": width, **around})
-        if self.dynamic:
-            convolutions = spec.together("convolutions", convolutions, spec.shifts(width, 0, kernel - 1))
-        return spec.together("relative_attention", of.layer_spec(), convolutions)
+        if not self.dynamic:
+            return RelativeAttention.convolutions(self)
+        around = spec.convolutions(kernel, mixer=self.stream, feed=self.stream)
+        return spec.together("convolutions", around, spec.shifts(2 * of.kv_heads * of.head_dim, 0, kernel - 1))
 
     def table(self, hidden: int) -> Table:
         of, kernel = self.attention, self.conv_kernel
@@ -94,20 +83,13 @@ class ClippedAttention(Mixer):
             | product("out", queries, ("o_proj.linear", hidden))
         )
 
-    def tables(self, hidden: int) -> list[Table]:
-        return [self.table(hidden), self.around_table(hidden), *[self.gate_table(hidden, "")] * (4 * self.messaged)]
+    def further_tables(self, hidden: int) -> list[Table]:
+        return [self.gate_table(hidden, "")] * (4 * self.messaged)
 
     @property
     def messaged(self) -> bool:
         """Whether the layer reads messages of its run before."""
         return bool(self.gate_rank)
-
-    def around_table(self, hidden: int) -> Table:
-        """Return the convolutions of the outputs of its layer's two blocks."""
-        return {
-            part: (Tensor(f"{name}.conv1d.weight", (hidden, 1, self.conv_kernel), "float32"),)
-            for part, name in (("mixer", "post_attention_convolution"), ("feed", "post_mlp_convolution"))
-        }
 
     def gate_table(self, hidden: int, name: str) -> Table:
         """Return the gate between an input and its message, which is called ``name``."""
@@ -226,30 +208,14 @@ def _read(family: str, keys: ConfigKeys, looped: range, runs: int) -> Architectu
 
 def _attentions(keys: ConfigKeys) -> tuple[ClippedAttention, ClippedAttention]:
     """Return the attention of layers with a window, and that of full layers."""
-    window = keys.integer("sliding_window_size")
-    shared = {
-        "states": keys.integer("d_rel", 16),
-        "conv_kernel": keys.integer("conv_kernel_size", 4, least=2),
-        "stream": keys.integer("hidden_size"),
-    }
+    near, full = (
+        fields | {"attention": replace(fields["attention"], scale=fields["attention"].head_dim ** -0.5)}
+        for fields in near_and_full(keys)
+    )
     clips = keys.number("qk_l2_clip_threshold", 22.627416997969522), keys.number("rel_l2_clip_threshold", 8.0)
-    near = read_heads(keys, "swa_")
-    near = replace(near, scale=near.head_dim**-0.5)
-    if window < keys.integer("max_position_embeddings"):
-        near = replace(near, window=window)
-    full = read_heads(keys, "")
     return (
-        ClippedAttention(near, extent=window, clips=clips, dynamic=False, inputs=1, **shared),
-        ClippedAttention(
-            replace(full, scale=full.head_dim**-0.5),
-            extent=keys.integer("rel_extent", 1024),
-            clips=clips,
-            dynamic=True,
-            inputs=3,
-            floor=keys.integer("log_scaling_n_floor"),
-            growth=keys.number("log_scaling_alpha", 0.1),
-            **shared,
-        ),
+        ClippedAttention(**near, clips=clips, dynamic=False, inputs=1),
+        ClippedAttention(**full, clips=clips, dynamic=True, inputs=3),
     )
 
 

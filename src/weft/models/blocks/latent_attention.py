@@ -150,8 +150,11 @@ def halves(rows: torch.Tensor, *, heads: int, own: int) -> torch.Tensor:
     return torch.cat((rows_HRC[:, :own], rows_HRC[:, own::2], rows_HRC[:, own + 1 :: 2]), dim=1).flatten(0, 1)
 
 
-def read_latent_attention(read: BlockReader, shape: LatentAttention, name: str) -> LatentAttentionBlock:
-    table = read.table(shape.table(read.hidden, out=read.out_name(name)), name)
+def read_latent_attention(
+    read: BlockReader, shape: LatentAttention, name: str, *, gate: str = ""
+) -> LatentAttentionBlock:
+    """Read latent attention. ``gate``: as its table takes it."""
+    table = read.table(shape.table(read.hidden, out=read.out_name(name), gate=gate), name)
     keys, values = _expansion(read, shape, table)
     latent_norm = table.norm(
         "latent_norm",

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from weft.families.mixers import Mixer
 from weft.families.mixers.feed_forward import Experts, FeedForward
-from weft.families.more.inkling import RelativeAttention
+from weft.families.more.inkling import RelativeAttention, feed_scale
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.feed_forward import ExpertsBlock, gate_first, read_swiglu, routed_block
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head
@@ -62,22 +62,23 @@ def grown(q_THD: torch.Tensor, inputs: StepInputs, floor: int, growth: float) ->
     return (q_THD.float() * growth_T[:, None, None]).to(q_THD.dtype)
 
 
+def relative_core(shape: RelativeAttention, bank: torch.Tensor) -> AttentionCore:
+    """Return the attention with a bias by distance. ``bank``: float32 [states, extent]."""
+    return AttentionCore(shape.attention, None, None, 0.0, False, bank=bank)
+
+
 @dataclass(slots=True)
 class RelativeAttentionBlock:
-    """Attention with a bias by distance. ``project``: rows q, k, v, r. ``bank``: float32 [R, extent]."""
+    """Attention with a bias by distance. ``project``: rows q, k, v, r."""
 
     shape: RelativeAttention
     project: Linear
     kv_conv: OutputConv
     q_norm: Norm
     k_norm: Norm
-    bank: torch.Tensor
+    core: AttentionCore
     out: Projection
     out_conv: OutputConv
-    core: AttentionCore = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.core = AttentionCore(self.shape.attention, None, None, 0.0, False, bank=self.bank)
 
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
@@ -155,11 +156,12 @@ def layer_reader(read: BlockReader) -> ReadLayer:
         assert isinstance(mixer, RelativeAttention)
         assert feed is not None
         sparse = isinstance(feed, Experts)
-        around = read.table(mixer.around_table(read.hidden, f"mlp.{'gate.' if sparse else ''}global_scale"), name)
+        around = read.table(mixer.around_table(read.hidden), name)
+        scale = read.table(feed_scale(f"mlp.{'gate.' if sparse else ''}global_scale"), name)
         out_conv, feed_conv = (
             OutputConv(with_input(around.tensor(part).squeeze(1)), f"conv.{part}") for part in ("mixer", "feed")
         )
-        feed_conv.taps = feed_conv.taps * around.tensor("scale")
+        feed_conv.taps = feed_conv.taps * scale.tensor("scale")
         block: FeedForwardBlock
         if isinstance(feed, Experts):
             block = _sharing_experts(read, feed, f"{name}.mlp")
@@ -190,7 +192,7 @@ def read_relative_attention(
         OutputConv(with_input(taps), "conv.kv"),
         q_norm,
         k_norm,
-        table.tensor("rel_logits_proj.proj"),
+        relative_core(shape, table.tensor("rel_logits_proj.proj")),
         read.source.summed(table.linear("out")),
         out_conv,
     )

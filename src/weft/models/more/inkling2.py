@@ -37,7 +37,7 @@ from weft.models.blocks.attention_residuals import (
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head
 from weft.models.blocks.shifts import Shifts
 from weft.models.layer import DecoderLayer, LayerStep, OnStream, ReadLayer, ResidualStream, StreamBlock, normed
-from weft.models.more.inkling import ConvolvedFeed, OutputConv, grown, read_routed, with_input
+from weft.models.more.inkling import ConvolvedFeed, OutputConv, grown, read_routed, relative_core, with_input
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attend
 from weft.tensor.ops.elementwise import each
@@ -74,7 +74,7 @@ class DynamicConv:
 @dataclass(slots=True)
 class ClippedAttentionBlock:
     """Attention over clipped heads. ``query``: rows q, gate, r, sinks; ``key`` and ``value``: rows of keys or values,
-    then of their own taps. ``scales``: of q and r, float32 by head. ``bank``: float32 [R, extent].
+    then of their own taps. ``scales``: of q and r, float32 by head.
     """
 
     shape: ClippedAttention
@@ -84,13 +84,9 @@ class ClippedAttentionBlock:
     kv_conv: OutputConv | DynamicConv
     scales: tuple[torch.Tensor, torch.Tensor]
     value_norm: Norm
-    bank: torch.Tensor
+    core: AttentionCore
     out: Projection
     out_conv: OutputConv
-    core: AttentionCore = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.core = AttentionCore(self.shape.attention, None, None, 0.0, False, bank=self.bank)
 
     def __call__(
         self, x_TID: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
@@ -318,7 +314,7 @@ def read_clipped_attention(
         conv,
         (table.tensor("q_scale").float(), table.tensor("r_scale").float()),
         Norm(torch.ones(of.head_dim, dtype=read.source.dtype, device=read.source.device), read.eps),
-        table.tensor("relative_position_bias.proj"),
+        relative_core(shape, table.tensor("relative_position_bias.proj")),
         read.source.summed(table.linear("out")),
         out_conv,
     )

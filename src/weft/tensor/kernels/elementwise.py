@@ -1,5 +1,5 @@
-"""silu_mul and rotary in Triton. A program of silu_mul is BLOCK columns of a row; one of rotary is 16 tokens
-of one head, in one launch for queries and keys.
+"""sum_in_order, silu_mul and rotary in Triton. A program of sum_in_order is BLOCK numbers; one of silu_mul is BLOCK
+columns of a row; one of rotary is 16 tokens of one head, in one launch for queries and keys.
 
 In rotary each number has a partner half a rotary width away. So a tile is loaded twice, the second time with
 its halves exchanged (from the L1 cache), and no tile is ever cut in two:
@@ -20,6 +20,25 @@ from weft.units import ceil_div
 
 BLOCK = 1024
 TOKENS = 16
+
+
+def sum_in_order(parts: torch.Tensor) -> torch.Tensor:
+    parts, count = parts.contiguous(), parts[0].numel()
+    out = torch.empty(parts.shape[1:], dtype=parts.dtype, device=parts.device)
+    if count:
+        launch(_sum_in_order, (ceil_div(count, BLOCK),))(parts, count, out, PARTS=len(parts), BLOCK=BLOCK)
+    return out
+
+
+@triton.jit(do_not_specialize=["count"])
+def _sum_in_order(parts, count, out, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add ``parts`` [PARTS, count], part after part. Grid: blocks of ``count``."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < count
+    total = tl.load(parts + place, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(parts + part * count.to(tl.int64) + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=mask)
 
 
 def silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor:

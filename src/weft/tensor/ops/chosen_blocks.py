@@ -15,7 +15,10 @@ is computed by itself. A few tokens gather the tokens that they see; those of a 
 that any of them sees, at the price of full attention. All operators are torch's. Scores are float64 and rounded once,
 so that the choice does not depend on the shape of a product.
 
-Sources: transformers ``Qwen4ExpTextQSAIndexer``, ``Glm5NextTextIndexer``, ``DeepseekV32Indexer``.
+MiniMax M3 chooses apart for each KV head, among blocks whose score is that of their best token.
+
+Sources: transformers ``Qwen4ExpTextQSAIndexer``, ``Glm5NextTextIndexer``, ``DeepseekV32Indexer``,
+``MiniMaxM3VLIndexer``.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ def write_index(
     assert cache.k is not None, "an index without pages"
     scale = None if cache.head_scales is None else cache.head_scales[0, 0]
     write_rows(row_TW if scale is None else row_TW / scale, cache.k, positions_T, runs, cache.token_scales)
-    if shape.block == 1:
+    if shape.keeps_keys:
         return
     pages_NK, places_NK, numbers_N = ended_blocks(runs, shape.block)
     if not len(numbers_N):
@@ -92,7 +95,7 @@ def _ended(runs: Runs, block: int) -> Ended:
 def sees_all(runs: Runs, shape: Index) -> bool:
     """Return whether no token of the step has blocks that are not chosen."""
     return all(
-        (start + length) // shape.block <= shape.chosen for start, length in zip(runs.starts, runs.lengths, strict=True)
+        shape.blocks_of(start + length) <= shape.chosen for start, length in zip(runs.starts, runs.lengths, strict=True)
     )
 
 
@@ -109,11 +112,7 @@ def choose_blocks(q_THD: torch.Tensor, weights_TH: torch.Tensor, cache: LayerCac
             seen.append(None)
             continue
         ends_B = torch.arange(1, blocks + 1, device=q_THD.device) * shape.block - 1
-        pages_B = runs.page_table_RP[run, ends_B // PAGE_TOKENS].long()
-        rows_BW = rows_of(cache.k, cache.token_scales, pages_B, ends_B % PAGE_TOKENS)
-        keys_BD = rows_BW[:, : shape.key_dim].double()
-        if cache.head_scales is not None:
-            keys_BD = keys_BD * cache.head_scales[0, 0].double()
+        keys_BD = _keys_at(ends_B, run, cache, runs, shape)
         positions_L = torch.arange(runs.starts[run], context, device=q_THD.device)
         begin, step = runs.offsets[run], max(1, SCORES_AT_ONCE // (shape.queries * blocks))
         parts = []
@@ -124,6 +123,53 @@ def choose_blocks(q_THD: torch.Tensor, weights_TH: torch.Tensor, cache: LayerCac
             parts.append(_best(scores_LB, positions_L[first : first + step], context, shape))
         seen.append(torch.cat(parts))
     return seen
+
+
+def _keys_at(tokens_N: torch.Tensor, run: int, cache: LayerCache, runs: Runs, shape: Index) -> torch.Tensor:
+    """Return float64 [N, key_dim], the keys in the rows of tokens of a run."""
+    assert cache.k is not None, "an index without pages"
+    pages_N = runs.page_table_RP[run, tokens_N // PAGE_TOKENS].long()
+    rows_NW = rows_of(cache.k, cache.token_scales, pages_N, tokens_N % PAGE_TOKENS)
+    keys_ND = rows_NW[:, : shape.key_dim].double()
+    return keys_ND if cache.head_scales is None else keys_ND * cache.head_scales[0, 0].double()
+
+
+def choose_by_maxima(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, shape: Index) -> Seen:
+    """Return the tokens that the queries of each KV head see, by the best token of each block. ``q_THD`` [T, KV heads,
+    key_dim]. ``cache``: the index rows, with those of this step.
+    """
+    seen: Seen = []
+    for run in range(runs.run_count):
+        context = runs.starts[run] + runs.lengths[run]
+        if runs.starts[run] == PAD or shape.blocks_of(context) <= shape.chosen:
+            seen.append(None)
+            continue
+        places_S = torch.arange(context, device=q_THD.device)
+        keys_SD = _keys_at(places_S, run, cache, runs, shape)
+        begin, step = runs.offsets[run], max(1, SCORES_AT_ONCE // (q_THD.shape[1] * context))
+        parts = []
+        for first in range(0, runs.lengths[run], step):
+            count = min(step, runs.lengths[run] - first)
+            q_HLD = q_THD[begin + first : begin + first + count].transpose(0, 1).double()
+            positions_L = places_S[runs.starts[run] + first :][:count]
+            parts.append(_best_by_maxima(q_HLD @ keys_SD.T, positions_L, shape))
+        seen.append(torch.cat(parts, dim=1))
+    return seen
+
+
+def _best_by_maxima(scores_HLS: torch.Tensor, positions_L: torch.Tensor, shape: Index) -> torch.Tensor:
+    """Return bool [KV heads, L, context], the tokens of the best blocks."""
+    context, blocks = scores_HLS.shape[2], shape.blocks_of(scores_HLS.shape[2])
+    seen_LS = torch.arange(context, device=scores_HLS.device) <= positions_L[:, None]
+    scores_HLS = F.pad(
+        scores_HLS.masked_fill(~seen_LS, -torch.inf), (0, blocks * shape.block - context), value=-torch.inf
+    )
+    scores_HLB = torch.unflatten(scores_HLS, 2, (blocks, shape.block)).amax(-1).float()
+    before_LB = positions_L[:, None] // shape.block - torch.arange(blocks, device=scores_HLS.device)
+    scores_HLB = scores_HLB.masked_fill((before_LB >= 0) & (before_LB < shape.near), torch.inf)
+    best_HLK = scores_HLB.sort(descending=True, stable=True).indices[..., : shape.chosen]
+    chosen_HLB = torch.zeros_like(scores_HLB, dtype=torch.bool).scatter_(2, best_HLK, True)
+    return chosen_HLB.repeat_interleave(shape.block, 2)[..., :context] & seen_LS
 
 
 def _best(scores_LB: torch.Tensor, positions_L: torch.Tensor, context: int, shape: Index) -> torch.Tensor:

@@ -110,6 +110,15 @@ def _softmax_(x: torch.Tensor, scale: float) -> torch.Tensor | Unfit:
 
 
 @op("weft.tensor.kernels.elementwise")
+def sum_in_order(parts: torch.Tensor) -> torch.Tensor:
+    """Return the sum of ``parts`` [N, ...] over N, in their dtype: numbers are added in float32, first part first."""
+    total = parts[0].to(torch.float32, copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(parts.dtype)
+
+
+@op("weft.tensor.kernels.elementwise")
 def silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor:
     """Return ``silu(gate) * up`` [T, I] of ``gate_up_TJ`` [T, 2 I], the gate's columns first, same dtype; silu is
     rounded to it before the product. ``limit``: ``families.architecture.Dense``.
