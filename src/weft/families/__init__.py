@@ -14,6 +14,8 @@
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
+    hy_v4[_vl_text]   chosen           latent attention over chosen tokens; several streams
+                                                                      dense in the first layer, then experts
     deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
                                                                       experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense

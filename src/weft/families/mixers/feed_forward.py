@@ -66,7 +66,7 @@ class Experts(BlockShape):
 
     Experts:
         width             inner size of one expert
-        limit, caps       as in ``Dense``
+        limit, caps       as in ``Dense``; ``limits_shared`` False: the shared expert has no limit (Hy4)
         bias              the router and both products of an expert have biases
         latent_width      routed experts work on a projection of this width; 0: on the stream itself
         latent_normed     an RMS norm of the sum of the routed experts, before it is expanded (Kimi K3)
@@ -123,6 +123,7 @@ class Experts(BlockShape):
     bias: bool = False
     normed_apart: bool = False
     limit: float = 0.0
+    limits_shared: bool = True
     router_width: int = 0
     router_continues: bool = False
     shared_count: int = 0
@@ -143,10 +144,8 @@ class Experts(BlockShape):
     @property
     def shared(self) -> Dense:
         """The expert that every token passes."""
-        factors = (1.0, self.shared_factor)
-        return Dense(
-            self.shared_width, self.activation, self.gated, multipliers=factors, limit=self.limit, caps=self.caps
-        )
+        factors, limit = (1.0, self.shared_factor), self.limit if self.limits_shared else 0.0
+        return Dense(self.shared_width, self.activation, self.gated, multipliers=factors, limit=limit, caps=self.caps)
 
     def table(
         self,
