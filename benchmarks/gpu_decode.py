@@ -79,7 +79,7 @@ def draft_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dict
     model's own head. All drafts are token 0, so with random weights nearly all are wrong."""
     model = random_model(args.geometry, args.layers, device, head=True)
     graphs, length = device.type == "cuda", 5 * (BEGINNING + DECODED)
-    for overlap in (False, True):
+    for overlap in (True, False):
         for drafts, by_head in ((0, None), (1, None), (3, None), (0, 1), (1, 1), (3, 3)):
             found = {"overlap": overlap, "drafts": drafts, "drafts_of_head": by_head}
             try:
@@ -94,7 +94,6 @@ def timed_drafts(
     """The median of DECODED steps that verify ``drafts`` drafts each, without the ``head_ms`` in which the head drafts
     ``by_head`` after each."""
     from weft.request import Request, SamplingParams
-    from weft.runner.graph_shapes import TOKENS_MAX
     from weft.speculation.profile_run import ProfileRun
 
     class Always(ProfileRun):
