@@ -66,7 +66,6 @@ LACKS: dict[str, str] = {
     "mup_scale": "multipliers of its own",
     "multi_query": "joined keys of all heads",
     "zero_expert_num": "experts that give their input back",
-    "swiglu_alpha": "a SwiGLU of its own",
     "mamba_d_state": "",
 }
 """Key -> the part of it that weft lacks, in words; "" for none."""

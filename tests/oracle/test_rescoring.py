@@ -50,14 +50,15 @@ DIFFERS: dict[str, tuple[str, ...]] = {
         "cohere2_moe_sigmoid", "gpt_neo", "muse_glimmer",
     ),
     "attention over latents": (
-        "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5", "ling_2_5_plain", "gigachat3_5",
-        "gigachat3_5_plain", "glm4_moe_lite", "deepseek_v3", "deepseek_v2", "youtu",
+        "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5",
+        "ling_2_5_plain", "gigachat3_5", "gigachat3_5_plain", "glm4_moe_lite", "deepseek_v3", "deepseek_v2", "youtu",
         "minicpm3", "sarvam_mla", "axk1",
     ),
+    "attention over latents, in Kimi K3": ("kimi_k3", "kimi_k3_plain"),
     "a gate that passes GELU": ("gemma",),
     "attention over chosen blocks": (
         "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain", "deepseek_v32",
-        "glm_moe_dsa",
+        "glm_moe_dsa", "minimax_m3", "minimax_m3_near", "hy_v4",
     ),
     "attention over entries of tokens": ("deepseek_v4", "deepseek_v4_plain"),
     "a state of one number for each channel": ("recurrent_gemma_pages",),

@@ -94,6 +94,16 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         _EYES,
     ),
+    "hy_v4_vl": (
+        "hy_v4",
+        {
+            "model_type": "hy_v4_vl_text",
+            "rms_norm_eps": 0.03,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+        },
+        _EYES | {"patch_size": 14, "text_hidden_size": 64, "out_hidden_size": 64},
+    ),
+    "minimax_m3_vl": ("minimax_m3_near", {}, _EYES | {"projection_dim": 16, "image_size": 28, "patch_size": 14}),
     "deepseek_ocr2": (
         "deepseek_v2",
         {

@@ -31,7 +31,7 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next", "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h",
     "falcon_h1": "falcon-h1", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
     "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama", "gpt_oss": "gpt-oss",
-    "kimi_linear": "kimi-linear", "bailing_hybrid": "bailingmoe3", "gemma3_text": "gemma3",
+    "kimi_linear": "kimi-linear", "kimi_k3": "kimi-k3", "bailing_hybrid": "bailingmoe3", "gemma3_text": "gemma3",
     "gemma4_text": "gemma4", "gigachat3_5": "gigachat35", "rwkv7": "rwkv7",
     "qwen4_exp_text": "qwen4exp", "glm5_next_text": "glm5-next", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
     "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2", "glm4": "glm4", "olmo2": "olmo2", "olmoe": "olmoe",
@@ -76,7 +76,7 @@ CHANGES = (
 )
 """Changes that ``forget`` may name. If a family needs one and it is left out, its file has other weights."""
 
-_LATENT = ("kimi_linear", "bailing_hybrid", "glm5_next_text")
+_LATENT = ("kimi_linear", "kimi_k3", "bailing_hybrid", "glm5_next_text")
 _GIGACHAT = {
     "input_layernorm": "attn_norm",
     "post_self_attn_layernorm": "post_attention_norm",
@@ -238,6 +238,8 @@ def config_of(directory: Path) -> dict[str, Any]:
     for usual, others in _USUAL.items():
         if (other := next((name for name in others if name in config), None)) is not None:
             config[usual] = config[other]
+    if config["model_type"] == "kimi_k3":
+        config |= _kimi_words(config)
     if config["model_type"] in ("gpt2", "gpt_bigcode", "bloom", "mpt", "falcon", "gpt_neox"):
         single = config.get("multi_query") and not config.get("new_decoder_architecture")
         grouped = config.get("num_kv_heads") if config.get("new_decoder_architecture") else None
@@ -245,6 +247,20 @@ def config_of(directory: Path) -> dict[str, Any]:
         # The converter writes this, whatever the width is.
         config["intermediate_size"] = config.get("intermediate_size") or 4 * config["hidden_size"]
     return config
+
+
+def _kimi_words(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of Kimi K3 under the keys of Kimi Linear as transformers saves it."""
+    linear, layers, first = config["linear_attn_config"], config["num_hidden_layers"], config["first_k_dense_replace"]
+    full = linear["full_attn_layers"]
+    return {
+        "layer_types": ["full_attention" if 1 + n in full else "linear_attention" for n in range(layers)],
+        "mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first),
+        "linear_head_dim": linear["head_dim"],
+        "linear_conv_kernel_dim": linear["short_conv_kernel_size"],
+        "num_expert_group": 1,
+        "topk_group": 1,
+    }
 
 
 def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[str, torch.Tensor]]:
@@ -259,6 +275,7 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
     # gguf's table does not have the newest names yet; tensors that layers share have one name for all.
     known = {
         "bailingmoe3": "kimi-linear",
+        "kimi-k3": "kimi-linear",
         "gigachat35": "kimi-linear",
         "glm5-next": "kimi-linear",
         "qwen4exp": "qwen35moe",
@@ -433,6 +450,9 @@ def _latent(
         for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
             name = name.replace(f".{theirs}.", f".{ours}.")
         name = name.replace("gate.expert_bias", "gate.e_score_correction_bias")
+        if config["model_type"] == "kimi_k3" and (named := _of_k3(name, x, tensors, config)) is not None:
+            out |= named
+            continue
         if config["model_type"] == "bailing_hybrid" and name.endswith(("f_proj.weight", "g_proj.weight")):
             layer = int(name.split(".")[2])
             gate = "attn_gate" if attended[layer] else f"ssm_{name[-len('f_proj.weight')]}_a"
@@ -447,6 +467,29 @@ def _latent(
         else:
             out[name] = x
     return out
+
+
+def _of_k3(
+    name: str, x: torch.Tensor, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
+) -> dict[str, torch.Tensor] | None:
+    """Return what becomes of a tensor of Kimi K3 that Kimi Linear does not have; None for another one."""
+    layer = int(name.split(".")[2]) if ".layers." in name else -1
+    place, part = (f"blk.{layer}." if layer >= 0 else ""), name.rpartition(".weight")[0].rpartition(".")[2]
+    if part.endswith("_res_norm"):
+        return {}
+    if part.endswith("_res_proj"):
+        other = tensors[name.replace("_res_proj", "_res_norm")]
+        theirs = {"self_attention": "attn_res_score", "mlp": "ffn_res_score", "output_attn": "output_res_score"}
+        return {f"{place}{theirs[part.removesuffix('_res_proj')]}.weight": x.flatten() * other}
+    if part == "g_proj":
+        attends = config["layer_types"][layer] == "full_attention"
+        return {f"{place}{'attn_gate' if attends else 'ssm_g'}.weight": x}
+    if part.startswith("routed_expert_"):
+        return {f"{place}ffn_routed_{part.removeprefix('routed_expert_').removesuffix('_proj')}.weight": x}
+    if name.endswith("A_log"):
+        heads = config["linear_attn_config"]["num_heads"]
+        return {f"{place}ssm_a": -x[:heads].exp()}
+    return None
 
 
 def _halves_of_latents(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -493,7 +536,7 @@ def _mapped(table: gguf.TensorNameMap, name: str) -> str:
         name += ".weight"
     if name.endswith("dt_bias"):
         name = name.replace("dt_bias", "dt_proj.bias")
-    if name.startswith(("blk.", "output_norm_gate_", "output_hc_", "per_layer_token_embd.")):
+    if name.startswith(("blk.", "output_norm_gate_", "output_hc_", "output_res_", "per_layer_token_embd.")):
         return name
     if name.endswith("self_attn.sinks"):
         return f"{table.get_name(name)}.weight"
@@ -761,6 +804,16 @@ def _latent_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str
     _replaced(writer, "attention.head_count_kv", [int("linear" not in kind) for kind in config["layer_types"]])
     if config["model_type"] == "kimi_linear":
         return {}
+    if config["model_type"] == "kimi_k3":
+        writer.add_bool(f"{writer.arch}.expert_weights_norm", config["moe_renormalize"])
+        _replaced(writer, "expert_latent_length", config["routed_expert_hidden_size"])
+        _replaced(writer, "attn_res.block_size", config["attn_res_block_size"])
+        _replaced(writer, "attention.value_length", config["kv_lora_rank"])
+        return {
+            "kda.gate_lower_bound": config["linear_attn_config"]["gate_lower_bound"],
+            "activation.situ_beta": config["activation_situ_beta"],
+            "activation.situ_linear_beta": config["activation_situ_linear_beta"],
+        }
     if config["model_type"] == "glm5_next_text":
         return _glm_keys(config, writer)
     writer.add_bool(f"{writer.arch}.kda.safe_gate", config["kda_safe_gate"])

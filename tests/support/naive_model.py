@@ -36,11 +36,14 @@ class NaiveModel(transformers.PreTrainedModel, transformers.GenerationMixin):
     def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, **_: Any) -> CausalLMOutputWithPast:
         rows = []
         for tokens_T in input_ids:
-            x_TD = self.get_input_embeddings()(tokens_T)
-            for layer in self.model.layers:
-                x_TD = layer(x_TD)
-            rows.append(self.lm_head(self.model.norm(x_TD)))
+            rows.append(self.lm_head(self.model.norm(self.stream(self.get_input_embeddings()(tokens_T)))))
         return CausalLMOutputWithPast(logits=torch.stack(rows))
+
+    def stream(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return the stream after all layers, of embeddings."""
+        for layer in self.model.layers:
+            x_TD = layer(x_TD)
+        return x_TD
 
     def prepare_inputs_for_generation(
         self, input_ids: torch.Tensor, attention_mask: Any = None, **_: Any

@@ -13,6 +13,9 @@
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
+    hy_v4[_vl_text]   chosen           latent attention over chosen tokens; several streams
+                                                                      dense in the first layer, then experts
     deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
                                                                       experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
@@ -32,6 +35,9 @@
     olmo3             olmo3            attention, some with a window  dense
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
     kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
+    kimi_k3           kimi_k3          the same, gated; attention residuals; experts in a latent width
+    alice_ai          alice_ai         Kimi delta + gated attention; attention residuals
+                                                                      experts + gated shared expert
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid,   ling             lightning + latent attention   dense or experts + shared expert
     bailing_moe_v2_5                   (Ling and Ring 2.5)
@@ -84,6 +90,7 @@ from weft.families import (
     alibi,
     attention,
     centred,
+    chosen,
     deepseek,
     deepseek_v4,
     delta,
@@ -94,6 +101,7 @@ from weft.families import (
     gpt_oss,
     granite,
     indexed,
+    kimi,
     lfm2,
     lightning,
     mamba,
@@ -272,7 +280,7 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
         if method not in QUANTIZATIONS:
             fail("quantization_config", method, f"weft reads {', '.join(QUANTIZATIONS)}; or use the bf16 one")
     activation = keys.get("hidden_act", served)
-    if activation != served and (served, activation) != ("silu", "swish"):
+    if activation != served and (served, activation) not in (("silu", "swish"), ("swigluoai", "silu")):
         fail("hidden_act", activation, f"only {served} is served")
 
 
@@ -282,6 +290,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         alibi,
         attention,
         centred,
+        chosen,
         deepseek,
         deepseek_v4,
         delta,
@@ -292,6 +301,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         gpt_oss,
         granite,
         indexed,
+        kimi,
         lfm2,
         lightning,
         mamba,

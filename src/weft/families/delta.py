@@ -1,10 +1,7 @@
-"""Delta nets and attention: Qwen3-Next and Qwen3.5, OLMo hybrid, Kimi Linear, Ling 3, Lara 4 Mini.
+"""Delta nets and attention: Qwen3-Next and Qwen3.5, OLMo hybrid, Ling 3, Lara 4 Mini.
 
-Released configurations of Kimi Linear keep the delta layers' numbers in ``linear_attn_config`` and count
-layers from 1; transformers writes them at top level, with ``layer_types`` and ``mlp_layer_types``. Both are
-read. Its attention is latent and has no positions. Ling 3 (``bailing_hybrid``) has the same layers, every
-sixth of them attention, with positions and a gate for each head; its forget gate has a floor, and its gates
-have no bottleneck.
+Ling 3 (``bailing_hybrid``) has the layers of Kimi Linear (``kimi``), every sixth of them attention, with positions and
+a gate for each head; its forget gate has a floor, and its gates have no bottleneck.
 """
 
 from __future__ import annotations
@@ -175,28 +172,6 @@ def _last_of_four(count: int) -> list[str]:
     return kinds if "attention" in kinds else [*kinds[:-1], "attention"]
 
 
-def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
-    settings = keys.get("linear_attn_config") or {}
-    inner = ConfigKeys(settings if isinstance(settings, Mapping) else {}, fallback={})
-    delta = KimiDelta(
-        heads=inner.integer("num_heads", keys.integer("linear_num_heads", 32)),
-        head_dim=inner.integer("head_dim", keys.integer("linear_head_dim", 128)),
-        conv_kernel=inner.integer("short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4)),
-    )
-    kinds = layer_kinds(keys, lambda count: _kimi_kinds(inner, count))
-    if not keys.boolean("mla_use_nope", True):
-        fail("mla_use_nope", False, "latent attention of this family with positions is not served")
-    attention = read_latent_attention(keys)
-    return build_architecture(
-        family,
-        keys,
-        [attention if kind == "attention" else delta for kind in kinds],
-        read_kimi_feed_forwards(keys, len(kinds)),
-        default_eps=1e-5,
-        max_positions=keys.integer("model_max_length", 1_048_576),
-    )
-
-
 def read_ling(family: str, keys: ConfigKeys) -> Architecture:
     """Read Ling 3. Ling 2.5 has lightning attention: ``lightning.read_ling_2_5``."""
     floor = keys.number("kda_lower_bound", -5.0) if keys.boolean("kda_safe_gate", True) else None
@@ -208,7 +183,8 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
         heads=keys.integer("num_attention_heads", 32),
         head_dim=head_dim,
         conv_kernel=keys.integer("short_conv_kernel_size", 4),
-        wide_gates=True,
+        wide_forget=True,
+        wide_gate=True,
         decay_floor=floor,
     )
     keys.only(linear_num_heads=delta.heads, linear_conv_kernel_dim=delta.conv_kernel)
@@ -246,21 +222,6 @@ def scale_of_rope(keys: ConfigKeys) -> float:
     if inner.get("rope_type", inner.get("type", "default")) == "default" or not scale or factor <= 1:
         return 1.0
     return float((0.1 * scale * math.log(factor) + 1.0) ** 2)
-
-
-def _kimi_kinds(inner: ConfigKeys, count: int) -> list[str]:
-    full = inner.get("full_attn_layers")
-    if full is None:
-        return ["attention" if i and i % 4 == 0 else "recurrent" for i in range(count)]
-    kinds = ["attention" if i + 1 in full else "recurrent" for i in range(count)]
-    delta = inner.get("kda_layers", [i + 1 for i in range(count) if i + 1 not in full])
-    if sorted([*full, *delta]) != list(range(1, count + 1)):
-        fail(
-            "linear_attn_config",
-            {"full_attn_layers": full, "kda_layers": delta},
-            f"together they must name each of the {count} layers once, counted from 1",
-        )
-    return kinds
 
 
 def read_latent_attention(keys: ConfigKeys) -> LatentAttention:
@@ -374,5 +335,4 @@ FAMILIES = (
     Family(
         "olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid, names=Names(layer_reader="weft.models.spellings:olmo_layers")
     ),
-    Family("kimi_linear", ("kimi_linear",), read_kimi_linear, names=KIMI_NAMES),
 )

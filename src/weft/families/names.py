@@ -28,7 +28,8 @@ class Names:
     from 1. ``norm_offsets``: by the last part of the name of a norm of the stream, the number from which its stored
     weight is the distance. ``embeddings``: names of the embedding; the first one in the files is used. ``positions``:
     name of the rows that are added to it; ``embedding_norm``: of its norm, "" without one. ``out_norms``: norms after
-    mixer and feed-forward. ``mixes``: names of the mixes of several streams, around mixer and feed-forward.
+    mixer and feed-forward. ``mixes``: names of the mixes of several streams, or of attention
+    residuals, around mixer and feed-forward; ``last_mix``: of the one after all layers.
 
     ``feed_reader`` and ``layer_reader``: "module:function" that reads a feed-forward, or all of a layer, instead of
     the usual way; ``ends_reader``: the one that reads blocks before the first layer and after the last one.
@@ -51,6 +52,7 @@ class Names:
     norm_offsets: Mapping[str, float] = field(default_factory=dict)
     out_norms: tuple[str, str] = ("post_operator_norm", "post_ffn_norm")
     mixes: tuple[str, str] = ("", "")
+    last_mix: str = ""
     feed_reader: str = ""
     layer_reader: str = ""
     ends_reader: str = ""

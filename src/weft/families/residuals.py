@@ -2,7 +2,7 @@
 
     Residual          x + scale * block(norm(x))                    most families
     Streams           several streams, mixed around each block      Qwen4, GLM 5
-    AttentionResiduals  blocks read an attention over sums of layers  Inkling 2
+    AttentionResiduals  blocks read an attention over sums of layers  Inkling 2, Kimi K3
     PerLayer          a second embedding, and a factor              Gemma 4
     NormedStream      the stream is the output of a norm            MiniMax
     PlainNorms        norms without weights                         nanochat
@@ -107,15 +107,17 @@ class Streams(Residual):
 
     ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a gate. "mixed"
     (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and columns sum to 1 after
-    ``rounds`` rounds of Sinkhorn's iteration. ``weighed``: of "mixed", streams are weighed after the last layer too
-    (DeepSeek V4); otherwise their mean is taken."""
+    ``rounds`` rounds of Sinkhorn's iteration. "apart" (Hy4) is "mixed" without the matrix: streams keep their values.
+    ``magnitude``: largest share of a stream in a block's output. ``weighed``: without gates, streams are weighed after
+    the last layer too (DeepSeek V4); otherwise their mean is taken."""
 
-    kind: Literal["gated", "mixed"]
+    kind: Literal["gated", "mixed", "apart"]
     count: int
     rank: int = 0
     rounds: int = 0
     eps: float = 0.0
     weighed: bool = False
+    magnitude: float = 2.0
 
     def mix_table(self, hidden: int, *, last: bool = False, joint: str = "") -> Table:
         """Return the tensors that mix streams around one block; ``last``: after all layers. ``joint``: text that joins
@@ -128,8 +130,9 @@ class Streams(Residual):
                 | product("up", self.rank, ("input_mix_weight_up", width))
             )
             return table if last else table | product("inject", width, ("block_inject_weight", self.count))
-        weights = self.count if last else (2 + self.count) * self.count
-        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (1 if last else 3,)}
+        parts = 1 if last else 2 + (self.kind == "mixed")
+        weights = self.count * (self.count + 2 if parts > 2 else parts)
+        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (parts,)}
         return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
     def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
@@ -151,8 +154,8 @@ class AttentionResiduals(Residual):
     """Residual whose blocks read an attention over the sums of earlier groups of ``every`` layers, the embedding the
     first of them, and over the sum of the present group. A block has a learned query for each of its inputs.
 
-    ``weighed``: the norm of the keys has a weight, and values are the sums themselves (Kimi K3); otherwise values are
-    normed as keys are, and scores are divided by the root of their width (Inkling 2). ``eps``: of that norm.
+    ``weighed``: the norm of the keys has a weight, and values are the sums themselves (Kimi K3, AliceAI); otherwise
+    values are normed as keys are, and scores are divided by the root of their width (Inkling 2). ``eps``: of that norm.
     ``first``: the first block has a query too, although it reads only the embedding."""
 
     every: int
@@ -160,8 +163,11 @@ class AttentionResiduals(Residual):
     weighed: bool = False
     first: bool = False
 
-    def query_table(self, hidden: int, name: str, inputs: int = 1) -> Table:
-        """Return the queries of a block, and the weight of its keys' norm; ``name``: the beginning of their names."""
+    def query_table(self, hidden: int, name: str, inputs: int = 1, *, joined: bool = False) -> Table:
+        """Return the queries of a block, and the weight of its keys' norm; ``name``: the beginning of their names.
+        ``joined``: a query has been multiplied by the weight (GGUF)."""
+        if joined:
+            return {"query": (Tensor(f"{name}_proj.weight", (hidden,), "plain"),)}
         if self.weighed:
             query: Table = {"query": (Tensor(f"{name}_proj.weight", (inputs, hidden), "plain"),)}
             return query | norm_weight("norm", hidden, f"{name}_norm")

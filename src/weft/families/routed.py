@@ -94,7 +94,7 @@ def _minimax_m2_feed(keys: ConfigKeys, layer: int) -> FeedForward:
     return mixtral_experts(keys, layer, scoring="sigmoid", choice_bias=True)
 
 
-def _rotary_dim(keys: ConfigKeys) -> ConfigKeys:
+def rotary_dim(keys: ConfigKeys) -> ConfigKeys:
     """Return ``keys``, whose ``rotary_dim`` says which part of a head turns."""
     turned, head_dim = keys.get("rotary_dim"), keys.integer("head_dim", 128)
     return keys if turned is None else keys.over({"partial_rotary_factor": keys.integer("rotary_dim") / head_dim})
@@ -109,7 +109,7 @@ def read_minimax_m2(family: str, keys: ConfigKeys) -> Architecture:
         feed=_minimax_m2_feed,
     )
     keys.only(scoring_func="sigmoid", use_qk_norm=True, qk_norm_type="per_layer", attention_bias=False)
-    return decoder(family, _rotary_dim(keys))
+    return decoder(family, rotary_dim(keys))
 
 
 def olmoe_feed(keys: ConfigKeys, layer: int) -> FeedForward:

@@ -50,7 +50,8 @@ class RankedModel(CausalModel):
 
     def expert_choices(self) -> list[int]:
         """Return the counts by the number of the expert, over all layers that count; empty if none does."""
-        blocks = [layer.feed_forward.block for layer in self.layers if isinstance(layer.feed_forward, Summed)]
+        feeds = [layer.feed_forward for layer in self.layers]
+        blocks = [feed.block if isinstance(feed, Summed) else getattr(feed, "experts", None) for feed in feeds]
         counts = [block.choices for block in blocks if isinstance(block, ExpertsBlock) and block.choices is not None]
         longest = max((len(count) for count in counts), default=0)
         total = torch.zeros(longest, dtype=torch.int64)

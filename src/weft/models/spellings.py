@@ -17,8 +17,9 @@ from weft.families.mixers.feed_forward import GATED, Dense, Experts, FeedForward
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.mixers.lightning import Lightning
 from weft.families.names import W_NAMES
-from weft.families.residuals import NormedStream
+from weft.families.residuals import AttentionResiduals, NormedStream
 from weft.models.block_reader import BlockReader
+from weft.models.blocks.attention_residuals import LastAttention, joined_to_sums, read_queries
 from weft.models.blocks.feed_forward import (
     ExpertsBlock,
     SwiGlu,
@@ -26,6 +27,7 @@ from weft.models.blocks.feed_forward import (
     read_experts,
     read_experts_apart,
     read_swiglu,
+    summed_experts,
 )
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.plain import plain_feed, plain_layer
@@ -37,6 +39,7 @@ from weft.models.layer import (
     ReadLayer,
     ResidualBlock,
     ResidualStream,
+    StreamBlock,
 )
 from weft.tensor.ops.moe import add_gated
 
@@ -131,17 +134,18 @@ def minimax_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwa
 
 def kimi_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:
     saved, source = f"{layer}.block_sparse_moe", read.source
+    dense = read_swiglu if read.architecture.names.swiglu else read_dense
     if isinstance(shape, Dense):  # transformers' save takes dense layers for sparse ones
         name = saved if source.has(f"{saved}.gate_proj.weight") else f"{layer}.mlp"
-        return source.summed(read_swiglu(read, shape, name))
+        return source.summed(dense(read, shape, name))
     inside = saved if source.has(f"{saved}.gate.weight") else f"{layer}.mlp"
     own_names = source.has(f"{inside}.experts.0.w1.weight")
     bias = "expert_bias" if source.has(f"{inside}.gate.expert_bias") else "e_score_correction_bias"
     block = read_experts(
         read, shape, inside, names=W_NAMES if own_names else GATED, choice_bias=f"gate.{bias}", exact_router=True
     )
-    block.shared = read_swiglu(read, shape.shared, f"{inside}.shared_experts")
-    return read.source.summed(block)
+    block.shared = dense(read, shape.shared, f"{inside}.shared_experts")
+    return summed_experts(read, block)
 
 
 def kimi_layers(read: BlockReader) -> ReadLayer:
@@ -149,11 +153,26 @@ def kimi_layers(read: BlockReader) -> ReadLayer:
         on_hub = any(read.source.has(f"{name}.attention.{part}.weight") for part in ("q_proj", "dense"))
         inside = "attention" if on_hub else "self_attn"
         kinds: tuple[type[Mixer], ...] = (KimiDelta, LatentAttention, Lightning)
-        return plain_layer(
-            read, name, mixer, feed, replace(read.architecture.names, mixers=dict.fromkeys(kinds, inside))
+        return joined_to_sums(
+            read,
+            name,
+            plain_layer(read, name, mixer, feed, replace(read.architecture.names, mixers=dict.fromkeys(kinds, inside))),
         )
 
     return layer
+
+
+def summing_layers(read: BlockReader) -> ReadLayer:
+    """Return the reader of layers by their names, between attention residuals."""
+    return lambda name, mixer, feed: joined_to_sums(read, name, plain_layer(read, name, mixer, feed))
+
+
+def sums_ends(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
+    """Return the blocks around the layers of a model with attention residuals: its last attention, if it has one."""
+    residual = read.architecture.residual
+    if not isinstance(residual, AttentionResiduals):
+        return [], []
+    return [], [LastAttention(read_queries(read, read.architecture.names.last_mix))]
 
 
 def minimax_layers(read: BlockReader) -> ReadLayer:

@@ -350,6 +350,13 @@ DENSE_RELEASES: dict[str, Config] = {
         qk_nope_head_dim=192, qk_rope_head_dim=64, rms_norm_eps=1e-05,
         rope_parameters={"rope_theta": 8_000_000, "rope_type": "default"}, routed_scaling_factor=2.5,
         scoring_func="sigmoid", topk_group=1, topk_method="noaux_tc", v_head_dim=256),
+    "hy_v4": release(  # transformers' default
+        "hy_v4", (120_832, 2816, 6912, 34, 32, 32, 262_144), hc_eps=1e-06, hc_magnitude=2.0, hc_mult=4,
+        index_head_dim=128, index_n_heads=16, index_topk=2048, kv_lora_rank=512, learnable_sink_init=0.0,
+        mlp_layer_types=["dense"] + ["sparse"] * 33, moe_intermediate_size=768, n_group=1, n_routed_experts=256,
+        n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8, q_lora_rank=1536, qk_nope_head_dim=192,
+        qk_rope_head_dim=64, rms_norm_eps=1e-05, rope_parameters={"rope_theta": 10_000.0, "rope_type": "default"},
+        routed_scaling_factor=2.827, swiglu_limit=10.0, topk_group=1, v_head_dim=256),
     "falcon": release(  # falcon-7b-instruct
         "falcon", (65_024, 4544, 0, 32, 71, 0, 2048), alibi=False, bias=False, hidden_act="gelu",
         layer_norm_epsilon=1e-05, multi_query=True, new_decoder_architecture=False, parallel_attn=True,
@@ -445,6 +452,16 @@ DENSE_RELEASES: dict[str, Config] = {
             "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
             "original_max_position_embeddings": 8192},
         "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256},
+    "minimax_m3": release(  # the shape of MiniMax-M3
+        "minimax_m3_vl_text", (200_064, 6144, 3072, 60, 64, 4, 524_288), dense_intermediate_size=12_288, head_dim=128,
+        moe_layer_freq=[0] * 3 + [1] * 57, n_shared_experts=1, num_experts_per_tok=4, num_local_experts=128,
+        num_mtp_modules=0, qk_norm_type="per_head", rms_norm_eps=1e-06, rope_theta=5_000_000, rotary_dim=64,
+        routed_scaling_factor=2.0, scoring_func="sigmoid", shared_intermediate_size=3072, swiglu_alpha=1.702,
+        swiglu_limit=7.0, use_gemma_norm=True, use_qk_norm=True, use_routing_bias=True, sparse_attention_config={
+            "sparse_attention_freq": [0] * 3 + [1] * 57, "sparse_block_size": 128, "sparse_index_dim": 128,
+            "sparse_disable_index_value": [0] * 3 + [1] * 57, "sparse_init_block": 0, "sparse_local_block": 1,
+            "sparse_num_index_heads": 4, "sparse_score_type": "max", "sparse_topk_blocks": 16,
+            "use_sparse_attention": True}) | {"hidden_act": "swigluoai"},
 }  # fmt: skip
 
 
@@ -463,6 +480,9 @@ def _few(config: Config, layers: int = 4) -> Config:
         "moe_layer_freq",
     )
     listed = {key: config[key][:layers] for key in lists if isinstance(config.get(key), list)}
+    if sparse := config.get("sparse_attention_config"):
+        cut = {key: value[:layers] if isinstance(value, list) else value for key, value in sparse.items()}
+        listed["sparse_attention_config"] = cut
     experts = {key: 16 for key in ("n_routed_experts", "num_local_experts", "num_experts") if config.get(key, 0) > 16}
     count = next((key for key in ("n_layer", "n_layers", "num_layers") if key in config), "num_hidden_layers")
     return {count: layers} | listed | experts

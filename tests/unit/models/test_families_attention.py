@@ -26,7 +26,7 @@ from weft.families.more.inkling import EmbeddingNorm, RelativeAttention
 from weft.families.more.inkling2 import ClippedAttention
 from weft.families.more.jet_nemotron import DynamicDelta
 from weft.families.more.zaya import ConvolvedAttention
-from weft.families.residuals import NormedStream, Residual, Streams
+from weft.families.residuals import PLAIN, AttentionResiduals, NormedStream, Residual, Streams
 from weft.families.sharding import possible_tps, rank_architecture
 from weft.families.tensors import NormGate
 from weft.planning.roofline import model_load
@@ -136,6 +136,36 @@ KIMI_LINEAR_48B: Config = {
     "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0,
     "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1, "use_grouped_topk": True,
     "v_head_dim": 128, "vocab_size": 163840}  # fmt: skip
+
+_K3_FULL = [*range(4, 93, 4), 93]
+KIMI_K3: Config = {   # the text part, without its quantisation
+    "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0, "architectures": ["KimiLinearForCausalLM"],
+    "attn_res_block_size": 12, "bos_token_id": 163584, "dtype": "bfloat16", "eos_token_id": 163586,
+    "first_k_dense_replace": 1, "head_dim": 74, "hidden_act": "situ", "hidden_size": 7168, "intermediate_size": 33792,
+    "kv_lora_rank": 512, "latent_moe_use_norm": True, "linear_attn_config": {
+        "full_attn_layers": _K3_FULL, "gate_lower_bound": -5.0, "head_dim": 128,
+        "kda_layers": [layer for layer in range(1, 94) if layer not in _K3_FULL], "num_heads": 96,
+        "short_conv_kernel_size": 4, "use_full_rank_gate": True},
+    "max_position_embeddings": 1048576, "mla_use_nope": True, "mla_use_output_gate": True, "model_type": "kimi_k3",
+    "moe_intermediate_size": 3072, "moe_layer_freq": 1, "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid", "num_attention_heads": 96, "num_expert_group": 1, "num_experts": 896,
+    "num_experts_per_token": 16, "num_hidden_layers": 93, "num_key_value_heads": 96, "num_nextn_predict_layers": 0,
+    "num_shared_experts": 2, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05, "routed_expert_hidden_size": 3584, "routed_scaling_factor": 1.0,
+    "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "use_grouped_topk": True,
+    "v_head_dim": 128, "vocab_size": 163840}  # fmt: skip
+
+ALICE_AI: Config = {   # AliceAI-Foundation-80B-A3B: vLLM's defaults
+    "architectures": ["AliceAIForCausalLM"], "block_attn_res_block_size": 4, "dtype": "bfloat16", "head_dim": 256,
+    "hidden_act": "silu", "hidden_size": 2048, "kda_allow_negative_eigenvalues": False,
+    "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(48)],
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 32,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+    "model_type": "alice_ai", "moe_intermediate_size": 512, "mtp_num_hidden_layers": 1, "norm_topk_prob": True,
+    "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+    "num_key_value_heads": 2, "number_of_conv_states": 3, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0, "router_bias_correction": True, "router_score_function": "sigmoid",
+    "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "vocab_size": 129024}  # fmt: skip
 
 LING_3_FLASH: Config = {
     "architectures": ["BailingHybridForCausalLM"], "dtype": "bfloat16", "first_k_dense_replace": 2,
@@ -379,6 +409,7 @@ RELEASES_MORE = {
     "smollm3": SMOLLM3_3B,
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "interns2_mobius": MOBIUS, "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
+    "kimi_k3": KIMI_K3, "alice_ai": ALICE_AI,
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
     "zaya": ZAYA1_8B, "ling_2_5": LING_2_5, "minicpm_sala": MINICPM_SALA, "gigachat3_5": GIGACHAT_3_5,
     "jet_nemotron": JET_NEMOTRON_2B, "jet_nemotron_4b": JET_NEMOTRON_4B,
@@ -396,6 +427,9 @@ SMALLER_MORE: dict[str, Config] = {
                   "mlp_layer_types": GLM_5_NEXT["mlp_layer_types"][:4], "n_routed_experts": 16},
     "qwen4_exp": {"num_hidden_layers": 4, "layer_types": QWEN4_EXP["layer_types"][:4]},
     "deepseek_v4": {"num_hidden_layers": 4, "n_routed_experts": 16},
+    "kimi_k3": {"num_hidden_layers": 3, "num_experts": 16, "linear_attn_config": KIMI_K3["linear_attn_config"] | {
+        "kda_layers": [1, 3], "full_attn_layers": [2]}},
+    "alice_ai": {"num_hidden_layers": 2, "num_experts": 16, "layer_types": ALICE_AI["layer_types"][2:4]},
     "ling": {"num_hidden_layers": 6, "num_experts": 64},
     "ling_2_5": {"num_hidden_layers": 6, "num_experts": 16},
     "gigachat3_5": {"num_hidden_layers": 4, "full_attention_layers": [3], "n_routed_experts": 16},
@@ -551,11 +585,46 @@ def test_kimi_linear_is_read_as_released_and_as_saved_by_transformers() -> None:
     assert read_architecture(saved) == model
 
 
+def test_kimi_k3_is_read_as_released_in_its_wrapper_and_where_it_is_silent() -> None:
+    model = read_architecture(KIMI_K3)
+    latent = LatentAttention(96, 512, 64, 128, 128, 192**-0.5, query_rank=1536, gated=True)
+    delta = KimiDelta(96, 128, 4, wide_gate=True, decay_floor=-5.0)
+    assert model.mixers == tuple(latent if layer in _K3_FULL else delta for layer in range(1, 94))
+    assert model.feed_forwards[0] == Dense(33792, "situ", caps=(4.0, 25.0))
+    assert set(model.feed_forwards[1:]) == {
+        Experts(896, 16, 3072, True, shared_width=6144, scoring="sigmoid", choice_bias=True, normalizer_eps=1e-20,
+                activation="situ", caps=(4.0, 25.0), latent_width=3584, latent_normed=True)
+    }  # fmt: skip
+    assert model.residual == AttentionResiduals(every=12, eps=1e-5, weighed=True, first=True)
+    wrapped = {"model_type": "kimi_k3", "vision_config": {"patch_size": 14},
+               "text_config": KIMI_K3 | {"model_type": "kimi_linear"}}  # fmt: skip
+    assert read_architecture(wrapped) == model
+    silent = changed(KIMI_K3, hidden_size=None, num_hidden_layers=None, rms_norm_eps=None, vocab_size=None)
+    assert read_architecture(silent) == model
+    # Kimi Linear has the same settings, and none by default.
+    known = {"first_k_dense_replace": 1, "num_experts_per_token": 16, "hidden_act": "silu"}
+    plain = read_architecture(KIMI_K3 | known | {"model_type": "kimi_linear"})
+    assert (plain.mixers, plain.residual) == (model.mixers, model.residual)
+    assert read_architecture(changed(KIMI_K3, attn_res_block_size=None)).residual == PLAIN
+
+
+def test_alice_ai_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(ALICE_AI)
+    attention = Attention(16, 2, 256, 256**-0.5, Rope(1e6, 64), qk_norm=True, gated=True)
+    assert model.mixers == ((KimiDelta(32, 128, 4),) * 3 + (attention,)) * 12
+    assert set(model.feed_forwards) == {
+        Experts(512, 10, 512, True, shared_width=512, shared_gate=True, scoring="sigmoid", choice_bias=True)
+    }
+    assert model.residual == AttentionResiduals(every=4, eps=1e-6, weighed=True)
+    named = ("model_type", "architectures", "dtype")
+    assert read_architecture({name: ALICE_AI[name] for name in named}) == model
+
+
 def test_ling_is_read_as_released_and_as_saved_by_transformers() -> None:
     model = read_architecture(LING_3_FLASH)
     full = [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, LatentAttention)]
     assert full == [5, 11, 17, 23, 29, 35, 41]
-    assert model.mixers[0] == KimiDelta(32, 128, 4, wide_gates=True, decay_floor=-5.0)
+    assert model.mixers[0] == KimiDelta(32, 128, 4, wide_forget=True, wide_gate=True, decay_floor=-5.0)
     assert model.mixers[5] == LatentAttention(32, 512, 64, 128, 128, 192**-0.5, rope=Rope(6e6, 64), head_gated=True)
     assert model.feed_forwards[:2] == (Dense(6144), Dense(6144))
     assert set(model.feed_forwards[2:]) == {
@@ -590,7 +659,7 @@ def test_ling_is_read_as_released_and_as_saved_by_transformers() -> None:
     assert read_architecture(saved) == model
     assert read_architecture(changed(LING_3_FLASH, kda_safe_gate=None) | {"kda_safe_gate": False}).mixers[
         0
-    ] == KimiDelta(32, 128, 4, wide_gates=True)
+    ] == KimiDelta(32, 128, 4, wide_forget=True, wide_gate=True)
 
 
 def test_sparse_lfm2_is_read_as_released() -> None:
@@ -1017,6 +1086,8 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "interns2_mobius": (20480, 30 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)),
         "olmo_hybrid": (122880, 24 * (30 * 96 * 192 * 4 + 11520 * 3 * 2)),
         "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
+        "kimi_k3": (24 * 576 * 2, 69 * (96 * 128 * 128 * 4 + 3 * 96 * 128 * 3 * 2)),
+        "alice_ai": (12 * 2 * 2 * 256 * 2, 36 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "minimax": (10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4),
         "ling_2_5": (4 * 576 * 2, 16 * 16 * 128 * 128 * 4),
@@ -1088,6 +1159,11 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
         ("olmo_hybrid", {"linear_num_value_heads": 45}, ["linear_num_value_heads", "45", "30"]),
         ("kimi_linear", {"mla_use_nope": False}, ["mla_use_nope"]),
         ("kimi_linear", {"moe_router_activation_func": "softmax"}, ["softmax", "sigmoid"]),
+        ("kimi_k3", {"hidden_act": "silu"}, ["hidden_act", "silu", "situ"]),
+        ("kimi_k3", {"linear_attn_config": {"gate_lower_bound": 2.0}}, ["gate_lower_bound", "2.0", "below 0"]),
+        ("alice_ai", {"kda_allow_negative_eigenvalues": True}, ["kda_allow_negative_eigenvalues"]),
+        ("alice_ai", {"linear_value_head_dim": 64}, ["linear_value_head_dim", "64", "128"]),
+        ("alice_ai", {"mlp_only_layers": [0]}, ["mlp_only_layers", "experts"]),
         ("kimi_linear", {"num_key_value_heads": 8}, ["num_key_value_heads", "8", "32"]),
         ("kimi_linear", {"num_expert_group": 5}, ["num_expert_group", "5", "256"]),
         (

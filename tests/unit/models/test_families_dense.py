@@ -14,7 +14,7 @@ from weft.families import name_here, read_architecture
 from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import LayerNorms, NormedEmbedding, Positions, Residual
+from weft.families.residuals import LayerNorms, NormedEmbedding, Positions, Residual, Streams
 from weft.families.sharding import possible_tps
 
 
@@ -111,6 +111,61 @@ def test_layers_of_glm_5_see_what_the_last_full_one_chose_and_those_of_deepseek_
     ):
         with pytest.raises(CheckpointError, match=key):
             read("glm_moe_dsa", **{key: value})
+
+
+def test_hy4_has_sinks_and_gates_and_streams_apart() -> None:
+    model = read("hy_v4")
+    assert model.indexed == (0, *range(1, 34, 4))
+    first, third = model.mixers[0], model.mixers[2]
+    assert first.index == Index(16, 128, 1, 2048, "tokens", turned_last=True, norm_eps=1e-5)
+    assert (first.gated, first.sinks, first.interleaved, first.norm_eps) == (True, True, False, 1e-6)
+    assert (third.index, third.reuses_choice) == (None, True)
+    assert model.residual == Streams("apart", 4, eps=1e-6, weighed=True, magnitude=2.0)
+    feed = model.feed_forwards[1]
+    assert (feed.limit, feed.shared, model.feed_forwards[0]) == (10.0, Dense(768), Dense(6912))
+    assert read("hy_v4", swiglu_limit=-1.0).feed_forwards[1].limit == 0.0
+    larger = read("hy_v4", model_type="hy_v4_vl_text")
+    assert {(mixer.norm_eps, mixer.interleaved) for mixer in larger.mixers} == {(1e-5, True)}
+    assert larger.mixers[0].index.interleaved
+    with pytest.raises(CheckpointError, match="rope_interleave is True"):
+        read("hy_v4", rope_interleave=True)
+
+
+def test_minimax_m3_chooses_blocks_for_each_kv_head_after_three_full_layers() -> None:
+    model = read("minimax_m3")
+    assert model.indexed == tuple(range(3, 60))
+    full = Attention(64, 4, 128, 128**-0.5, Rope(5e6, 64), qk_norm=True)
+    assert model.mixers[2:4] == (full, replace(full, index=Index(4, 128, 128, 16, "maxima")))
+    assert model.feed_forwards[2] == Dense(12_288, "clamped_swiglu")
+    assert model.feed_forwards[3] == Experts(
+        128, 4, 3072, True, shared_width=3072, scoring="sigmoid", choice_bias=True, scale=2.0,
+        activation="clamped_swiglu")  # fmt: skip
+    assert [model.mixers[3].index.blocks_of(tokens) for tokens in (128, 129)] == [1, 2]
+    saved = read(
+        "minimax_m3", hidden_act="silu", sparse_attention_config=None, moe_layer_freq=None, index_local_blocks=2,
+        layer_types=["minimax_m3_sparse"] * 60)  # fmt: skip
+    assert {mixer.index.near for mixer in saved.mixers} == {2}
+    assert {type(feed) for feed in saved.feed_forwards} == {Experts}
+    sparse = DENSE_RELEASES["minimax_m3"]["sparse_attention_config"]
+    for changes, said in (
+        (
+            {"sparse_attention_config": sparse | {"sparse_score_type": "mean"}},
+            "sparse_attention_config.sparse_score_type",
+        ),
+        ({"sparse_attention_config": sparse | {"sparse_disable_index_value": [0] * 60}}, "without values is served"),
+        ({"sparse_attention_config": sparse | {"sparse_attention_freq": [1]}}, "0 or 1 for each of the 60 layers"),
+        (
+            {"sparse_attention_config": sparse | {"sparse_num_index_heads": 8}},
+            "index_n_heads is 8: .* 4 chooses by one",
+        ),
+        ({"sparse_attention_config": sparse | {"sparse_local_block": 17}}, "index_topk_blocks is 16"),
+        ({"sparse_attention_config": sparse | {"sparse_index_dim": 32}}, "its keys turn by 64 numbers"),
+        ({"mlp_layer_types": ["sparse"]}, "dense or sparse of each of the 60 layers"),
+        ({"swiglu_limit": 5.0}, "swiglu_limit is 5.0"),
+        ({"hidden_act": "gelu"}, "only swigluoai is served"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            read("minimax_m3", **changes)
 
 
 def test_layers_of_llama4_with_positions_see_chunks_and_queries_of_the_others_grow() -> None:

@@ -37,7 +37,8 @@ CASES: dict[str, dict[str, Any]] = {
     "falcon_h1_plain": {"projectors_bias": False, "mlp_bias": False}, "jamba": {}, "jamba_dense": {},
     "mamba": {}, "mamba_bias": {}, "falcon_mamba": {}, "mamba2": {}, "qwen3": {}, "qwen3_tied": {},
     "qwen3_moe": {"mlp_only_layers": []}, "llama": {}, "granite_attention": {}, "llama_scaled": {},
-    "gpt_oss": {}, "kimi_linear": {}, "kimi_linear_groups": {"attention_bias": False, "norm_topk_prob": True},
+    "gpt_oss": {}, "kimi_k3": {}, "kimi_linear": {},
+    "kimi_linear_groups": {"attention_bias": False, "norm_topk_prob": True},
     "ling": {}, "gigachat3_5": {
         "linear_sigmoid_gate_scale": 2.0, "layernorm_gating_weight": 2.0, "linear_value_head_dim": 16,
         "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "mscale": 0.8,

@@ -68,20 +68,37 @@ class Index:
     block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the same width score
     the key, and the scores above 0 are added. Every rank has the complete index.
 
+    With "maxima" each query chooses for one KV head: the score of a block is that of its best token, and the
+    unfinished block is one of those chosen, with the ``near`` - 1 blocks before it.
+
     ``kind``:
         means     the key is the mean of its rows, and turns by the first position of its block; so is the sum (Qwen4)
         learned   the weights of rows in the key, and of queries in the sum, are learned; queries come from the
                   bottleneck (GLM 5 next)
         tokens    each token is a block, and its key turns; weights in the sum are learned, and queries come from the
-                  bottleneck (DeepSeek V3.2). ``interleaved``: positions turn pairs of neighbours (GLM 5)
+                  bottleneck (DeepSeek V3.2). ``interleaved``: positions turn pairs of neighbours (GLM 5);
+                  ``turned_last``: they turn the last numbers of a key, not the first (Hy4). ``norm_eps``: of the keys
+        maxima    each token has a key, which turns (MiniMax M3)
     """
 
     queries: int
     key_dim: int
     block: int
     chosen: int
-    kind: Literal["means", "learned", "tokens"] = "means"
+    kind: Literal["means", "learned", "tokens", "maxima"] = "means"
     interleaved: bool = False
+    near: int = 1
+    turned_last: bool = False
+    norm_eps: float = 1e-6
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether the row of a token is a key, which no block makes of several."""
+        return self.kind in ("tokens", "maxima")
+
+    def blocks_of(self, tokens: int) -> int:
+        """Return the number of blocks of a text of ``tokens`` tokens among which its last one chooses."""
+        return ceil_div(tokens, self.block) if self.kind == "maxima" else tokens // self.block
 
     @property
     def row_width(self) -> int:
@@ -92,6 +109,12 @@ class Index:
         """Return the tensors under ``indexer``; every rank has all of them. ``rank``: width of the query's bottleneck.
         ``apart``: queries and key are two tensors."""
         dim = self.key_dim
+        if self.kind == "maxima":
+            return (
+                product("project", hidden, ("q_proj", self.queries * dim), ("k_proj", dim))
+                | norm_weight("q_norm", dim)
+                | norm_weight("k_norm", dim)
+            )
         if self.kind == "means":
             both = (
                 (("index_q_proj", self.queries * dim), ("index_k_proj", dim))

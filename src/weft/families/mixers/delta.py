@@ -85,16 +85,17 @@ class GatedDelta(Mixer):
 
 @dataclass(frozen=True, slots=True)
 class KimiDelta(Mixer):
-    """Kimi delta attention (2025): the gated delta rule with a decay for each key channel. ``wide_gates``:
-    the forget gate and the output gate are one matrix each, without a bottleneck; ``decay_floor``: the least
-    log decay, None for none (Ling 3 has both)."""
+    """Kimi delta attention (2025): the gated delta rule with a decay for each key channel. ``wide_forget`` and
+    ``wide_gate``: the forget gate, or the output gate, is one matrix without a bottleneck; ``decay_floor``: the least
+    log decay, None for none (Ling 3 has all three, Kimi K3 the last two)."""
 
     reader = "weft.models.blocks.delta:read_kimi_delta"
 
     heads: int
     head_dim: int
     conv_kernel: int
-    wide_gates: bool = False
+    wide_forget: bool = False
+    wide_gate: bool = False
     decay_floor: float | None = None
 
     @property
@@ -104,23 +105,20 @@ class KimiDelta(Mixer):
     def layer_spec(self) -> LayerSpec:
         return spec.kimi_delta(self.heads, self.head_dim, self.conv_kernel)
 
-    def table(self, hidden: int, *, forget: str = "", out: str = "o_proj", flat: bool = False) -> Table:
-        """Return the tensors. ``forget``: prefix of the names of the forget gate. ``flat``: decays are a row of
-        heads."""
+    def table(self, hidden: int, *, forget: str = "", out: str = "o_proj", decays: tuple[Dim, ...] = ()) -> Table:
+        """Return the tensors. ``forget``: prefix of the names of the forget gate. ``decays``: dims of the decays, as
+        they are stored; by default those of transformers."""
         width, heads, rank = Units(self.heads, self.head_dim), Units(self.heads), self.head_dim
         table = product("project", hidden, ("q_proj", width), ("k_proj", width), ("v_proj", width))
-        wide, between = self.wide_gates, width if self.wide_gates else rank
-        into = ("f_proj", "g_proj") if wide else ("f_a_proj", "g_a_proj")
-        table["project"] += (
-            Tensor("b_proj.weight", (heads, hidden), "plain"),
-            Tensor(f"{forget}{into[0]}.weight", (between, hidden)),
-            Tensor(f"{into[1]}.weight", (between, hidden)),
-        )
-        table["A_log"] = (Tensor(f"{forget}A_log", (heads,) if wide or flat else (1, 1, heads, 1), "float32"),)
+        table["project"] += (Tensor("b_proj.weight", (heads, hidden), "plain"),)
+        for role, name, wide in (("forget", f"{forget}f", self.wide_forget), ("gate", "g", self.wide_gate)):
+            into, rows = ("proj", width) if wide else ("a_proj", rank)
+            table["project"] += (Tensor(f"{name}_{into}.weight", (rows, hidden)),)
+            if not wide:
+                table |= product(role, rank, (f"{name}_b_proj", width))
+        decays = decays or ((heads,) if self.wide_forget else (1, 1, heads, 1))
+        table["A_log"] = (Tensor(f"{forget}A_log", decays, "float32"),)
         table["dt_bias"] = (Tensor(f"{forget}dt_bias", (width,), "float32"),)
-        if not wide:
-            table |= product("forget", rank, (f"{forget}f_b_proj", width))
-            table |= product("gate", rank, ("g_b_proj", width))
         return (
             table
             | conv((width, width, width), self.conv_kernel)

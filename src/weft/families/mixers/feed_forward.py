@@ -17,6 +17,7 @@ up (Kimi K3, Inkling 2)."""
 
 Scoring = Literal["softmax", "sigmoid", "late_sigmoid", "sparsemixer", "sqrtsoftplus"]
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
+JOINED: Names = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,10 @@ class Experts(BlockShape):
 
     Experts:
         width             inner size of one expert
-        limit, caps       as in ``Dense``
+        limit, caps       as in ``Dense``; ``limits_shared`` False: the shared expert has no limit (Hy4)
         bias              the router and both products of an expert have biases
         latent_width      routed experts work on a projection of this width; 0: on the stream itself
+        latent_normed     an RMS norm of the sum of the routed experts, before it is expanded (Kimi K3)
         own_count         most experts of one rank, if ranks divide experts by number; 0: each rank has a part of all
         normed_apart      shared expert, routed experts and router have separate norms, and the weight of each expert
                           has a factor (Gemma 4)
@@ -119,6 +121,7 @@ class Experts(BlockShape):
     bias: bool = False
     normed_apart: bool = False
     limit: float = 0.0
+    limits_shared: bool = True
     router_width: int = 0
     router_continues: bool = False
     shared_count: int = 0
@@ -130,6 +133,7 @@ class Experts(BlockShape):
     caps: tuple[float, float] = (0.0, 0.0)
     hashed: int = 0
     bank: int | None = None
+    latent_normed: bool = False
 
     @property
     def further_norms(self) -> int:
@@ -138,10 +142,8 @@ class Experts(BlockShape):
     @property
     def shared(self) -> Dense:
         """The expert that every token passes."""
-        factors = (1.0, self.shared_factor)
-        return Dense(
-            self.shared_width, self.activation, self.gated, multipliers=factors, limit=self.limit, caps=self.caps
-        )
+        factors, limit = (1.0, self.shared_factor), self.limit if self.limits_shared else 0.0
+        return Dense(self.shared_width, self.activation, self.gated, multipliers=factors, limit=limit, caps=self.caps)
 
     def table(
         self,
@@ -196,6 +198,8 @@ class Experts(BlockShape):
             table |= product("latent_in", hidden, ("fc1_latent_proj", self.latent_width)) | product(
                 "latent_out", self.latent_width, ("fc2_latent_proj", hidden)
             )
+        if self.latent_normed:
+            table |= norm_weight("latent_norm", self.latent_width, "latent_norm")
         return table
 
     @property

@@ -219,9 +219,6 @@ def read_attention(
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
         qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
         shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
-    index = None
-    if isinstance(shape.index, Index):
-        index = read_index(read, shape.index, name, shape.rope)
     return AttentionBlock(
         shape,
         qkv,
@@ -230,9 +227,16 @@ def read_attention(
         k_norm,
         table.get("sinks"),
         _v_norm(read, shape),
-        index,
+        _index(read, shape, name),
         _bias(read, shape),
     )
+
+
+def _index(read: BlockReader, shape: Attention, name: str) -> IndexBlock | None:
+    if not isinstance(shape.index, Index):
+        return None
+    span = read.source.place.of_units(shape.kv_heads, copies=shape.kv_copies)
+    return read_index(read, shape.index, name, shape.rope, own=slice(span.begin, span.begin + span.count))
 
 
 def _bias(read: BlockReader, shape: Attention) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -16,7 +16,7 @@ import torch
 
 from weft.families.residuals import AttentionResiduals
 from weft.models.block_reader import BlockReader
-from weft.models.layer import Carried, LayerStep, ResidualBlock, ResidualStream, normed
+from weft.models.layer import Carried, DecoderLayer, LayerStep, ResidualBlock, ResidualStream, normed
 from weft.tensor.ops.elementwise import softmax_
 
 SUMS = "sums"
@@ -87,12 +87,33 @@ class LastAttention:
         stream.x_TD = self.attend(sources_of(stream))[:, 0]
 
 
+def joined_to_sums(read: BlockReader, name: str, layer: DecoderLayer) -> DecoderLayer:
+    """Return ``layer``, "layers.3" by its ``name``, whose blocks read sums if the model has attention residuals."""
+    shape, names = read.architecture.residual, read.architecture.names.mixes
+    if not isinstance(shape, AttentionResiduals):
+        return layer
+    number = int(name.rpartition(".")[2])
+    return DecoderLayer(
+        [
+            AttendingBlock(
+                block.norm,
+                block.block,
+                mixes=block.mixes,
+                attend=read_queries(read, f"{name}.{mix}") if number or mix != names[0] or shape.first else None,
+                opens=mix == names[0] and number % shape.every == 0,
+            )
+            for block, mix in zip(layer.residuals, names, strict=True)
+        ]
+    )
+
+
 def read_queries(read: BlockReader, name: str, inputs: int = 1) -> SumAttention:
     """Return the attention of a block with ``inputs`` inputs, whose queries are under ``name``."""
     shape = read.architecture.residual
     assert isinstance(shape, AttentionResiduals)
-    table = read.table(shape.query_table(read.hidden, name, inputs), "")
+    joined = shape.weighed and not read.source.has(f"{name}_norm.weight")
+    table = read.table(shape.query_table(read.hidden, name, inputs, joined=joined), "")
     query_QD, weight_D = table.tensor("query").float().reshape(inputs, -1), table.get("norm")
-    if not query_QD.is_meta:
+    if not (query_QD.is_meta or joined):
         query_QD = query_QD * (read.hidden**-0.5 if weight_D is None else weight_D.float())
     return SumAttention(query_QD, shape.eps, values_normed=not shape.weighed)

@@ -8,9 +8,10 @@ these rows.
                                   norm  +--> pages; a block's key: sum of keys by softmax(weight + place)
     tokens    x_TD --project--> [ key | query weights ];  the query's bottleneck --> queries: rotary
                                   norm, rotary --> pages
+    maxima    x_TD --project--> [ queries | key ]         both: norm, rotary; the key --> pages
 
 Every rank has the complete index, so all ranks choose alike. Sources: transformers ``Qwen4ExpTextQSAIndexer``,
-``Glm5NextTextIndexer``, ``DeepseekV32Indexer`` and ``GlmMoeDsaIndexer``.
+``Glm5NextTextIndexer``, ``DeepseekV32Indexer``, ``GlmMoeDsaIndexer``, ``MiniMaxM3VLIndexer``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from weft.models.rotary import RotaryTable
 from weft.models.weights import Order
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
-from weft.tensor.ops.chosen_blocks import Seen, choose_blocks, sees_all, write_index
+from weft.tensor.ops.chosen_blocks import Seen, choose_blocks, choose_by_maxima, sees_all, write_index
 from weft.tensor.ops.elementwise import rotary
 
 
@@ -117,7 +118,7 @@ class TokenIndex:
         return weights_TH
 
     def _normed(self, key_TD: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(key_TD, (self.shape.key_dim,), self.norm, self.norm_bias, 1e-6)
+        return F.layer_norm(key_TD, (self.shape.key_dim,), self.norm, self.norm_bias, self.shape.norm_eps)
 
     def _turned(self, x_THD: torch.Tensor, cos_sin: CosSin | None) -> torch.Tensor:
         assert cos_sin is not None, "an index without rotary tables"
@@ -153,10 +154,64 @@ class LearnedIndex(TokenIndex):
         return (shares_NKD * keys_NKD.to(self.norm.dtype)).sum(1)
 
 
-IndexBlock = MeanIndex | TokenIndex
+@dataclass(slots=True)
+class MaximaIndex:
+    """Index by the best token of a block. ``project``: rows queries [queries * key_dim], key [key_dim]. ``own``: the
+    queries whose KV heads this rank has.
+    """
+
+    shape: Index
+    project: Linear
+    q_norm: Norm
+    k_norm: Norm
+    own: slice
+
+    def __call__(
+        self,
+        x_TD: torch.Tensor,
+        bottleneck_TR: torch.Tensor | None,
+        inputs: StepInputs,
+        cache: LayerCache,
+        cos_sin: CosSin | None,
+    ) -> Seen | None:
+        """Return the chosen tokens of each KV head, None if every token sees all that is before it."""
+        q_TC = self.write(x_TD, inputs, cache, cos_sin)
+        if sees_all(inputs.runs, self.shape):
+            return None
+        assert cos_sin is not None, "an index without rotary tables"
+        q_THD = self.q_norm(by_head(q_TC, self.shape.queries)[:, self.own].contiguous())
+        q_THD, _ = rotary(q_THD, q_THD[:, :1], *cos_sin)
+        return choose_by_maxima(q_THD, cache, inputs.runs, self.shape)
+
+    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> torch.Tensor:
+        """Write the keys of the tokens. Return the queries of the tokens."""
+        shape = self.shape
+        assert cos_sin is not None, "an index without rotary tables"
+        q_TC, key_TD = torch.split(self.project(x_TD), [shape.queries * shape.key_dim, shape.key_dim], dim=-1)
+        key_T1D = self.k_norm(key_TD.contiguous())[:, None]
+        key_TD = rotary(key_T1D, key_T1D, *cos_sin)[0][:, 0]
+        write_index(key_TD, _no_keys, cache, inputs.positions_T, inputs.runs, shape)
+        return q_TC
 
 
-def read_index(read: BlockReader, shape: Index, name: str, rope: Rope | None, rank: int = 0) -> IndexBlock:
+def turned_first(rows: torch.Tensor, *, shape: Index, turned: int) -> torch.Tensor:
+    """Return ``rows`` [heads x key_dim, ...], the ``turned`` numbers that positions turn first, their halves one after
+    the other.
+    """
+    if shape.turned_last:
+        rows = rows.view(-1, shape.key_dim, *rows.shape[1:]).roll(turned, 1).flatten(0, 1)
+    return neighbours_apart(rows, head_dim=shape.key_dim, turned=turned) if shape.interleaved else rows
+
+
+IndexBlock = MeanIndex | TokenIndex | MaximaIndex
+
+
+def read_index(
+    read: BlockReader, shape: Index, name: str, rope: Rope | None, rank: int = 0, own: slice = slice(None)
+) -> IndexBlock:
+    """Return the index of the attention ``name``. ``rank``: width of the queries' bottleneck; ``own``: numbers of the
+    KV heads of this rank.
+    """
     apart = read.source.has(f"{name}.indexer.index_q_proj.weight")  # of GGUF files
     table = read.table(shape.table(read.hidden, rank, apart=apart), f"{name}.indexer")
     if shape.kind == "learned":
@@ -170,7 +225,7 @@ def read_index(read: BlockReader, shape: Index, name: str, rope: Rope | None, ra
         )
     assert rope is not None
     if shape.kind == "tokens":
-        order: Order = partial(neighbours_apart, head_dim=shape.key_dim, turned=rope.rotary_dim * shape.interleaved)
+        order: Order = partial(turned_first, shape=shape, turned=rope.rotary_dim)
         return TokenIndex(
             shape,
             table.linear("project", orders={"wk.weight": order}),
@@ -179,4 +234,6 @@ def read_index(read: BlockReader, shape: Index, name: str, rope: Rope | None, ra
             order(table.tensor("norm.bias")),
         )
     q_norm, k_norm = (table.norm(role, read.eps, plus_one=read.plus_one) for role in ("q_norm", "k_norm"))
+    if shape.kind == "maxima":
+        return MaximaIndex(shape, table.linear("project"), q_norm, k_norm, own)
     return MeanIndex(shape, table.linear("project"), q_norm, k_norm, RotaryTable(rope, read.source.device))

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from weft.families.mixers.delta import GatedDelta, KimiDelta
+from weft.families.tensors import Dim, Units
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Projection, by_head
 from weft.models.blocks.recurrent import RecurrentBlock
@@ -56,7 +57,7 @@ def ungroup_ba(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
 @dataclass(slots=True)
 class KimiDeltaBlock:
     """Kimi delta attention. ``conv``: [3 width, kernel]; ``decay``: -exp(A_log), float32 [heads]; ``dt_bias``: float32
-    [width]; ``forget`` and ``gate``: from their bottleneck to the width, None for wide gates, which are rows of
+    [width]; ``forget`` and ``gate``: from their bottleneck to the width, None for wide ones, which are rows of
     ``project``; ``norm``: [head_dim], shared by the heads.
     """
 
@@ -76,8 +77,8 @@ class KimiDeltaBlock:
     ) -> torch.Tensor:
         shape, runs = self.shape, inputs.runs
         heads, width = shape.heads, shape.width
-        between = width if shape.wide_gates else shape.head_dim
-        qkv_TC, b_TH, forget, gate = torch.split(self.project(x_TD), [3 * width, heads, between, between], dim=-1)
+        inner = [width if wide else shape.head_dim for wide in (shape.wide_forget, shape.wide_gate)]
+        qkv_TC, b_TH, forget, gate = torch.split(self.project(x_TD), [3 * width, heads, *inner], dim=-1)
         forget_TC = forget if self.forget is None else self.forget(forget)
         gate_TC = gate if self.gate is None else self.gate(gate)
         qkv_TC = causal_conv(qkv_TC, self.conv, None, "silu", cache.state["conv"], runs)
@@ -164,16 +165,24 @@ def _note_other_rows(read: BlockReader, shape: GatedDelta, name: str, project: L
 
 
 def read_kimi_delta(read: BlockReader, shape: KimiDelta, name: str, *, flat: bool = False) -> KimiDeltaBlock:
+    """Read Kimi delta attention. ``flat``: decays are stored as a row of heads, which may have rows after them (Kimi
+    K3's has as many as a head has channels).
+    """
     forget = "forget_gate." if read.source.has(f"{name}.forget_gate.A_log") else ""
-    table = read.table(shape.table(read.hidden, forget=forget, out=read.out_name(name), flat=flat), name)
+    heads = Units(shape.heads)
+    own, stored = heads.span(read.source.place), read.source.stored_rows(f"{name}.{forget}A_log")
+    longer = flat and stored > own.total
+    decays: tuple[Dim, ...] = ((stored,) if longer else (heads,)) if flat else ()
+    table = read.table(shape.table(read.hidden, forget=forget, out=read.out_name(name), decays=decays), name)
+    decay_H = table.decay().flatten()
     return KimiDeltaBlock(
         shape,
         table.linear("project"),
         conv=table.qkv_conv(),
-        decay=table.decay().flatten(),
+        decay=decay_H[own.begin : own.begin + own.count].clone() if longer else decay_H,
         dt_bias=table.tensor("dt_bias"),
-        forget=None if shape.wide_gates else table.linear("forget"),
-        gate=None if shape.wide_gates else table.linear("gate"),
+        forget=None if shape.wide_forget else table.linear("forget"),
+        gate=None if shape.wide_gate else table.linear("gate"),
         norm=table.tensor("norm"),
         norm_eps=read.eps,
         out=table.linear("out"),

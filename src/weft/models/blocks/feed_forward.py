@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from weft.families.mixers.feed_forward import GATED, Dense, Experts
+from weft.families.mixers.feed_forward import GATED, JOINED, Dense, Experts
 from weft.families.tensors import Names
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.adapted import AdaptedBlock, ExpertsChange
@@ -80,7 +80,7 @@ class DenseBlock:
             if gate_factor != 1.0:
                 inner[:, : inner.shape[1] // 2].mul_(gate_factor)
             inner = silu_mul(inner, self.shape.limit)
-        elif self.shape.limit or self.shape.activation == "situ":
+        elif self.shape.limit or self.shape.activation in ("situ", "clamped_swiglu"):
             shape = self.shape
             inner = activated(inner, shape.activation, gated=True, limit=shape.limit, caps=shape.caps)
         elif self.shape.gated:
@@ -111,6 +111,8 @@ class ExpertsBlock:
     biases: ExpertBiases | None = None
     latent_in: Linear | None = None
     latent_out: Linear | None = None
+    latent_norm: Norm | None = None
+    """Norm of the sum over experts and ranks (``NormedLatent``)."""
     own: range | None = None
     """Experts that ``gate_up`` and ``down`` hold; None for all. Choices of others are skipped."""
     choices: torch.Tensor | None = None
@@ -155,7 +157,7 @@ class ExpertsBlock:
             ids_TX = _of_own(ids_TX, self.own)
         routed = x_TD if self.latent_in is None else self.latent_in(x_TD)
         y_TD = self._routed(routed, ids_TX, weights_TX)
-        return y_TD if self.latent_out is None else self.latent_out(y_TD)
+        return y_TD if self.latent_out is None or self.latent_norm is not None else self.latent_out(y_TD)
 
     def _routed(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
         if not self.shape.weighs_input:
@@ -247,6 +249,28 @@ class ExpertsApart:
         return dense_out_norm(self.dense(dense_norm(x_TD))) + out_norm(y_TD)
 
 
+@dataclass(slots=True)
+class NormedLatent:
+    """Experts in a latent width, whose sum is normed. ``routed``: their sum over ranks. Each rank has all rows of the
+    product that expands it.
+
+        y = expand(norm(sum of weight_e expert_e(narrow x))) + shared(x)
+
+    Source: mlx-lm's ``kimi_k3``.
+    """
+
+    experts: ExpertsBlock
+    routed: Callable[..., torch.Tensor]
+    shared: Callable[..., torch.Tensor] | None
+
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
+        expand, norm = self.experts.latent_out, self.experts.latent_norm
+        assert expand is not None
+        assert norm is not None
+        y_TD = expand(norm(self.routed(x_TD, *reversed(self.experts.route(x_TD, positions_T)))))
+        return y_TD if self.shared is None else y_TD + self.shared(x_TD)
+
+
 def _of_own(ids_TX: torch.Tensor, own: range) -> torch.Tensor:
     """Return the indices of experts ``ids_TX`` in ``own``, PAD for experts of other ranks."""
     places_TX = ids_TX - own.start
@@ -261,7 +285,9 @@ def read_swiglu(read: BlockReader, shape: Dense, name: str, names: Names = GATED
 
 
 def read_dense(read: BlockReader, shape: Dense, name: str, names: Names = GATED) -> DenseBlock:
-    """Read a feed-forward in any form of ``Dense``."""
+    """Read a feed-forward in any form of ``Dense``. Files may have gate and up as one tensor."""
+    if names == GATED and read.source.has(f"{name}.{JOINED[0]}.weight"):
+        names = JOINED
     table = read.table(shape.table(read.hidden, names=names), name)
     if shape.activation == "xielu":
         for part, number in (("beta", XIELU_BETA), ("eps", XIELU_EPS)):
@@ -317,7 +343,18 @@ def read_experts(
         block.shared_gate = table.plain("shared_gate")
     if shape.latent_width:
         block.latent_in, block.latent_out = table.linear("latent_in"), table.linear("latent_out")
+    if shape.latent_normed:
+        block.latent_norm = table.norm("latent_norm", read.eps)
     return block
+
+
+def summed_experts(read: BlockReader, block: ExpertsBlock) -> Callable[..., torch.Tensor]:
+    """Return ``block`` with its result summed over ranks, and what it norms summed before that."""
+    summed = read.source.summed
+    if block.latent_norm is None:
+        return summed(block)
+    shared, block.shared = block.shared, None
+    return NormedLatent(block, summed(block.of_choices), None if shared is None else summed(shared))
 
 
 def routed_block(

@@ -10,7 +10,7 @@
     gpt-oss, gptoss          gpt_oss              rows of gate and up apart; Ollama's ``gptoss``
     llama                    llama                rows of q and k interleaved
     qwen35[moe], qwen3next, qwen4exp              ``delta``
-    kimi-linear, bailingmoe3, gigachat35, glm5-next         ``latent``
+    kimi-linear, kimi-k3, bailingmoe3, gigachat35, glm5-next  ``latent``
     gemma3, gemma4                                ``gemma``
     rwkv7                                         ``rwkv``
     deepseek2, glm-dsa, minicpm3                  ``latent``
@@ -41,7 +41,7 @@ from weft.models.gguf.delta import qwen4exp, qwen_hybrid
 from weft.models.gguf.gemma import gemma3, gemma4
 from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
-from weft.models.gguf.latent import deepseek2, gigachat35, glm5_next, glm_dsa, kimi_linear, ling, minicpm3
+from weft.models.gguf.latent import deepseek2, gigachat35, glm5_next, glm_dsa, kimi_k3, kimi_linear, ling, minicpm3
 from weft.models.gguf.parts import LOG, FileLayout, Names, Undo
 from weft.models.gguf.rwkv import rwkv7
 
@@ -418,7 +418,7 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "nemotron_h_moe": _nemotron_h, "falcon-h1": _falcon_h1, "jamba": _jamba, "mamba": _mamba_alone,
     "mamba2": _mamba_alone, "llama": _plain, "gpt-oss": _gpt_oss,
     **dict.fromkeys(("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"), _plain),
-    "gptoss": _gpt_oss, "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35,
+    "gptoss": _gpt_oss, "kimi-linear": kimi_linear, "kimi-k3": kimi_k3, "bailingmoe3": ling, "gigachat35": gigachat35,
     "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next,
     "deepseek2": deepseek2, "glm-dsa": glm_dsa, "minicpm3": minicpm3,
     "falcon": dense.falcon,

@@ -1,7 +1,8 @@
-"""Kimi Linear, Ling 3, GigaChat 3.5, GLM 5 and others in GGUF files: delta layers and latent attention.
+"""Kimi Linear, Kimi K3, Ling 3, GigaChat 3.5, GLM 5 and others in GGUF files: delta layers and latent attention.
 
     architecture    model_type        changes by the converter besides names
     kimi-linear     kimi_linear       A = -exp(A_log); convolutions [1, C, 1, K]; kv_b_proj apart
+    kimi-k3         kimi_k3           as kimi-linear; queries of attention residuals times the norms of their keys
     bailingmoe3     bailing_hybrid    A = exp(A_log), and as these
     gigachat35      gigachat3_5       A = -exp(A_log); norms + 1; q, k, v and z, b and a ungrouped; kv_b_proj
     glm5-next       glm5_next         as kimi-linear
@@ -50,6 +51,43 @@ def kimi_linear(keys: GgufKeys) -> FileLayout:
         "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1),
     }
     return FileLayout(config, parts.WHOLE, _NAMES | _NARROW_GATES, {"self_attn.A_log": LOG})
+
+
+def kimi_k3(keys: GgufKeys) -> FileLayout:
+    """Return the layout of Kimi K3. Files have one wide output gate in delta layers, and may have gates of attention
+    and a norm of the experts' sum.
+    """
+    heads, latent = keys.integer("attention.head_count", least=1), keys.integer("expert_latent_length", 0)
+    caps = keys.number("activation.situ_beta"), keys.number("activation.situ_linear_beta")
+    floor = keys.get("kda.gate_lower_bound")
+    config = _config(keys, "kimi_k3") | {
+        "linear_attn_config": {
+            "num_heads": heads,
+            "head_dim": keys.integer("kda.head_dim", least=1),
+            "short_conv_kernel_size": keys.integer("ssm.conv_kernel", least=1),
+            "use_full_rank_gate": True,
+            "gate_lower_bound": None if floor is None else keys.number("kda.gate_lower_bound"),
+        },
+        "mla_use_output_gate": any(keys.layers_with("attn_gate.weight")),
+        "hidden_act": "situ",
+        "activation_situ_beta": caps[0],
+        "activation_situ_linear_beta": max(caps[1], 0.0) or None,
+        "routed_expert_hidden_size": latent or None,
+        "latent_moe_use_norm": any(keys.layers_with("ffn_routed_norm.weight")),
+        "attn_res_block_size": keys.integer("attn_res.block_size", 0) or None,
+    }
+    names: Names = {
+        **{f"ssm_f_{end}": f"self_attn.f_{end}_proj" for end in "ab"},
+        "ssm_g": "self_attn.g_proj",
+        "attn_gate": "self_attn.g_proj",
+        "attn_res_score": "self_attention_res_proj",
+        "ffn_res_score": "mlp_res_proj",
+        "ffn_routed_down": "mlp.fc1_latent_proj",
+        "ffn_routed_up": "mlp.fc2_latent_proj",
+        "ffn_routed_norm": "mlp.latent_norm",
+    }
+    whole: Names = {**parts.WHOLE, "output_res_score": "model.output_attn_res_proj"}
+    return FileLayout(config, whole, _NAMES | names, {"self_attn.A_log": LOG})
 
 
 _NARROW_GATES: Names = {f"ssm_{gate}_{end}": f"self_attn.{gate}_{end}_proj" for gate in "fg" for end in "ab"}

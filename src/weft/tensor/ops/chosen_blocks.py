@@ -15,7 +15,10 @@ is computed by itself. A few tokens gather the tokens that they see; those of a 
 that any of them sees, at the price of full attention. All operators are torch's. Scores are float64 and rounded once,
 so that the choice does not depend on the shape of a product.
 
-Sources: transformers ``Qwen4ExpTextQSAIndexer``, ``Glm5NextTextIndexer``, ``DeepseekV32Indexer``.
+MiniMax M3 chooses apart for each KV head, among blocks whose score is that of their best token.
+
+Sources: transformers ``Qwen4ExpTextQSAIndexer``, ``Glm5NextTextIndexer``, ``DeepseekV32Indexer``,
+``MiniMaxM3VLIndexer``.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from weft.families.mixers.attention import Index
 from weft.tensor.inputs import LayerCache, Runs
 from weft.tensor.layout import unpack_k, unpack_v
 from weft.tensor.ops.latent_attention import put_rows, read_rows, rows_of, write_rows
+from weft.tensor.ops.paged_attention import softmax_with
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
 Seen = list[torch.Tensor | None]
@@ -50,7 +54,7 @@ def write_index(
     assert cache.k is not None, "an index without pages"
     scale = None if cache.head_scales is None else cache.head_scales[0, 0]
     write_rows(row_TW if scale is None else row_TW / scale, cache.k, positions_T, runs, cache.token_scales)
-    if shape.block == 1:
+    if shape.keeps_keys:
         return
     pages_NK, places_NK, numbers_N = ended_blocks(runs, shape.block)
     if not len(numbers_N):
@@ -92,7 +96,7 @@ def _ended(runs: Runs, block: int) -> Ended:
 def sees_all(runs: Runs, shape: Index) -> bool:
     """Return whether no token of the step has blocks that are not chosen."""
     return all(
-        (start + length) // shape.block <= shape.chosen for start, length in zip(runs.starts, runs.lengths, strict=True)
+        shape.blocks_of(start + length) <= shape.chosen for start, length in zip(runs.starts, runs.lengths, strict=True)
     )
 
 
@@ -109,11 +113,7 @@ def choose_blocks(q_THD: torch.Tensor, weights_TH: torch.Tensor, cache: LayerCac
             seen.append(None)
             continue
         ends_B = torch.arange(1, blocks + 1, device=q_THD.device) * shape.block - 1
-        pages_B = runs.page_table_RP[run, ends_B // PAGE_TOKENS].long()
-        rows_BW = rows_of(cache.k, cache.token_scales, pages_B, ends_B % PAGE_TOKENS)
-        keys_BD = rows_BW[:, : shape.key_dim].double()
-        if cache.head_scales is not None:
-            keys_BD = keys_BD * cache.head_scales[0, 0].double()
+        keys_BD = _keys_at(ends_B, run, cache, runs, shape)
         positions_L = torch.arange(runs.starts[run], context, device=q_THD.device)
         begin, step = runs.offsets[run], max(1, SCORES_AT_ONCE // (shape.queries * blocks))
         parts = []
@@ -124,6 +124,53 @@ def choose_blocks(q_THD: torch.Tensor, weights_TH: torch.Tensor, cache: LayerCac
             parts.append(_best(scores_LB, positions_L[first : first + step], context, shape))
         seen.append(torch.cat(parts))
     return seen
+
+
+def _keys_at(tokens_N: torch.Tensor, run: int, cache: LayerCache, runs: Runs, shape: Index) -> torch.Tensor:
+    """Return float64 [N, key_dim], the keys in the rows of tokens of a run."""
+    assert cache.k is not None, "an index without pages"
+    pages_N = runs.page_table_RP[run, tokens_N // PAGE_TOKENS].long()
+    rows_NW = rows_of(cache.k, cache.token_scales, pages_N, tokens_N % PAGE_TOKENS)
+    keys_ND = rows_NW[:, : shape.key_dim].double()
+    return keys_ND if cache.head_scales is None else keys_ND * cache.head_scales[0, 0].double()
+
+
+def choose_by_maxima(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, shape: Index) -> Seen:
+    """Return the tokens that the queries of each KV head see, by the best token of each block. ``q_THD`` [T, KV heads,
+    key_dim]. ``cache``: the index rows, with those of this step.
+    """
+    seen: Seen = []
+    for run in range(runs.run_count):
+        context = runs.starts[run] + runs.lengths[run]
+        if runs.starts[run] == PAD or shape.blocks_of(context) <= shape.chosen:
+            seen.append(None)
+            continue
+        places_S = torch.arange(context, device=q_THD.device)
+        keys_SD = _keys_at(places_S, run, cache, runs, shape)
+        begin, step = runs.offsets[run], max(1, SCORES_AT_ONCE // (q_THD.shape[1] * context))
+        parts = []
+        for first in range(0, runs.lengths[run], step):
+            count = min(step, runs.lengths[run] - first)
+            q_HLD = q_THD[begin + first : begin + first + count].transpose(0, 1).double()
+            positions_L = places_S[runs.starts[run] + first :][:count]
+            parts.append(_best_by_maxima(q_HLD @ keys_SD.T, positions_L, shape))
+        seen.append(torch.cat(parts, dim=1))
+    return seen
+
+
+def _best_by_maxima(scores_HLS: torch.Tensor, positions_L: torch.Tensor, shape: Index) -> torch.Tensor:
+    """Return bool [KV heads, L, context], the tokens of the best blocks."""
+    context, blocks = scores_HLS.shape[2], shape.blocks_of(scores_HLS.shape[2])
+    seen_LS = torch.arange(context, device=scores_HLS.device) <= positions_L[:, None]
+    scores_HLS = F.pad(
+        scores_HLS.masked_fill(~seen_LS, -torch.inf), (0, blocks * shape.block - context), value=-torch.inf
+    )
+    scores_HLB = torch.unflatten(scores_HLS, 2, (blocks, shape.block)).amax(-1).float()
+    before_LB = positions_L[:, None] // shape.block - torch.arange(blocks, device=scores_HLS.device)
+    scores_HLB = scores_HLB.masked_fill((before_LB >= 0) & (before_LB < shape.near), torch.inf)
+    best_HLK = scores_HLB.sort(descending=True, stable=True).indices[..., : shape.chosen]
+    chosen_HLB = torch.zeros_like(scores_HLB, dtype=torch.bool).scatter_(2, best_HLK, True)
+    return chosen_HLB.repeat_interleave(shape.block, 2)[..., :context] & seen_LS
 
 
 def _best(scores_LB: torch.Tensor, positions_L: torch.Tensor, context: int, shape: Index) -> torch.Tensor:
@@ -141,11 +188,18 @@ def _best(scores_LB: torch.Tensor, positions_L: torch.Tensor, context: int, shap
 
 
 def attend_seen(
-    q_THD: torch.Tensor, cache: LayerCache, runs: Runs, scale: float, seen: Seen, value_dim: int | None = None
+    q_THD: torch.Tensor,
+    cache: LayerCache,
+    runs: Runs,
+    scale: float,
+    seen: Seen,
+    value_dim: int | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return ``softmax(scale q . k) v`` of each token over the tokens that it sees: [T, heads, value dim] in the dtype
     of ``q_THD``. The step's own keys are written. ``value_dim``: of latents, the first numbers of a row, which is the
-    key of all heads. PAD rows give zeros; unwritten memory does not reach the output.
+    key of all heads. ``sinks_H`` float32 [heads]: scores that take part in the sum of the softmax, without a value. PAD
+    rows give zeros; unwritten memory does not reach the output.
     """
     assert cache.k is not None, "an attention layer without pages"
     width = q_THD.shape[2] if value_dim is None else value_dim
@@ -163,8 +217,9 @@ def attend_seen(
         attend = _gathered if runs.lengths[run] <= _FEW else _masked
         q_LHD = q_THD[rows].float() * scale
         if mask_LS.ndim == 2:
-            out_LHV = attend(q_LHD, cache, table_P, mask_LS, value_dim, slice(None))
+            out_LHV = attend(q_LHD, cache, table_P, mask_LS, value_dim, slice(None), sinks_H)
         else:
+            assert sinks_H is None, "heads that choose apart have no sinks"
             out_LHV = torch.cat(
                 [
                     attend(q_LGD, cache, table_P, mask_LS[head], value_dim, slice(head, head + 1))
@@ -183,6 +238,7 @@ def _gathered(
     mask_LS: torch.Tensor,
     value_dim: int | None,
     heads: slice,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attention of each token over only the tokens that it sees. ``heads``: the KV heads of the queries."""
     out = []
@@ -191,7 +247,7 @@ def _gathered(
         pages_N, places_N = table_P[tokens_N // PAGE_TOKENS], tokens_N % PAGE_TOKENS
         k_NKD, v_NKV = _tokens(cache, pages_N, places_N, value_dim, heads)
         q_KGD = q_HD.view(k_NKD.shape[1], -1, q_HD.shape[1])
-        weights_KGN = torch.softmax(q_KGD @ k_NKD.permute(1, 2, 0), dim=-1)
+        weights_KGN = softmax_with(None if sinks_H is None else sinks_H[None], q_KGD @ k_NKD.permute(1, 2, 0))
         out.append((weights_KGN @ v_NKV.transpose(0, 1)).flatten(0, 1))
     return torch.stack(out)
 
@@ -229,6 +285,7 @@ def _masked(
     mask_LS: torch.Tensor,
     value_dim: int | None,
     heads: slice,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attention of all tokens of a run over the pages that any of them sees."""
     length, context = mask_LS.shape
@@ -239,6 +296,11 @@ def _masked(
     # NaN of unwritten memory would pass a mask.
     nobodys_S11 = ~mask_LS.any(0)[:, None, None]
     k_SKD, v_SKV = k_SKD.masked_fill(nobodys_S11, 0.0), v_SKV.masked_fill(nobodys_S11, 0.0)
+    if sinks_H is not None:  # a further key, whose product with a query is the sink, and whose value is zero
+        q_LHD = torch.cat((q_LHD, sinks_H[:, None].expand(length, -1, 1)), dim=-1)
+        k_SKD, v_SKV = F.pad(k_SKD, (0, 1, 0, 0, 0, 1)), F.pad(v_SKV, (0, 0, 0, 0, 0, 1))
+        k_SKD[-1, :, -1] = 1.0
+        mask_LS = F.pad(mask_LS, (0, 1), value=True)
     q_1HLD, k_1KSD, v_1KSV = (x.transpose(0, 1)[None] for x in (q_LHD, k_SKD, v_SKV))
     return F.scaled_dot_product_attention(q_1HLD, k_1KSD, v_1KSV, attn_mask=mask_LS, scale=1.0, enable_gqa=True)[
         0
