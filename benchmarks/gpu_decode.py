@@ -30,6 +30,8 @@ UNRECORDED_MAX = 16
 PROMPTS = (256, 1024)
 """Tokens of the prompt beside the decodes."""
 PICTURES_BYTES, ADAPTERS_BYTES = 16 << 20, 64 << 20
+RECORDED = 64
+"""Tokens of the largest step with prompts that is recorded beside verify runs: more shapes would take their time."""
 WATCHED = 4
 """Steps behind them that torch watches for synchronisations."""
 PROFILED = ((1, 0), (64, 0), (256, 0), (0, 1024), (0, 8192))
@@ -116,7 +118,7 @@ def timed_drafts(
 
     steps, head = list[float](), list[float]()
     core, executor, _, _ = small_engine(
-        model, device, 1, length, graphs, overlap, mixed_tokens_max=TOKENS_MAX, verify_runs=True, drafter=Always()
+        model, device, 1, length, graphs, overlap, mixed_tokens_max=RECORDED, verify_runs=True, drafter=Always()
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=length - 4, ignore_eos=True)
     core.submit(Request(request_id="drafts", prompt_tokens=[5, 6, 7], sampling=sampling))
