@@ -52,6 +52,7 @@ FORMATS: tuple[ReasoningFormat, ...] = (
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+    ReasoningFormat("plamo3", "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
     ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
     ReasoningFormat(
         "gemma4", "<|channel>", "<channel|>", signs=("<|channel>", "<channel|>"), label="thought", again=True
