@@ -46,6 +46,8 @@
     gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
     gemma, gemma2     gemma            attention, caps and windows    dense
     gemma3[_text]     gemma3           attention, windows             dense
+    gemma3n[_text]    gemma3n          attention, windows, shared KV; several streams
+                                                                      dense
     gemma4[_text]     gemma4           attention, windows, shared KV  dense, or experts and dense
     minimax           minimax          lightning + attention          experts
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
@@ -96,6 +98,7 @@ from weft.families import (
     delta,
     dense,
     gemma,
+    gemma3n,
     gigachat,
     gpt2,
     gpt_oss,
@@ -298,6 +301,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         delta,
         dense,
         gemma,
+        gemma3n,
         gigachat,
         gpt2,
         gpt_oss,
