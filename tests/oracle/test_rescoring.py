@@ -38,8 +38,8 @@ DIFFERS: dict[str, tuple[str, ...]] = {
         "minimax_plain", "olmo_hybrid_rope",
     ),
     "the ring of a window": (
-        "mistral", "qwen3_window", "smollm3_window", "olmo3", "lfm3", "lfm3_plain", "gpt_oss", "gemma3", "gemma4",
-        "gemma4_moe", "jet_nemotron", "recurrent_gemma", "plamo2", "plamo3", "plamo3_scaled",
+        "mistral", "qwen3_window", "smollm3_window", "olmo3", "lfm3", "lfm3_plain", "gpt_oss", "gemma3", "gemma3n",
+        "gemma4", "gemma4_moe", "jet_nemotron", "recurrent_gemma", "plamo2", "plamo3", "plamo3_scaled",
     ),
     "the ring of a window, in common decoders": (
         "qwen2_window", "phi3", "cohere2", "exaone4", "ministral", "cwm", "starcoder2", "gemma2",
@@ -58,7 +58,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     "a gate that passes GELU": ("gemma",),
     "attention over chosen blocks": (
         "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain", "deepseek_v32",
-        "glm_moe_dsa", "minimax_m3", "minimax_m3_near",
+        "glm_moe_dsa", "minimax_m3", "minimax_m3_near", "hy_v4",
     ),
     "attention over entries of tokens": ("deepseek_v4", "deepseek_v4_plain"),
     "a state of one number for each channel": ("recurrent_gemma_pages",),

@@ -61,6 +61,9 @@ OWN = {
     "minimax": 'functions.look-up.v2({"import": "a<b", "n": 3})',
     "kimi": "<|tool_call_begin|>functions.look-up.v2:0<|tool_call_argument_begin|>"
     '{"import": "a<b", "n": 3}<|tool_call_end|>',
+    "plamo3": "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>look-up.v2<|plamo:end_tool_name:plamo|>"
+    "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
+    '{"import": "a<b", "n": 3}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>',
     "minimax_m2": '<invoke name="look-up.v2"><parameter name="import">a<b</parameter>'
     '<parameter name="n">3</parameter></invoke>',
     "kimi_k3": '<|open|>call tool="look-up.v2" index="1"<|sep|><|open|>argument key="import" type="string"<|sep|>a<b'

@@ -14,6 +14,8 @@
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
+    hy_v4[_vl_text]   chosen           latent attention over chosen tokens; several streams
+                                                                      dense in the first layer, then experts
     deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
                                                                       experts + shared expert
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
@@ -44,6 +46,8 @@
     gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
     gemma, gemma2     gemma            attention, caps and windows    dense
     gemma3[_text]     gemma3           attention, windows             dense
+    gemma3n[_text]    gemma3n          attention, windows, shared KV; several streams
+                                                                      dense
     gemma4[_text]     gemma4           attention, windows, shared KV  dense, or experts and dense
     minimax           minimax          lightning + attention          experts
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
@@ -94,6 +98,7 @@ from weft.families import (
     delta,
     dense,
     gemma,
+    gemma3n,
     gigachat,
     gpt2,
     gpt_oss,
@@ -294,6 +299,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         delta,
         dense,
         gemma,
+        gemma3n,
         gigachat,
         gpt2,
         gpt_oss,

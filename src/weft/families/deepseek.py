@@ -55,7 +55,7 @@ def read_deepseek_v3(family: str, keys: ConfigKeys) -> Architecture:
 def read_deepseek_v32(family: str, keys: ConfigKeys) -> Architecture:
     keys.only(scoring_func="sigmoid", topk_method="noaux_tc")
     return deepseek(
-        keys, FeedDefaults(3, 18_432, 256, 2048, 2.5, 8, 4), partial(_choosing, interleaved=False), family,
+        keys, FeedDefaults(3, 18_432, 256, 2048, 2.5, 8, 4), partial(choosing, interleaved=False), family,
         **sizes(129_280, 7168, 18_432, 61, 128, 128, 163_840), **query_rank(keys, 1536), index_n_heads=64)  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def read_glm_moe_dsa(family: str, keys: ConfigKeys) -> Architecture:
     """Read GLM 5: DeepSeek V3.2, in which layers may see what the layer before chose."""
     keys.only(scoring_func="sigmoid", topk_method="noaux_tc")
     architecture = deepseek(
-        keys, FeedDefaults(3, 12_288, 256, 2048, 2.5, 1, 1), partial(_choosing, interleaved=True), family,
+        keys, FeedDefaults(3, 12_288, 256, 2048, 2.5, 1, 1), partial(choosing, interleaved=True), family,
         **sizes(154_880, 6144, 12_288, 78, 64, 64, 202_752), **query_rank(keys, 2048), index_n_heads=32,
         qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5)  # fmt: skip
     own, feed = architecture.mixers[0], architecture.feed_forwards[-1]
@@ -72,8 +72,9 @@ def read_glm_moe_dsa(family: str, keys: ConfigKeys) -> Architecture:
     return replace(architecture, mtp=mtp_behind(keys, own, feed))
 
 
-def _choosing(keys: ConfigKeys, *, interleaved: bool) -> list[LatentAttention]:
-    """Return latent attention over tokens that an index chooses. ``interleaved``: default for the index."""
+def choosing(keys: ConfigKeys, *, interleaved: bool, **more: Any) -> list[LatentAttention]:
+    """Return latent attention over tokens that an index chooses. ``interleaved``: default for the index; ``more``: its
+    further fields."""
     keys.only(mlp_bias=False)
     count = keys.integer("num_hidden_layers")
     reading.kinds_with_windows(keys, ("indexed_attention",), ["indexed_attention"] * count)
@@ -84,7 +85,7 @@ def _choosing(keys: ConfigKeys, *, interleaved: bool) -> list[LatentAttention]:
         fail("index_head_dim", dim, f"its keys turn by qk_rope_head_dim {latent.shared_dim}")
     index = Index(
         keys.integer("index_n_heads"), dim, 1, keys.integer("index_topk", 2048), "tokens",
-        interleaved=keys.boolean("indexer_rope_interleave", interleaved))  # fmt: skip
+        interleaved=keys.boolean("indexer_rope_interleave", interleaved), **more)  # fmt: skip
     own, reused = replace(latent, index=index), replace(latent, reuses_choice=True)
     return [own if kind == _OWN else reused for kind in _index_kinds(keys, count)]
 

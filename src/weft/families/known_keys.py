@@ -66,6 +66,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
                     "linear_dt_min"),
     "kimi_linear": ("head_dim", "qk_head_dim"),
     "gemma3": ("_sliding_window_pattern",),
+    # A limit of weights in training.
+    "gemma3n": ("altup_coef_clip",),
     "recurrent_gemma": ("final_w_init_variance_scale", "w_init_variance_scale"),
     "minimax": ("block_size",),
     # Sizes that transformers derives itself.
@@ -105,6 +107,7 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     # mlp_layer_types has the content of the first key.
     "exaone_moe": ("first_k_dense_replace", "sliding_window_pattern"),
     "glm5_next": ("head_dim", "qk_head_dim"),
+    "hy_v4": ("head_dim", "learnable_sink_init", "qk_head_dim"),
     "qwen4_exp": ("number_of_conv_states", "split_ngram_parts"),
     # Heads that predict further tokens are not read.
     "deepseek_v4": ("num_nextn_predict_layers",),

@@ -3,7 +3,7 @@
     Residual          x + scale * block(norm(x))                    most families
     Streams           several streams, mixed around each block      Qwen4, GLM 5
     AttentionResiduals  blocks read an attention over sums of layers  Inkling 2, Kimi K3
-    PerLayer          a second embedding, and a factor              Gemma 4
+    PerLayer          a second embedding, and a factor              Gemma 4, 3n
     NormedStream      the stream is the output of a norm            MiniMax
     PlainNorms        norms without weights                         nanochat
     NormedEmbedding   the embedding is normed, without a weight     Muse
@@ -107,15 +107,17 @@ class Streams(Residual):
 
     ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a gate. "mixed"
     (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and columns sum to 1 after
-    ``rounds`` rounds of Sinkhorn's iteration. ``weighed``: of "mixed", streams are weighed after the last layer too
-    (DeepSeek V4); otherwise their mean is taken."""
+    ``rounds`` rounds of Sinkhorn's iteration. "apart" (Hy4) is "mixed" without the matrix: streams keep their values.
+    ``magnitude``: largest share of a stream in a block's output. ``weighed``: without gates, streams are weighed after
+    the last layer too (DeepSeek V4); otherwise their mean is taken."""
 
-    kind: Literal["gated", "mixed"]
+    kind: Literal["gated", "mixed", "apart"]
     count: int
     rank: int = 0
     rounds: int = 0
     eps: float = 0.0
     weighed: bool = False
+    magnitude: float = 2.0
 
     def mix_table(self, hidden: int, *, last: bool = False, joint: str = "") -> Table:
         """Return the tensors that mix streams around one block; ``last``: after all layers. ``joint``: text that joins
@@ -128,8 +130,9 @@ class Streams(Residual):
                 | product("up", self.rank, ("input_mix_weight_up", width))
             )
             return table if last else table | product("inject", width, ("block_inject_weight", self.count))
-        weights = self.count if last else (2 + self.count) * self.count
-        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (1 if last else 3,)}
+        parts = 1 if last else 2 + (self.kind == "mixed")
+        weights = self.count * (self.count + 2 if parts > 2 else parts)
+        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (parts,)}
         return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
     def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
@@ -180,15 +183,17 @@ class AttentionResiduals(Residual):
 @dataclass(frozen=True, slots=True)
 class PerLayer(Residual):
     """Residual with a factor on the stream after each layer; with a ``width``, also with ``width`` numbers of a second
-    embedding, which each token has for each layer."""
+    embedding, which each token has for each layer. ``known``: tokens of the second embedding, the first ones, if it has
+    fewer than the first; the others have the numbers of token 0."""
 
     width: int = 0
+    known: int = 0
 
     def embedding_table(self, vocab: int, layers: int, hidden: int) -> Table:
         """Return the second embedding, and the projection of the first that is added to it."""
-        columns = layers * self.width
+        columns, rows = layers * self.width, Numbered("tokens", self.known or vocab)
         return {
-            "table": (Tensor("embed_tokens_per_layer.weight", (Numbered("tokens", vocab), columns), "plain"),),
+            "table": (Tensor("embed_tokens_per_layer.weight", (rows, columns), "plain"),),
             **product("project", hidden, ("per_layer_model_projection", columns)),
             **norm_weight("norm", self.width, "per_layer_projection_norm"),
         }
@@ -197,9 +202,11 @@ class PerLayer(Residual):
         """Return the tensors that add a layer's numbers of the second embedding to the stream, and the factor on the
         stream."""
         scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
-        if not self.width:
-            return scalar
-        return scalar | (
+        return scalar | self.own_table(hidden) if self.width else scalar
+
+    def own_table(self, hidden: int) -> Table:
+        """Return the tensors that make an addition to the stream of a layer's numbers of the second embedding."""
+        return (
             product("gate", hidden, ("per_layer_input_gate", self.width))
             | product("out", self.width, ("per_layer_projection", hidden))
             | norm_weight("norm", hidden, "post_per_layer_input_norm")

@@ -75,6 +75,7 @@ FORMATS: tuple[ReasoningFormat, ...] = (
         signs=("<|open|>", "<|close|>", "<|sep|>"),
         frame=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
+    ReasoningFormat("plamo3", "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
     ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
     ReasoningFormat(
         "gemma4", "<|channel>", "<channel|>", signs=("<|channel>", "<channel|>"), label="thought", again=True

@@ -350,6 +350,13 @@ DENSE_RELEASES: dict[str, Config] = {
         qk_nope_head_dim=192, qk_rope_head_dim=64, rms_norm_eps=1e-05,
         rope_parameters={"rope_theta": 8_000_000, "rope_type": "default"}, routed_scaling_factor=2.5,
         scoring_func="sigmoid", topk_group=1, topk_method="noaux_tc", v_head_dim=256),
+    "hy_v4": release(  # transformers' default
+        "hy_v4", (120_832, 2816, 6912, 34, 32, 32, 262_144), hc_eps=1e-06, hc_magnitude=2.0, hc_mult=4,
+        index_head_dim=128, index_n_heads=16, index_topk=2048, kv_lora_rank=512, learnable_sink_init=0.0,
+        mlp_layer_types=["dense"] + ["sparse"] * 33, moe_intermediate_size=768, n_group=1, n_routed_experts=256,
+        n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8, q_lora_rank=1536, qk_nope_head_dim=192,
+        qk_rope_head_dim=64, rms_norm_eps=1e-05, rope_parameters={"rope_theta": 10_000.0, "rope_type": "default"},
+        routed_scaling_factor=2.827, swiglu_limit=10.0, topk_group=1, v_head_dim=256),
     "falcon": release(  # falcon-7b-instruct
         "falcon", (65_024, 4544, 0, 32, 71, 0, 2048), alibi=False, bias=False, hidden_act="gelu",
         layer_norm_epsilon=1e-05, multi_query=True, new_decoder_architecture=False, parallel_attn=True,

@@ -14,7 +14,7 @@ from weft.families import name_here, read_architecture
 from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import LayerNorms, NormedEmbedding, Positions, Residual
+from weft.families.residuals import LayerNorms, NormedEmbedding, Positions, Residual, Streams
 from weft.families.sharding import possible_tps
 
 
@@ -111,6 +111,24 @@ def test_layers_of_glm_5_see_what_the_last_full_one_chose_and_those_of_deepseek_
     ):
         with pytest.raises(CheckpointError, match=key):
             read("glm_moe_dsa", **{key: value})
+
+
+def test_hy4_has_sinks_and_gates_and_streams_apart() -> None:
+    model = read("hy_v4")
+    assert model.indexed == (0, *range(1, 34, 4))
+    first, third = model.mixers[0], model.mixers[2]
+    assert first.index == Index(16, 128, 1, 2048, "tokens", turned_last=True, norm_eps=1e-5)
+    assert (first.gated, first.sinks, first.interleaved, first.norm_eps) == (True, True, False, 1e-6)
+    assert (third.index, third.reuses_choice) == (None, True)
+    assert model.residual == Streams("apart", 4, eps=1e-6, weighed=True, magnitude=2.0)
+    feed = model.feed_forwards[1]
+    assert (feed.limit, feed.shared, model.feed_forwards[0]) == (10.0, Dense(768), Dense(6912))
+    assert read("hy_v4", swiglu_limit=-1.0).feed_forwards[1].limit == 0.0
+    larger = read("hy_v4", model_type="hy_v4_vl_text")
+    assert {(mixer.norm_eps, mixer.interleaved) for mixer in larger.mixers} == {(1e-5, True)}
+    assert larger.mixers[0].index.interleaved
+    with pytest.raises(CheckpointError, match="rope_interleave is True"):
+        read("hy_v4", rope_interleave=True)
 
 
 def test_minimax_m3_chooses_blocks_for_each_kv_head_after_three_full_layers() -> None:

@@ -198,6 +198,19 @@ FAMILIES = {
         ("<|open|>think<|sep|>Hm, rain?<|close|>think<|sep|>", "Hm, rain?"),
         ("<|open|>", "<|close|>", "<|sep|>"),
     ),
+    "PLaMo 3": Published(
+        "<|plamo:begin_think:plamo|> <|plamo:begin_tool_requests:plamo|>",
+        ("plamo3", "plamo3"),
+        "<|plamo:begin_tool_requests:plamo|>"
+        + "".join(
+            f"<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{name}<|plamo:end_tool_name:plamo|>"
+            f"<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{given}"
+            "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+            for name, given in (("get-weather.v1", JSON), ("get_time", "{}"))
+        )
+        + "<|plamo:end_tool_requests:plamo|>",
+        ("<|plamo:begin_think:plamo|>Hm, rain?<|plamo:end_think:plamo|>", "Hm, rain?"),
+    ),
     "GigaChat 3.5": Published("<think> ｜GCML｜", ("think", "gigachat"), DSML.replace("DSML", "GCML"), THINK),
     "DeepSeek V3.2": Published(
         "<think> <｜DSML｜function_calls>",

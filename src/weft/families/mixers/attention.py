@@ -76,7 +76,8 @@ class Index:
         learned   the weights of rows in the key, and of queries in the sum, are learned; queries come from the
                   bottleneck (GLM 5 next)
         tokens    each token is a block, and its key turns; weights in the sum are learned, and queries come from the
-                  bottleneck (DeepSeek V3.2). ``interleaved``: positions turn pairs of neighbours (GLM 5)
+                  bottleneck (DeepSeek V3.2). ``interleaved``: positions turn pairs of neighbours (GLM 5);
+                  ``turned_last``: they turn the last numbers of a key, not the first (Hy4). ``norm_eps``: of the keys
         maxima    each token has a key, which turns (MiniMax M3)
     """
 
@@ -87,6 +88,8 @@ class Index:
     kind: Literal["means", "learned", "tokens", "maxima"] = "means"
     interleaved: bool = False
     near: int = 1
+    turned_last: bool = False
+    norm_eps: float = 1e-6
 
     @property
     def keeps_keys(self) -> bool:

@@ -25,7 +25,8 @@ class Dense(BlockShape):
     """Feed-forward; ``width`` is the inner size. ``gated``: down(act(gate(x)) * up(x)), else
     down(act(up(x))). ``multipliers``: factors on gate(x) and on the result, Falcon-H1's. ``limit``: gate(x)
     is at most this, and up(x) at most this on both sides (GLM 5); 0 for none. ``caps``: of "situ" on gate(x) and up(x):
-    c tanh(x / c) replaces x; 0 for none."""
+    c tanh(x / c) replaces x; 0 for none. ``sparsity``: share of the numbers of gate(x) that are cut to 0, if these are
+    normally distributed; of the others the cut is subtracted (Gemma 3n)."""
 
     reader = "weft.models.blocks.feed_forward:read_dense"
     part = "feed-forward"
@@ -37,6 +38,7 @@ class Dense(BlockShape):
     multipliers: tuple[float, float] = (1.0, 1.0)
     limit: float = 0.0
     caps: tuple[float, float] = (0.0, 0.0)
+    sparsity: float = 0.0
 
     def table(self, hidden: int, *, names: Names = GATED, whole: bool = False, paired: bool = False) -> Table:
         """Return the tensors. ``names``: of the input products, then of the output product; one name of gate and up
@@ -64,7 +66,7 @@ class Experts(BlockShape):
 
     Experts:
         width             inner size of one expert
-        limit, caps       as in ``Dense``
+        limit, caps       as in ``Dense``; ``limits_shared`` False: the shared expert has no limit (Hy4)
         bias              the router and both products of an expert have biases
         latent_width      routed experts work on a projection of this width; 0: on the stream itself
         latent_normed     an RMS norm of the sum of the routed experts, before it is expanded (Kimi K3)
@@ -121,6 +123,7 @@ class Experts(BlockShape):
     bias: bool = False
     normed_apart: bool = False
     limit: float = 0.0
+    limits_shared: bool = True
     router_width: int = 0
     router_continues: bool = False
     shared_count: int = 0
@@ -141,10 +144,8 @@ class Experts(BlockShape):
     @property
     def shared(self) -> Dense:
         """The expert that every token passes."""
-        factors = (1.0, self.shared_factor)
-        return Dense(
-            self.shared_width, self.activation, self.gated, multipliers=factors, limit=self.limit, caps=self.caps
-        )
+        factors, limit = (1.0, self.shared_factor), self.limit if self.limits_shared else 0.0
+        return Dense(self.shared_width, self.activation, self.gated, multipliers=factors, limit=limit, caps=self.caps)
 
     def table(
         self,

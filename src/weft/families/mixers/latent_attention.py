@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from weft import spec
 from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Index, Rope, index_tables
-from weft.families.tensors import Dim, NormGate, Table, Tensor, Units, norm_gate, norm_weight, product
+from weft.families.tensors import Dim, NormGate, Table, Tensor, Units, exact, norm_gate, norm_weight, product
 from weft.spec import LayerSpec
 
 
@@ -21,7 +21,8 @@ class LatentAttention(Mixer):
     number for each number of the output (GigaChat 3.5, Kimi K3). ``index``: tokens see only chosen blocks (GLM 5);
     ``reuses_choice``: those that the last layer with an index chose. ``norm_eps``
     and ``norm_gate``: epsilon and gate of the norms inside; ``query_factor`` and ``latent_factor``: factors on the
-    outputs of these norms. ``interleaved``: positions turn pairs of neighbours, otherwise halves (MiniCPM 3)."""
+    outputs of these norms. ``interleaved``: positions turn pairs of neighbours, otherwise halves (MiniCPM 3).
+    ``sinks``: each head has a learned score that adds to the sum of the softmax (Hy4)."""
 
     reader = "weft.models.blocks.latent_attention:read_latent_attention"
     part = "attention"
@@ -44,6 +45,7 @@ class LatentAttention(Mixer):
     latent_factor: float = 1.0
     interleaved: bool = True
     reuses_choice: bool = False
+    sinks: bool = False
 
     @property
     def index_width(self) -> int:
@@ -79,6 +81,8 @@ class LatentAttention(Mixer):
         if self.gate_width:
             gates = f"{gate or ('gate_proj' if self.gated else 'g_proj')}.weight"
             table["latent"] += (Tensor(gates, (Units(self.heads, self.gate_width), hidden)),)
+        if self.sinks:
+            table |= exact("sinks", dims=(Units(self.heads),))
         return (
             table
             | norm_weight("latent_norm", latent, "kv_a_layernorm")

@@ -118,7 +118,7 @@ class TokenIndex:
         return weights_TH
 
     def _normed(self, key_TD: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(key_TD, (self.shape.key_dim,), self.norm, self.norm_bias, 1e-6)
+        return F.layer_norm(key_TD, (self.shape.key_dim,), self.norm, self.norm_bias, self.shape.norm_eps)
 
     def _turned(self, x_THD: torch.Tensor, cos_sin: CosSin | None) -> torch.Tensor:
         assert cos_sin is not None, "an index without rotary tables"
@@ -194,6 +194,15 @@ class MaximaIndex:
         return q_TC
 
 
+def turned_first(rows: torch.Tensor, *, shape: Index, turned: int) -> torch.Tensor:
+    """Return ``rows`` [heads x key_dim, ...], the ``turned`` numbers that positions turn first, their halves one after
+    the other.
+    """
+    if shape.turned_last:
+        rows = rows.view(-1, shape.key_dim, *rows.shape[1:]).roll(turned, 1).flatten(0, 1)
+    return neighbours_apart(rows, head_dim=shape.key_dim, turned=turned) if shape.interleaved else rows
+
+
 IndexBlock = MeanIndex | TokenIndex | MaximaIndex
 
 
@@ -216,7 +225,7 @@ def read_index(
         )
     assert rope is not None
     if shape.kind == "tokens":
-        order: Order = partial(neighbours_apart, head_dim=shape.key_dim, turned=rope.rotary_dim * shape.interleaved)
+        order: Order = partial(turned_first, shape=shape, turned=rope.rotary_dim)
         return TokenIndex(
             shape,
             table.linear("project", orders={"wk.weight": order}),

@@ -50,6 +50,8 @@ class LatentAttentionBlock:
     query_norm: Norm | None = None
     index: IndexBlock | None = None
     """Index of chosen blocks, if ``shape.index``."""
+    sinks: torch.Tensor | None = None
+    """float32 [heads], if ``shape.sinks``."""
     adapted: AdaptedBlock[LatentChange] | None = field(default=None, repr=False, compare=False)
     """Changes of ``keys_HOC`` and ``values_HVC`` by adapters."""
 
@@ -73,6 +75,8 @@ class LatentAttentionBlock:
             # Powers of two: the row is divided by its scale, and queries and outputs are multiplied, exactly.
             q_THW, row_TW = q_THW * scale, row_TW / scale
         seen = chosen(self.index, x_TD, asked_TR, inputs, cache, cos_sin, reused=shape.reuses_choice)
+        if seen is None and self.sinks is not None:
+            seen = [None] * inputs.runs.run_count
         if seen is None:
             o_THC = latent_attention(
                 q_THW,
@@ -86,7 +90,7 @@ class LatentAttentionBlock:
             )
         else:
             write_latents(row_TW, cache.k, inputs.positions_T, inputs.runs, cache.token_scales)
-            o_THC = attend_seen(q_THW, cache, inputs.runs, shape.scale, seen, shape.latent_dim)
+            o_THC = attend_seen(q_THW, cache, inputs.runs, shape.scale, seen, shape.latent_dim, self.sinks)
         if scale is not None:
             o_THC = o_THC * scale
         o_THV = self._of_latents(inputs.asked_of(o_THC))
@@ -197,6 +201,7 @@ def read_latent_attention(
         out=table.linear("out"),
         query_norm=query_norm,
         index=None if shape.index is None else read_index(read, shape.index, name, shape.rope, shape.query_rank or 0),
+        sinks=table.get("sinks"),
     )
     full, (rows, columns) = table.declared(table.table["expansion"][0])
     read.source.note(full, block, rows, columns, kind="expansion")

@@ -6,9 +6,10 @@
             x_s += 2 sigmoid(inject(n) / S)_s y
     mixed   w = fn(x / rms(x));  seen = sum of (sigmoid(w) + eps)_s x_s
             x_s = 2 sigmoid(w')_s y + sum over r of M_rs x_r,  rows and columns of M sum to 1
+    apart   seen as in mixed;  x_s += (magnitude sigmoid(w') + eps)_s y
 
 Sources: Hyper-Connections (Zhu et al., 2024); manifold-constrained ones (Xie et al., 2026); transformers
-``Qwen4ExpTextGatedResidual``, ``Glm5NextTextHyperConnection``.
+``Qwen4ExpTextGatedResidual``, ``Glm5NextTextHyperConnection``, ``HYV4HyperConnection``.
 """
 
 from __future__ import annotations
@@ -124,6 +125,20 @@ class MixedStreams:
 
 
 @dataclass(slots=True)
+class StreamsApart(MixedStreams):
+    """Mixing without a matrix: ``fn`` [S + S, S D], ``base`` [S + S], ``scale`` [2]."""
+
+    def enter(self, x_TN: torch.Tensor) -> tuple[torch.Tensor, Carried]:
+        weights_TS = torch.unflatten(self._weights(x_TN), 1, (-1, self.shape.count))
+        see_TS, give_TS = (weights_TS * self.scale[:, None] + self.base.view(-1, self.shape.count)).unbind(1)
+        return self._seen(x_TN, see_TS), (self.shape.magnitude * each(torch.sigmoid, give_TS) + self.shape.eps,)
+
+    def leave(self, x_TN: torch.Tensor, carried: Carried, y_TD: torch.Tensor) -> torch.Tensor:
+        [give_TS] = carried
+        return (x_TN.float() + (give_TS[..., None] * y_TD[:, None].float()).flatten(1)).to(x_TN.dtype)
+
+
+@dataclass(slots=True)
 class StreamsBlock(ResidualBlock):
     """A residual block inside ``mix``."""
 
@@ -150,7 +165,7 @@ class Collapse:
 
 def read_streams(read: BlockReader, shape: Streams, name: str, *, last: bool = False) -> StreamMix:
     """Return the mixing around the block whose streams are under ``name``; ``last``: after all layers."""
-    if shape.kind == "mixed":  # layers.3.hc_attn_fn, or layers.3.attn_hc.fn
+    if shape.kind != "gated":  # layers.3.hc_attn_fn, or layers.3.attn_hc.fn
         layer, _, block = name.rpartition(".")
         joint = f"hc_{block}_" if read.source.has(f"{layer}.hc_{block}_fn") else f"{block}_hc."
         return read_mixed(read, shape, layer, joint)
@@ -167,7 +182,8 @@ def read_streams(read: BlockReader, shape: Streams, name: str, *, last: bool = F
 def read_mixed(read: BlockReader, shape: Streams, name: str, joint: str, *, last: bool = False) -> MixedStreams:
     """Return the mixing whose tensors begin with ``joint`` under ``name``."""
     table = read.table(shape.mix_table(read.hidden, last=last, joint=joint), name)
-    return MixedStreams(shape, table.tensor("fn"), table.tensor("base"), table.tensor("scale"), read.eps)
+    kind = StreamsApart if shape.kind == "apart" else MixedStreams
+    return kind(shape, table.tensor("fn"), table.tensor("base"), table.tensor("scale"), read.eps)
 
 
 def layer_reader(read: BlockReader) -> ReadLayer:

@@ -32,6 +32,7 @@ from weft.families.mixers.attention import Index
 from weft.tensor.inputs import LayerCache, Runs
 from weft.tensor.layout import unpack_k, unpack_v
 from weft.tensor.ops.latent_attention import put_rows, read_rows, rows_of, write_rows
+from weft.tensor.ops.paged_attention import softmax_with
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
 Seen = list[torch.Tensor | None]
@@ -187,11 +188,18 @@ def _best(scores_LB: torch.Tensor, positions_L: torch.Tensor, context: int, shap
 
 
 def attend_seen(
-    q_THD: torch.Tensor, cache: LayerCache, runs: Runs, scale: float, seen: Seen, value_dim: int | None = None
+    q_THD: torch.Tensor,
+    cache: LayerCache,
+    runs: Runs,
+    scale: float,
+    seen: Seen,
+    value_dim: int | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return ``softmax(scale q . k) v`` of each token over the tokens that it sees: [T, heads, value dim] in the dtype
     of ``q_THD``. The step's own keys are written. ``value_dim``: of latents, the first numbers of a row, which is the
-    key of all heads. PAD rows give zeros; unwritten memory does not reach the output.
+    key of all heads. ``sinks_H`` float32 [heads]: scores that take part in the sum of the softmax, without a value. PAD
+    rows give zeros; unwritten memory does not reach the output.
     """
     assert cache.k is not None, "an attention layer without pages"
     width = q_THD.shape[2] if value_dim is None else value_dim
@@ -209,8 +217,9 @@ def attend_seen(
         attend = _gathered if runs.lengths[run] <= _FEW else _masked
         q_LHD = q_THD[rows].float() * scale
         if mask_LS.ndim == 2:
-            out_LHV = attend(q_LHD, cache, table_P, mask_LS, value_dim, slice(None))
+            out_LHV = attend(q_LHD, cache, table_P, mask_LS, value_dim, slice(None), sinks_H)
         else:
+            assert sinks_H is None, "heads that choose apart have no sinks"
             out_LHV = torch.cat(
                 [
                     attend(q_LGD, cache, table_P, mask_LS[head], value_dim, slice(head, head + 1))
@@ -229,6 +238,7 @@ def _gathered(
     mask_LS: torch.Tensor,
     value_dim: int | None,
     heads: slice,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attention of each token over only the tokens that it sees. ``heads``: the KV heads of the queries."""
     out = []
@@ -237,7 +247,7 @@ def _gathered(
         pages_N, places_N = table_P[tokens_N // PAGE_TOKENS], tokens_N % PAGE_TOKENS
         k_NKD, v_NKV = _tokens(cache, pages_N, places_N, value_dim, heads)
         q_KGD = q_HD.view(k_NKD.shape[1], -1, q_HD.shape[1])
-        weights_KGN = torch.softmax(q_KGD @ k_NKD.permute(1, 2, 0), dim=-1)
+        weights_KGN = softmax_with(None if sinks_H is None else sinks_H[None], q_KGD @ k_NKD.permute(1, 2, 0))
         out.append((weights_KGN @ v_NKV.transpose(0, 1)).flatten(0, 1))
     return torch.stack(out)
 
@@ -275,6 +285,7 @@ def _masked(
     mask_LS: torch.Tensor,
     value_dim: int | None,
     heads: slice,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attention of all tokens of a run over the pages that any of them sees."""
     length, context = mask_LS.shape
@@ -285,6 +296,11 @@ def _masked(
     # NaN of unwritten memory would pass a mask.
     nobodys_S11 = ~mask_LS.any(0)[:, None, None]
     k_SKD, v_SKV = k_SKD.masked_fill(nobodys_S11, 0.0), v_SKV.masked_fill(nobodys_S11, 0.0)
+    if sinks_H is not None:  # a further key, whose product with a query is the sink, and whose value is zero
+        q_LHD = torch.cat((q_LHD, sinks_H[:, None].expand(length, -1, 1)), dim=-1)
+        k_SKD, v_SKV = F.pad(k_SKD, (0, 1, 0, 0, 0, 1)), F.pad(v_SKV, (0, 0, 0, 0, 0, 1))
+        k_SKD[-1, :, -1] = 1.0
+        mask_LS = F.pad(mask_LS, (0, 1), value=True)
     q_1HLD, k_1KSD, v_1KSV = (x.transpose(0, 1)[None] for x in (q_LHD, k_SKD, v_SKV))
     return F.scaled_dot_product_attention(q_1HLD, k_1KSD, v_1KSV, attn_mask=mask_LS, scale=1.0, enable_gqa=True)[
         0

@@ -292,6 +292,14 @@ FORMATS: tuple[ToolFormat, ...] = (
                   heads=('<|open|>call tool="{name}" index="{number}"<|sep|>',
                          '<|open|>argument key="{name}" type="{type}"<|sep|>'))),
     ToolFormat(
+        "plamo3", (Envelope("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>", (
+            ("<", "headed"),)),),
+        Writing("headed", lead="<|plamo:begin_tool_requests:plamo|>", tail="<|plamo:end_tool_requests:plamo|>"),
+        signs=(("<|plamo:begin_tool_request",), ("<|plamo:begin_", "tool_request")),
+        head=Head("<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",
+                  "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>",
+                  "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>")),
+    ToolFormat(
         "mistral", (Envelope("[TOOL_CALLS]", None, (*_JSON, ("", "headed"))),),
         Writing("json", lead="[TOOL_CALLS][", between=", ", tail="]"),
         signs=(("[TOOL_CALLS]",),), tokens=("[TOOL_CALLS]",),
