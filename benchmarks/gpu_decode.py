@@ -30,6 +30,8 @@ UNRECORDED_MAX = 16
 PROMPTS = (256, 1024)
 """Tokens of the prompt beside the decodes."""
 PICTURES_BYTES, ADAPTERS_BYTES = 16 << 20, 64 << 20
+RECORDED = 64
+"""Tokens of the largest step with prompts that is recorded beside verify runs: more shapes would take their time."""
 WATCHED = 4
 """Steps behind them that torch watches for synchronisations."""
 PROFILED = ((1, 0), (64, 0), (256, 0), (0, 1024), (0, 8192))
@@ -72,6 +74,67 @@ def decode_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dic
                 | took
                 | {"moved_bytes": moved, "least_ms": least_ms, "times_the_least": took["step_ms"] / least_ms}
             )
+
+
+def draft_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Medians of the steps of one sequence, in milliseconds, in both loops: plain, with drafts, with drafts of the
+    model's own head. All drafts are token 0, so with random weights nearly all are wrong."""
+    model = random_model(args.geometry, args.layers, device, head=True)
+    graphs, length = device.type == "cuda", 5 * (BEGINNING + DECODED)
+    for overlap in (True, False):
+        for drafts, by_head in ((0, None), (1, None), (3, None), (0, 1), (1, 1), (3, 3)):
+            found = {"overlap": overlap, "drafts": drafts, "drafts_of_head": by_head}
+            try:
+                yield found | timed_drafts(model, device, graphs, overlap, length, drafts, by_head)
+            except Exception as error:
+                yield found | {"error": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
+
+
+def timed_drafts(
+    model: Any, device: torch.device, graphs: bool, overlap: bool, length: int, drafts: int, by_head: int | None
+) -> dict[str, Any]:
+    """The median of DECODED steps that verify ``drafts`` drafts each, without the ``head_ms`` in which the head drafts
+    ``by_head`` after each."""
+    from weft.request import Request, SamplingParams
+    from weft.speculation.profile_run import ProfileRun
+
+    class Always(ProfileRun):
+        """Drafts in every step."""
+
+        awake = bool(drafts or by_head)
+
+        def draft(self, rows: Any) -> dict[int, tuple[int, ...]]:
+            return {row.key: (0,) * min(drafts, row.limit) for row in rows if drafts}
+
+        def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
+            return by_head
+
+        def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
+            if drafted == drafts * decodes and not prefills:
+                steps.append(seconds)
+
+        def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:
+            head.append(seconds)
+
+    steps, head = list[float](), list[float]()
+    core, executor, _, _ = small_engine(
+        model, device, 1, length, graphs, overlap, mixed_tokens_max=RECORDED, verify_runs=True, drafter=Always()
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=length - 4, ignore_eos=True)
+    core.submit(Request(request_id="drafts", prompt_tokens=[5, 6, 7], sampling=sampling))
+    if not core.drafter.awake:
+        core.on_step.append(lambda plan, seconds: steps.append(seconds) if plan.decode_count else None)
+    while len(steps) < BEGINNING + DECODED and core.has_work:
+        core.step()
+    if core.failure is not None:
+        raise core.failure
+    forms = {form: count for form, count in executor.steps_by_form.items() if count}
+    core.close()
+    return {
+        "step_ms": statistics.median(steps[BEGINNING:]) * 1e3,
+        "head_ms": statistics.median(head[BEGINNING:]) * 1e3 if head else None,
+        "steps_by_form": forms,
+    }
 
 
 def prompt_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
@@ -183,13 +246,13 @@ def timed_prompts(model: Any, device: torch.device, tokens: int, context: int, g
     }
 
 
-def random_model(name: str, layers: int | None, device: torch.device) -> Any:
+def random_model(name: str, layers: int | None, device: torch.device, *, head: bool = False) -> Any:
     """Of a geometry that `weft plan` knows."""
     from weft.planning.geometries import find_geometry
 
     geometry = find_geometry(name)
     assert geometry is not None, f"`weft plan` knows no {name}"
-    return noise_model(geometry.config | ({"num_hidden_layers": layers} if layers else {}), device)
+    return noise_model(geometry.config | ({"num_hidden_layers": layers} if layers else {}), device, head=head)
 
 
 def noise_model(
@@ -239,7 +302,9 @@ def noise_model(
             plain = RuntimeForm(twelve_bit=False)
             model.vision = tower_of(architecture, Noise(replace(checkpoint, prefix=""), dtype, plain))
         if head:
-            build_mtp(architecture, Noise(replace(checkpoint, prefix="mtp."), dtype, RuntimeForm(packs=False)), model)
+            drafts = Noise(replace(checkpoint, prefix="mtp."), dtype, RuntimeForm(packs=False))
+            model.mtp = build_mtp(architecture, drafts, model)
+            model.spec, model.keeps_streams = architecture.spec(mtp=True), model.mtp.collapse is not None
     return model
 
 
@@ -365,7 +430,9 @@ def small_engine(
     *,
     mixed_tokens_max: int,
     one_width: bool = False,
+    verify_runs: bool = False,
     adapts: bool = False,
+    drafter: Any = None,
     observer: Any = None,
 ) -> tuple[Any, Any, Any, str | None]:
     """Room for ``rows`` sequences of ``length`` tokens, and no more. ``one_width``: decodes of all rows are
@@ -390,6 +457,7 @@ def small_engine(
         device=device,
         capture=CudaCapture(device) if graphs else None,
         mixed_tokens_max=mixed_tokens_max,
+        verify_runs=verify_runs,
         adapters=adapts,
         observer=observer,
     )
@@ -409,6 +477,7 @@ def small_engine(
         seed=0,
         eos_ids=(),
         overlap=overlap,
+        drafter=drafter,
         adapters=adapters,
         encoder=executor.pictures,
         pictures_bytes=PICTURES_BYTES,

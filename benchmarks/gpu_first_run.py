@@ -7,10 +7,13 @@
     tests       make test-gpu, where pytest is installed: each test that failed, by name
     profile     the time on the device of each kernel of a step, decodes and prompts
     decode      a model of random weights (Qwen3.5-4B by default, bfloat16): the time of a decode step
+    drafts      steps that verify drafts, and the model's own head, in both loops
+    rivals      the gated delta rule and attention beside fla, FlashQLA and FlashInfer, of those that are installed
     server      weft serve with such a model, and loads over HTTP (``gpu_server``)
     experts     ``profile`` with the geometry of Qwen3.5-35B-A3B
     27b         ``decode`` with that of Qwen3.5-27B
     long        ``decode`` after 128k tokens
+    nccl        a sum over one rank, launched and in a graph
     tune        other launch parameters of each kernel (``gpu_tune``)
     check       every kernel beside torch's operators on the same numbers
     kernels     time, bytes, FLOPs, share of the measured ceiling
@@ -49,10 +52,13 @@ SHARES_S = {
     "tests": 130,
     "profile": 80,
     "decode": 100,
+    "drafts": 60,
+    "rivals": 70,
     "server": 150,
     "experts": 70,
     "27b": 80,
     "long": 60,
+    "nccl": 30,
     "tune": 100,
     "check": 140,
     "kernels": 150,
@@ -64,15 +70,20 @@ comes first, what was verified once comes last.
 """
 SILENT_S = 90
 """A part that says nothing for so long hangs. Compiling a kernel takes seconds, loading a model some tens."""
-KERNEL_PARTS = ("served", "check", "kernels", "families")
+KERNEL_PARTS = ("served", "rivals", "check", "kernels", "families")
 """Of cases, each of which may end its process."""
 RESTARTS_MAX = 8
 OTHER_SIZES = {
+    "rivals": ("kernels", "--geometries", "Qwen3.5-4B", "--groups", "delta", "attention", "--batch", "16", "256"),
     "experts": ("profile", "--geometry", "Qwen3.5-35B-A3B", "--batch", "1", "16", "64", "256"),
     "27b": ("decode", "--geometry", "Qwen3.5-27B", "--batch", "1", "16", "64", "--prefill", "8192"),
     "long": ("decode", "--batch", "1", "4", "--context", "131072", "--prefill", "32768"),
 }
 """Arguments of ``gpu_parts`` for geometries and contexts that the other parts do not have."""
+RIVALS = ("fla", "flash_qla", "flashinfer")
+"""Packages with kernels to compare with."""
+NEEDED = {"tests": ("pytest",), "rivals": RIVALS}
+"""Packages of which a part needs one."""
 WHOLE = ("tune",)
 """Of which all lines are kept: they are its results."""
 FAILED = re.compile(r"\b(FAILED|ERROR)\b.*::|::.* (FAILED|ERROR)\b")
@@ -96,8 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = found[part] = {"results": [], "last_lines": []}
         if left_s < 5:
             said["left_out"] = "there was no time left"
-        elif part == "tests" and importlib.util.find_spec("pytest") is None:
-            said["left_out"] = "pytest is not installed"
+        elif part in NEEDED and not any(map(importlib.util.find_spec, NEEDED[part])):
+            said["left_out"] = f"{' or '.join(NEEDED[part])} is not installed"
         else:
             run_part(part, more, said, time.monotonic() + left_s, lambda: write(args.output, found))
         write(args.output, found)
@@ -116,7 +127,7 @@ def command_of(part: str, more: Sequence[str], after: int) -> list[str]:
         return [sys.executable, "-m", "benchmarks.gpu_served", "--after", str(after), *more]
     if part in OTHER_SIZES:
         name, *sizes = OTHER_SIZES[part]
-        return [sys.executable, "-m", "benchmarks.gpu_parts", name, *more, *sizes]
+        return [sys.executable, "-m", "benchmarks.gpu_parts", name, "--after", str(after), *more, *sizes]
     if part == "compile":
         return [sys.executable, "-m", "tests.support.compile_gate", "--all"]
     return [sys.executable, "-m", "benchmarks.gpu_parts", part, "--after", str(after), *more]

@@ -12,6 +12,9 @@ behind it (``--after``): an invalid address fails every later call on a GPU.
     decode    a model of random weights: milliseconds of a step by batch, with graphs and without, with
               overlap, beside the time in which its bytes could be moved; what waits for the device in a step
     profile   where the time of a step is, by kernel
+    drafts    a step that verifies 1 to 15 drafts, and one to three drafts of the model's own head, beside plain steps:
+              both loops, graphs
+    nccl      a sum over a group of one rank, launched and in a graph: it shows that NCCL is captured, and no exchange
     families  small models with attention sinks, rings, a tower of pictures, adapters: they start, answer with
               graphs as without, and as torch's operators do (``gpu_families``)
 
@@ -33,11 +36,13 @@ from benchmarks.bare_machine import with_stand_ins
 Found = dict[str, Any]
 GEOMETRIES = ("Qwen3.5-4B", "Nemotron-H-8B", "LFM2-1.2B", "AI21-Jamba-1.5-Mini", "Qwen3-Next-80B-A3B")
 """Attention with gated delta, Mamba-2, short convolution, Mamba-1, experts; those that `weft plan` knows."""
+SUMMED_ROWS, SUMS = (1, 16, 256), 20
+"""Rows of 4,096 numbers, and how many sums of them are timed."""
 POISONED = 3
 """Exit code of a part that cannot go on in this process."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--after", type=int, default=0, help="cases to leave out")
@@ -47,7 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--prefill", type=int, default=8192)
-    args = parser.parse_args(argv)
+    parser.add_argument("--geometries", nargs="+", default=GEOMETRIES, help="of check and kernels")
+    parser.add_argument("--groups", nargs="+", default=(), help="of check and kernels; all by default")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
     args.absent = with_stand_ins()
     for found in PARTS[args.part](args):
         print("@" + json.dumps(found), flush=True)
@@ -109,14 +120,15 @@ def check(args: argparse.Namespace) -> Iterator[Found]:
         }
 
     # The same seed twice, so that each side has states of its own to write into.
-    for number, name, own, twin in pairs(bench, args.after):
+    for number, name, own, twin in pairs(bench, args):
         yield from guarded(number, name, device, lambda own=own, twin=twin: compared(own, twin))
 
 
 def kernels(args: argparse.Namespace) -> Iterator[Found]:
     import torch
 
-    from benchmarks.kernels import rivals_of
+    from benchmarks.gpu_first_run import RIVALS
+    from benchmarks.kernels import installed, rivals_of
     from weft_tools.bench.kernels import Bench, measure, sides_of
     from weft_tools.bench.machine import measure_ceiling
 
@@ -124,7 +136,11 @@ def kernels(args: argparse.Namespace) -> Iterator[Found]:
     on_gpu = device.type == "cuda"
     bench = Bench(device, torch.bfloat16, tuple(args.batch), (args.prefill,), args.context, rivals_of)
     ceiling = measure_ceiling(device, bench.dtype)
-    yield {"copy_bytes_per_s": ceiling.copy_bytes_per_s, "matrix_flops_per_s": ceiling.matrix_flops_per_s}
+    yield {
+        "copy_bytes_per_s": ceiling.copy_bytes_per_s,
+        "matrix_flops_per_s": ceiling.matrix_flops_per_s,
+        "rivals": [name for name in RIVALS if installed(name)],
+    }
     sides = sides_of(device)
 
     def measured(geometry: str, case: Any) -> Found:
@@ -138,7 +154,7 @@ def kernels(args: argparse.Namespace) -> Iterator[Found]:
         }
 
     with torch.inference_mode():
-        for number, geometry, case in cases(bench, args.after):
+        for number, geometry, case in cases(bench, args):
             yield from guarded(
                 number,
                 f"{geometry}: {case.name}",
@@ -147,8 +163,8 @@ def kernels(args: argparse.Namespace) -> Iterator[Found]:
             )
 
 
-def cases(bench: Any, after: int) -> Iterator[tuple[int, str, Any]]:
-    """(number, geometry, case), the first ``after`` left out. Cases that cannot even be made (memory) are one
+def cases(bench: Any, args: argparse.Namespace) -> Iterator[tuple[int, str, Any]]:
+    """(number, geometry, case), the first ``args.after`` left out. Cases that cannot even be made (memory) are one
     that says so, and the next group has its turn."""
     from benchmarks.kernels import GROUPS, cases_of
     from weft.families import read_architecture
@@ -164,7 +180,7 @@ def cases(bench: Any, after: int) -> Iterator[tuple[int, str, Any]]:
         return call
 
     def all_of_them() -> Iterator[tuple[str, Any]]:
-        for name, group in product(GEOMETRIES, GROUPS):
+        for name, group in product(args.geometries, args.groups or GROUPS):
             geometry = find_geometry(name)
             assert geometry is not None
             try:
@@ -173,16 +189,18 @@ def cases(bench: Any, after: int) -> Iterator[tuple[int, str, Any]]:
             except Exception as error:  # whatever it is, the others have their turn
                 yield name, Case(group, refused(error))
 
-    for number, (name, case) in islice(enumerate(all_of_them()), after, None):
+    for number, (name, case) in islice(enumerate(all_of_them()), args.after, None):
         yield number, name, case
 
 
-def pairs(bench: Any, after: int) -> Iterator[tuple[int, str, Callable[[], object], Callable[[], object]]]:
+def pairs(
+    bench: Any, args: argparse.Namespace
+) -> Iterator[tuple[int, str, Callable[[], object], Callable[[], object]]]:
     """Each case twice, of the same numbers."""
     import torch
 
     with torch.inference_mode():
-        first, second = cases(bench, after), cases(bench, after)
+        first, second = cases(bench, args), cases(bench, args)
         while True:
             before = torch.random.get_rng_state()
             on_device = torch.cuda.get_rng_state(bench.device) if bench.device.type == "cuda" else None
@@ -249,6 +267,41 @@ def profile(args: argparse.Namespace) -> Iterator[Found]:
     yield from profiles(args, chosen(args))
 
 
+def drafts(args: argparse.Namespace) -> Iterator[Found]:
+    from benchmarks.gpu_decode import draft_steps
+
+    yield from draft_steps(args, chosen(args))
+
+
+def nccl(args: argparse.Namespace) -> Iterator[Found]:
+    """Of each number of rows: microseconds of a sum, launched and recorded, and whether both give the right bits."""
+    import tempfile
+    from pathlib import Path
+
+    import torch
+
+    from benchmarks.gpu_decode import now
+    from weft.runner.graphs import CudaCapture
+    from weft.tensor.collectives import GroupCollectives
+
+    device = chosen(args)
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        group = GroupCollectives.open(Path(folder), 0, 1, device, 60.0)
+        for rows in SUMMED_ROWS:
+            x = torch.randn(rows, 4096, device=device).bfloat16()
+            ways: dict[str, Callable[[], Any]] = {"launched": lambda x=x: group.add(x)}
+            if device.type == "cuda":
+                ways["recorded"] = CudaCapture(device).capture(ways["launched"])
+            found: Found = {"rows": rows}
+            for way, call in ways.items():
+                found[f"{way}_is_right"] = torch.equal(call(), x)
+                began_s = now(device)
+                for _ in range(SUMS):
+                    call()
+                found[f"{way}_us"] = (now(device) - began_s) / SUMS * 1e6
+            yield found
+
+
 def families(args: argparse.Namespace) -> Iterator[Found]:
     from benchmarks.gpu_families import cases
 
@@ -263,6 +316,8 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Found]]] = {
     "kernels": kernels,
     "decode": decode,
     "profile": profile,
+    "drafts": drafts,
+    "nccl": nccl,
     "families": families,
 }
 

@@ -27,15 +27,16 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_parts import tensors_of
+from benchmarks.kernels import cases_of
 from weft.families import read_architecture
 from weft.planning.geometries import find_geometry
 from weft.tensor import gpu
 from weft.tensor.gpu.launch import Blocks
-from weft_tools.bench.kernels import Bench, Case, cases_of
+from weft_tools.bench.kernels import Bench, Case
 
 CONTEXT = 2048
 LONG = (1024, 8192)
-QWEN, NEMOTRON, LFM2 = "Qwen3.5-4B", "Nemotron-H-8B", "LFM2-1.2B"
+QWEN, NEMOTRON, LFM2, EXPERTS = "Qwen3.5-4B", "Nemotron-H-8B", "LFM2-1.2B", "Qwen3.5-35B-A3B"
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,20 @@ class Group:
     tokens: tuple[int, ...]
     apply: Callable[[Any], None]
     variants: tuple[Any, ...]
+    form: str = ""
+    """Of the weights: the case has it in its name."""
 
     def case(self) -> Case:
         torch.manual_seed(0)
         geometry = find_geometry(self.geometry)
         assert geometry is not None
         bench = Bench(torch.device("cuda"), torch.bfloat16, self.rows, self.tokens, CONTEXT)
-        return next(iter(cases_of(read_architecture(geometry.config), bench, (self.op,))))
+        cases = cases_of(read_architecture(geometry.config), bench, (self.op,))
+        return next(case for case in cases if f"{self.form} " in case.name)
 
 
 def groups() -> Iterator[Group]:
-    from weft.tensor.kernels import causal_conv, delta_rule, mamba2, paged_attention
+    from weft.tensor.kernels import causal_conv, delta_rule, mamba2, moe, paged_attention, quantized_linear
 
     def blocks(module: Any, name: str) -> Callable[[Any], None]:
         own = getattr(module, name)
@@ -73,6 +77,27 @@ def groups() -> Iterator[Group]:
         yield Group(f"delta recurrent {rows}", QWEN, "delta", (rows,), (), blocks(delta_rule, "RECURRENT"), one_row)
         yield Group(f"mamba2 recurrent {rows}", NEMOTRON, "mamba2", (rows,), (), blocks(mamba2, "RECURRENT"), one_row)
         yield from _attention_decodes(paged_attention, rows)
+        experts = partial(_function, moe, "product_blocks", moe.product_blocks)
+        yield Group(
+            f"experts {rows}",
+            EXPERTS,
+            "experts",
+            (rows,),
+            (),
+            experts,
+            sizes((32, 4, 4), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 4, 3), (128, 8, 3)),
+        )
+        for form in ("int8", "int4", "fp8"):
+            yield Group(
+                f"product {form} {rows}",
+                QWEN,
+                "products",
+                (rows,),
+                (),
+                partial(_function, quantized_linear, "blocks_of", quantized_linear.blocks_of),
+                _product_sizes(rows),
+                form,
+            )
     for tokens in LONG:
         yield Group(
             f"delta chunks {tokens}",
@@ -118,7 +143,15 @@ def groups() -> Iterator[Group]:
 
 def _function(module: Any, name: str, own: Callable[..., Any], variant: Any) -> None:
     """The function ``name`` returns ``variant``, whatever it is asked."""
-    setattr(module, name, own if variant is None else lambda *of: variant)
+    setattr(module, name, own if variant is None else lambda *of, **more: variant)
+
+
+def _product_sizes(rows: int) -> tuple[Any, ...]:
+    """(rows of a tile, its columns with warps and stages, columns of x at once) of a product with codes."""
+    tile = 16 if rows <= 16 else 64
+    each = ((32, 4, 3), (32, 4, 5), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 8, 3))
+    sized = [(Blocks(width, warps=warps, stages=stages), depth) for width, warps, stages in each for depth in (64, 128)]
+    return (None, *((tile, blocks, depth) for blocks, depth in sized))
 
 
 def _attention_decodes(paged: Any, rows: int) -> Iterator[Group]:

@@ -8,7 +8,7 @@
     products  of weights in int4 and, on a GPU, in fp8; on Hopper inputs in fp8 too: torch's ``scaled_mm``
               from 1,024 rows on
     memory    zeroing of frames, copies of states and pages
-    rivals    on a GPU: fla (gated delta rule) and FlashInfer (attention) on the same numbers, where installed
+    rivals    on a GPU, where installed: fla, FlashQLA and FlashInfer (gated delta rule), FlashInfer (attention)
 """
 
 from __future__ import annotations
@@ -157,59 +157,76 @@ def delta_rivals(
     rows: int,
     tokens: int,
 ) -> dict[str, Call]:
-    """fla's gated delta rule: chunked for prefill, fused recurrent for decode. Its chunked form needs as many
-    key heads as value heads; they are repeated before the clock runs."""
-    if not (q.is_cuda and installed("fla")):
+    """Chunked for prefill: fla, FlashQLA without its split by the batch, FlashInfer. For decodes fla's fused recurrent
+    form. fla's chunked form needs as many key heads as value heads; they are repeated before the clock runs, and
+    FlashInfer's q and k normalised, its decays made linear and its state turned."""
+    if not q.is_cuda:
         return {}
-    ops: Any = importlib.import_module("fla.ops.gated_delta_rule")
-    heads = v.shape[1]
-    q, k = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (q, k))
-    shaped = [x.reshape(rows, tokens, *x.shape[1:]) for x in (q, k, v, g, beta)]
-    op = ops.fused_recurrent_gated_delta_rule if tokens == 1 else ops.chunk_gated_delta_rule
-    own_state = state.clone()
+    scale, state = q.shape[-1] ** -0.5, state.clone()
+    shared = {"scale": scale, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
 
-    def call() -> object:
-        return op(
-            *shaped,
-            scale=q.shape[-1] ** -0.5,
-            initial_state=own_state,
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
+    def shaped(*parts: torch.Tensor) -> list[torch.Tensor]:
+        return [x.reshape(rows, tokens, *x.shape[1:]) for x in parts]
+
+    repeated = [x.repeat_interleave(v.shape[1] // x.shape[1], dim=1) for x in (q, k)]
+    function = "fused_recurrent_gated_delta_rule" if tokens == 1 else "chunk_gated_delta_rule"
+    rivals = {
+        "fla": of_library(
+            "fla.ops.gated_delta_rule", function, *shaped(*repeated, v, g, beta), initial_state=state, **shared
         )
+    }
+    if tokens > 1:
+        rivals["flash_qla"] = of_library(
+            "flash_qla", function, *shaped(q, k, v, g, beta), initial_state=state, auto_cp=False, **shared
+        )
+        units = [torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype).contiguous() for x in (q, k)]
+        rivals["flashinfer"] = of_library(
+            "flashinfer.gdn_prefill",
+            function,
+            *units,
+            v.contiguous(),
+            g.exp().contiguous(),
+            beta.float().contiguous(),
+            scale,
+            state.transpose(-1, -2).contiguous(),
+            output_final_state=True,
+            cu_seqlens=torch.arange(rows + 1, device=q.device) * tokens,
+        )
+    return {name: call for name, call in rivals.items() if installed(name)}
 
-    return {"fla": call}
+
+def of_library(module: str, function: str, *args: Any, **more: Any) -> Call:
+    """A call of a library that is imported by the first one: what fails is then a refusal of this side."""
+    return lambda: getattr(importlib.import_module(module), function)(*args, **more)
 
 
 def attention_rivals(bench: Bench, of: Attention, rows: int, tokens: int, before: int) -> dict[str, Call]:
-    """FlashInfer: paged decode over pages of 16 tokens; prefill without pages."""
+    """FlashInfer over pages of 16 tokens, without splits for prefill; and its prefill without pages."""
     if not (bench.device.type == "cuda" and installed("flashinfer")):
         return {}
     library: Any = importlib.import_module("flashinfer")
-    if tokens > 1:
-        q = bench.noise(tokens, of.heads, of.head_dim)
-        k, v = (bench.noise(before + tokens, of.kv_heads, of.head_dim) for _ in range(2))
-        return {"flashinfer": lambda: library.single_prefill_with_kv_cache(q, k, v, causal=True, sm_scale=of.scale)}
-    width = pages_for(before + 1)
+    width = pages_for(before + tokens)
     cache = bench.noise(rows * width, 2, PAGE_TOKENS, of.kv_heads, of.head_dim)
     workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=bench.device)
-    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
     first_pages = torch.arange(rows + 1, dtype=torch.int32, device=bench.device) * width
     pages = torch.randperm(rows * width).to(bench.device, torch.int32)
-    in_last_page = torch.full((rows,), before % PAGE_TOKENS + 1, dtype=torch.int32, device=bench.device)
-    wrapper.plan(
-        first_pages,
-        pages,
-        in_last_page,
-        of.heads,
-        of.kv_heads,
-        of.head_dim,
-        PAGE_TOKENS,
-        q_data_type=bench.dtype,
-        kv_data_type=bench.dtype,
-        sm_scale=of.scale,
-    )
-    q = bench.noise(rows, of.heads, of.head_dim)
-    return {"flashinfer": lambda: wrapper.run(q, cache)}
+    in_last_page = torch.full((rows,), (before + tokens - 1) % PAGE_TOKENS + 1, dtype=torch.int32, device=bench.device)
+    shared = {"q_data_type": bench.dtype, "kv_data_type": bench.dtype, "sm_scale": of.scale}
+    table = (first_pages, pages, in_last_page)
+    heads = (of.heads, of.kv_heads, of.head_dim, PAGE_TOKENS)
+    q = bench.noise(rows * tokens, of.heads, of.head_dim)
+    if tokens == 1:
+        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(*table, *heads, **shared)
+        return {"flashinfer": lambda: wrapper.run(q, cache)}
+    k, v = (bench.noise(before + tokens, of.kv_heads, of.head_dim) for _ in range(2))
+    paged = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+    begins = torch.arange(rows + 1, dtype=torch.int32, device=bench.device) * tokens
+    paged.plan(begins, *table, *heads, causal=True, disable_split_kv=True, **shared)
+    return {
+        "flashinfer": lambda: library.single_prefill_with_kv_cache(q, k, v, causal=True, sm_scale=of.scale),
+        "flashinfer paged": lambda: paged.run(q, cache),
+    }
 
 
 command = kernels_command(GROUPS, cases_of, rivals_of)

@@ -21,6 +21,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from benchmarks.peers import to_gguf
 from benchmarks.peers.environment import DEFAULT_ENVIRONMENT, Environment
 from tests.unit.models.test_gguf_models import CASES, distance, original
@@ -42,14 +45,38 @@ KNOWN_TO_DIFFER = {
 """Seen with llama.cpp 0c1e570."""
 
 
+ABSENT = ("rope_scaling_factor", "initial_context_length")
+"""Keys that releases leave out, where the tiny checkpoint has null."""
+
+
+def _apart(file: Path) -> None:
+    """Write stacks of experts as one matrix for each expert, as releases have them."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, x in load_file(file).items():
+        begin, stacked, part = name.partition(".experts.")
+        if stacked and x.ndim == 3:
+            for number, matrix in enumerate(x.unbind()):
+                tensors[f"{begin}.experts.{number}.{part}.weight"] = matrix.contiguous()
+        else:
+            tensors[name] = x
+    save_file(tensors, file)
+
+
 def spelled(checkpoint: Path, copy: Path) -> Path:
     """Return a copy of ``checkpoint`` whose config.json has the names that the converter reads."""
     shutil.copytree(checkpoint, copy)
     config = json.loads((copy / "config.json").read_text())
     config.setdefault("rotary_pct", (config.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0))
+    names = {"linear_attention": "mamba", "full_attention": "attention"}
     if config["model_type"] == "granitemoehybrid":
-        names = {"linear_attention": "mamba", "full_attention": "attention"}
         config["layer_types"] = [names.get(kind, kind) for kind in config["layer_types"]]
+    if config["model_type"] == "nemotron_h_puzzle":
+        for block in config["block_configs"]:
+            block["block_type"] = names.get(block["block_type"], block["block_type"])
+        _apart(copy / "model.safetensors")
+    for key in ABSENT:
+        if config.get(key, 0) is None:
+            del config[key]
     config |= {
         "gpt2": {"n_ctx": config.get("n_positions")},
         "mpt": {"architectures": ["MPTForCausalLM"]},

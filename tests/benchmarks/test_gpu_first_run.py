@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bare_machine, gpu_first_run
+from benchmarks import bare_machine, gpu_first_run, gpu_parts, gpu_tune, kernels
+from weft.planning.geometries import find_geometry
 
 ROOT = Path(__file__).resolve().parents[2]
 DIES_AT_1 = """
@@ -136,3 +137,45 @@ def test_the_stand_in_for_a_struct_keeps_what_it_is_given() -> None:
     assert (other.first, other.rest, other.last) == (2, [], "y")
     with pytest.raises(AttributeError):
         Two()
+
+
+def test_each_group_of_launch_parameters_gives_back_those_that_weft_takes() -> None:
+    from weft.tensor.kernels import delta_rule, moe, paged_attention, quantized_linear
+
+    def taken() -> tuple[object, ...]:
+        decodes, chunks = paged_attention.decode_blocks, delta_rule.CHUNKS
+        return moe.product_blocks, quantized_linear.blocks_of, decodes, chunks
+
+    before, groups = taken(), list(gpu_tune.groups())
+    changed = set()
+    for group in groups:
+        assert find_geometry(group.geometry) is not None
+        assert group.variants[0] is None
+        for variant in group.variants[1:]:
+            group.apply(variant)
+            changed |= {at for at, one in enumerate(taken()) if one is not before[at]}
+        group.apply(None)
+        assert taken() == before, group.name
+    assert changed == set(range(len(before)))
+    assert len({group.name for group in groups}) == len(groups)
+
+
+def test_a_part_that_needs_packages_is_left_out_without_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(gpu_first_run.NEEDED, "rivals", ("no_package", "neither"))
+    output = tmp_path / "gpu.json"
+    gpu_first_run.main(["--output", str(output), "--only", "rivals"])
+    assert json.loads(output.read_text())["rivals"]["left_out"] == "no_package or neither is not installed"
+
+
+def test_every_part_is_a_command_that_takes_its_arguments() -> None:
+    """A part of ``gpu_parts`` that is misspelt would say so after a minute on a GPU."""
+    for part in gpu_first_run.SHARES_S:
+        command = gpu_first_run.command_of(part, ["--device", "cpu"], 3)
+        if "benchmarks.gpu_parts" in command:
+            args = gpu_parts.parser().parse_args(command[command.index("benchmarks.gpu_parts") + 1 :])
+            assert args.part in gpu_parts.PARTS
+            assert (args.after, args.device) == (3, "cpu")
+            assert all(map(find_geometry, (args.geometry, *args.geometries)))
+            assert set(args.groups) <= set(kernels.GROUPS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -10,9 +12,11 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks import gpu_families, gpu_parts, kernels
+from benchmarks import gpu_decode, gpu_families, gpu_parts, kernels
 from tests.emulated_gpu import emulated
+from tests.emulated_gpu.engines import quick_start
 from tests.emulated_gpu.sample import ALL
+from tests.oracle.test_mtp import EMBEDDED
 from weft.planning import geometries
 
 CUDA = torch.device("cuda", 0)
@@ -40,10 +44,9 @@ if ALL:
             emulated(CARD_BYTES) as card,
             mock.patch.object(kernels, "ARENA_BYTES", 4 << 20),
             mock.patch.object(kernels, "LIBRARY_ROWS", 20),
-            mock.patch.object(gpu_parts, "GEOMETRIES", (name,)),
             mock.patch.object(geometries, "find_geometry", return_value=geometry),
         ):
-            asked = argparse.Namespace(device="cuda", after=0)
+            asked = argparse.Namespace(device="cuda", after=0, geometries=(name,), groups=())
             found = [one for one in gpu_parts.check(asked) if "name" in one]
         assert len(found) > 20
         assert [one for one in found if "error" in one or not one["finite"]] == []
@@ -74,3 +77,52 @@ def test_products_with_inputs_in_fp8_are_cases_of_a_hopper() -> None:
             case.name for case in cases_of(read_architecture(gpu_families.CONFIGS["adapters"]), bench, ("products",))
         ]
     assert {"product int4 1", "product fp8 200", "product fp8 1024", "product fp8 x fp8 1024"} <= set(names)
+
+
+def test_steps_with_drafts_and_the_head_are_timed_as_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_decode, "DECODED", 2)
+    monkeypatch.setattr(gpu_decode, "BEGINNING", 1)
+    config = json.loads((EMBEDDED / "config.json").read_text())
+    with emulated(CARD_BYTES) as card, quick_start(card):
+        model = gpu_decode.noise_model(config, CUDA, head=True)
+        card.values = False
+        found = gpu_decode.timed_drafts(model, CUDA, True, True, 48, 3, 3)
+    assert found["step_ms"] > 0 < found["head_ms"]
+    assert set(found["steps_by_form"]) == {"graph"}
+
+
+def test_a_sum_over_one_rank_is_captured_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_parts, "SUMMED_ROWS", (1, 3))
+    monkeypatch.setattr(gpu_parts, "SUMS", 1)
+    with emulated(CARD_BYTES) as card:
+        found = list(gpu_parts.nccl(argparse.Namespace(device="cuda")))
+        assert all(one["launched_is_right"] and one["recorded_is_right"] for one in found)
+        assert card.replays == 2 * len(found)
+
+
+def test_each_library_gets_the_numbers_in_its_own_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    for module in ("fla.ops.gated_delta_rule", "flash_qla", "flashinfer.gdn_prefill"):
+
+        def call(*args: Any, module: str = module, **more: Any) -> None:
+            seen[module] = args, more
+
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(chunk_gated_delta_rule=call))  # type: ignore[arg-type]
+    monkeypatch.setattr(kernels, "installed", lambda name: True)
+    with emulated(CARD_BYTES):
+        q, k = (torch.randn(12, 2, 8, device=CUDA).bfloat16() for _ in range(2))
+        v, g, beta = torch.randn(12, 4, 16, device=CUDA).bfloat16(), -torch.rand(12, 4, device=CUDA), q[:, :, 0]
+        state = torch.randn(2, 4, 8, 16, device=CUDA)
+        rivals = kernels.delta_rivals(q, k, v, g, beta, state, rows=2, tokens=6)
+        assert list(rivals) == ["fla", "flash_qla", "flashinfer"]
+        for rival in rivals.values():
+            rival()
+        fla, flash_qla, flashinfer = (seen[module][0] for module in seen)
+        assert [tuple(x.shape) for x in fla] == [(2, 6, 4, 8), (2, 6, 4, 8), (2, 6, 4, 16), (2, 6, 4), (2, 6, 2)]
+        assert [tuple(x.shape) for x in flash_qla[:3]] == [(2, 6, 2, 8), (2, 6, 2, 8), (2, 6, 4, 16)]
+        assert seen["flash_qla"][1]["auto_cp"] is False
+        unit, _, _, decay, _, scale, turned = flashinfer
+        assert (unit.float().norm(dim=-1) - 1).abs().max().item() < 0.01
+        assert torch.equal(decay.log().cpu().round(decimals=4), g.cpu().round(decimals=4))
+        assert (scale, tuple(turned.shape)) == (8**-0.5, (2, 4, 16, 8))
+        assert seen["flashinfer.gdn_prefill"][1]["cu_seqlens"].tolist() == [0, 6, 12]

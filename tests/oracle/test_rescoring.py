@@ -38,8 +38,8 @@ DIFFERS: dict[str, tuple[str, ...]] = {
         "minimax_plain", "olmo_hybrid_rope",
     ),
     "the ring of a window": (
-        "mistral", "qwen3_window", "smollm3_window", "olmo3", "lfm3", "lfm3_plain", "gpt_oss", "gemma3", "gemma4",
-        "gemma4_moe", "jet_nemotron", "recurrent_gemma", "plamo2", "plamo3", "plamo3_scaled",
+        "mistral", "qwen3_window", "smollm3_window", "olmo3", "lfm3", "lfm3_plain", "gpt_oss", "gemma3", "gemma3n",
+        "gemma4", "gemma4_moe", "jet_nemotron", "recurrent_gemma", "plamo2", "plamo3", "plamo3_scaled",
     ),
     "the ring of a window, in common decoders": (
         "qwen2_window", "phi3", "cohere2", "exaone4", "ministral", "cwm", "starcoder2", "gemma2",

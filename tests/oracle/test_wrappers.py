@@ -255,6 +255,17 @@ def test_a_wrapper_that_nobody_knows_is_its_text() -> None:
             ["model.visual.blocks.0.norm1.weight", "model.linear_proj.0.weight"],
         ),
         (
+            "gemma3n",
+            lambda text: {
+                "model_type": "gemma3n",
+                "text_config": text,
+                "audio_config": {},
+                "tie_word_embeddings": False,
+            },
+            "model.language_model.",
+            ["model.audio_tower.conformer.0.norm.weight", "model.embed_audio.embedding.weight"],
+        ),
+        (
             "muse_glimmer",
             lambda text: {"model_type": "muse_glimmer", "text_config": text, "vision_config": {"patch_size": 14}},
             "model.language_model.",
@@ -265,8 +276,8 @@ def test_a_wrapper_that_nobody_knows_is_its_text() -> None:
 def test_the_text_of_a_release_in_its_own_form(
     name: str, wrapper: Callable[[Any], Any], prefix: str, other: list[str], tmp_path: Path
 ) -> None:
-    """LFM2-Audio and Ling V3 VL, of which transformers has no class, and Muse Glimmer, whose adapter of pictures is
-    wide: their text is that of the family."""
+    """LFM2-Audio and Ling V3 VL, of which transformers has no class, and Gemma 3n and Muse Glimmer, whose parts
+    for pictures are large: their text is that of the family."""
     source, tokens = checkpoint(name), prompt(40)
     config = json.loads((source / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(wrapper(config) | {"dtype": "float32"}))

@@ -24,6 +24,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file
 
+from tests.support import gguf_autumn
 from weft.families import text_config
 
 ARCHITECTURES = {
@@ -43,7 +44,7 @@ ARCHITECTURES = {
     "afmoe": "afmoe", "granitemoe": "granitemoe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
     "minicpm3": "minicpm3", "hunyuan_v1_moe": "hunyuan-moe", "exaone_moe": "exaone-moe", "glm_moe_dsa": "glm-dsa",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "bloom": "bloom", "mpt": "mpt",
-    "falcon": "falcon", "olmo3": "olmo2", "phimoe": "phimoe",
+    "falcon": "falcon", "olmo3": "olmo2", "phimoe": "phimoe", **gguf_autumn.ARCHITECTURES,
 }  # fmt: skip
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -279,6 +280,7 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         "gigachat35": "kimi-linear",
         "glm5-next": "kimi-linear",
         "qwen4exp": "qwen35moe",
+        **gguf_autumn.TABLES,
     }.get(architecture, architecture)
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     table = gguf.get_tensor_name_map(number, 64)
@@ -292,6 +294,8 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         tensors = _halves_of_latents(tensors, config)
     if config["model_type"] == "gigachat3_5":
         tensors = _both_ungrouped(tensors, config, forget)
+    if config["model_type"] in gguf_autumn.AUTUMN:
+        tensors = dict(gguf_autumn.renamed(tensors, config["model_type"], forget))
     if config["model_type"] == "bloom":
         tensors = {name.removeprefix("transformer."): x for name, x in tensors.items()}
     change, stacks, found = _Change(config, forget), {}, {}
@@ -331,7 +335,7 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         for length in ("long", "short"):
             found[f"rope_factors_{length}.weight"] = torch.tensor(rope[f"{length}_factor"])
     if rope.get("rope_type") == "llama3" and "rope_freqs" not in forget:
-        found["rope_freqs.weight"] = _rope_freqs(config["head_dim"], rope)
+        found["rope_freqs.weight"] = _rope_freqs(_head_dim(config), rope)
     return architecture, found
 
 
@@ -511,10 +515,15 @@ def _rope_freqs(head_dim: int, rope: Mapping[str, Any]) -> torch.Tensor:
     factors = []
     for i in range(0, head_dim, 2):
         length = 2 * math.pi * rope["rope_theta"] ** (i / head_dim)
-        smooth = (low / length - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+        apart = rope["high_freq_factor"] - rope["low_freq_factor"] or 1.0  # Llama 4's are equal: none is between
+        smooth = (low / length - rope["low_freq_factor"]) / apart
         between = 1 / ((1 - smooth) / rope["factor"] + smooth)
         factors.append(1 if length < high else rope["factor"] if length > low else between)
     return torch.tensor(factors)
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def _wide(config: Mapping[str, Any]) -> int:
@@ -697,6 +706,15 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
         numbers |= _routed_keys(config, writer)
     if config["model_type"] in DENSE:
         numbers |= _dense_keys(config, writer)
+    if config["model_type"] in gguf_autumn.AUTUMN:
+        stored = load_file(Path(config["of"]) / "model.safetensors")
+        for name, value in gguf_autumn.keys_of(config, writer, stored).items():
+            numbers.pop(name, None)
+            add: Any = {float: writer.add_float32, bool: writer.add_bool, str: writer.add_string}.get(type(value))
+            if add is None:
+                _replaced(writer, name, value)
+            else:
+                add(f"{writer.arch}.{name}", value)
     for name, number in numbers.items():
         if number is not None:
             writer.add_float32(f"{writer.arch}.{name}", number)
@@ -903,7 +921,7 @@ def _ssm(config: Mapping[str, Any]) -> dict[str, Any]:
             "ssm.inner_size": read("linear_num_value_heads") * read("linear_value_head_dim"),
         }
     heads = read("mamba_n_heads", read("mamba_num_heads", read("num_heads")))
-    width = read("mamba_d_head", read("mamba_head_dim", read("head_dim")))
+    width = read("mamba_d_head", read("mamba_head_dim", read("hidden_size_per_head", read("head_dim"))))
     inner = (
         heads * width
         if heads

@@ -30,7 +30,7 @@ from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_
 from weft.families.residuals import PLAIN, PerLayer, Residual
 
 FULL = "full_attention"
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_attention_heads": 8,
@@ -42,53 +42,54 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def read_gemma3(family: str, keys: ConfigKeys) -> Architecture:
-    keys = keys.with_defaults(**_DEFAULTS, num_hidden_layers=26, vocab_size=262_208, sliding_window=4096)
+    keys = keys.with_defaults(**DEFAULTS, num_hidden_layers=26, vocab_size=262_208, sliding_window=4096)
     keys.only(hidden_activation="gelu_pytorch_tanh")
     both_ways = keys.boolean("use_bidirectional_attention", False)
     if both_ways:  # EmbeddingGemma has half of the window on either side
         keys = keys.over({"sliding_window": keys.integer("sliding_window", least=2) // 2})
     if keys.get("attn_logit_softcapping"):
         fail("attn_logit_softcapping", keys.get("attn_logit_softcapping"), "capped scores are not served")
-    kinds = _kinds(keys, keys.integer("sliding_window_pattern", 6))
+    kinds = kinds_of(keys, keys.integer("sliding_window_pattern", 6))
     plain = read_attention(keys, rotary=False, qk_norm=True, scale=keys.number("query_pre_attn_scalar", 256.0) ** -0.5)
     plain = replace(plain, causal=not both_ways)
+    of_kind = by_kind(keys, plain)
+    return architecture(
+        family, keys, [of_kind[kind] for kind in kinds], [_feed(keys)] * len(kinds), Residual(out_norms=True)
+    )
+
+
+def by_kind(keys: ConfigKeys, plain: Attention) -> dict[str, Attention]:
+    """Return the attention of each kind of layer: windows and full layers turn by different bases."""
     local = Rope(keys.number("rope_local_base_freq", 10_000.0), plain.head_dim)
     if WINDOW_KIND in (keys.get("rope_parameters") or {}):
         local = read_rope(keys, plain.head_dim, theta=10_000.0, partial=1.0, layer_kind=WINDOW_KIND)
     full = replace(plain, rope=read_rope(keys, plain.head_dim, theta=1e6, partial=1.0, layer_kind=FULL))
-    window = windowed(replace(plain, rope=local), keys)
-    return _architecture(
-        family,
-        keys,
-        [window if kind == WINDOW_KIND else full for kind in kinds],
-        [_feed(keys)] * len(kinds),
-        Residual(out_norms=True),
-    )
+    return {FULL: full, WINDOW_KIND: windowed(replace(plain, rope=local), keys)}
 
 
 def read_gemma(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(
-        **_DEFAULTS | {"hidden_size": 3072, "intermediate_size": 24_576, "num_attention_heads": 16,
+        **DEFAULTS | {"hidden_size": 3072, "intermediate_size": 24_576, "num_attention_heads": 16,
                        "num_key_value_heads": 16, "max_position_embeddings": 8192},
         num_hidden_layers=28, vocab_size=256_000)  # fmt: skip
     keys.only(hidden_activation="gelu_pytorch_tanh", use_bidirectional_attention=None)
     count = keys.integer("num_hidden_layers")
-    return _architecture(family, keys, [read_attention(keys)] * count, [_feed(keys)] * count, PLAIN)
+    return architecture(family, keys, [read_attention(keys)] * count, [_feed(keys)] * count, PLAIN)
 
 
 def read_gemma2(family: str, keys: ConfigKeys, *, out_norms: bool = True) -> Architecture:
     """Read Gemma 2, and VaultGemma, which has no norms after blocks."""
     keys = keys.with_defaults(
-        **_DEFAULTS | {"max_position_embeddings": 8192}, num_hidden_layers=26, vocab_size=256_000, sliding_window=4096
+        **DEFAULTS | {"max_position_embeddings": 8192}, num_hidden_layers=26, vocab_size=256_000, sliding_window=4096
     )
     keys.only(hidden_activation="gelu_pytorch_tanh", use_bidirectional_attention=None)
     plain = read_attention(keys, scale=keys.number("query_pre_attn_scalar", 256.0) ** -0.5)
     full = replace(plain, cap=_cap(keys, "attn_logit_softcapping", 50.0))
-    kinds = _kinds(keys, 2)
+    kinds = kinds_of(keys, 2)
     window = windowed(full, keys)
     mixers = [window if kind == WINDOW_KIND else full for kind in kinds]
     keys = keys.over({"final_logit_softcapping": _cap(keys, "final_logit_softcapping", 30.0)})
-    return _architecture(family, keys, mixers, [_feed(keys)] * len(kinds), Residual(out_norms=out_norms))
+    return architecture(family, keys, mixers, [_feed(keys)] * len(kinds), Residual(out_norms=out_norms))
 
 
 def _cap(keys: ConfigKeys, key: str, default: float) -> float:
@@ -102,24 +103,16 @@ def _feed(keys: ConfigKeys) -> Dense:
 
 def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(
-        **_DEFAULTS, num_hidden_layers=30, vocab_size=262_144, sliding_window=512, rope_parameters=_ROPES4
+        **DEFAULTS, num_hidden_layers=30, vocab_size=262_144, sliding_window=512, rope_parameters=_ROPES4
     )
     keys.only(hidden_activation="gelu_pytorch_tanh")
     if keys.get("use_bidirectional_attention") == "all":
         fail("use_bidirectional_attention", "all", "text is read from left to right here")
-    kinds = [*_kinds(keys, 6)[:-1], FULL]  # the last one is always full, as in transformers
-    count = len(kinds)
-    own = count - keys.integer("num_kv_shared_layers", 0, least=0)
-    if not 0 < own <= count or set(kinds[:own]) != set(kinds):
-        fail("num_kv_shared_layers", count - own, "each kind of layer needs one that has keys of its own")
-    source = {kind: own - 1 - kinds[:own][::-1].index(kind) for kind in set(kinds)}
-    mixers = []
-    for layer, kind in enumerate(kinds):
-        mixer = _attention4(keys, layer, kind)
-        if layer >= own:
-            mixer = replace(mixer, kv_of=source[kind])
-        mixers.append(replace(mixer, shared=own < count and source[kind] == layer))
-    for kind in source:
+    kinds = [*kinds_of(keys, 6)[:-1], FULL]  # the last one is always full, as in transformers
+    count, reused = len(kinds), keys.integer("num_kv_shared_layers", 0, least=0)
+    own = count - reused
+    mixers = sharing([_attention4(keys, layer, kind) for layer, kind in enumerate(kinds)], kinds, reused)
+    for kind in set(kinds):
         widths = {mixer.head_dim for mixer, mixer_kind in zip(mixers, kinds, strict=True) if mixer_kind == kind}
         if len(widths) > 1:
             fail("layer_types", kinds, f"per_layer_config has heads of {sorted(widths)} for layers that are {kind}")
@@ -127,9 +120,22 @@ def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
     vocab = keys.integer("vocab_size_per_layer_input", keys.integer("vocab_size"))
     if width and vocab != keys.integer("vocab_size"):
         fail("vocab_size_per_layer_input", vocab, f"it must be vocab_size {keys.integer('vocab_size')}")
-    return _architecture(
+    return architecture(
         family, keys, mixers, [_feed4(keys, layer >= own) for layer in range(count)], PerLayer(width, out_norms=True)
     )
+
+
+def sharing(mixers: Sequence[Attention], kinds: Sequence[str], reused: int) -> list[Attention]:
+    """Return ``mixers``, the last ``reused`` of which read the keys of the last layer of their kind before them. Raises
+    CheckpointError if there is none."""
+    count, own = len(kinds), len(kinds) - reused
+    if not 0 < own <= count or set(kinds[:own]) != set(kinds):
+        fail("num_kv_shared_layers", reused, "each kind of layer needs one that has keys of its own")
+    source = {kind: max(layer for layer in range(own) if kinds[layer] == kind) for kind in kinds}
+    return [
+        replace(mixer, shared=reused > 0 and source[kind] == layer, kv_of=source[kind] if layer >= own else None)
+        for layer, (mixer, kind) in enumerate(zip(mixers, kinds, strict=True))
+    ]
 
 
 def read_gemma4_unified(family: str, keys: ConfigKeys) -> Architecture:
@@ -187,7 +193,7 @@ def _feed4(keys: ConfigKeys, reuses: bool) -> FeedForward:
     )
 
 
-def _kinds(keys: ConfigKeys, every: int) -> list[str]:
+def kinds_of(keys: ConfigKeys, every: int) -> list[str]:
     return reading.kinds_with_windows(
         keys,
         (FULL, WINDOW_KIND),
@@ -195,7 +201,7 @@ def _kinds(keys: ConfigKeys, every: int) -> list[str]:
     )
 
 
-def _architecture(
+def architecture(
     family: str, keys: ConfigKeys, mixers: Sequence[Attention], feeds: Sequence[FeedForward], residual: Residual
 ) -> Architecture:
     return build_architecture(
@@ -211,14 +217,14 @@ def _architecture(
     )
 
 
-_NAMES = Names(
+NAMES = Names(
     {Attention: "self_attn"},
     feed_norm="pre_feedforward_layernorm",
     feed_reader="weft.models.spellings:gemma_feed",
     out_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
 )
 _GEMMA4 = replace(
-    _NAMES,
+    NAMES,
     layer_reader="weft.models.blocks.per_layer:layer_reader",
     ends_reader="weft.models.blocks.per_layer:ends_reader",
 )
@@ -228,17 +234,17 @@ FAMILIES = (
         ("gemma",),
         read_gemma,
         "gelu_pytorch_tanh",
-        replace(_NAMES, plus_one=True, feed_norm="post_attention_layernorm"),
+        replace(NAMES, plus_one=True, feed_norm="post_attention_layernorm"),
     ),
-    Family("gemma2", ("gemma2",), read_gemma2, "gelu_pytorch_tanh", replace(_NAMES, plus_one=True)),
+    Family("gemma2", ("gemma2",), read_gemma2, "gelu_pytorch_tanh", replace(NAMES, plus_one=True)),
     Family(
         "vaultgemma",
         ("vaultgemma",),
         partial(read_gemma2, out_norms=False),
         "gelu_pytorch_tanh",
-        replace(_NAMES, plus_one=True),
+        replace(NAMES, plus_one=True),
     ),
-    Family("gemma3", ("gemma3", "gemma3_text"), read_gemma3, "gelu_pytorch_tanh", replace(_NAMES, plus_one=True)),
+    Family("gemma3", ("gemma3", "gemma3_text"), read_gemma3, "gelu_pytorch_tanh", replace(NAMES, plus_one=True)),
     Family("gemma4", ("gemma4", "gemma4_text"), read_gemma4, "gelu_pytorch_tanh", _GEMMA4),
     Family("gemma4", ("gemma4_unified_text",), read_gemma4_unified, "gelu_pytorch_tanh", _GEMMA4),
 )

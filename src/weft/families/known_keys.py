@@ -66,6 +66,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
                     "linear_dt_min"),
     "kimi_linear": ("head_dim", "qk_head_dim"),
     "gemma3": ("_sliding_window_pattern",),
+    # A limit of weights in training.
+    "gemma3n": ("altup_coef_clip",),
     "recurrent_gemma": ("final_w_init_variance_scale", "w_init_variance_scale"),
     "minimax": ("block_size",),
     # Sizes that transformers derives itself.

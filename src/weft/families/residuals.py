@@ -3,7 +3,7 @@
     Residual          x + scale * block(norm(x))                    most families
     Streams           several streams, mixed around each block      Qwen4, GLM 5
     AttentionResiduals  blocks read an attention over sums of layers  Inkling 2, Kimi K3
-    PerLayer          a second embedding, and a factor              Gemma 4
+    PerLayer          a second embedding, and a factor              Gemma 4, 3n
     NormedStream      the stream is the output of a norm            MiniMax
     GatedNorms        some norms have gates                         A.X K2
     PlainNorms        norms without weights                         nanochat
@@ -203,15 +203,17 @@ class AttentionResiduals(Residual):
 @dataclass(frozen=True, slots=True)
 class PerLayer(Residual):
     """Residual with a factor on the stream after each layer; with a ``width``, also with ``width`` numbers of a second
-    embedding, which each token has for each layer."""
+    embedding, which each token has for each layer. ``known``: tokens of the second embedding, the first ones, if it has
+    fewer than the first; the others have the numbers of token 0."""
 
     width: int = 0
+    known: int = 0
 
     def embedding_table(self, vocab: int, layers: int, hidden: int) -> Table:
         """Return the second embedding, and the projection of the first that is added to it."""
-        columns = layers * self.width
+        columns, rows = layers * self.width, Numbered("tokens", self.known or vocab)
         return {
-            "table": (Tensor("embed_tokens_per_layer.weight", (Numbered("tokens", vocab), columns), "plain"),),
+            "table": (Tensor("embed_tokens_per_layer.weight", (rows, columns), "plain"),),
             **product("project", hidden, ("per_layer_model_projection", columns)),
             **norm_weight("norm", self.width, "per_layer_projection_norm"),
         }
@@ -220,9 +222,11 @@ class PerLayer(Residual):
         """Return the tensors that add a layer's numbers of the second embedding to the stream, and the factor on the
         stream."""
         scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
-        if not self.width:
-            return scalar
-        return scalar | (
+        return scalar | self.own_table(hidden) if self.width else scalar
+
+    def own_table(self, hidden: int) -> Table:
+        """Return the tensors that make an addition to the stream of a layer's numbers of the second embedding."""
+        return (
             product("gate", hidden, ("per_layer_input_gate", self.width))
             | product("out", self.width, ("per_layer_projection", hidden))
             | norm_weight("norm", hidden, "post_per_layer_input_norm")

@@ -249,10 +249,10 @@ def _mapped(stored: StoredTensor | None) -> Iterator[torch.Tensor]:
 
 def _redone(x: torch.Tensor, undo: Undo) -> torch.Tensor:
     """Return the tensor that the reader's ``undo`` turns into ``x``."""
-    if undo.values == "log":
+    if undo.log:
         x = -torch.exp(x.float())
-    elif undo.values == "minus_one":
-        x = x.float() + 1
+    if undo.minus:
+        x = x.float() + undo.minus
     if undo.rows is not None:
         x = x[torch.from_numpy(np.argsort(undo.rows))]
     return x if undo.columns is None else x[:, torch.from_numpy(np.argsort(undo.columns))]
@@ -356,7 +356,7 @@ def _shape(theirs: str, pieces: list[_Piece], config: Mapping[str, Any]) -> tupl
 
 def _kind(theirs: str, shape: tuple[int, ...], pieces: list[tuple[_Piece, Undo]]) -> str:
     small = len(shape) < 2 or not theirs.endswith("weight") or theirs.endswith("norm.weight")
-    if small or any(part in theirs for part in _IN_32_BITS) or any(undo.values for _, undo in pieces):
+    if small or any(part in theirs for part in _IN_32_BITS) or any(undo.changes_values for _, undo in pieces):
         return "F32"
     is_table = theirs in ("token_embd.weight", "output.weight")
     if (is_table or pieces[0][0].is_matrix) and shape[-1] % LINE == 0:

@@ -26,6 +26,21 @@ GEMMA_3_4B: Config = {
     },
 }
 
+GEMMA_3N_E2B: Config = {
+    "architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "torch_dtype": "bfloat16",
+    "audio_config": {"model_type": "gemma3n_audio"}, "vision_config": {"model_type": "gemma3n_vision"},
+    "text_config": {
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20, "altup_active_idx": 0, "altup_coef_clip": 120.0,
+        "altup_correct_scale": True, "altup_lr_multiplier": 1.0, "altup_num_inputs": 4, "attention_bias": False,
+        "attention_dropout": 0.0, "final_logit_softcapping": 30.0, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2048, "hidden_size_per_layer_input": 256,
+        "initializer_range": 0.02, "intermediate_size": [8192] * 30, "laurel_rank": 64,
+        "layer_types": ["sliding_attention" if (i + 1) % 5 else "full_attention" for i in range(30)],
+        "max_position_embeddings": 32_768, "model_type": "gemma3n_text", "num_attention_heads": 8,
+        "num_hidden_layers": 30, "num_key_value_heads": 2, "num_kv_shared_layers": 10, "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10_000.0, "rope_scaling": None, "rope_theta": 1_000_000.0, "sliding_window": 512,
+        "use_cache": True, "vocab_size": 262_400, "vocab_size_per_layer_input": 262_144}}  # fmt: skip
+
 GEMMA_4_E2B: Config = {
     "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "dtype": "bfloat16",
     "tie_word_embeddings": True,
@@ -77,6 +92,7 @@ def with_text(config: Config, **changes: Any) -> Config:
 
 GEMMA_RELEASES: dict[str, Config] = {
     "gemma3": GEMMA_3_4B,
+    "gemma3n": GEMMA_3N_E2B,
     "gemma4": GEMMA_4_E2B,
     "gemma4_moe": GEMMA_4_26B_A4B,
     "gemma4_unified": GEMMA_4_12B,
@@ -84,6 +100,7 @@ GEMMA_RELEASES: dict[str, Config] = {
 }
 SMALLER_GEMMA: dict[str, Config] = {
     "gemma3": with_text(GEMMA_3_4B, num_hidden_layers=6),
+    "gemma3n": GEMMA_3N_E2B,
     "gemma4": GEMMA_4_E2B,
     "gemma4_moe": with_text(GEMMA_4_26B_A4B, num_hidden_layers=6, num_experts=8),
     "gemma4_unified": with_text(GEMMA_4_12B, num_hidden_layers=6),

@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.models.releases_gemma import (
     GEMMA_3_4B,
+    GEMMA_3N_E2B,
     GEMMA_4_12B,
     GEMMA_4_26B_A4B,
     GEMMA_4_E2B,
@@ -16,6 +17,7 @@ from tests.unit.models.releases_gemma import (
 )
 from weft.errors import CheckpointError
 from weft.families import read_architecture, read_spec
+from weft.families.gemma3n import AltUp
 from weft.families.mixers.attention import Attention, Rope
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.more.recurrent_gemma import RgLru
@@ -50,6 +52,24 @@ def test_the_later_layers_of_gemma_4_read_the_last_layer_of_their_kind_that_has_
     assert [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, Attention) and mixer.shared] == [13, 14]
     assert model.feed_forwards[14:16] == (Dense(6144, "gelu_tanh"), Dense(12288, "gelu_tanh"))
     assert (model.residual, model.logits_cap) == (PerLayer(256, out_norms=True), 30.0)
+
+
+def test_gemma_3n_cuts_the_gates_of_its_first_layers_and_shares_keys() -> None:
+    model = read_architecture(GEMMA_3N_E2B)
+    common = {"qk_norm": True, "values_normed": True}
+    assert model.mixers[0] == Attention(8, 2, 256, 1.0, Rope(1e4, 256), window=512, **common)
+    assert model.mixers[4] == Attention(8, 2, 256, 1.0, Rope(1e6, 256), **common)
+    assert [getattr(mixer, "kv_of", 0) for mixer in model.mixers[18:25]] == [None, None, 18, 18, 18, 18, 19]
+    assert model.feed_forwards[9:11] == (Dense(8192, "gelu_tanh", sparsity=0.95), Dense(8192, "gelu_tanh"))
+    assert model.residual == AltUp(out_norms=True, width=256, known=262_144, count=4, rank=64)
+    assert (model.logits_cap, model.embedding_multiplier, model.tied_embeddings) == (30.0, 2048**0.5, True)
+    assert read_spec(GEMMA_3N_E2B).kv_bytes_per_token("bfloat16") == 5 * 2 * 2 * 256 * 2
+    silent = read_architecture({"model_type": "gemma3n_text", "dtype": "bfloat16"})
+    assert (silent.layer_count, silent.feed_forwards[9:11]) == (
+        35,
+        (Dense(16_384, "gelu_tanh", sparsity=0.95), Dense(16_384, "gelu_tanh")),
+    )
+    assert getattr(silent.mixers[20], "kv_of", None) == 18
 
 
 def test_a_shared_window_is_in_pages_and_all_others_are_rings() -> None:
@@ -102,6 +122,13 @@ def test_recurrent_gemma_is_read_as_released_and_where_it_is_silent() -> None:
         ("recurrent_gemma", {"lru_width": 2561}, ["lru_width", "2561", "10"]),
         ("gemma3", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping", "50.0"]),
         ("gemma3", {"use_bidirectional_attention": 1}, ["use_bidirectional_attention", "true or false"]),
+        ("gemma3n", {"altup_active_idx": 1}, ["altup_active_idx", "1", "only 0"]),
+        ("gemma3n", {"altup_correct_scale": False}, ["altup_correct_scale", "only true"]),
+        ("gemma3n", {"altup_num_inputs": 1}, ["altup_num_inputs", "at least 2"]),
+        ("gemma3n", {"intermediate_size": [8192] * 3}, ["intermediate_size", "30 layers"]),
+        ("gemma3n", {"activation_sparsity_pattern": [1.0] * 30}, ["activation_sparsity_pattern", "below 1"]),
+        ("gemma3n", {"vocab_size_per_layer_input": 300_000}, ["vocab_size_per_layer_input", "262400"]),
+        ("gemma3n", {"num_kv_shared_layers": 28}, ["num_kv_shared_layers", "28"]),
         ("gemma4", {"is_causal": False}, ["is_causal", "Attention is served with causal attention"]),
         ("gemma4", {"use_bidirectional_attention": "all"}, ["use_bidirectional_attention", "all"]),
         ("gemma4", {"hidden_activation": "relu"}, ["hidden_activation", "relu", "gelu_pytorch_tanh"]),

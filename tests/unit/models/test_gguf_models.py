@@ -63,6 +63,26 @@ CASES: dict[str, dict[str, Any]] = {
     "falcon_grouped": {"bias": False}, "olmo3": {}, "phi3_long": {},
     "phimoe": {"router_jitter_noise": 0.01, "rope_parameters": CHECKPOINTS["phimoe"][1]["rope_parameters"] | {
         "long_mscale": 1.243163121016122}},
+    "apertus": {}, "mellum": {
+        "mlp_layer_types": ["sparse"] * 3},
+    "laguna": {"layer_types": ["full_attention", *["sliding_attention"] * 2], "rope_parameters": {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 3e4, "factor": 4.0, "attention_factor": 1.25,
+                           "original_max_position_embeddings": 1024, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 1.0}}},
+    "laguna_elements": {"mlp_layer_types": ["dense", "sparse"], "layer_types": [
+        "full_attention", "sliding_attention"]},
+    "llama4": {"num_hidden_layers": 5, "no_rope_layers": None, "moe_layers": None, "floor_scale": 8192,
+               "interleave_moe_layer_step": 2, "attn_scale": 0.1, "attention_chunk_size": 8192,
+               "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0,
+                                   "high_freq_factor": 1.0, "original_max_position_embeddings": 8192}},
+    "llama4_plain": {"use_qk_norm": True},
+    "nemotron_h_puzzle": {"mamba_num_heads": 8, "mamba_head_dim": 16, "moe_latent_size": 24, "block_configs": [
+        {"block_type": "linear_attention"},
+        {"block_type": "moe", "moe_intermediate_size": 24, "num_experts_per_tok": 3}, {"block_type": "full_attention"},
+        {"block_type": "moe", "moe_intermediate_size": 36, "num_experts_per_tok": 2}]},
+    "plamo2": {"attention_window_size": 2048, "full_attention_idx": [0, 1, 2, 3], "rope_theta": 30_000.0},
+    "plamo2_pages": {"attention_window_size": 2048, "rope_local_theta": 10_000.0}, "plamo3": {}, "plamo3_scaled": {
+        "scale_embedding": False},
 }  # fmt: skip
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
@@ -75,7 +95,7 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("rwkv7", "mixes"), ("glm5_next", "turned"), ("qwen4_exp", "plus_one"),
              ("qwen4_exp", "tiled"), ("gemma2", "plus_one"), ("nemotron", "plus_one"),
              ("mixtral", "interleaved"), ("smollm3", "interleaved"), ("gpt_neox", "ungrouped"),
-             ("falcon_grouped", "ungrouped")]  # fmt: skip
+             ("falcon_grouped", "ungrouped"), ("plamo3", "plus_one")]  # fmt: skip
 
 
 @functools.cache
@@ -262,6 +282,19 @@ def test_tables_of_ngrams_stay_in_their_blocks(tmp_path: Path) -> None:
     before = next(block for block in blocks.model.layers[0].blocks if isinstance(block, NgramsBlock))
     assert isinstance(before.table, Embedding)
     assert isinstance(before.table.table, CodedTable)
+
+
+@pytest.mark.parametrize("values", [None, [0.5] * 2, [1, 2, 3]])
+def test_numbers_of_layers_that_are_no_list_of_them_are_one_line(values: Any, tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["xielu.alpha_p"]
+        if values:
+            writer.add_array("xielu.alpha_p", values)
+
+    directory = resolve_model(write_gguf(original("apertus"), tmp_path / "model.gguf", change=change))
+    with pytest.raises(CheckpointError, match="must list a float32 number for each of the 3 layers") as error:
+        load_model(directory, "float32")
+    assert "xielu.alpha_p is" in str(error.value)
 
 
 def set_keys(writer: gguf.GGUFWriter, **values: Any) -> None:

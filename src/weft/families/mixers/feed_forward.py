@@ -25,7 +25,8 @@ class Dense(BlockShape):
     """Feed-forward; ``width`` is the inner size. ``gated``: down(act(gate(x)) * up(x)), else
     down(act(up(x))). ``multipliers``: factors on gate(x) and on the result, Falcon-H1's. ``limit``: gate(x)
     is at most this, and up(x) at most this on both sides (GLM 5); 0 for none. ``caps``: of "situ" on gate(x) and up(x):
-    c tanh(x / c) replaces x; 0 for none."""
+    c tanh(x / c) replaces x; 0 for none. ``sparsity``: share of the numbers of gate(x) that are cut to 0, if these are
+    normally distributed; of the others the cut is subtracted (Gemma 3n)."""
 
     reader = "weft.models.blocks.feed_forward:read_dense"
     part = "feed-forward"
@@ -37,6 +38,7 @@ class Dense(BlockShape):
     multipliers: tuple[float, float] = (1.0, 1.0)
     limit: float = 0.0
     caps: tuple[float, float] = (0.0, 0.0)
+    sparsity: float = 0.0
 
     def table(self, hidden: int, *, names: Names = GATED, whole: bool = False, paired: bool = False) -> Table:
         """Return the tensors. ``names``: of the input products, then of the output product; one name of gate and up

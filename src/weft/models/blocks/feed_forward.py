@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -64,6 +65,26 @@ class SwiGlu:
 
 
 @dataclass(slots=True)
+class GaussianTopK:
+    """Cut of a gate: what exceeds the mean of its columns by ``factor`` standard deviations, less that cut, and 0 in
+    place of the rest. ``columns``: on all ranks; ``add``: sum over ranks.
+
+    Source: transformers ``Gemma3nTextMLP``.
+    """
+
+    factor: float
+    columns: int
+    add: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, gate_TI: torch.Tensor) -> torch.Tensor:
+        wide = gate_TI.float()
+        sums_T2 = self.add(torch.stack((wide.sum(-1), wide.square().sum(-1)), dim=-1))
+        mean_T1, square_T1 = torch.split(sums_T2 / self.columns, 1, dim=-1)
+        deviation_T1 = (square_T1 - mean_T1.square()).clamp_min(0.0).sqrt()
+        return F.relu(wide - (mean_T1 + deviation_T1 * self.factor)).to(gate_TI.dtype)
+
+
+@dataclass(slots=True)
 class DenseBlock:
     """A dense feed-forward. ``into``: rows gate, up when ``shape.gated``, else only up."""
 
@@ -72,6 +93,8 @@ class DenseBlock:
     down: Linear
     learned: tuple[float, float] | None = None
     """Numbers of the activation above and below 0, of "xielu"."""
+    cut: GaussianTopK | None = None
+    """Cut of the gate, if ``shape.sparsity``."""
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
         inner = self.into(x_TD)
@@ -85,6 +108,7 @@ class DenseBlock:
             inner = activated(inner, shape.activation, gated=True, limit=shape.limit, caps=shape.caps)
         elif self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
+            gate = gate if self.cut is None else self.cut(gate)
             inner = activate(gate if gate_factor == 1.0 else gate * gate_factor, self.shape.activation) * up
         elif self.learned is not None:
             inner = xielu(inner, *self.learned)
@@ -293,7 +317,16 @@ def read_dense(read: BlockReader, shape: Dense, name: str, names: Names = GATED)
     if shape.activation == "xielu":
         for part, number in (("beta", XIELU_BETA), ("eps", XIELU_EPS)):
             read.source.leave(f"{name}.act_fn.{part}", torch.tensor(number), "hidden_act")
-    return DenseBlock(shape, table.linear("into"), table.linear("down"), _learned(table))
+    return DenseBlock(shape, table.linear("into"), table.linear("down"), _learned(table), _cut(read, shape))
+
+
+def _cut(read: BlockReader, shape: Dense) -> GaussianTopK | None:
+    if not shape.sparsity:
+        return None
+    share, factor = read.source.share, NormalDist().inv_cdf(shape.sparsity)
+    if share is None:
+        return GaussianTopK(factor, shape.width, lambda sums: sums)
+    return GaussianTopK(factor, shape.width * share.place.size, share.collectives.add)
 
 
 def _learned(table: TableReader) -> tuple[float, float] | None:

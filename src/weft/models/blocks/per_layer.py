@@ -23,6 +23,7 @@ from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.plain import plain_layer
 from weft.models.embedding import Embedding, Lookup
 from weft.models.layer import DecoderLayer, LayerStep, ReadLayer, ResidualStream, StreamBlock
+from weft.models.table_reader import TableReader
 from weft.tensor.ops.elementwise import activate
 
 OWN = "per layer"
@@ -32,17 +33,20 @@ OWN = "per layer"
 @dataclass(slots=True)
 class PerLayerInputs:
     """Numbers of tokens for each layer. ``table``: [vocab, layers * P]; ``project``: [layers * P, D]; ``norm``: over
-    P.
+    P. ``known``: as in ``PerLayer``.
     """
 
     table: Lookup
     project: Linear
     norm: Norm
     width: int
+    known: int = 0
 
     def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         """Give each token its numbers, [T, layers, P]."""
         tokens_T, embedded_TD = step.inputs.tokens_T, stream.summed()
+        if self.known:
+            tokens_T = tokens_T.masked_fill(tokens_T >= self.known, 0)
         tokens, hidden = embedded_TD.shape
         own_TLP = (self.table.rows_at(tokens_T) * self._scale(self.width**0.5, embedded_TD)).view(
             tokens, -1, self.width
@@ -56,21 +60,37 @@ class PerLayerInputs:
 
 
 @dataclass(slots=True)
-class BehindLayer:
-    """Addition after one layer. ``gate``: [P, D]; ``out``: [D, P]; both None in a model without a second embedding."""
+class OwnNumbers:
+    """Addition to the stream of each token's numbers for one layer. ``gate``: [P, D]; ``out``: [D, P]."""
 
     layer: int
+    gate: Linear
+    out: Linear
+    norm: Norm
+
+    def __call__(self, x_TD: torch.Tensor, stream: ResidualStream) -> torch.Tensor:
+        inner_TP = activate(self.gate(x_TD), "gelu_tanh") * stream.rows[OWN][:, self.layer]
+        return self.norm(self.out(inner_TP))
+
+
+@dataclass(slots=True)
+class BehindLayer:
+    """Addition after one layer, and the factor; ``own`` is None in a model without a second embedding."""
+
     scalar: torch.Tensor
-    gate: Linear | None = None
-    out: Linear | None = None
-    norm: Norm | None = None
+    own: OwnNumbers | None = None
 
     def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         x_TD = stream.summed()
-        if self.gate is not None and self.out is not None and self.norm is not None:
-            inner_TP = activate(self.gate(x_TD), "gelu_tanh") * stream.rows[OWN][:, self.layer]
-            x_TD = x_TD + self.norm(self.out(inner_TP))
+        if self.own is not None:
+            x_TD = x_TD + self.own(x_TD, stream)
         stream.x_TD = x_TD * self.scalar
+
+
+def read_own(read: BlockReader, table: TableReader) -> OwnNumbers:
+    """Return the addition of the layer that ``table`` belongs to."""
+    layer = int(table.name.rpartition(".")[2])
+    return OwnNumbers(layer, table.linear("gate"), table.linear("out"), table.norm("norm", read.eps))
 
 
 def layer_reader(read: BlockReader) -> ReadLayer:
@@ -79,10 +99,9 @@ def layer_reader(read: BlockReader) -> ReadLayer:
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
         plain, table = plain_layer(read, name, mixer, feed), read.table(shape.behind_table(read.hidden), name)
-        behind = BehindLayer(int(name.rpartition(".")[2]), table.tensor("scalar"))
+        behind = BehindLayer(table.tensor("scalar"))
         if shape.width:
-            behind.gate, behind.out = table.linear("gate"), table.linear("out")
-            behind.norm = table.norm("norm", read.eps)
+            behind.own = read_own(read, table)
         return DecoderLayer([*plain.blocks, behind])
 
     return layer
@@ -96,5 +115,6 @@ def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]
         return [], []
     table = read.table(shape.embedding_table(vocab, architecture.layer_count, read.hidden), "")
     rows, share = table.tensor("table"), source.share
-    second: Lookup = Embedding(rows) if share is None else share.lookup(rows, vocab)
-    return [PerLayerInputs(second, table.linear("project"), table.norm("norm", read.eps), shape.width)], []
+    second: Lookup = Embedding(rows) if share is None else share.lookup(rows, shape.known or vocab)
+    norm = table.norm("norm", read.eps)
+    return [PerLayerInputs(second, table.linear("project"), norm, shape.width, shape.known)], []

@@ -60,7 +60,7 @@ class Gguf(StoredForm):
         if form is None or (form.of_cpus and not self.keeps_blocks) or len(stored.shape) != 2:
             return None
         undo = stored.undo
-        if undo.values or (undo.columns is not None and _lines(undo.columns) is None):
+        if undo.changes_values or (undo.columns is not None and _lines(undo.columns) is None):
             return None
         if not self.keeps_blocks and (form.bits == 6 or form.table):
             return Grouping(8, form.group)
@@ -92,10 +92,10 @@ class Gguf(StoredForm):
         values = by_row.float() if stored.dtype in FLOATS else self._decoded(by_row, stored)
         if undo.columns is not None:
             values = values[:, torch.from_numpy(undo.columns).to(raw.device)]
-        if undo.values == "log":
+        if undo.log:
             values = torch.log(values.abs())
-        elif undo.values == "minus_one":
-            values = values - 1
+        if undo.minus:
+            values = values - undo.minus
         return values.reshape(shape)
 
     def _for_kernels(self, codes: Codes, name: str) -> Codes:

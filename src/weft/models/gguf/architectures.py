@@ -3,7 +3,7 @@
     architecture             model_type           changes by the converter besides names
     lfm2, lfm2moe            lfm2, lfm2_moe       convolutions squeezed; experts stacked
     granite, granitehybrid   granitemoehybrid     rows of q and k interleaved; gate and up apart; A
-    nemotron_h[_moe]         nemotron_h           A = -exp(A_log); experts stacked
+    nemotron_h[_moe]         nemotron_h           A = -exp(A_log); experts stacked; Puzzle's too
     falcon-h1                falcon_h1            all multipliers folded into the weights
     jamba, mamba, mamba2     jamba, mamba, mamba2 A = -exp(A_log); convolutions squeezed
     qwen3[vl], qwen3[vl]moe  qwen3, qwen3_moe     towers are files of their own
@@ -15,7 +15,8 @@
     rwkv7                                         ``rwkv``
     deepseek2, glm-dsa, minicpm3                  ``latent``
     qwen2, phi3, gemma, gemma2, glm4 ...          ``dense``
-    glm4moe, dots1, minimax-m2, afmoe ...         ``routed``
+    glm4moe, dots1, minimax-m2, llama4 ...        ``routed``
+    plamo2, plamo3                                ``plamo``
 
 ``FileLayout.names`` is from a name in the file ("attn_q", after ``blk.3.``) to ours ("self_attn.q_proj", after
 ``layers.3.``); the ends .weight and .bias stay. ``{e}`` is the number of an expert; all experts are one tensor in the
@@ -43,6 +44,7 @@ from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
 from weft.models.gguf.latent import deepseek2, gigachat35, glm5_next, glm_dsa, kimi_k3, kimi_linear, ling, minicpm3
 from weft.models.gguf.parts import LOG, FileLayout, Names, Undo
+from weft.models.gguf.plamo import plamo2, plamo3
 from weft.models.gguf.rwkv import rwkv7
 
 
@@ -186,7 +188,7 @@ def _nemotron_h(keys: GgufKeys) -> FileLayout:
         keys,
         "nemotron_h",
         **parts.attention(keys),
-        layer_norm_epsilon=parts.eps(keys),
+        layer_norm_epsilon=keys.number("attention.layer_norm_rms_epsilon", keys.get("attention.layer_norm_epsilon")),
         layers_block_type=kinds,
         mamba_num_heads=heads,
         mamba_head_dim=width,
@@ -198,6 +200,8 @@ def _nemotron_h(keys: GgufKeys) -> FileLayout:
         mlp_bias=keys.tensor(parts.first(keys, "ffn_up.bias")) is not None,
         intermediate_size=keys.integer("feed_forward_length", 1),
     )
+    if keys.varies("expert_used_count"):
+        config["block_configs"] = _blocks_of_puzzle(keys, kinds)
     del config["num_hidden_layers"]
     if "moe" in kinds:
         parts.check_gating(keys, parts.SIGMOID)
@@ -231,6 +235,15 @@ def _nemotron_h(keys: GgufKeys) -> FileLayout:
         }
     )
     return FileLayout(config, _MIXERS, names, {"mixer.A_log": LOG})
+
+
+def _blocks_of_puzzle(keys: GgufKeys, kinds: list[str]) -> list[dict[str, Any]]:
+    """Return the settings of each layer of Nemotron-H Puzzle, whose layers of experts differ."""
+    widths, chosen = (keys.by_layer(f"expert_{name}", len(kinds)) for name in ("feed_forward_length", "used_count"))
+    return [
+        {"block_type": kind} | ({"moe_intermediate_size": width, "num_experts_per_tok": count} if kind == "moe" else {})
+        for kind, width, count in zip(kinds, widths, chosen, strict=True)
+    ]
 
 
 _MIXERS: Names = {"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"}
@@ -421,6 +434,6 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "gptoss": _gpt_oss, "kimi-linear": kimi_linear, "kimi-k3": kimi_k3, "bailingmoe3": ling, "gigachat35": gigachat35,
     "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next,
     "deepseek2": deepseek2, "glm-dsa": glm_dsa, "minicpm3": minicpm3,
-    "falcon": dense.falcon,
+    "falcon": dense.falcon, "plamo2": plamo2, "plamo3": plamo3,
     **dict.fromkeys(_ROWS, lambda keys: dense.of_row(keys, _ROWS[keys.architecture])),
 }  # fmt: skip

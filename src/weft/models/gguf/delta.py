@@ -115,7 +115,7 @@ def _untiled(groups: int, ratio: int, width: int, before: int) -> dict[str, Undo
             "in_proj_a.weight": heads,
             "in_proj_b.weight": heads,
             "dt_bias": heads,
-            "A_log": Undo(order(1), values="log"),
+            "A_log": Undo(order(1), log=True),
             "out_proj.weight": Undo(columns=order(width)),
         }.items()
     }

@@ -7,6 +7,7 @@
     command-r, cohere2, starcoder2, stablelm        norms that subtract the mean
     gptneox, bloom, falcon                          the same; rows of each head, or of each KV head, apart
     gpt2, starcoder, mpt                            the same; positions at the embedding, or ALiBi
+    apertus                                         the numbers of its activation are keys
 
 Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
 """
@@ -33,7 +34,8 @@ class DenseLayout:
     """``names``: those that differ from Llama's. ``eps``: the key of config.json for the epsilon of norms that subtract
     the mean, "" for those that do not. ``interleaved``: the converter changes the order of rows of queries and keys, as
     for Llama. ``whole``: further names outside of layers. ``joined``: name of queries, keys and values whose rows the
-    converter takes out of each KV head. ``more``: further keys, of the file and of the configuration so far."""
+    converter takes out of each KV head. ``more``: further keys, of the file and of the configuration so far.
+    ``numbers``: as in ``FileLayout``."""
 
     model_type: str
     names: Names = field(default_factory=dict)
@@ -44,6 +46,7 @@ class DenseLayout:
     whole: Names = field(default_factory=dict)
     joined: str = ""
     more: More = lambda keys, config: {}
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
 
 def _window(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
@@ -127,8 +130,7 @@ def _olmo2(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     window = keys.integer("attention.sliding_window", 0)
     if not window:
         return {}
-    factor = keys.number("rope.scaling.yarn_attn_factor", 0.0)
-    positions = config["rope_parameters"] | ({"attention_factor": factor} if factor else {})
+    positions = config["rope_parameters"] | parts.yarn_factor(keys)
     return every_fourth(keys, config) | {"model_type": "olmo3", "rope_parameters": positions}
 
 
@@ -208,6 +210,9 @@ ROWS: dict[str, DenseLayout] = {
     "nemotron": DenseLayout("nemotron", eps="norm_eps", minus_one=True, more=_biases),
     "seed_oss": DenseLayout("seed_oss", {"post_attention_norm": "post_attention_layernorm"}),
     "arcee": DenseLayout("arcee", interleaved=True, more=_biases),
+    "apertus": DenseLayout("apertus", {
+        "attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}, numbers={
+        f"xielu.{number}": f"mlp.act_fn.{number}" for number in ("alpha_p", "alpha_n", "beta", "eps")}),
     "ernie4_5": DenseLayout("ernie4_5", more=_used("use_bias")),
     "smollm3": DenseLayout("smollm3", interleaved=True),
     "exaone": DenseLayout("exaone", more=_exaone),
@@ -248,7 +253,8 @@ def of_row(keys: GgufKeys, row: DenseLayout) -> FileLayout:
     undo = parts.interleaved(config) if row.interleaved else {}
     if row.joined:
         undo |= {f"{row.joined}.{end}": _of_groups(config) for end in ("weight", "bias")}
-    return FileLayout(config, whole, names, undo | {f"{name}.weight": _MINUS_ONE for name in shifted})
+    undo |= {f"{name}.weight": parts.MINUS_ONE for name in shifted}
+    return FileLayout(config, whole, names, undo, numbers=row.numbers)
 
 
 def _of_groups(config: Mapping[str, Any]) -> Undo:
@@ -269,4 +275,3 @@ def falcon(keys: GgufKeys) -> FileLayout:
 
 
 _FALCON = DenseLayout("falcon", _by_head("self_attention"), _EPS, joined="self_attention.query_key_value", more=_falcon)
-_MINUS_ONE = Undo(values="minus_one")

@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.models.gguf import parts
 from weft.models.gguf.keys import GgufKeys
-from weft.models.gguf.parts import FULL_KIND, WINDOW_KIND, FileLayout, Names, Undo
+from weft.models.gguf.parts import FULL_KIND, WINDOW_KIND, FileLayout, Names
 
 _LAYERS_27B = 62
 _TURNS = 1e6
@@ -46,8 +46,9 @@ def gemma3(keys: GgufKeys) -> FileLayout:
         | attended
         | {"query_pre_attn_scalar": divisor, "rope_parameters": {FULL_KIND: full, WINDOW_KIND: _window_rope(keys)}}
     )
-    shifted = Undo(values="minus_one")
-    undo = {f"{name}.weight": shifted for name in ("model.norm", *_NAMES.values()) if str(name).endswith("norm")}
+    undo = {
+        f"{name}.weight": parts.MINUS_ONE for name in ("model.norm", *_NAMES.values()) if str(name).endswith("norm")
+    }
     return FileLayout(config, parts.WHOLE, _NAMES, undo)
 
 

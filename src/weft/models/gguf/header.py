@@ -17,7 +17,7 @@ import math
 import mmap
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,11 +75,13 @@ class FileTensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Header of one file, or of all files of a split model. ``keys``: text, numbers, lists, numpy arrays."""
+    """Header of one file, or of all files of a split model. ``keys``: text, numbers, lists, numpy arrays. ``places``:
+    the first byte of the value of each key."""
 
     path: Path
     keys: dict[str, Any]
     tensors: dict[str, FileTensor]
+    places: dict[str, int] = field(default_factory=dict)
 
 
 def read_header(path: Path, *, keeps_texts: bool = True) -> Header:
@@ -104,7 +106,7 @@ def read_header(path: Path, *, keeps_texts: bool = True) -> Header:
             if name in tensors:
                 refuse(header.path, f"{name} is in {tensors[name].file.name} too")
             tensors[name] = tensor
-    return Header(files[0], headers[0].keys, tensors)
+    return Header(files[0], headers[0].keys, tensors, headers[0].places)
 
 
 def is_projector(path: Path) -> bool:
@@ -162,20 +164,23 @@ class _Reader:
     def header(self) -> Header:
         tensor_count, key_count = self._number(), self._number()
         keys: dict[str, Any] = {}
+        places: dict[str, int] = {}
         for _ in range(self._bounded(key_count, _LEAST_KEY_BYTES, "keys")):
             self.place = "the name of a key"
             name = self._text()
             if name in keys:
                 refuse(self.path, f"it has the key {name} twice")
             self.place = f"the key {name}"
-            keys[name] = self._value(self._number("<I"))
+            kind = self._number("<I")
+            places[name] = self.offset
+            keys[name] = self._value(kind)
         alignment = keys.get("general.alignment", _ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1) or alignment % 8:
             refuse(self.path, f"general.alignment is {alignment!r}; it must be a power of 2, at least 8")
         self.place = "the list of tensors"
         entries = [self._tensor() for _ in range(self._bounded(tensor_count, _LEAST_TENSOR_BYTES, "tensors"))]
         data = -(-self.offset // alignment) * alignment
-        return Header(self.path, keys, self._checked(entries, data, alignment))
+        return Header(self.path, keys, self._checked(entries, data, alignment), places)
 
     def _checked(
         self, entries: list[tuple[str, tuple[int, ...], int, int]], data: int, alignment: int

@@ -51,6 +51,10 @@ class GgufKeys:
             self.fail(name, value, f"it must be from {least} to {INTEGER_MAX}")
         return value
 
+    def varies(self, name: str) -> bool:
+        """Return whether the key has a number for each layer."""
+        return isinstance(self.get(name), np.ndarray)
+
     def by_layer(self, name: str, layers: int) -> list[int]:
         """Return a number of each layer, from an array or from one number for all."""
         value = self.get(name)

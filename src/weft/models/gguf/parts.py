@@ -1,6 +1,6 @@
 """Common parts of the layouts of GGUF files: numbers of attention and experts, names, and ``Undo``.
 
-    attn_q.weight [rows, columns]  --Undo(rows, columns, values)-->  self_attn.q_proj.weight
+    attn_q.weight [rows, columns]  --Undo(rows, columns, log, minus)-->  self_attn.q_proj.weight
 
 Each architecture (``architectures``, ``latent``, ``gemma``) joins these dictionaries, and adds its own.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,31 +28,40 @@ SOFTMAX, SIGMOID, CHOSEN_SOFTMAX = 1, 2, 3
 @dataclass(frozen=True, slots=True)
 class Undo:
     """Change of a stored tensor to undo. ``rows`` and ``columns``: indices of ours in the stored tensor; None for all,
-    in order. ``values``: "log" for log(|x|), "minus_one" for x - 1.
+    in order. ``log``: log(|x|). ``minus``: number that the converter added to each value.
     """
 
     rows: Index | None = None
     columns: Index | None = None
-    values: Literal["", "log", "minus_one"] = ""
+    log: bool = False
+    minus: float = 0.0
 
     @property
     def is_nothing(self) -> bool:
-        return self.rows is None and self.columns is None and not self.values
+        return self.rows is None and self.columns is None and not self.changes_values
+
+    @property
+    def changes_values(self) -> bool:
+        return self.log or self.minus != 0.0
 
 
 NOTHING = Undo()
-LOG = Undo(values="log")
-MINUS_ONE = Undo(values="minus_one")
+LOG = Undo(log=True)
+MINUS_ONE = Undo(minus=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """Layout of a file. ``config``: of config.json. ``whole``: names outside of layers. ``undo``: by our names."""
+    """Layout of a file. ``config``: of config.json. ``whole``: names outside of layers. ``undo``: by our names.
+    ``stack``: the part before the number of a layer in our names. ``numbers``: names of one number of each layer, by
+    the key of the array that has the numbers of all layers."""
 
     config: dict[str, Any]
     whole: Names
     names: Names
     undo: dict[str, Undo] = field(default_factory=dict)
+    stack: str = "model.layers"
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
 
 ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -126,6 +135,19 @@ def positions(keys: GgufKeys, rotary: int, scaled: str = "linear") -> dict[str, 
     return parameters
 
 
+def yarn_factor(keys: GgufKeys) -> dict[str, Any]:
+    """Return the factor on queries and keys that a file states for YaRN."""
+    factor = keys.number("rope.scaling.yarn_attn_factor", 0.0)
+    return {"attention_factor": factor} if factor else {}
+
+
+def near_positions(keys: GgufKeys, head_dim: int) -> dict[str, Any]:
+    """Return the rotary settings of layers with a window, where the file has a base of their own, never scaled."""
+    share = keys.integer("rope.dimension_count_swa", head_dim) / head_dim
+    theta = keys.number("rope.freq_base_swa", keys.number("rope.freq_base", 10_000.0))
+    return {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": share}
+
+
 def _numbers_of(keys: GgufKeys, tensor: FileTensor, rotary: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return the numbers of a tensor that has one for each pair of ``rotary`` dims that turn."""
     if tensor.type != "F32" or tensor.shape != (rotary // 2,):
@@ -146,28 +168,34 @@ def _longrope(keys: GgufKeys, rotary: int) -> dict[str, Any]:
     }
 
 
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Scaling settings of all releases with that kind of scaled positions. A file has only their results."""
+_LLAMA3 = [
+    {"low_freq_factor": 1.0, "high_freq_factor": high, "original_max_position_embeddings": 8192} for high in (4.0, 1.0)
+]
+"""Scaling settings of releases with that kind of scaled positions: Llama 3.1 and Apertus, and Llama 4. A file has only
+their results."""
 
 
 def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> dict[str, Any]:
-    """Return the scaling of Llama 3.1, which divides frequencies by the numbers of ``rope_freqs``."""
+    """Return the scaling of Llama 3.1 or 4, which divides frequencies by the numbers of ``rope_freqs``."""
     divisors = _numbers_of(keys, tensor, rotary)
-    rope = {"rope_type": "llama3", "factor": float(divisors.max(initial=1.0))} | _LLAMA3
-    if not np.allclose(llama3_divisors(rope, theta, rotary), divisors, rtol=1e-4):
-        keys.fail(
-            "rope.scaling.type",
-            keys.get("rope.scaling.type", "none"),
-            "the numbers of rope_freqs are not those of Llama 3.1, which are served",
-        )
-    return rope
+    factor = {"rope_type": "llama3", "factor": float(divisors.max(initial=1.0))}
+    for settings in _LLAMA3:
+        rope = factor | settings
+        if np.allclose(llama3_divisors(rope, theta, rotary), divisors, rtol=1e-4):
+            return rope
+    keys.fail(
+        "rope.scaling.type",
+        keys.get("rope.scaling.type", "none"),
+        "the numbers of rope_freqs are not those of Llama 3.1 or Llama 4, which are served",
+    )
 
 
 def llama3_divisors(rope: Mapping[str, Any], theta: float, rotary: int) -> list[float]:
     """Return the divisor of the frequency of each pair of dims."""
     turns = rope["original_max_position_embeddings"] * theta ** (-2 * np.arange(rotary // 2) / rotary)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    share = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
+    with np.errstate(divide="ignore"):  # Llama 4's are equal: no frequency is between
+        share = np.clip((turns / (2 * np.pi) - low) / np.float64(high - low), 0, 1)
     return list(map(float, 1 / ((1 - share) / rope["factor"] + share)))
 
 
@@ -183,9 +211,9 @@ def kinds(keys: GgufKeys, recurrent: str) -> list[str]:
 FULL_KIND, WINDOW_KIND = "full_attention", "sliding_attention"
 
 
-def window_kinds(keys: GgufKeys, window: int, every: int) -> list[str]:
+def window_kinds(keys: GgufKeys, window: int, every: int, *, full_first: bool = False) -> list[str]:
     """Return the kind of each layer. The key is a list with a flag for each layer that has a window, or a number n:
-    every n-th layer has none; ``every`` where it is missing.
+    every n-th layer has none; ``every`` where it is missing. ``full_first``: the first of n, not the last.
     """
     stated = keys.get("attention.sliding_window_pattern", every)
     if isinstance(stated, np.ndarray):
@@ -194,7 +222,7 @@ def window_kinds(keys: GgufKeys, window: int, every: int) -> list[str]:
         has_window = [bool(flag) for flag in stated]
     else:
         every = keys.integer("attention.sliding_window_pattern", every, least=1)
-        has_window = [(layer + 1) % every > 0 for layer in range(keys.layers)]
+        has_window = [(layer + (not full_first)) % every > 0 for layer in range(keys.layers)]
     if len(has_window) != keys.layers:
         keys.fail("attention.sliding_window_pattern", stated, f"the file has {keys.layers} layers")
     return [WINDOW_KIND if has and window else FULL_KIND for has in has_window]

@@ -5,6 +5,8 @@ architecture, as those of ``dense``.
     ernie4_5-moe, minimax-m2        a bias chooses
     afmoe                           gated attention, windows, norms around blocks
     granitemoe                      rows of q and k interleaved; multipliers
+    mellum, laguna                  windows with positions of their own; in the second gates and heads by layer
+    llama4                          chunks, and every fourth layer without positions
     hunyuan-moe, exaone-moe         queries and keys normed; in the second windows, and layers as DeepSeek V3's
 
 Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
@@ -116,7 +118,65 @@ def _exaone(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     return experts | more | every_fourth(keys, config)
 
 
+def _kinds_of_positions(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return rotary settings of layers that see the whole text, and of those with a window."""
+    full = config["rope_parameters"] | parts.yarn_factor(keys)
+    near = parts.near_positions(keys, config["head_dim"])
+    return {"rope_parameters": {parts.FULL_KIND: full, parts.WINDOW_KIND: near}}
+
+
+def _mellum(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    return {**parts.experts(keys), **every_fourth(keys, config), **_kinds_of_positions(keys, config)}
+
+
+def _laguna(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the further keys of Laguna: the first of four layers sees the whole text. A gate has a number for each
+    head, or for each number of the heads."""
+    parts.check_gating(keys, parts.SIGMOID)
+    heads, gate = keys.by_layer("attention.head_count", keys.layers), keys.tensor("blk.0.attn_gate.weight")
+    by_head = gate is not None and gate.shape[0] == heads[0]
+    window, sparse = keys.integer("attention.sliding_window", 0), keys.layers_with("ffn_gate_inp.weight")
+    return {
+        **parts.experts(keys),
+        **_kinds_of_positions(keys, config),
+        "num_attention_heads_per_layer": heads,
+        "gating": "per-head" if by_head else "per-element",
+        "sliding_window": window or None,
+        "layer_types": parts.window_kinds(keys, window, every=4, full_first=True),
+        "mlp_layer_types": ["sparse" if has_experts else "dense" for has_experts in sparse],
+        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length", least=1),
+        "moe_routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
+_WITHOUT_NORMS = 128
+"""Experts of Llama 4 Maverick, which has no norms of queries and keys."""
+
+
+def _llama4(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the further keys of Llama 4. llama.cpp has the same chunks for all files, but of those whose window is 0,
+    in which every layer has positions and sees the whole text."""
+    parts.check_gating(keys, parts.SIGMOID)
+    whole = keys.integer("attention.sliding_window", 8192) == 0
+    every_nth = keys.integer("attention.sliding_window_pattern", 4, least=1)
+    experts, step = parts.experts(keys), keys.integer("interleave_moe_layer_step", 1, least=1)
+    return {
+        "num_local_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "intermediate_size": experts["moe_intermediate_size"],
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": step,
+        "use_qk_norm": experts["num_experts"] != _WITHOUT_NORMS,
+        "attention_chunk_size": None if whole else 8192,
+        "no_rope_layers": [int(whole or (layer + 1) % every_nth > 0) for layer in range(keys.layers)],
+    }
+
+
 ROWS: dict[str, DenseLayout] = {
+    "mellum": DenseLayout("mellum", parts.sparse("mlp"), more=_mellum),
+    "laguna": DenseLayout("laguna", _EXPERTS | {"attn_gate": "self_attn.g_proj"}, more=_laguna),
+    "llama4": DenseLayout("llama4_text", parts.dense("feed_forward") | parts.sparse("feed_forward", router="router") |
+                          parts.shared("feed_forward.shared_expert"), more=_llama4),
     "glm4moe": DenseLayout("glm4_moe", _EXPERTS | parts.NEXT_TOKENS | {
         "post_attention_norm": "post_attention_layernorm"}, more=_glm4),
     "dots1": DenseLayout("dots1", _EXPERTS, more=lambda keys, config: {

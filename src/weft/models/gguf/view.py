@@ -20,10 +20,12 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from weft.errors import CheckpointError
 from weft.models.gguf import METHOD
@@ -166,7 +168,27 @@ def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
             continue
         for ours in our_tensors(tensor, layout):
             tensors[ours.name] = ours
-    return tensors, files[0]
+    return tensors | {number.name: number for number in _numbers(header, layout)}, files[0]
+
+
+_ARRAY_HEAD_BYTES = 4 + 8
+"""Bytes of an array's kind and count, before its numbers."""
+
+
+def _numbers(header: Header, layout: FileLayout) -> Iterator[GgufTensor]:
+    """Yield the tensors of one number whose values are in arrays among the keys."""
+    layers = layout.config.get("num_hidden_layers")
+    for key, part in layout.numbers.items():
+        array = header.keys.get(key)
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.size != layers:
+            raise CheckpointError(
+                f"{header.path}: {key} is {array}: it must list a float32 number for each of the {layers} layers",
+                param="model",
+            )
+        begin = header.places[key] + _ARRAY_HEAD_BYTES
+        for layer in range(array.size):
+            name = f"{layout.stack}.{layer}.{part}"
+            yield GgufTensor(header.path, name, "F32", (1,), array.itemsize, begin + layer * array.itemsize)
 
 
 def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
@@ -178,7 +200,7 @@ def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
     if tensor.name.startswith("blk.") and tensor.name.count(".") > 1:
         _, number, rest = tensor.name.split(".", 2)
         names = layout.names
-        place = f"model.layers.{number}."
+        place = f"{layout.stack}.{number}."
         if number.isdecimal() and int(number) >= blocks:
             place = f"mtp.layers.{int(number) - blocks}."
     for begin, tower in _TOWERS.items():
