@@ -155,22 +155,24 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     return as_causality_says(replace(family.read(family.name, keys), names=family.names), keys)
 
 
-NO_TEXT: dict[str, str] = {
+REFUSED: dict[str, str] = {
+    "bitnet": "it rounds activations to 8 bits by one scale for a token, and weft by one for 128 columns, which is "
+    "another model (decision 0084)",
     "paligemma": "its prompts are read in both directions",
     "jev": "it has a head of decisions and writes no text",
 }
-"""Wrappers whose text part is not served although the ``model_type`` of that part is, and the reason."""
+"""Models that are not served although their parts may be, and the reason; wrappers of served text among them."""
 
 
 def _family_of(config: Mapping[str, Any]) -> Family | None:
     """Return the family of ``config``, or that of the text part of a wrapper that weft does not know."""
     model_type, inner = config.get("model_type"), text_config(config)
     family = find_family(model_type)
-    if family is not None or inner is config:
+    if family is not None:
         return family
-    if str(model_type) in NO_TEXT:
-        fail("model_type", model_type, NO_TEXT[str(model_type)])
-    return find_family(inner.get("model_type"))
+    if str(model_type) in REFUSED:
+        fail("model_type", model_type, REFUSED[str(model_type)])
+    return None if inner is config else find_family(inner.get("model_type"))
 
 
 def is_text_alone(config: Mapping[str, Any]) -> bool:

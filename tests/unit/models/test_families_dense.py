@@ -460,3 +460,9 @@ def test_layers_of_nemotron_nas_have_sizes_of_their_own() -> None:
 def test_what_is_not_served_is_refused_by_name(name: str, change: dict[str, Any], said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
         read(name, **change)
+
+
+def test_bitnet_is_refused_with_its_reason() -> None:
+    with pytest.raises(CheckpointError, match="model_type is 'bitnet': it rounds activations to 8 bits") as error:
+        read_architecture({"model_type": "bitnet", "hidden_size": 2560, "num_hidden_layers": 30, "hidden_act": "relu2"})
+    assert "decision 0084" in str(error.value)
