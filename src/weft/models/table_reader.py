@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from weft.families.tensors import NormGate, Table, Tensor
-from weft.models.blocks.linear import NormFactor, Linear, LowRankGate, Norm
+from weft.models.blocks.linear import Linear, LowRankGate, Norm, NormFactor
 from weft.models.weights import Order, TensorSource
 
 
@@ -68,7 +68,9 @@ class TableReader:
         """Return the tensor of ``role``, None if the table does not have it."""
         return self.tensor(role) if role in self.table else None
 
-    def norm(self, role: str, eps: float, *, plus_one: bool = False, gate: LowRankGate | NormFactor | None = None) -> Norm:
+    def norm(
+        self, role: str, eps: float, *, plus_one: bool = False, gate: LowRankGate | NormFactor | None = None
+    ) -> Norm:
         return Norm(self.tensor(role), eps, plus_one, gate=gate)
 
     def qk_norms(self, eps: float, *, plus_one: bool = False) -> Iterator[Norm | None]:
