@@ -149,20 +149,20 @@ class PlamoPieces:
         """Return the end of each piece of ``text``, characters."""
         ends: list[int] = []
         for begin, end in self._spans(text, 0, len(text), 0):
-            steps, at = self._steps(text[begin:end]), 0
-            while at < end - begin:
-                at += steps[at]
-                ends.append(begin + at)
+            steps, place = self._steps(text[begin:end]), 0
+            while place < end - begin:
+                place += steps[place]
+                ends.append(begin + place)
         return ends
 
     def _parts(self, text: Any) -> Iterator[Any]:
         ends = self.ends(str(text))
         for first in range(0, len(ends), _SPAN_PIECES):
             group, begin = ends[first : first + _SPAN_PIECES], ends[first - 1] if first else 0
-            span, at = text[begin : group[-1]], 0
+            span, start = text[begin : group[-1]], 0
             for end in group:
-                yield span[at : end - begin]
-                at = end - begin
+                yield span[start : end - begin]
+                start = end - begin
 
     def _spans(self, text: str, begin: int, end: int, number: int) -> Iterator[tuple[int, int]]:
         """Yield the parts of text[begin:end] between the cuts of the expressions from ``number`` on."""
@@ -170,12 +170,11 @@ class PlamoPieces:
             if begin < end:
                 yield begin, end
             return
-        at = begin
         for match in self._breaks[number].finditer(text, begin, end):
-            for span in ((at, match.start()), match.span()):
+            for span in ((begin, match.start()), match.span()):
                 yield from self._spans(text, *span, number + 1)
-            at = match.end()
-        yield from self._spans(text, at, end, number + 1)
+            begin = match.end()
+        yield from self._spans(text, begin, end, number + 1)
 
     def _steps(self, text: str) -> list[int]:
         """Return the length of the piece that the best cut of text[i:] begins with, for each i."""

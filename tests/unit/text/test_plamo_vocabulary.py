@@ -49,10 +49,10 @@ def best(text: str) -> tuple[float, list[int]]:
 
 
 def ids_of(text: str) -> list[int]:
-    ids, at = [], 0
+    ids, begin = [], 0
     for length in best(text)[1]:
-        piece = text[at : at + length]
-        at += length
+        piece = text[begin : begin + length]
+        begin += length
         ids += [IDS[piece]] if piece in SCORES else [IDS[f"<0x{byte:02X}>"] for byte in piece.encode()]
     return ids
 
