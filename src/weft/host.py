@@ -15,6 +15,7 @@ import logging
 import os
 import platform
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -181,6 +182,15 @@ def trim_heap(every_s: float = 0.0) -> None:
     _trimmed_s = time.monotonic()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def exit_reason(code: int) -> str:
+    """Return how a process ended, as the rest of a sentence. ``code``: negative for a signal."""
+    if code >= 0:
+        return f"ended with code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+    hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
+    return f"was ended by {name}{hint}"
 
 
 def _cpu_quota() -> float | None:

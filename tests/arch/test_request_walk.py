@@ -122,7 +122,7 @@ class Walk:
 
 
 async def walked_in_the_server(directory: Path, tokens: list[int]) -> tuple[list[str], list[str], list[str]]:
-    walks = [Walk("BoundedProtocol.data_received", f"{EngineLink.__name__}.send_raw", tokens) for _ in range(WALKS)]
+    walks = [Walk("BoundedProtocol.data_received", f"{EngineLink.__name__}.send", tokens) for _ in range(WALKS)]
     config = ServerConfig(port=0, file_store="off", response_store=None)
     fleet = Fleet(EngineConfig(model=str(directory)), factory="tests.server.scripted_engine:build")
     service = Service(config, Models([PinnedModel(fleet)]))

@@ -6,7 +6,7 @@ import pytest
 
 from weft.errors import DeadlyRequestError
 from weft.fleet.live_request import LiveRequest
-from weft.fleet.replica import BACKOFF_MAX_S, backoff_s
+from weft.fleet.replica import BACKOFF_MAX_S, SHORT_LIFE_S, Lives
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 
 
@@ -116,10 +116,13 @@ def test_an_answer_that_the_client_gave_up_is_not_resumed() -> None:
 
 
 def test_the_delay_grows_with_short_lives_and_has_a_bound() -> None:
-    delays = [backoff_s(lives) for lives in range(20)]
-    assert delays[0] == 0
+    lives = Lives()
+    assert lives.end(SHORT_LIFE_S) == 0.0
+    delays = [lives.end(SHORT_LIFE_S / 2) for _ in range(20)]
+    assert delays[:3] == [0.1, 0.2, 0.4]
     assert delays == sorted(delays)
     assert delays[-1] == BACKOFF_MAX_S
+    assert lives.end(SHORT_LIFE_S) == 0.0
 
 
 def test_an_engine_is_told_where_its_prompt_parts_from_others_besides_what_the_client_declared() -> None:

@@ -34,7 +34,7 @@ from weft.rpc.link import (
 )
 from weft.rpc.listener import AgentConnection, LinkListener
 from weft.rpc.loop_socket import LoopSocket
-from weft.rpc.messages import Beat, Cancel, Report, StepReport
+from weft.rpc.messages import Beat, Cancel, StepReport
 from weft.version import weft_version
 
 KEYS = LinkKeys.of(new_token())
@@ -106,12 +106,12 @@ def report(token: int) -> StepReport:
 async def test_commands_reports_and_messages_pass_in_their_order(listening: Listening) -> None:
     uplink, connection = await listening.joined()
     connection.say(StartEngine("f", {}, 1.0))
-    await connection.send(Cancel("r"))
+    await connection.send(encode(Cancel("r")))
     assert await uplink.receive() == StartEngine("f", {}, 1.0)
     assert await uplink.receive() == encode(Cancel("r"))
-    sent: list[Report] = [report(token) for token in range(1000)]
+    sent = [encode(report(token)) for token in range(1000)]
     for one in sent:
-        uplink.relay(encode(one))
+        uplink.relay(one)
     uplink.say(Leaving())
     uplink.say(EngineEnded("it ended"))
     assert [await connection.receive() for _ in sent] == sent
@@ -126,7 +126,7 @@ async def test_a_connection_that_is_closed_is_never_opened_again(listening: List
     with cut_network(listening.listener.port) as network:
         uplink, connection = await listening.joined(network.port)
         uplink.relay(encode(report(1)))
-        assert await connection.receive() == report(1)
+        assert await connection.receive() == encode(report(1))
         network.reset()
         with pytest.raises(LinkLostError, match="closed the connection"):
             await asyncio.wait_for(uplink.watch(), 5)
@@ -135,7 +135,7 @@ async def test_a_connection_that_is_closed_is_never_opened_again(listening: List
         uplink.close()
         again, later = await listening.joined(network.port)
         again.relay(encode(report(3)))
-        assert await later.receive() == report(3)
+        assert await later.receive() == encode(report(3))
         assert later.routing_id != connection.routing_id
         assert connection._received.empty()
         again.close()
@@ -165,7 +165,7 @@ async def test_an_end_that_does_not_read_loses_its_connection_and_not_a_message(
 
     uplink, connection = await listening.joined()
     monkeypatch.setattr(LoopSocket, "send", full)
-    connection.post(Cancel("r"))
+    connection.post(encode(Cancel("r")))
     assert not connection.running
     assert connection.machine_lost
     assert "the link to far broke" in await connection.wait()
@@ -266,7 +266,7 @@ async def test_a_body_of_many_frames_arrives_whole_both_ways(listening: Listenin
     large = report(7)
     large.events[0].tokens.extend(range(3 * FRAME_BYTES_MAX))
     uplink.relay(encode(large))
-    assert await connection.receive() == large
-    await connection.send(Cancel("r" * (2 * FRAME_BYTES_MAX + 1)))
+    assert await connection.receive() == encode(large)
+    await connection.send(encode(Cancel("r" * (2 * FRAME_BYTES_MAX + 1))))
     assert await uplink.receive() == encode(Cancel("r" * (2 * FRAME_BYTES_MAX + 1)))
     uplink.close()

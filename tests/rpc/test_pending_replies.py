@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from weft.errors import EngineUnavailableError
-from weft.rpc.client import PendingReplies, exit_reason
+from weft.host import exit_reason
+from weft.rpc.client import PendingReplies
 from weft.rpc.messages import Reply
 
 
@@ -28,13 +29,13 @@ async def test_an_engine_that_is_gone_fails_the_questions_that_have_no_reply() -
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        (0, "the engine process ended with code 0"),
-        (3, "the engine process ended with code 3"),
-        (-signal.SIGHUP, "the engine process was ended by SIGHUP"),
-        (-signal.SIGSEGV, "the engine process was ended by SIGSEGV"),
-        (-signal.SIGKILL, "the engine process was ended by SIGKILL; the system may have run out of memory"),
-        (-99, "the engine process was ended by 99"),
+        (0, "ended with code 0"),
+        (3, "ended with code 3"),
+        (-signal.SIGHUP, "was ended by SIGHUP"),
+        (-signal.SIGSEGV, "was ended by SIGSEGV"),
+        (-signal.SIGKILL, "was ended by SIGKILL; the system may have run out of memory"),
+        (-99, "was ended by 99"),
     ],
 )
-def test_the_end_of_an_engine_is_said_with_its_signal_and_what_it_may_mean(code: int, said: str) -> None:
+def test_the_end_of_a_process_is_said_with_its_signal_and_what_it_may_mean(code: int, said: str) -> None:
     assert exit_reason(code) == said

@@ -18,7 +18,7 @@ from weft.server.workers.link import Attached, KnowsWeights
 async def test_the_line_of_a_worker_that_ended_names_a_wait_only_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    waits, waited = iter([0.0, 2.0]), list[float]()
+    times, waited = iter([0.0, 10.0, 10.0, 11.0]), list[float]()
 
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
@@ -29,17 +29,18 @@ async def test_the_line_of_a_worker_that_ended_names_a_wait_only_where_there_is_
         return -9
 
     monkeypatch.setattr(logging.getLogger("weft.server"), "propagate", True)
-    monkeypatch.setattr(supervisor, "backoff_s", lambda short_lives: next(waits))
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: next(times)))
     monkeypatch.setattr(supervisor.asyncio, "sleep", sleep)
     own: Any = SimpleNamespace(_one_life=life, counts=SimpleNamespace(clear=lambda number: None))
     worker: Any = SimpleNamespace(number=1, process=None, lost=lambda: None, serves=asyncio.Event())
     worker.serves.set()
     with pytest.raises(asyncio.CancelledError):
         await supervisor.Workers._keep_alive(own, worker)
-    assert waited == [0.0, 2.0]
+    assert waited == [0.0, 0.1]
+    ended = "HTTP worker 1 was ended by SIGKILL; the system may have run out of memory"
     assert [record.getMessage() for record in caplog.records] == [
-        "HTTP worker 1 ended with code -9; another starts",
-        "HTTP worker 1 ended with code -9; another starts in 2 s",
+        f"{ended}; another starts",
+        f"{ended}; another starts in 0.1 s",
     ]
 
 

@@ -331,7 +331,7 @@ class LocalEngine:
 
     async def send(self, command: bytes) -> None:
         if self._link.running:
-            await self._link.send_raw(command)
+            await self._link.send(command)
 
     async def reset(self) -> Ready | None:
         """Reset the process. Return the model's facts if the process serves and has dropped all requests. Reports are
@@ -340,7 +340,7 @@ class LocalEngine:
         if self._info is None or not self._link.running:
             return None
         self._reset = asyncio.get_running_loop().create_future()
-        await self._link.send_raw(_encoder.encode(Reset(_NO_QUESTION)))
+        await self._link.send(_encoder.encode(Reset(_NO_QUESTION)))
         done, _ = await asyncio.wait((self._reset,), timeout=RESET_S)
         return self._reset.result() if done else None
 
@@ -357,7 +357,7 @@ class LocalEngine:
 
     async def _read(self) -> None:
         while True:
-            raw = await self._link.receive_raw()
+            raw = await self._link.receive()
             if self._info is None:
                 self._look(_reports.decode(raw))
             if self._reset is not None:

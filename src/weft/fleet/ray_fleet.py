@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from weft.fleet.fleet import Fleet
 from weft.fleet.ray_placer import PlacerOrder
-from weft.fleet.replica import SHORT_LIFE_S, backoff_s
+from weft.fleet.replica import Lives
+from weft.host import exit_reason
 
 _LOOK_S = 1.0
 _END_S = 10.0
@@ -60,7 +61,7 @@ class RayFleet:
                 process.kill()
 
     async def _keep_placer(self) -> None:
-        short_lives = 0
+        lives = Lives()
         while True:
             began_s = time.monotonic()
             process = self._process = await asyncio.create_subprocess_exec(
@@ -80,9 +81,8 @@ class RayFleet:
             async for line in process.stdout:
                 _log.info("ray: %s", line.decode(errors="replace").rstrip())
             code = await process.wait()
-            short_lives = short_lives + 1 if time.monotonic() - began_s < SHORT_LIFE_S else 0
-            delay_s = max(1.0, backoff_s(short_lives))
-            _log.warning("the placer of Ray ended with code %d; another starts in %g s", code, delay_s)
+            delay_s = max(1.0, lives.end(time.monotonic() - began_s))
+            _log.warning("the placer of Ray %s; another starts in %g s", exit_reason(code), delay_s)
             await asyncio.sleep(delay_s)
 
     async def _scale(self) -> None:

@@ -40,9 +40,17 @@ FILES_RETRY_S = 1.0
 _log = logging.getLogger("weft.server")
 
 
-def backoff_s(short_lives: int) -> float:
-    """Return seconds before the next start, after ``short_lives`` short lives in a row."""
-    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (short_lives - 1)) if short_lives else 0.0
+class Lives:
+    """The lives of a process that is started again when it ends. After short ones it has to wait."""
+
+    def __init__(self) -> None:
+        self._short = 0
+        """Short lives in a row."""
+
+    def end(self, seconds: float) -> float:
+        """Note a life of ``seconds``, and return the seconds before the next start."""
+        self._short = self._short + 1 if seconds < SHORT_LIFE_S else 0
+        return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (self._short - 1)) if self._short else 0.0
 
 
 class Replica:
@@ -81,7 +89,7 @@ class Replica:
         self._restarts_used = 0
         self._lacks_files = False
         """Whether the last start failed for lack of a free descriptor in this process, not because of the engine."""
-        self._short_lives = 0
+        self._lives = Lives()
         self._ever_ready = False
         self._starts = 0
         """Number of starts, failed ones included."""
@@ -137,7 +145,7 @@ class Replica:
     def revive(self) -> None:
         """Start a process on a drained or dead replica, with all attempts available again."""
         assert self.state in ("drained", "dead")
-        self.error, self._restarts_used, self._short_lives = None, 0, 0
+        self.error, self._restarts_used, self._lives = None, 0, Lives()
         self.state = "starting"
         self.start()
 
@@ -171,7 +179,7 @@ class Replica:
                 continue
             if served_s >= FORGIVEN_AFTER_S:
                 self._restarts_used = 0
-            self._short_lives = self._short_lives + 1 if served_s < SHORT_LIFE_S else 0
+            delay_s = self._lives.end(served_s)
             if self._restarts_used == self._restarts:
                 _log.error(
                     "engine %d %s: %s; dead, as its restarts are used up (limits.restarts is %d)",
@@ -184,7 +192,6 @@ class Replica:
                 return
             self._restarts_used += 1
             self.restart_count += 1
-            delay_s = backoff_s(self._short_lives)
             _log.warning(
                 "engine %d %s: %s; restart %d of %d%s",
                 self.number,

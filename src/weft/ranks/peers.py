@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 from weft.config import EngineConfig, Sizes
 from weft.errors import ConfigError, RankLostError, WeftError
+from weft.host import exit_reason
 from weft.memory.frames.plan import ArenaPlan
 from weft.ranks import messages
 
@@ -94,10 +95,9 @@ class Peer:
     def ending(self) -> str:
         """Return how the process ended, as the rest of a sentence."""
         try:
-            code = self.process.wait(_LOOK_S)
+            return exit_reason(self.process.wait(_LOOK_S))
         except subprocess.TimeoutExpired:
             return "closed its connection and still runs"
-        return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def close(self) -> None:
         """End the process, with SIGKILL if needed. Idempotent."""

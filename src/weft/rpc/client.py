@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -32,6 +31,7 @@ from weft.config import EngineConfig
 from weft.engine.stats import AWAKE, EngineStats, NamedPrefix, Part, PinState, SleepState, WeightsState
 from weft.environment import engine_variables
 from weft.errors import EngineUnavailableError, WeftError
+from weft.host import exit_reason
 from weft.info import ModelInfo
 from weft.kv_events import KvEventsConfig
 from weft.memory.usage import CacheShape
@@ -114,8 +114,9 @@ class PendingReplies:
 
 
 class ProcessLink(Protocol):
-    """Interface to one engine process. ``started`` is true from ``start`` on, even if the start failed half way.
-    ``machine_lost``: the process may still run, on a machine that cannot be reached."""
+    """Channel to one engine process, for commands and reports in msgpack. ``started`` is true from ``start`` on, even
+    if the start failed half way. ``post`` sends as ``send`` does, without waiting. ``wait`` returns the reason of the
+    end. ``machine_lost``: the process may still run, on a machine that cannot be reached."""
 
     machine_lost: bool
 
@@ -135,11 +136,11 @@ class ProcessLink(Protocol):
         place: HostShare,
     ) -> None: ...
 
-    async def send(self, command: messages.Command) -> None: ...
+    async def send(self, command: bytes) -> None: ...
 
-    def post(self, command: messages.Command) -> None: ...
+    def post(self, command: bytes) -> None: ...
 
-    async def receive(self) -> messages.Report: ...
+    async def receive(self) -> bytes: ...
 
     async def wait(self) -> str: ...
 
@@ -209,32 +210,21 @@ class EngineLink:
             self._events.close()  # a link that has not started is never closed
             raise
 
-    async def send(self, command: messages.Command) -> None:
-        await self.send_raw(_encoder.encode(command))
+    async def send(self, command: bytes) -> None:
+        await self._commands.send(command)
 
-    def post(self, command: messages.Command) -> None:
-        """Send as ``send`` does, without waiting."""
+    def post(self, command: bytes) -> None:
         task = asyncio.get_running_loop().create_task(self.send(command))
         self._posts.add(task)
         task.add_done_callback(self._posts.discard)
 
-    async def receive(self) -> messages.Report:
-        report: messages.Report = _reports.decode(await self.receive_raw())
-        return report
-
-    async def receive_raw(self) -> bytes:
-        """Return the next report in msgpack."""
+    async def receive(self) -> bytes:
         [raw] = await self._events.receive()
         return raw
 
-    async def send_raw(self, command: bytes) -> None:
-        """Send a command in msgpack."""
-        await self._commands.send(command)
-
     async def wait(self) -> str:
-        """Wait for the end of the process, and return the reason."""
         assert self._process is not None
-        return exit_reason(await self._process.wait())
+        return f"the engine process {exit_reason(await self._process.wait())}"
 
     async def kill(self) -> None:
         """Kill the process if it runs. SIGKILL also ends a stopped process."""
@@ -253,22 +243,14 @@ class EngineLink:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def exit_reason(code: int) -> str:
-    if code >= 0:
-        return f"the engine process ended with code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
-    return f"the engine process was ended by {name}{hint}"
-
-
 class EngineClient:
     """The HTTP process's side of one engine. ``on_progress`` gets the lines of a starting engine, ``on_events`` the
     events of its sequences, ``on_step_tokens`` the sizes of its steps in tokens. ``on_snapshots`` gets changes of the
     prefix cache, once they are followed. ``on_failure`` gets the id of a request that a fleet gave up. ``on_handoff``
-    gets the id of a request whose records were sent, and the reason if they were not. ``place``: the part of the
-    machine for the engine. ``record``: where a recording of the traffic goes. ``link``: to the process (default: a
-    child). ``heart`` measures the seconds since the last sign of life, and reports a stall after ``stall_after_s`` (0:
-    never)."""
+    gets the id of a request whose records were sent, and the reason if they were not. ``on_weights`` gets the weights
+    that answer from now on. ``place``: the part of the machine for the engine. ``record``: where a recording of the
+    traffic goes. ``link``: to the process (default: a child). ``heart`` measures the seconds since the last sign of
+    life, and reports a stall after ``stall_after_s`` (0: never)."""
 
     def __init__(
         self,
@@ -285,6 +267,7 @@ class EngineClient:
         on_snapshots: Callable[[SnapshotReport], None] = lambda report: None,
         on_failure: Callable[[str, WeftError], None] = lambda request_id, error: None,
         on_handoff: Callable[[str, str], None] = lambda request_id, reason: None,
+        on_weights: Callable[[WeightsState], None] = lambda weights: None,
     ) -> None:
         self.state: State = "starting"
         self.progress = "starting the engine"
@@ -298,6 +281,7 @@ class EngineClient:
         self._on_snapshots = on_snapshots
         self._on_failure = on_failure
         self._on_handoff = on_handoff
+        self._on_weights = on_weights
         self._config = config
         self._factory = factory
         self._place = place
@@ -356,7 +340,7 @@ class EngineClient:
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """Cancel a request. Never waits: the command is queued."""
         if self.state == "ready":
-            self.link.post(messages.Cancel(request_id, index))
+            self.post(messages.Cancel(request_id, index))
 
     # ------------------------------------------------------------------ questions
 
@@ -428,10 +412,14 @@ class EngineClient:
         reply = await self._ask(lambda number: messages.UpdateWeights(number, directory, version, mode, timeout_s))
         return msgspec.msgpack.decode(reply, type=messages.WeightsOutcome)
 
+    def post(self, command: messages.Command) -> None:
+        """Send a command without waiting."""
+        self.link.post(_encoder.encode(command))
+
     async def _ask(self, question: Callable[[int], messages.Command]) -> msgspec.Raw:
         self.check_alive()
         with self._replies.expect() as (number, reply):
-            await self.link.send(question(number))
+            await self.link.send(_encoder.encode(question(number)))
             return await reply
 
     def check_alive(self) -> None:
@@ -455,7 +443,7 @@ class EngineClient:
         self._die(EngineUnavailableError(reason))
         if can_answer:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.link.send(messages.Stop()), patience_s)
+                await asyncio.wait_for(self.link.send(_encoder.encode(messages.Stop())), patience_s)
                 await asyncio.wait_for(self.link.wait(), patience_s)
         await self.link.kill()
         await self._ended.wait()
@@ -471,7 +459,7 @@ class EngineClient:
 
     async def _read_each(self) -> None:
         while True:
-            report = await self.link.receive()
+            report = _reports.decode(await self.link.receive())
             self.heart.sign_of_life(report.step_s if isinstance(report, messages.Beat) else 0.0)
             if isinstance(report, messages.StepReport):
                 self._take(report)
@@ -488,6 +476,7 @@ class EngineClient:
     def _take(self, report: messages.StepReport) -> None:
         if report.weights is not None:
             self._weights = report.weights
+            self._on_weights(report.weights)
         if report.stats is not None:
             self.stats = report.stats if self.death is None else _without_requests(report.stats)
         if report.step_tokens:
@@ -524,7 +513,7 @@ class EngineClient:
 def follow_snapshots(client: EngineClient, *, pages: bool) -> None:
     """Ask for a full report of the engine's snapshots, then for reports of changes. Never waits."""
     if client.state == "ready":
-        client.link.post(messages.Follow(pages))
+        client.post(messages.Follow(pages))
 
 
 def _without_requests(stats: EngineStats) -> EngineStats:

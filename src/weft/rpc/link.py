@@ -26,7 +26,7 @@ import os
 import secrets
 import socket
 import stat
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from weft.errors import ConfigError, EngineUnavailableError
 from weft.handoff import Role
+from weft.rpc.heartbeat import Silence
 from weft.rpc.loop_socket import LoopSocket
 
 LINK_VERSION = 4
@@ -45,8 +46,6 @@ LINK_VERSION = 4
 BEAT_S = 0.5
 SILENT_S = 3.0
 """Seconds without a message after which the other side counts as vanished."""
-LATE_TICKS = 2
-"""Most ticks of silence that a late tick counts, so that a delay of this side is not taken for silence of the other."""
 OF_LINK, OF_ENGINE = b"L", b"E"
 """Kinds of bodies: a message of this file, or an unread message of ``weft.rpc.messages``."""
 FRAME_BYTES_MAX = 256 << 10
@@ -143,7 +142,7 @@ def frames(*bodies: bytes | memoryview) -> list[memoryview]:
     ]
 
 
-def set_options(socket: zmq.Socket[bytes]) -> None:
+def _set_options(socket: zmq.Socket[bytes]) -> None:
     """Set the options of a socket. ZeroMQ's heartbeat closes connections over a cut network. It only proves that the
     machine lives; ``LinkBeat`` proves that the process does."""
     for option, value in (
@@ -260,7 +259,57 @@ def _key_pair(token: str, role: bytes) -> KeyPair:
     return KeyPair(zmq.curve_public(secret), secret)
 
 
-REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+def dial(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, keys: LinkKeys | None
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """Return a socket that connects to ``address``, and the monitor of its end (``ending_of``). ``keys``: None on this
+    machine. Raise zmq.ZMQError."""
+    socket = context.socket(zmq.DEALER)
+    _set_options(socket)
+    if keys is not None:
+        socket.curve_serverkey = keys.server.public
+        socket.curve_publickey, socket.curve_secretkey = keys.machine.public, keys.machine.secret
+    monitor = socket.get_monitor_socket()
+    socket.connect(address)
+    return socket, monitor
+
+
+def listen(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, keys: LinkKeys | None
+) -> tuple[zmq.Socket[bytes], str]:
+    """Return a socket bound to ``address``, whose port may be 0, and the address with the port. ``keys``: admit their
+    fleet; None on this machine. Raise zmq.ZMQError."""
+    socket = context.socket(zmq.ROUTER)
+    _set_options(socket)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message that cannot be queued is an error, not dropped
+    if keys is not None:
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = keys.server.public, keys.server.secret
+    try:
+        socket.bind(address.removesuffix(":0") + ":*" if address.endswith(":0") else address)
+    except zmq.ZMQError:
+        socket.close(0)
+        raise
+    return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+Ending = Literal["refused", "unreachable", "closed"]
+_ENDINGS: tuple[tuple[zmq.Event, Ending], ...] = (
+    (zmq.Event.HANDSHAKE_FAILED_AUTH, "refused"),
+    (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, "refused"),
+    (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, "refused"),
+    (zmq.Event.CLOSED, "unreachable"),
+    (zmq.Event.DISCONNECTED, "closed"),
+)
+
+
+def ending_of(message: Mapping[str, Any]) -> Ending | None:
+    """Return how a connection ended, by a message of its monitor: its key was refused, nothing listens at its address,
+    or the other side closed it; None if it did not end."""
+    event = zmq.Event(message["event"])
+    return next((ending for ended, ending in _ENDINGS if event & ended), None)
+
+
 _FAREWELL_MS = 500
 
 
@@ -281,15 +330,9 @@ class Uplink:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: LinkKeys) -> None:
         self._where = address.removeprefix("tcp://")
-        self._silent_s = 0.0
-        socket = context.socket(zmq.DEALER)
-        set_options(socket)
-        socket.curve_serverkey = keys.server.public
-        socket.curve_publickey, socket.curve_secretkey = keys.machine.public, keys.machine.secret
-        self._dealer = socket
-        self._monitor = LoopSocket(socket.get_monitor_socket())
-        self._socket = LoopSocket(socket)
-        socket.connect(address)
+        self._silence = Silence(BEAT_S)
+        self._dealer, monitor = dial(context, address, keys)
+        self._monitor, self._socket = LoopSocket(monitor), LoopSocket(self._dealer)
 
     def close(self) -> None:
         if not self._dealer.closed:
@@ -328,7 +371,7 @@ class Uplink:
         while True:
             kind, *pieces = await self._socket.receive()
             body = b"".join(pieces)
-            self._silent_s = 0.0
+            self._silence.end()
             if kind == OF_ENGINE:
                 return body
             with contextlib.suppress(msgspec.DecodeError):  # of another version
@@ -339,29 +382,25 @@ class Uplink:
                     return message
 
     async def keep_alive(self) -> None:
-        """Send beats until the server is silent; then raise LinkLostError. Silence is counted in ticks, so that a pause
-        of this machine is not taken for silence of the server."""
-        ticked_s = time.monotonic()
-        while self._silent_s <= SILENT_S:
+        """Send beats until the server is silent; then raise LinkLostError."""
+        self._silence.begin()
+        self.say(LinkBeat())
+        while await self._silence.next_tick() <= SILENT_S:
             self.say(LinkBeat())
-            await asyncio.sleep(BEAT_S)
-            now_s = time.monotonic()
-            self._silent_s += min(now_s - ticked_s, LATE_TICKS * BEAT_S)
-            ticked_s = now_s
         self.say(ConnectionLost())
-        raise LinkLostError(f"the server has been silent for {self._silent_s:.1f} s")
+        raise LinkLostError(f"the server has been silent for {self._silence.seconds:.1f} s")
 
     async def watch(self) -> None:
         """Wait for the end of the connection, and raise the reason: LinkLostError; ConfigError for a wrong token."""
         while True:
-            event = zmq.Event(parse_monitor_message(await self._monitor.receive())["event"])
-            if event & REFUSED:
+            ending = ending_of(parse_monitor_message(await self._monitor.receive()))
+            if ending == "refused":
                 raise ConfigError(
                     f"{self._where} refuses the token: copy the file of its --token to this machine", param="--token"
                 )
-            if event & zmq.Event.CLOSED:
+            if ending == "unreachable":
                 raise LinkLostError(f"nothing listens at {self._where}")
-            if event & zmq.Event.DISCONNECTED:
+            if ending == "closed":
                 raise LinkLostError(f"{self._where} closed the connection")
 
     def _put(self, kind: bytes, body: bytes) -> None:

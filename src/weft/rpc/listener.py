@@ -6,7 +6,7 @@
 An agent is one replica of a joined machine. For the client a connection is a ``ProcessLink``, like a child process. It
 ends with the engine process, or it is lost: nothing came for SILENT_S, the queue is full, or the agent sends Hello
 again. Then the requests resume elsewhere. The engine process lives on: the agent connects again, and the engine serves
-with a warm cache. Silence is counted in ticks of this event loop, so that a delay of the loop is not taken for silence.
+with a warm cache.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.rpc import link
 from weft.rpc.client import ANYWHERE, HostShare
+from weft.rpc.heartbeat import Silence
 from weft.rpc.loop_socket import LoopSocket
-from weft.rpc.messages import Command, RecordingTarget, Report
+from weft.rpc.messages import RecordingTarget
 from weft.version import weft_version
 
 _FAREWELL_MS = 500
 _log = logging.getLogger("weft.server")
-_encoder = msgspec.msgpack.Encoder()
-_reports = msgspec.msgpack.Decoder(Report)
 
 
 class AgentConnection:
@@ -46,7 +45,7 @@ class AgentConnection:
         self.routing_id = routing_id
         self.machine_lost = False
         self.started = False
-        self.silent_s = 0.0
+        self.silence = Silence(link.BEAT_S)
         self.on_end: Callable[[], None] = lambda: None
         self._listener = listener
         self._received: asyncio.Queue[bytes] = asyncio.Queue()
@@ -70,16 +69,15 @@ class AgentConnection:
         self.started = True
         self.say(link.StartEngine(factory, dataclasses.asdict(config), beat_s))
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: bytes) -> None:
         self.post(command)
 
-    def post(self, command: Command) -> None:
+    def post(self, command: bytes) -> None:
         """Send a command. Do nothing after the end, which ``wait`` reports."""
-        self._put(link.OF_ENGINE, _encoder.encode(command))
+        self._put(link.OF_ENGINE, command)
 
-    async def receive(self) -> Report:
-        report: Report = _reports.decode(await self._received.get())
-        return report
+    async def receive(self) -> bytes:
+        return await self._received.get()
 
     async def wait(self) -> str:
         """Wait for the end of the process, and return the reason."""
@@ -180,22 +178,15 @@ class LinkListener:
         self._authenticator = AsyncioAuthenticator(context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(credentials_provider=self._keys)
-        socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.ROUTER)
-        link.set_options(socket)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message that cannot be queued is an error, not dropped
-        socket.curve_server = True
-        socket.curve_publickey, socket.curve_secretkey = self._keys.server.public, self._keys.server.secret
-        try:
-            socket.bind(self._address.removesuffix(":0") + ":*" if self._address.endswith(":0") else self._address)
+        try:  # a socket of the shadow: the context does not know its monitor, and would wait for it
+            socket, endpoint = link.listen(zmq.Context.shadow(context.underlying), self._address, self._keys)
         except zmq.ZMQError as error:
             self._authenticator.stop()
-            socket.close(0)  # created from the shadow: the context does not know the monitor and would wait for it
             context.destroy(linger=0)
             raise ConfigError(
                 f"--listen-engines {self._address.removeprefix('tcp://')}: {zmq.strerror(error.errno or 0)}",
                 param="--listen-engines",
             ) from None
-        endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(endpoint.rpartition(":")[2])
         self._socket = LoopSocket(socket)
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
@@ -237,7 +228,7 @@ class LinkListener:
             if isinstance(message, link.Hello):
                 self._welcome(routing_id, message)
             return
-        connection.silent_s = 0.0
+        connection.silence.end()
         if kind == link.OF_ENGINE:
             connection.deliver(body)
             return
@@ -263,15 +254,11 @@ class LinkListener:
             connection.say(link.Welcome(number))
 
     async def _watch(self) -> None:
-        ticked_s = time.monotonic()
         while True:
             await asyncio.sleep(link.BEAT_S)
-            now_s = time.monotonic()
-            passed_s, ticked_s = min(now_s - ticked_s, link.LATE_TICKS * link.BEAT_S), now_s
             for connection in list(self._connections.values()):
-                connection.silent_s += passed_s
-                if connection.silent_s > link.SILENT_S:
-                    connection.end(f"{connection.host} has been silent for {connection.silent_s:.1f} s")
+                if connection.silence.tick() > link.SILENT_S:
+                    connection.end(f"{connection.host} has been silent for {connection.silence.seconds:.1f} s")
                 else:
                     connection.say(link.LinkBeat())
 

@@ -34,7 +34,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from weft.rpc.link import REFUSED, LinkKeys, frames, set_options
+from weft.rpc.link import LinkKeys, dial, ending_of, frames, listen
 from weft.rpc.messages import PeerKeys
 from weft.store.inbox import FULL, ROOM_S, Parcel
 from weft.store.peer_store import Outcome
@@ -107,10 +107,7 @@ class PeerLink:
         self._roomless: list[tuple[float, str, _Send]] = []
         """Times at which sends without room are tried again."""
         self._authenticator: ThreadAuthenticator | None = None
-        self._near = context.socket(zmq.ROUTER)
-        set_options(self._near)
-        self.address = f"ipc://{folder}/peers"
-        self._near.bind(self.address)
+        self._near, self.address = listen(context, f"ipc://{folder}/peers", None)
         self._far: zmq.Socket[bytes] | None = None
         if keys is not None:
             self._listen(keys)
@@ -122,13 +119,8 @@ class PeerLink:
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(credentials_provider=self._keys)
-        socket = self._far = self._context.socket(zmq.ROUTER)
-        set_options(socket)
-        socket.curve_server = True
-        socket.curve_publickey, socket.curve_secretkey = self._keys.server.public, self._keys.server.secret
-        socket.bind(f"tcp://{keys.host}:{keys.port or '*'}")
-        port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-        self.address += f" tcp://{keys.host}:{port}"
+        self._far, endpoint = listen(self._context, f"tcp://{keys.host}:{keys.port}", self._keys)
+        self.address += f" tcp://{keys.host}:{endpoint.rpartition(':')[2]}"
 
     # ------------------------------------------------------------------ the engine's thread
 
@@ -220,15 +212,7 @@ class PeerLink:
         is_near = os.path.exists(near.removeprefix("ipc://"))
         if not is_near and (not far or self._keys is None):
             raise OSError("the engine is gone, or on another machine without --token")
-        socket = self._context.socket(zmq.DEALER)
-        set_options(socket)
-        if not is_near:
-            assert self._keys is not None
-            socket.curve_serverkey = self._keys.server.public
-            socket.curve_publickey = self._keys.machine.public
-            socket.curve_secretkey = self._keys.machine.secret
-        monitor = socket.get_monitor_socket()
-        socket.connect(near if is_near else far)
+        socket, monitor = dial(self._context, *((near, None) if is_near else (far, self._keys)))
         peer = self._peers[address] = _Peer(address, socket, monitor, is_near)
         return peer
 
@@ -299,10 +283,10 @@ class PeerLink:
     def _watch(self, peer: _Peer) -> None:
         with contextlib.suppress(zmq.Again):
             while peer.address in self._peers:
-                event = zmq.Event(recv_monitor_message(peer.monitor, zmq.NOBLOCK)["event"])
-                if event & REFUSED:
+                ending = ending_of(recv_monitor_message(peer.monitor, zmq.NOBLOCK))
+                if ending == "refused":
                     self._break(peer, "the other engine refuses the key: its fleet has another --token")
-                elif event & (zmq.Event.CLOSED | zmq.Event.DISCONNECTED):
+                elif ending is not None:
                     self._break(peer, "the other engine is gone")
 
     def _end_silent(self, peer: _Peer) -> None:

@@ -20,12 +20,11 @@ from weft.fleet.live_request import RequestStream
 from weft.request import Request, TokenEvent
 from weft.rpc.client import EngineClient
 from weft.rpc.loop_socket import LoopSocket
-from weft.rpc.messages import Cancel, Command, Report, StepReport, Submit
+from weft.rpc.messages import Cancel, Submit
 from weft.server.config import ServerConfig
 
 _LINGER_MS = 200
 _encoder = msgspec.msgpack.Encoder()
-_reports = msgspec.msgpack.Decoder(Report)
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,20 +96,18 @@ class SupervisorLink:
     async def start(self, **order: Any) -> None:
         self.say(Attached())
 
-    def say(self, message: Attached | KnowsWeights | Command) -> None:
-        self._socket.send([_encoder.encode(message)])
+    def say(self, message: Attached | KnowsWeights) -> None:
+        self.post(_encoder.encode(message))
 
-    post = say
+    def post(self, command: bytes) -> None:
+        self._socket.send([command])
 
-    async def send(self, command: Command) -> None:
-        self.say(command)
+    async def send(self, command: bytes) -> None:
+        self.post(command)
 
-    async def receive(self) -> Report:
+    async def receive(self) -> bytes:
         [raw] = await self._socket.receive()
-        report: Report = _reports.decode(raw)
-        if isinstance(report, StepReport) and report.weights is not None:
-            self.say(KnowsWeights(report.weights.digest))  # the caller reads the report before any other task runs
-        return report
+        return raw
 
     async def wait(self) -> str:
         return await asyncio.shield(self._end)
@@ -128,7 +125,12 @@ class RequestsOfWorker:
 
     def __init__(self, link: SupervisorLink) -> None:
         self.client = EngineClient(
-            EngineConfig(), link=link, stall_after_s=0, on_events=self._take, on_failure=self._fail
+            EngineConfig(),
+            link=link,
+            stall_after_s=0,
+            on_events=self._take,
+            on_failure=self._fail,
+            on_weights=lambda weights: link.say(KnowsWeights(weights.digest)),
         )
         self._streams: dict[str, RequestStream] = {}
 

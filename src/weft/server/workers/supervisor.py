@@ -36,7 +36,8 @@ import zmq
 from weft.engine.stats import WeightsState
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.fleet import Fleet
-from weft.fleet.replica import SHORT_LIFE_S, backoff_s
+from weft.fleet.replica import Lives
+from weft.host import exit_reason
 from weft.info import ModelInfo
 from weft.request import TokenEvent
 from weft.rpc.child import private_folder, start_child
@@ -262,7 +263,7 @@ class Workers:
     # ------------------------------------------------------------------ processes
 
     async def _keep_alive(self, worker: Worker) -> None:
-        short_lives = 0
+        lives = Lives()
         while True:
             began_s = time.monotonic()
             code = await self._one_life(worker)
@@ -272,14 +273,13 @@ class Workers:
                 fold_counts(self.folder, worker.process.pid)
             if not worker.serves.is_set():
                 self._failed_start = EngineUnavailableError(
-                    f"HTTP worker {worker.number} ended with code {code} before it answered"
+                    f"HTTP worker {worker.number} {exit_reason(code)} before it answered"
                 )
-            short_lives = short_lives + 1 if time.monotonic() - began_s < SHORT_LIFE_S else 0
-            delay_s = backoff_s(short_lives)
+            delay_s = lives.end(time.monotonic() - began_s)
             _log.warning(
-                "HTTP worker %d ended with code %d; another starts%s",
+                "HTTP worker %d %s; another starts%s",
                 worker.number,
-                code,
+                exit_reason(code),
                 f" in {delay_s:g} s" if delay_s else "",
             )
             await asyncio.sleep(delay_s)
