@@ -216,19 +216,25 @@ class PackedStore:
         if offer is None or not self._puts:
             return offer
         content = token_bytes(tokens[:position])
-        for one in (put.snapshot for put in self._puts):
-            if one.salt != salt or (exact and not one.exact):
+        for earlier in (put.snapshot for put in self._puts):
+            if earlier.salt != salt or (exact and not earlier.exact):
                 continue
-            if one.tokens == content:
+            if earlier.tokens == content:
                 return None
             ends = [
-                piece.end for piece in one.kv if piece.end % STORED_PAGE_TOKENS == 0 or 4 * piece.end == len(content)
+                piece.end
+                for piece in earlier.kv
+                if piece.end % STORED_PAGE_TOKENS == 0 or 4 * piece.end == len(content)
             ]
             covered = max(
-                (end for end in ends if offer.start < end <= position and one.tokens[: 4 * end] == content[: 4 * end]),
+                (
+                    end
+                    for end in ends
+                    if offer.start < end <= position and earlier.tokens[: 4 * end] == content[: 4 * end]
+                ),
                 default=offer.start,
             )
-            above = one.position if content.startswith(one.tokens) else 0
+            above = earlier.position if content.startswith(earlier.tokens) else 0
             offer = PutOffer(covered, position, max(offer.above, above))
         return offer
 
