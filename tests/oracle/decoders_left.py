@@ -21,7 +21,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from tests.fixtures.checkpoints import CHECKPOINTS
-from weft.families import NO_TEXT, all_families, served, text_config
+from weft.families import REFUSED, all_families, served, text_config
 from weft.families.config_keys import ConfigKeys
 from weft.families.known_keys import OF_FAMILY, is_harmless
 
@@ -70,7 +70,7 @@ LACKS: dict[str, str] = {
 }
 """Key -> the part of it that weft lacks, in words; "" for none."""
 BY_CLASS: dict[str, str] = {
-    "bitnet": "norms inside of attention and feed-forward",
+    "bitnet": "norms inside of attention and feed-forward; activations rounded by token (decision 0084)",
     "diffllama": "attention as a difference of two",
     "doge": "a mask that each layer learns",
     "beam": "sums scaled by depth, gates with a bias, queries that grow by a power",
@@ -170,7 +170,7 @@ def row(model_type: str) -> str:
 def section() -> str:
     every = decoders()
     left = [name for name in every if name not in served()]
-    unread = sorted(name for name, text in wrappers() if text in served() and name not in (*served(), *NO_TEXT))
+    unread = sorted(name for name, text in wrappers() if text in served() and name not in (*served(), *REFUSED))
     listed = ", ".join(f"`{name}`" for name in unread)
     return f"""{TITLE}
 `python -m tests.oracle.decoders_left` writes this section. transformers {transformers.__version__} has {len(every)}

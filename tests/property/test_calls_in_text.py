@@ -66,6 +66,9 @@ OWN = {
     '{"import": "a<b", "n": 3}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>',
     "minimax_m2": '<invoke name="look-up.v2"><parameter name="import">a<b</parameter>'
     '<parameter name="n">3</parameter></invoke>',
+    "kimi_k3": '<|open|>call tool="look-up.v2" index="1"<|sep|><|open|>argument key="import" type="string"<|sep|>a<b'
+    '<|close|>argument<|sep|><|open|>argument key="n" type="number"<|sep|>3<|close|>argument<|sep|>'
+    "<|close|>call<|sep|>",
     "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>look-up.v2\n```json\n"
     '{"import": "a<b", "n": 3}\n```<｜tool▁call▁end｜>',
     "deepseek_v31": '<｜tool▁call▁begin｜>look-up.v2<｜tool▁sep｜>{"import": "a<b", "n": 3}<｜tool▁call▁end｜>',
@@ -188,6 +191,7 @@ def test_an_end_marker_that_the_limit_cuts_is_no_content_behind_a_call(row: Tool
 @pytest.mark.parametrize("inside", [False, True])
 def test_reasoning_is_told_apart_however_the_text_is_cut(row: ReasoningFormat, inside: bool) -> None:
     pieces = [row.start, row.end, row.end, row.start[:-2], row.end[:3], "\n", "\n\n", row.label or "x", *WORDS]
+    pieces += [*row.frame, *(text[:-4] for text in row.frame)]
     texts = st.lists(st.sampled_from(pieces), max_size=10).map("".join)
 
     def split(parts: Sequence[str]) -> tuple[str, str]:
@@ -207,7 +211,9 @@ def test_reasoning_is_told_apart_however_the_text_is_cut(row: ReasoningFormat, i
         assert split(cut(text, places)) == whole
         assert split(list(text)) == whole
         assert all(is_made_of(part, text) for part in whole)
-        words = "".join(text.replace(row.start, "").replace(row.end, "").split())
+        for marker in (row.start, row.end, *row.frame):
+            text = text.replace(marker, "")
+        words = "".join(text.split())
         assert len("".join("".join(whole).split())) >= len(words) - len(row.label) * (text.count(row.start) + inside)
 
     holds()

@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "falcon_h1": "falcon-h1", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
     "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama", "gpt_oss": "gpt-oss",
     "kimi_linear": "kimi-linear", "kimi_k3": "kimi-k3", "bailing_hybrid": "bailingmoe3", "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4", "gigachat3_5": "gigachat35", "rwkv7": "rwkv7",
     "qwen4_exp_text": "qwen4exp", "glm5_next_text": "glm5-next", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
     "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2", "glm4": "glm4", "olmo2": "olmo2", "olmoe": "olmoe",
@@ -250,6 +251,18 @@ def config_of(directory: Path) -> dict[str, Any]:
     return config
 
 
+def _stacked_projections(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of Gemma 3n: projections of the streams in two stacks, and scales as weights."""
+    stacks: dict[str, list[torch.Tensor]] = {}
+    out: dict[str, torch.Tensor] = {}
+    for name, x in sorted(tensors.items()):
+        if "_projections." in name:
+            stacks.setdefault(name.rpartition("projections.")[0] + "projections.weight", []).append(x)
+        else:
+            out[f"{name}.weight" if name.endswith("_scale") else name] = x
+    return out | {name: torch.stack(each) for name, each in stacks.items()}
+
+
 def _kimi_words(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of Kimi K3 under the keys of Kimi Linear as transformers saves it."""
     linear, layers, first = config["linear_attn_config"], config["num_hidden_layers"], config["first_k_dense_replace"]
@@ -296,6 +309,8 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         tensors = _both_ungrouped(tensors, config, forget)
     if config["model_type"] in gguf_autumn.AUTUMN:
         tensors = dict(gguf_autumn.renamed(tensors, config["model_type"], forget))
+    if config["model_type"] == "gemma3n_text":
+        tensors = _stacked_projections(tensors)
     if config["model_type"] == "bloom":
         tensors = {name.removeprefix("transformer."): x for name, x in tensors.items()}
     change, stacks, found = _Change(config, forget), {}, {}
@@ -329,7 +344,7 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
             found["rope_freqs.weight"] = torch.tensor(
                 [1.0] * (_wide(config) // 8) + [1e30] * (_wide(config) // 2 - _wide(config) // 8)
             )
-    if config["model_type"] == "gemma3_text":
+    if config["model_type"] in ("gemma3_text", "gemma3n_text"):
         found.pop("output.weight", None)
     if rope.get("rope_type") == "longrope":
         for length in ("long", "short"):
@@ -690,7 +705,7 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
         writer.add_uint32("rwkv7.wkv.head_size", read("head_dim"))
         for key in ("attention.key_length", *(name for name in integers if name.startswith("ssm."))):
             _replaced(writer, key, None)
-    if config["model_type"] in ("gemma3_text", "gemma4_text"):
+    if config["model_type"] in ("gemma3_text", "gemma3n_text", "gemma4_text"):
         numbers |= _gemma_keys(config, writer)
     if config["model_type"] == "gpt_oss":
         integers = {
@@ -880,6 +895,18 @@ def _gemma_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str,
     if config["model_type"] == "gemma3_text":
         writer.add_string(f"{writer.arch}.rope.scaling.type", ropes["full_attention"]["rope_type"])
         return numbers | {"rope.scaling.factor": ropes["full_attention"]["factor"]}
+    if config["model_type"] == "gemma3n_text":
+        shares = torch.tensor(config["activation_sparsity_pattern"])
+        quantiles = torch.distributions.normal.Normal(0.0, 1.0).icdf(shares)
+        writer.add_array(f"{writer.arch}.activation_sparsity_scale", quantiles.tolist())
+        for name, key in (
+            ("altup.active_idx", "altup_active_idx"),
+            ("altup.num_inputs", "altup_num_inputs"),
+            ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
+            ("attention.shared_kv_layers", "num_kv_shared_layers"),
+        ):
+            _replaced(writer, name, config[key])
+        return numbers
     reused, width = config["num_kv_shared_layers"], config["intermediate_size"]
     by_layer = [config["per_layer_config"].get(str(layer), {}) for layer in range(len(kinds))]
     _replaced(

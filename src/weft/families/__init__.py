@@ -14,7 +14,7 @@
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
-    hy_v4[_vl_text]   chosen           latent attention over chosen tokens; several streams
+    axk2, hy_v4 ...   latent_chosen    latent attention over chosen tokens; gated norms or several streams
                                                                       dense in the first layer, then experts
     deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
                                                                       experts + shared expert
@@ -105,6 +105,7 @@ from weft.families import (
     granite,
     indexed,
     kimi,
+    latent_chosen,
     lfm2,
     lightning,
     mamba,
@@ -155,22 +156,24 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     return as_causality_says(replace(family.read(family.name, keys), names=family.names), keys)
 
 
-NO_TEXT: dict[str, str] = {
+REFUSED: dict[str, str] = {
+    "bitnet": "it rounds activations to 8 bits by one scale for a token, and weft by one for 128 columns, which is "
+    "another model (decision 0084)",
     "paligemma": "its prompts are read in both directions",
     "jev": "it has a head of decisions and writes no text",
 }
-"""Wrappers whose text part is not served although the ``model_type`` of that part is, and the reason."""
+"""Models that are not served although their parts may be, and the reason; wrappers of served text among them."""
 
 
 def _family_of(config: Mapping[str, Any]) -> Family | None:
     """Return the family of ``config``, or that of the text part of a wrapper that weft does not know."""
     model_type, inner = config.get("model_type"), text_config(config)
     family = find_family(model_type)
-    if family is not None or inner is config:
+    if family is not None:
         return family
-    if str(model_type) in NO_TEXT:
-        fail("model_type", model_type, NO_TEXT[str(model_type)])
-    return find_family(inner.get("model_type"))
+    if str(model_type) in REFUSED:
+        fail("model_type", model_type, REFUSED[str(model_type)])
+    return None if inner is config else find_family(inner.get("model_type"))
 
 
 def is_text_alone(config: Mapping[str, Any]) -> bool:
@@ -305,6 +308,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         gpt_oss,
         granite,
         indexed,
+        latent_chosen,
         kimi,
         lfm2,
         lightning,

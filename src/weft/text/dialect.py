@@ -34,7 +34,7 @@ from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text import channels
 from weft.text.chat_request import ChatRequest
-from weft.text.grammars import NO_FORCING, behind_reasoning, bounded_reasoning
+from weft.text.grammars import NO_FORCING, behind_reasoning, bounded_reasoning, framed
 from weft.text.reasoning import FORMATS, ReasoningFormat, ReasoningSplitter, begins_inside, reasoning_format
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.calling import calls_grammar, strict_grammar
@@ -351,7 +351,7 @@ def answer_markers() -> frozenset[str]:
     are also those of turns."""
     rows = [row for row in FORMATS if channels.channel_format(row.name) is None]
     calls = [row for row in TOOL_FORMATS if channels.channel_format(row.name) is None]
-    return frozenset[str]().union(*((row.start, row.end) for row in rows), *(row.markers for row in calls))
+    return frozenset[str]().union(*(row.markers for row in rows), *(row.markers for row in calls))
 
 
 def call_format(source: str, tokenizer: Tokenizer, tool_parser: str = "auto") -> ToolFormat | None:
@@ -434,9 +434,10 @@ class Dialect:
             budget = None
         if self.channels is not None:
             return self._plan_channels(self.channels, calls, tools, choice, several_calls, grammar, prompt, budget)
-        wanted = self._grammar(calls, tools, choice, several_calls, grammar)
-        is_sure = wanted is not None
         row = self.reasoning
+        begun = continued is not None or (row is not None and _has_begun(row, prompt))
+        wanted = self._grammar(calls, tools, choice, several_calls, grammar, begun=begun)
+        is_sure = wanted is not None
         inside = row is not None and begins_inside(row, prompt, continued)
         if row is not None and (inside or not self._closed(row, prompt, continued)):
             token_of = self._tokenizer.added_id
@@ -448,7 +449,7 @@ class Dialect:
                 wanted = bounded_reasoning(
                     start=row.start, end=row.end, opened=inside, again=row.again, token_of=token_of, budget=budget
                 )
-        markers = (*((row.start, row.end) if row else ()), *(calls.markers if calls else ()))
+        markers = (*(row.markers if row else ()), *(calls.markers if calls else ()))
         ids = (self._tokenizer.added_id(marker) for marker in markers)
         return AnswerPlan(
             wanted,
@@ -518,7 +519,7 @@ class Dialect:
 
     def _closed(self, row: ReasoningFormat, prompt: str, continued: str | None) -> bool:
         """Return whether the prompt shows that the reasoning has ended or is left out."""
-        return continued is not None or prompt.rstrip().endswith(row.end)
+        return continued is not None or prompt.rstrip().endswith(row.end) or _has_begun(row, prompt)
 
     def _check_tools(self, tools: Sequence[Tool], choice: ToolChoice) -> ToolFormat | None:
         """Return the format of the expected calls; None if there can be no calls. Raise RequestError."""
@@ -547,22 +548,40 @@ class Dialect:
         choice: ToolChoice,
         several: bool,
         grammar: Grammar | None,
+        *,
+        begun: bool,
     ) -> Grammar | None:
+        """Return the grammar of the answer after its reasoning. ``begun``: the prompt ends inside the content."""
+        token_of, row = self._tokenizer.added_id, self.reasoning
+        around = ("", "") if row is None else row.around(begun=begun, calls=True)
+        if grammar is not None and row is not None:
+            grammar = framed(grammar, row.around(begun=begun, calls=False), token_of)
         if calls is None:
             return grammar
-        token_of = self._tokenizer.added_id
         offered = choice.among(tools)
         if choice.mode == "auto":
             if grammar is not None:
-                free = calls_grammar(calls, offered, several=several, token_of=token_of, field=grammar.field)
+                free = calls_grammar(
+                    calls, offered, several=several, token_of=token_of, field=grammar.field, around=around
+                )
                 return _either(free, grammar)
             if len(offered) < len(tools) or any(tool.strict for tool in offered):
                 return strict_grammar(calls, offered, several=several, token_of=token_of, field="tools")
             return None
         self._check_required(choice, grammar)
         return calls_grammar(
-            calls, offered, several=several and choice.mode == "required", token_of=token_of, field="tools"
+            calls,
+            offered,
+            several=several and choice.mode == "required",
+            token_of=token_of,
+            field="tools",
+            around=around,
         )
+
+
+def _has_begun(row: ReasoningFormat, prompt: str) -> bool:
+    """Return whether ``prompt`` ends where content begins."""
+    return bool(row.frame) and prompt.rstrip().endswith(row.frame[0])
 
 
 def _either(calls: Grammar, answer: Grammar) -> Grammar:

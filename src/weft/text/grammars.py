@@ -132,6 +132,17 @@ def behind_reasoning(
     return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": head}, *rest]}), field=grammar.field)
 
 
+def framed(grammar: Grammar, around: tuple[str, str], token_of: TokenOf) -> Grammar:
+    """Return ``grammar`` with texts before and after the answer."""
+    if not any(around):
+        return grammar
+    first, *rest = json.loads(grammar.grammar)["grammars"]
+    inner = {"name": "framed", "lark_grammar": first["lark_grammar"].removeprefix(NO_FORCING)}
+    before, behind = (literal(text, token_of) if text else "" for text in around)
+    head = {"lark_grammar": f"{NO_FORCING}start: {before} @framed {behind}"}
+    return Grammar(grammar=json.dumps({"grammars": [head, inner, *rest]}), field=grammar.field)
+
+
 def bounded_reasoning(*, start: str, end: str, opened: bool, again: bool, token_of: TokenOf, budget: int) -> Grammar:
     """Return the grammar of an answer whose reasoning has ``budget`` tokens at most, and whose other text is free. Both
     markers are tokens. ``again``: whether the model may also reason after some content; the grammar then allows it
@@ -158,11 +169,11 @@ def reasoning_rule(*, start: str, end: str, opened: bool, token_of: TokenOf, bud
     """Return the lark rule ``reasoning``, including the line ends that follow. With a ``budget``, ``end`` must be a
     token, and ``bounded_thoughts`` must be added to the grammar."""
     begin = "" if opened else literal(start, token_of) + " "
-    token = token_of(end)
+    closing = literal(end, token_of)
     if budget is not None:
-        return f"reasoning: {begin}@thoughts <[{token}]> LINE_ENDS\n{_LINE_ENDS}"
-    if token is not None:
-        return f"reasoning: {begin}THOUGHTS <[{token}]> LINE_ENDS\nTHOUGHTS: {FREE_TEXT}\n{_LINE_ENDS}"
+        return f"reasoning: {begin}@thoughts {closing} LINE_ENDS\n{_LINE_ENDS}"
+    if closing.startswith("<["):
+        return f"reasoning: {begin}THOUGHTS {closing} LINE_ENDS\nTHOUGHTS: {FREE_TEXT}\n{_LINE_ENDS}"
     return f"reasoning: {begin}thoughts LINE_ENDS\nthoughts[suffix={quoted(end)}]: {FREE_TEXT}\n{_LINE_ENDS}"
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from weft.errors import ConfigError
-from weft.text.choices import held_characters
+from weft.text.choices import first_marker, held_characters
 
 AUTO, NONE = "auto", "none"
 
@@ -33,7 +33,8 @@ AUTO, NONE = "auto", "none"
 class ReasoningFormat:
     """A format of reasoning. ``opened``: answers begin inside the reasoning, even if the prompt does not show it.
     ``signs``: texts that identify the format, if the markers do not. ``label``: a line after the start marker that is
-    not part of the reasoning. ``again``: reasoning may also follow content. ``harmony`` and ``inkling`` are read by
+    not part of the reasoning. ``again``: reasoning may also follow content. ``frame``: texts before and after content,
+    and after the answer, which are left out (Kimi K3). ``harmony`` and ``inkling`` are read by
     ``weft.text.channels``."""
 
     name: str
@@ -43,6 +44,21 @@ class ReasoningFormat:
     signs: tuple[str, ...] = ()
     label: str = ""
     again: bool = False
+    frame: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts of the format that may be single tokens."""
+        return (self.start, self.end, *self.frame, *(self.signs if self.frame else ()))
+
+    def around(self, *, begun: bool, calls: bool) -> tuple[str, str]:
+        """Return the texts before and after content, or after empty content and before calls. ``begun``: the prompt
+        has the first one."""
+        if not self.frame:
+            return "", ""
+        open, close, end = self.frame
+        before = "" if begun else open
+        return (before + close, end) if calls else (before, close + end)
 
 
 FORMATS: tuple[ReasoningFormat, ...] = (
@@ -52,6 +68,13 @@ FORMATS: tuple[ReasoningFormat, ...] = (
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+    ReasoningFormat(
+        "kimi_k3",
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        signs=("<|open|>", "<|close|>", "<|sep|>"),
+        frame=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
     ReasoningFormat("plamo3", "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
     ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
     ReasoningFormat(
@@ -175,13 +198,17 @@ class ReasoningSplitter:
             self._state = _State.CONTENT
 
     def _content(self) -> str:
-        """Return the content up to the next reasoning."""
+        """Return the content up to the next reasoning, without texts of the frame."""
         start = self._row.start
+        parts = []
+        while (match := first_marker(self._held, self._row.frame)) is not None:
+            parts.append(self._held[: match[0]])
+            self._held = self._held[match[0] + len(match[1]) :]
         position = self._held.find(start) if self._row.again else -1
         safe = position if position >= 0 else len(self._held)
-        if position < 0 and self._row.again:
-            safe -= held_characters(self._held, (start,))
-        content, self._held = self._held[:safe], self._held[safe:]
+        if position < 0 and (self._row.again or self._row.frame):
+            safe -= held_characters(self._held, (*self._row.frame, *((start,) if self._row.again else ())))
+        content, self._held = "".join(parts) + self._held[:safe], self._held[safe:]
         if position >= 0:
             self._held = self._held[len(start) :]
             self._state, self.over = _State.INSIDE, False

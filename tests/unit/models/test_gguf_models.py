@@ -44,6 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "mscale": 0.8,
                             "mscale_all_dim": 0.8, "original_max_position_embeddings": 512}},
     "gemma3": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32},
+    "gemma3n": {"tie_word_embeddings": True},
     "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True},
     "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}, "glm5_next": {
         "text_config": CHECKPOINTS["glm5_next"][1]["text_config"] | {"index_topk": 12}},
@@ -203,6 +204,8 @@ def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, 
         ("qwen3", "attention.sliding_window", 64, "attention.sliding_window is 64: of this architecture only 0"),
         ("gemma3", "attention.sliding_window_pattern", [True], "the file has 4 layers"),
         ("gemma4", "feed_forward_length", [96], "the file has 6 layers"),
+        ("gemma3n", "activation_sparsity_scale", [0.5], "a number for each of the 6 layers"),
+        ("gemma3n", "altup.num_inputs", None, "altup.num_inputs is missing"),
         ("glm5_next", "attention.indexer.kpool_select_tail", False, "attention sees the unfinished block"),
         ("glm5_next", "attention.indexer.types", [True, False] * 2, "an index of their own"),
         ("glm5_next", "attention.indexer.kpool", None, "attention.indexer.kpool is missing"),
@@ -318,6 +321,9 @@ OLLAMA: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "lfm2": ({"attention.key_length": 16, "attention.value_length": 16}, {"token_embd_norm": "output_norm"}),
     "llama": ({"attention.head_dim": 16, "attention.layer_norm_epsilon": 1e-5}, {}),
     "gemma3": ({"rope.freq_base_swa": None, "rope.local.freq_base": 10_000.0, "mm.tokens_per_image": 256}, {}),
+    "gemma3n": ({"attention.shared_kv_layers": None, "num_kv_shared_layers": 2, "attention.key_length": None,
+                 "head_dim": 16, "laurel_rank": 20, "rope.freq_base_swa": None, "rope.freq_base_local": 10_000.0,
+                 "altup.correct_scale": True, "altup.lr_multiplier": 1.0}, {}),
 }  # fmt: skip
 """Keys and names of tensors as Ollama's converter writes them, where it differs from llama.cpp's."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,59 @@ def test_allowed_tools_are_a_part_of_tools() -> None:
         assert isinstance(grammar, Grammar)
         assert allowed in grammar.grammar
         assert other not in grammar.grammar
+
+
+class FramedTemplate:
+    """A template that writes the markers of Kimi K3."""
+
+    source = "'<|open|>' + tag, '<|close|>' + tag, '<|sep|>'"
+    reads_tools = True
+
+
+RESPONSE, CLOSED = "<|open|>response<|sep|>", "<|close|>response<|sep|>"
+CALL = (
+    '<|open|>tools<|sep|><|open|>call tool="get_time" index="1"<|sep|><|open|>argument key="hour" type="number"<|sep|>7'
+    '<|close|>argument<|sep|><|open|>argument key="zone" type="string"<|sep|>7<|close|>argument<|sep|>'
+    "<|close|>call<|sep|><|close|>tools<|sep|>"
+)
+
+
+@pytest.mark.parametrize("size", [1, 7, 500])
+def test_content_in_a_frame_is_read_without_it_and_written_in_it(size: int) -> None:
+    framed = Dialect(FramedTemplate(), tokenizer())
+    parameters = {"type": "object", "properties": {"hour": {"type": "integer"}, "zone": {"type": "string"}}}
+    tools = read_tools([{"type": "function", "function": {"name": "get_time", "parameters": parameters}}])
+    end = "<|close|>message<|sep|>"
+    thinking, silent = "<|open|>message<|sep|><|open|>think<|sep|>", f"<|open|>message<|sep|>{RESPONSE}"
+    thought = "Hm.<|close|>think<|sep|>"
+
+    def read(prompt: str, text: str) -> list[tuple[str, str]]:
+        plan = framed.plan(prompt, tools=tools, choice=ToolChoice("auto"))
+        assert plan.shown_ids >= {tokenizer().added_id(marker) for marker in ("<|open|>", "<|close|>", "<|sep|>")}
+        reader = plan.reader(eager=True)
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        for number, piece in enumerate(pieces):
+            reader.read(piece, tokenizer().encode(piece), "stop" if number == len(pieces) - 1 else None)
+        return [(block.kind, block.text) for block in reader.blocks]
+
+    called = ("call", '{"hour": 7, "zone": "7"}')
+    assert read(thinking, f"{thought}{RESPONSE}Noon.{CLOSED}{CALL}{end}") == [
+        ("reasoning", "Hm."), ("text", "Noon."), called]  # fmt: skip
+    assert read(thinking, f"{thought}{RESPONSE}{CLOSED}{CALL}{end}") == [("reasoning", "Hm."), called]
+    assert read(silent, f"<b> is bold.{CLOSED}{end}") == [("text", "<b> is bold.")]
+
+    answer = choice_grammar(["noon"], field="response_format")
+    for prompt, before in ((thinking, thought + RESPONSE), (silent, "")):
+        required = framed.plan(prompt, tools=tools, choice=ToolChoice("required")).grammar
+        chosen = framed.plan(prompt, grammar=answer).grammar
+        either = framed.plan(prompt, tools=tools, choice=ToolChoice("auto"), grammar=answer).grammar
+        for grammar, text in (
+            (required, f"{CLOSED}{CALL}{end}"), (chosen, f"noon{CLOSED}{end}"),
+            (either, f"{CLOSED}{CALL}{end}"), (either, f"noon{CLOSED}{end}"),
+        ):  # fmt: skip
+            assert grammar is not None
+            whole = before + text
+            assert write(grammar, 1, wish=whole, tokens_max=len(whole) + 1) == whole
+    strict = replace(tools[0], strict=True)
+    with pytest.raises(RequestError, match="begin with no marker of one token"):
+        framed.plan(thinking, tools=(strict,), choice=ToolChoice("auto"))

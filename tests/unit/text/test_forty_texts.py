@@ -14,6 +14,7 @@ from tests.unit.text.test_published_formats import FAMILIES, dialect_of
 from weft.text.dialect import AnswerBlock, text_of
 from weft.text.tools.definitions import ToolChoice, read_tools
 from weft.text.tools.formats import FORMATS, ToolFormat
+from weft.text.tools.values import json_type
 from weft.text.tools.writing import calls_text
 
 Calls = list[tuple[str, dict[str, Any]]]
@@ -78,9 +79,8 @@ def one(row: ToolFormat, number: int, name: str, arguments: dict[str, Any]) -> s
         case "xml":
             body = row.tags.begin(name)
             for key, value in arguments.items():
-                is_text = isinstance(value, str)
-                spelled = value if is_text else json.dumps(value)
-                body += row.tags.parameter_begin(key, is_text=is_text) + spelled + row.tags.value_end
+                spelled = value if isinstance(value, str) else json.dumps(value)
+                body += row.tags.parameter_begin(key, json_type(value)) + spelled + row.tags.value_end
             body += row.tags.function_end
         case _:
             assert row.head is not None

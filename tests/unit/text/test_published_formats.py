@@ -69,6 +69,7 @@ GLM = (
     "</arg_key>\n<arg_value>3</arg_value>\n<arg_key>note</arg_key>\n<arg_value>null</arg_value>\n</tool_call>\n"
     "<tool_call>get_time\n</tool_call>"
 )
+K3_RESPONSE = "<|open|>response<|sep|><|close|>response<|sep|>"
 THINK = ("<think>\nHm, rain?\n</think>\n\n", "Hm, rain?")
 
 
@@ -184,6 +185,18 @@ FAMILIES = {
         f"<|tool_calls_section_begin|><|tool_call_begin|>functions.get-weather.v1:0<|tool_call_argument_begin|>{JSON}"
         "<|tool_call_end|><|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
+    ),
+    "Kimi K3": Published(
+        "'<|open|>' + tag, '<|close|>' + tag, '<|sep|>'",
+        ("kimi_k3", "kimi_k3"),
+        f"{K3_RESPONSE}<|open|>tools<|sep|>"
+        '<|open|>call tool="get-weather.v1" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>'
+        'Zürich "HB"\n<b><|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3<|close|>argument'
+        "<|sep|>"
+        '<|open|>argument key="note" type="null"<|sep|>null<|close|>argument<|sep|><|close|>call<|sep|>'
+        '<|open|>call tool="get_time" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>',
+        ("<|open|>think<|sep|>Hm, rain?<|close|>think<|sep|>", "Hm, rain?"),
+        ("<|open|>", "<|close|>", "<|sep|>"),
     ),
     "PLaMo 3": Published(
         "<|plamo:begin_think:plamo|> <|plamo:begin_tool_requests:plamo|>",

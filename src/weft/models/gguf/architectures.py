@@ -11,7 +11,7 @@
     llama                    llama                rows of q and k interleaved
     qwen35[moe], qwen3next, qwen4exp              ``delta``
     kimi-linear, kimi-k3, bailingmoe3, gigachat35, glm5-next  ``latent``
-    gemma3, gemma4                                ``gemma``
+    gemma3, gemma3n, gemma4                       ``gemma``
     rwkv7                                         ``rwkv``
     deepseek2, glm-dsa, minicpm3                  ``latent``
     qwen2, phi3, gemma, gemma2, glm4 ...          ``dense``
@@ -39,7 +39,7 @@ import numpy as np
 from weft.errors import UnknownArchitectureError
 from weft.models.gguf import dense, parts, routed
 from weft.models.gguf.delta import qwen4exp, qwen_hybrid
-from weft.models.gguf.gemma import gemma3, gemma4
+from weft.models.gguf.gemma import gemma3, gemma3n, gemma4
 from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
 from weft.models.gguf.latent import deepseek2, gigachat35, glm5_next, glm_dsa, kimi_k3, kimi_linear, ling, minicpm3
@@ -432,8 +432,8 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "mamba2": _mamba_alone, "llama": _plain, "gpt-oss": _gpt_oss,
     **dict.fromkeys(("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"), _plain),
     "gptoss": _gpt_oss, "kimi-linear": kimi_linear, "kimi-k3": kimi_k3, "bailingmoe3": ling, "gigachat35": gigachat35,
-    "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next,
-    "deepseek2": deepseek2, "glm-dsa": glm_dsa, "minicpm3": minicpm3,
+    "gemma3": gemma3, "gemma3n": gemma3n, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp,
+    "glm5-next": glm5_next, "deepseek2": deepseek2, "glm-dsa": glm_dsa, "minicpm3": minicpm3,
     "falcon": dense.falcon, "plamo2": plamo2, "plamo3": plamo3,
     **dict.fromkeys(_ROWS, lambda keys: dense.of_row(keys, _ROWS[keys.architecture])),
 }  # fmt: skip

@@ -59,7 +59,7 @@ architecture that does not read a key may only have it at this value.
 OF_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     "sizes that tensors have": (
         "attention.decay_lora_rank", "attention.gate_lora_rank", "attention.iclr_lora_rank",
-        "attention.head_dim", "attention.key_length", "attention.value_length",
+        "attention.head_dim", "head_dim", "attention.key_length", "attention.value_length",
         "attention.value_length_swa", "attention.value_residual_mix_lora_rank",
         "classifier.output_labels", "embedding_length_out", "expert_feed_forward_length",
         "expert_shared_feed_forward_length", "feed_forward_length", "features_length", "vocab_size",
@@ -82,7 +82,7 @@ OF_ARCHITECTURE: dict[str, tuple[str, ...]] = {
         "image_token_id", "vision_end_token_id", "vision_start_token_id", "vision_token_id",
     ),
     "read elsewhere, or how the file was made": (
-        "pooling_type", "split.count", "split.no", "split.tensors.count", "tensor_data_layout",
+        "altup.lr_multiplier", "pooling_type", "split.count", "split.no", "split.tensors.count", "tensor_data_layout",
     ),
 }  # fmt: skip
 TOWERS = ("audio.", "mm.", "vision.")

@@ -26,7 +26,7 @@ from weft.request import Grammar
 from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_grammar, literal, quoted, slashed
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import Tags, ToolFormat
-from weft.text.tools.values import fixed_values, followed, types_of
+from weft.text.tools.values import fixed_values, followed, json_type, types_of
 
 _NUMBER = "\0"
 """Placeholder for a call's number."""
@@ -51,10 +51,20 @@ class _Rules:
         return self.add("%json " + json.dumps(json_schema(schema, field=field)))
 
 
-def calls_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf, field: str) -> Grammar:
-    """Return the grammar of an answer that is one call of ``tools``; with ``several``, one or more calls."""
+def calls_grammar(
+    row: ToolFormat,
+    tools: Sequence[Tool],
+    *,
+    several: bool,
+    token_of: TokenOf,
+    field: str,
+    around: tuple[str, str] = ("", ""),
+) -> Grammar:
+    """Return the grammar of an answer that is one call of ``tools``; with ``several``, one or more calls. ``around``:
+    texts before and after the calls."""
     rules = _Rules(token_of)
-    body = _calls(rules, row, tools, several=several, field=field)
+    calls = _calls(rules, row, tools, several=several, field=field)
+    body = _sequence(rules.text(around[0]), calls, rules.text(around[1]))
     return lark_grammar("\n".join([f"start: {body}", *rules.lines]), field=field)
 
 
@@ -63,10 +73,11 @@ def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, tok
     format."""
     opening = row.writes.lead + row.writes.before
     marker = next((open for open in row.opens if opening.startswith(open)), None)
-    if marker is None:
+    # Free text has no special tokens, so a marker of several tokens, some of them special, cannot end it.
+    if marker is None or (token_of(marker) is None and "<[" in literal(marker, token_of)):
         raise RequestError(
             f"{field}: strict and allowed tools need the mode required with this model, whose "
-            f"calls ({row.name}) begin with no marker",
+            f"calls ({row.name}) begin with no marker of one token",
             param=field,
         )
     rules = _Rules(token_of)
@@ -124,8 +135,9 @@ def _call(rules: _Rules, row: ToolFormat, tool: Tool, field: str) -> str:
     if writes.style == "xml":
         tags = row.tags
         parts = [_xml_parameter(rules, tags, tool, key, field) for key in tool.properties]
-        begin = rules.text(tags.begin(name))
-        return rules.add(_sequence(begin, *parts, rules.text(tags.function_end)))
+        opening, marked, after = tags.begin(name, _NUMBER).partition(_NUMBER)
+        index = (rules.add(slashed("[0-9]{1,3}")), rules.text(after)) if marked else ()
+        return rules.add(_sequence(rules.text(opening), *index, *parts, rules.text(tags.function_end)))
     if writes.style == "braces":
         members = _members(rules, tool, ",", lambda key: _brace_member(rules, row.quote, tool, key, field))
         return rules.add(_sequence(quoted(f"call:{name}{{"), members, quoted("}")))
@@ -151,15 +163,20 @@ def _xml_parameter(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) 
     schema, end = _part_schema(tool, key), tags.value_end
     types = types_of(schema, schema)
     listed = fixed_values(followed(schema, schema))
-    free = "string" in types and not _lists_values(schema)
+    typed = tags.heads is not None
+    free = not listed and (not types or "string" in types) if typed else "string" in types and not _lists_values(schema)
     as_text = tool.input_regex is not None or free or bool(types == {"string"} and listed)
-    begin = rules.text(tags.parameter_begin(key, is_text=as_text))
+    if typed and not as_text:
+        rule = rules.add(" | ".join(_typed(rules, tags, key, schema, types, listed, field)))
+        return rule if key in _required(tool) else f"{rule}?"
+    begin = rules.text(tags.parameter_begin(key, "string" if as_text else ""))
     if tool.input_regex is not None:
         value = f"{rules.add(slashed(tool.input_regex))} {rules.text(end)}"
     elif free:
         token = rules.text(tags.parameter_end)
         if token.startswith("<["):
-            value = f'{rules.add(FREE_TEXT)} {token} "\\n"'  # free text includes the line end before the tag
+            # Free text includes the line end before the tag.
+            value = _sequence(rules.add(FREE_TEXT), token, rules.text(tags.line_end))
         else:
             value = rules.add(FREE_TEXT, f"[suffix={quoted(end)}]")
     elif types == {"string"} and listed:
@@ -169,6 +186,30 @@ def _xml_parameter(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) 
         value = f"{rules.schema(schema, field)} {rules.text(end)}"
     rule = rules.add(_sequence(begin, value))
     return rule if key in _required(tool) else f"{rule}?"
+
+
+def _typed(
+    rules: _Rules,
+    tags: Tags,
+    key: str,
+    schema: dict[str, Any],
+    types: set[str],
+    listed: Sequence[Any] | None,
+    field: str,
+) -> list[str]:
+    """Return the forms of a parameter whose tag says the type of its value: one for each type, or each listed value."""
+    if listed:
+        texts = [(value if isinstance(value, str) else json.dumps(value), json_type(value)) for value in listed]
+        return [rules.text(f"{tags.parameter_begin(key, kind)}{text}{tags.value_end}") for text, kind in texts]
+    kinds = sorted(types - ({"integer"} if "number" in types else set()))
+    return [
+        _sequence(
+            rules.text(tags.parameter_begin(key, "number" if kind == "integer" else kind)),
+            rules.schema({**schema, "type": kind}, field),
+            rules.text(tags.value_end),
+        )
+        for kind in kinds
+    ]
 
 
 def _lists_values(schema: dict[str, Any]) -> bool:

@@ -86,7 +86,10 @@ class Tags:
     """Tags of a call and its parameters. ``named``: the text after the name of a parameter; any whitespace may be
     between its tags. ``padded``: whether a value has a line end before and after it. ``quoted``: whether a name is an
     attribute (MiniMax-M2). ``says_type``: whether another attribute gives the type, text or JSON (GigaChat); otherwise
-    the tool's schema gives it. Without ``function``, a call begins with its bare name and ends with the envelope."""
+    the tool's schema gives it. Without ``function``, a call begins with its bare name and ends with the envelope.
+    ``attributes``: those of the names of a function and a parameter. ``text_type``: the attribute that says that a
+    value is text. ``heads``: texts that open a call and a parameter, with places for ``{name}``, ``{number}`` and
+    ``{type}`` (Kimi K3, which writes no line ends); other formats make them of the fields above."""
 
     function: str = "<function="
     function_end: str = "</function>"
@@ -96,16 +99,25 @@ class Tags:
     padded: bool = True
     quoted: bool = False
     says_type: bool = False
+    attributes: tuple[str, str] = ("name", "name")
+    text_type: str = 'string="true"'
+    heads: tuple[str, str] | None = None
 
-    def begin(self, name: str) -> str:
+    def begin(self, name: str, number: str = "1") -> str:
         """Return the opening of a call, as a grammar writes it."""
+        if self.heads is not None:
+            return self.heads[0].replace("{number}", number).replace("{name}", name)
         return (
             f'{self.function} name="{name}">\n'
             if self.quoted
             else f"{self.function}{name}{'>' * bool(self.function)}\n"
         )
 
-    def parameter_begin(self, name: str, *, is_text: bool) -> str:
+    def parameter_begin(self, name: str, kind: str) -> str:
+        """Return the opening of a parameter. ``kind``: JSON type of its value."""
+        is_text = kind == "string"
+        if self.heads is not None:
+            return self.heads[1].replace("{type}", kind).replace("{name}", name)
         if self.quoted:
             said = f' string="{str(is_text).lower()}"' if self.says_type else ""
             return f'{self.parameter} name="{name}"{said}>'
@@ -113,7 +125,12 @@ class Tags:
 
     @property
     def value_end(self) -> str:
-        return "\n" * self.padded + f"{self.parameter_end}\n"
+        return "\n" * self.padded + self.parameter_end + self.line_end
+
+    @property
+    def line_end(self) -> str:
+        """Text after the end tag of a value."""
+        return "" if self.heads is not None else "\n"
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -266,6 +283,14 @@ FORMATS: tuple[ToolFormat, ...] = (
         head=Head("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
                   name="functions.{name}:0"),
         new_id=lambda random_hex, name, number: f"functions.{name}:{number}"),
+    ToolFormat(
+        "kimi_k3", (Envelope("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", (("<", "xml"),)),),
+        Writing("xml", lead="<|open|>tools<|sep|>", tail="<|close|>tools<|sep|>"),
+        signs=(("<|open|>", "<|close|>", "<|sep|>"),), tokens=("<|open|>", "<|close|>", "<|sep|>"),
+        tags=Tags("<|open|>call", "<|close|>call<|sep|>", "<|open|>argument", "<|sep|>", "<|close|>argument<|sep|>",
+                  padded=False, quoted=True, says_type=True, attributes=("tool", "key"), text_type='type="string"',
+                  heads=('<|open|>call tool="{name}" index="{number}"<|sep|>',
+                         '<|open|>argument key="{name}" type="{type}"<|sep|>'))),
     ToolFormat(
         "plamo3", (Envelope("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>", (
             ("<", "headed"),)),),

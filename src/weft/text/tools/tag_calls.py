@@ -7,6 +7,8 @@
     </function>
     Qwen3-Coder, Qwen3.5, Nemotron 3, ZAYA1    GigaChat 3.5; MiniMax-M2: no string=  GLM, Ling 3; no line ends: too
 
+    <|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Paris...   Kimi K3
+
 A value in tags is text; the tool's schema gives its type (``values``). A string is emitted while it comes; values of
 other types are read when they are complete. GLM also writes ``get_weather{"city": "Paris"}``.
 
@@ -29,9 +31,13 @@ from weft.text.tools.json_calls import HEAD_WORDS_MAX, BodyReader, CallDelta, Ob
 from weft.text.tools.values import Parameters, is_object, parse_json, read_value, to_json
 
 _NAME_CHARS_MAX = 256
-_NAMED = re.compile(r"""\sname=(?:"([^"]*)"|'([^']*)')""")
 _BARE_NAME = re.compile(r"[\w.:/-]+")
 _NO_END = (-1, -1)
+
+
+@lru_cache
+def _named(attribute: str) -> re.Pattern[str]:
+    return re.compile(rf"""\s{attribute}=(?:"([^"]*)"|'([^']*)')""")
 
 
 @lru_cache
@@ -97,7 +103,8 @@ class TagCalls(BodyReader):
         if not tags.function and not self.call_count:
             return self._bare_name(rest, deltas, last)
         if tags.function and rest.startswith(tags.function) and (self.close is not None or not self.call_count):
-            name, length = self._tag_name(rest, tags.function, re.compile(">"), True)
+            end = re.compile(">") if tags.heads is None else _tag_end(tags)
+            name, length = self._tag_name(rest, tags.function, end, tags.heads is None or last)
             if name is not None:
                 self._begin(name, length, deltas)
             return name is not None
@@ -189,7 +196,7 @@ class TagCalls(BodyReader):
                 return None, 0
         name = rest[len(tag) : match.start() if match else None]
         if self._tags.quoted and match:
-            attribute = _NAMED.search(name)
+            attribute = _named(self._tags.attributes[tag != self._tags.function]).search(name)
             name = (attribute[1] or attribute[2] or "") if attribute else ""
         if not match:
             name = name.partition("<")[0]
@@ -203,7 +210,7 @@ class TagCalls(BodyReader):
         assert self._function is not None
         name = self._parameters.parameter(self._function, name)
         if self._tags.says_type:
-            self._is_text = 'string="true"' in tag
+            self._is_text = self._tags.text_type in tag
         else:
             self._types = self._parameters.types(self._function, name)
             self._is_text = self._types <= {"string"}

@@ -131,6 +131,11 @@ def _types_of_value(value: Any) -> set[str]:
     return {"string"} if isinstance(value, str) else {"object"} if isinstance(value, dict) else {"array"}
 
 
+def json_type(value: Any) -> str:
+    """Return the name of the JSON type of ``value``; a whole number is a number."""
+    return (_types_of_value(value) - {"integer"} or {"number"}).pop()
+
+
 def types_of(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX) -> set[str]:
     """Return the JSON types that a schema and its alternatives allow; empty if it does not say. References into
     ``root`` are followed."""

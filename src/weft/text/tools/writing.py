@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.text.tools.formats import ToolFormat, Writing
+from weft.text.tools.values import json_type
 
 _PLAIN = Writing("json", between="\n")
 """Writing for a model without a known format, and for formats whose calls are separate messages, which cannot be
@@ -38,16 +39,19 @@ def _call(row: ToolFormat | None, writes: Writing, number: int, name: str, argum
         begin = head.before + head.name.replace(":0", f":{number}") + head.arguments
         return begin.replace("{name}", name) + _json(arguments) + head.behind
     if writes.style == "xml":
-        return row.tags.begin(name) + "".join(_tagged(row, *item) for item in arguments.items()) + row.tags.function_end
+        return (
+            row.tags.begin(name, str(number + 1))
+            + "".join(_tagged(row, *item) for item in arguments.items())
+            + row.tags.function_end
+        )
     if writes.style == "braces":
         return f"call:{name}{_braces(arguments, row.quote)}"
     return f"{name}({', '.join(f'{key}={_json(value)}' for key, value in arguments.items())})"
 
 
 def _tagged(row: ToolFormat, key: str, value: Any) -> str:
-    is_text = isinstance(value, str)
-    shown = value if is_text else _json(value)
-    return f"{row.tags.parameter_begin(key, is_text=is_text)}{shown}{row.tags.value_end}"
+    shown = value if isinstance(value, str) else _json(value)
+    return f"{row.tags.parameter_begin(key, json_type(value))}{shown}{row.tags.value_end}"
 
 
 def _braces(value: Any, quote: str) -> str:
