@@ -18,6 +18,8 @@ from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, make
 from tests.fixtures.mtp_heads import with_head
 from tests.oracle.model_driver import ModelDriver
 from tests.support.gguf_files import ARCHITECTURES, write_gguf
+from tests.unit.text.test_plamo_vocabulary import ROWS as PLAMO_ROWS
+from tests.unit.text.test_plamo_vocabulary import made as plamo_release
 from weft.errors import CheckpointError
 from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.streams import StreamsBlock
@@ -28,6 +30,7 @@ from weft.models.hub import resolve_model
 from weft.models.loading import LoadedModel, load_model
 from weft.models.mtp import MtpHead
 from weft.pre_tokenizers import PRE_TOKENIZERS
+from weft.text.tokenizer import Tokenizer
 
 TOLERANCE = 1e-4
 CASES: dict[str, dict[str, Any]] = {
@@ -298,6 +301,31 @@ def test_numbers_of_layers_that_are_no_list_of_them_are_one_line(values: Any, tm
     with pytest.raises(CheckpointError, match="must list a float32 number for each of the 3 layers") as error:
         load_model(directory, "float32")
     assert "xielu.alpha_p is" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["plamo2", "plamo3"])
+def test_pieces_of_plamo_2_are_read(name: str, tmp_path: Path) -> None:
+    """Files of PLaMo 3 do not say around which runs a text is cut."""
+    rows = [*PLAMO_ROWS, *([f"[PAD{number}]", -1000.0, "UNUSED"] for number in range(VOCAB_SIZE - len(PLAMO_ROWS)))]
+    kinds = {"UNKNOWN": 2, "CONTROL": 3, "UNUSED": 5, "BYTE": 6}
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        for key in ("model", "tokens", "scores", "token_type", "merges"):
+            writer.kv_data[0].pop(f"tokenizer.ggml.{key}", None)
+        writer.add_tokenizer_model("plamo2")
+        writer.add_token_list([row[0] for row in rows])
+        writer.add_token_scores([float(row[1]) for row in rows])
+        writer.add_token_types([kinds.get(row[2], 1) for row in rows])
+
+    file = write_gguf(original(name), tmp_path / "model.gguf", change=change)
+    if name == "plamo3":
+        with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.model is 'plamo2'"):
+            resolve_model(file)
+        return
+    tokenizer = Tokenizer.load(resolve_model(file))
+    (tmp_path / "release").mkdir()
+    text = "ab   東京é <|plamo:op|>\n\n aaaa"
+    assert tokenizer.encode(text) == plamo_release(tmp_path / "release").encode(text)
 
 
 def set_keys(writer: gguf.GGUFWriter, **values: Any) -> None:

@@ -4,6 +4,8 @@
                            llama    SentencePiece BPE: tokens with scores; all pairs that make one are merges
                            gemma4   the same with merges in the file, and runs of newlines cut out of text
                            rwkv     World: bytes of tokens, as rwkv_vocab_gguf.txt instead of tokenizer.json
+                           plamo2   pieces with scores, as tokenizer.jsonl; not of PLaMo 3, whose file does not say
+                                    around what runs a text is cut
     tokenizer.ggml.pre     "lfm2"   how text is cut before merges (``pre_tokenizers``)
 
 A token of type *control* is special; of type *user-defined* it is cut out of text and stays visible. *Unused*
@@ -66,11 +68,17 @@ def write_tokenizer(header: Header, directory: Path) -> None:
 
     Raises CheckpointError naming the key for a tokenizer that is not supported.
     """
-    vocabulary = Vocabulary(header)
-    if header.keys.get("tokenizer.ggml.model") == "rwkv":
+    vocabulary, kind = Vocabulary(header), header.keys.get("tokenizer.ggml.model")
+    if kind == "rwkv":
         (directory / "rwkv_vocab_gguf.txt").write_text(vocabulary.world())
     else:
-        (directory / "tokenizer.json").write_text(json.dumps(vocabulary.tokenizer(), ensure_ascii=False))
+        plamo = kind == "plamo2" and header.keys.get("general.architecture") == "plamo2"
+        name, text = (
+            ("tokenizer.jsonl", vocabulary.scored())
+            if plamo
+            else ("tokenizer.json", json.dumps(vocabulary.tokenizer(), ensure_ascii=False))
+        )
+        (directory / name).write_text(text)
         (directory / "tokenizer_config.json").write_text(json.dumps(vocabulary.special_names(), ensure_ascii=False))
     template = header.keys.get("tokenizer.chat_template")
     if isinstance(template, str) and "{" in template:  # older files of RWKV have a name there
@@ -115,7 +123,7 @@ class Vocabulary:
         }
         kind = self._get("model")
         if kind not in makers:
-            self._fail("model", f"is {kind!r}; weft reads {', '.join(makers)}, rwkv")
+            self._fail("model", f"is {kind!r}; weft reads {', '.join(makers)}, rwkv, and plamo2 of PLaMo 2")
         return {
             "version": "1.0",
             "truncation": None,
@@ -123,6 +131,18 @@ class Vocabulary:
             "added_tokens": self._added(),
             "post_processor": None,
         } | makers[kind]()
+
+    def scored(self) -> str:
+        """Return the lines of PLaMo's tokenizer.jsonl, without the padding after them."""
+        scores = self._numbers("scores", "f", None)
+        kinds = {_UNKNOWN: "UNKNOWN", _CONTROL: "CONTROL", _BYTE: "BYTE"}
+        rows = list(zip(self.tokens, scores, self.types, strict=True))
+        while rows and rows[-1][2] == _UNUSED:
+            rows.pop()
+        return "".join(
+            json.dumps([text, score, kinds.get(kind, "NORMAL")], ensure_ascii=False) + "\n"
+            for text, score, kind in rows
+        )
 
     def world(self) -> str:
         """Return the lines of a World vocabulary. A token of the file is text as Python prints it between quotes."""
