@@ -30,7 +30,7 @@ from weft.families.dense import (
 )
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense
-from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, whole_or_proportional
+from weft.families.reading import Family, build_architecture, read_attention, whole_or_proportional
 from weft.families.residuals import Residual
 
 _GLM_OCR = replace(
