@@ -51,6 +51,13 @@ def test_a_bias_and_groups_change_the_choice(device: torch.device) -> None:
     assert plain.tolist() != ungrouped.tolist()
 
 
+def test_experts_of_other_groups_have_a_score_of_zero_where_the_rule_says_so(device: torch.device) -> None:
+    scores, bias = torch.tensor([[5.0, 4.0, 1.0, 2.0]], device=device), torch.full((4,), -2.0, device=device)
+    for zero, best in ((False, 0), (True, 2)):
+        rule = ChoiceRule(1, True, "sigmoid", groups=2, groups_chosen=1, others_zero=zero)
+        assert choose_experts(scores, rule, bias, None, dtype=torch.float32)[1].item() == best
+
+
 def test_scores_that_are_not_finite_choose_experts_that_exist(device: torch.device) -> None:
     scores = scores_of(3, 5).to(device)
     scores[1] = float("nan")

@@ -58,7 +58,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     "a gate that passes GELU": ("gemma",),
     "attention over chosen blocks": (
         "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain", "deepseek_v32",
-        "glm_moe_dsa", "minimax_m3", "minimax_m3_near", "hy_v4",
+        "glm_moe_dsa", "minimax_m3", "minimax_m3_near", "hy_v4", "axk2", "dots3_note",
     ),
     "attention over entries of tokens": ("deepseek_v4", "deepseek_v4_plain"),
     "a state of one number for each channel": ("recurrent_gemma_pages",),

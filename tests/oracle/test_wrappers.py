@@ -243,6 +243,12 @@ def test_a_wrapper_that_nobody_knows_is_its_text() -> None:
             ["conformer.layers.0.norm_out.weight", "depth_embeddings.0.embedding.weight", "codebook_offsets"],
         ),
         (
+            "dots3_note",
+            lambda text: text | {"model_type": "dots3_note", "vision_config": {"depth": 2}},
+            "model.",
+            ["vision_encoder.blocks.0.norm_1.weight", "model.vision_encoder.adapter.proj.weight"],
+        ),
+        (
             "ling",
             lambda text: {"model_type": "bailing_moe_v3_vl", "text_config": text, "vision_config": {"depth": 2}},
             "model.",

@@ -14,7 +14,7 @@
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
-    hy_v4[_vl_text]   chosen           latent attention over chosen tokens; several streams
+    axk2, hy_v4 ...   latent_chosen    latent attention over chosen tokens; gated norms or several streams
                                                                       dense in the first layer, then experts
     deepseek_v4       deepseek_v4      attention over the last tokens and over entries; several streams
                                                                       experts + shared expert
@@ -105,6 +105,7 @@ from weft.families import (
     granite,
     indexed,
     kimi,
+    latent_chosen,
     lfm2,
     lightning,
     mamba,
@@ -307,6 +308,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         gpt_oss,
         granite,
         indexed,
+        latent_chosen,
         kimi,
         lfm2,
         lightning,

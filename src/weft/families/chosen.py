@@ -1,10 +1,7 @@
-"""Decoders whose attention sees chosen blocks or tokens: MiniMax M3, Hy4.
+"""Decoders whose attention sees chosen blocks: MiniMax M3.
 
-MiniMax M3 is attention with norms of queries and keys, half of a head turns, and each KV head sees the blocks whose
-best token scores highest. Feed-forwards have the clamped SwiGLU of gpt-oss.
-
-Hy4 has the latent attention of GLM 5 with a gate and sinks, whose index turns the last numbers of a key by halves, and
-several residual streams that are not mixed with each other. Only routed experts have a limit.
+Queries and keys are normed, half of a head turns, and each KV head sees the blocks whose best token scores highest.
+Feed-forwards have the clamped SwiGLU of gpt-oss.
 
 Sources: the configuration class and the model of transformers 5.24 for each ``model_type``; their defaults are here.
 """
@@ -12,21 +9,16 @@ Sources: the configuration class and the model of transformers 5.24 for each ``m
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from weft.families import reading
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.decoders import FULL_KIND, sizes
-from weft.families.deepseek import LATENT_NAMES, choosing, deepseek, query_rank
-from weft.families.delta import FeedDefaults
 from weft.families.gpt_oss import SERVED as CLAMPED
 from weft.families.mixers.attention import Attention, Index
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, experts_per_token, read_attention
-from weft.families.residuals import Streams
 from weft.families.routed import MIXTRAL_FILES, rotary_dim
 
 _CHOOSING = "minimax_m3_sparse"
@@ -54,9 +46,9 @@ def read_minimax_m3(family: str, keys: ConfigKeys) -> Architecture:
     if sparse is not None:
         sparse.only("sparse_attention_config.", use_sparse_attention=True, sparse_score_type="max", sparse_init_block=0)
         keys = keys.over({here: sparse.get(theirs) for here, theirs in _OF_INDEX.items() if sparse.has(theirs)})
-        choosing = _of_layers(sparse, "sparse_attention_freq", choosing)
+        choosing = of_layers(sparse, "sparse_attention_freq", choosing)
         # Else the index has values too.
-        silent = _of_layers(sparse, "sparse_disable_index_value", choosing)
+        silent = of_layers(sparse, "sparse_disable_index_value", choosing)
         if any(chooses and not without for chooses, without in zip(choosing, silent, strict=True)):
             fail("sparse_attention_config.sparse_disable_index_value", silent, "an index without values is served")
     kinds = reading.kinds_with_windows(
@@ -68,7 +60,8 @@ def read_minimax_m3(family: str, keys: ConfigKeys) -> Architecture:
         family, keys, [chosen if kind == _CHOOSING else full for kind in kinds], _feeds(keys, count))  # fmt: skip
 
 
-def _of_layers(keys: ConfigKeys, key: str, silent: list[object]) -> list[object]:
+def of_layers(keys: ConfigKeys, key: str, silent: list[object]) -> list[object]:
+    """Return the list of 0 and 1 that ``key`` has for each layer; ``silent`` where it has none."""
     stated = keys.get(key, silent)
     if not isinstance(stated, list) or len(stated) != len(silent) or not {*map(type, stated)} <= {int, bool}:
         fail(key, stated, f"it must list 0 or 1 for each of the {len(silent)} layers")
@@ -91,7 +84,7 @@ def _index(keys: ConfigKeys, attention: Attention) -> Index:
 def _feeds(keys: ConfigKeys, count: int) -> list[Dense | Experts]:
     listed = keys.get("mlp_layer_types")
     if listed is None:
-        listed = ["sparse" if sparse else "dense" for sparse in _of_layers(keys, "moe_layer_freq", [1] * count)]
+        listed = ["sparse" if sparse else "dense" for sparse in of_layers(keys, "moe_layer_freq", [1] * count)]
     if not isinstance(listed, list) or len(listed) != count or not {*listed} <= {"dense", "sparse"}:
         fail("mlp_layer_types", listed, f"it must say dense or sparse of each of the {count} layers")
     experts = keys.integer("num_local_experts", 128)
@@ -103,63 +96,7 @@ def _feeds(keys: ConfigKeys, count: int) -> list[Dense | Experts]:
     return [dense if kind == "dense" else sparse for kind in listed]
 
 
-_HY4 = FeedDefaults(1, 6912, 256, 768, 2.827, 1, 1)
-_HY4_VL = FeedDefaults(1, 18_432, 256, 2048, 2.827, 1, 1)
-
-
-def read_hy_v4(family: str, keys: ConfigKeys) -> Architecture:
-    sized = sizes(120_832, 2816, 6912, 34, 32, 32, 262_144) | query_rank(keys, 1536)
-    return _hy4(family, keys, _HY4, paired=False, **sized, index_n_heads=16)
-
-
-def read_hy_v4_vl(family: str, keys: ConfigKeys) -> Architecture:
-    """Read the text of the larger Hy4: positions turn pairs of neighbours, and the norms of bottleneck and latent have
-    the epsilon of the others."""
-    sized = sizes(120_832, 6144, 18_432, 78, 64, 64, 262_144) | query_rank(keys, 2048)
-    model = _hy4(family, keys, _HY4_VL, paired=True, **sized, index_n_heads=32)
-    eps = model.norm_eps
-    return replace(model, mixers=tuple(replace(mixer, norm_eps=eps) for mixer in model.mixers))  # type: ignore[type-var]
-
-
-def _hy4(family: str, keys: ConfigKeys, default: FeedDefaults, *, paired: bool, **sized: Any) -> Architecture:
-    keys = keys.with_defaults(**sized, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5, rope_interleave=paired)
-    keys.only(rope_interleave=paired, indexer_rope_interleave=paired)
-    count, eps = keys.integer("num_hidden_layers"), keys.number("rms_norm_eps", 1e-5)
-    if keys.get("indexer_types") is None:
-        # Each fourth layer chooses, from the second on, and so does the first.
-        keys = keys.over({"indexer_types": ["shared" if max(layer - 1, 0) % 4 else "full" for layer in range(count)]})
-    model = deepseek(keys, default, partial(choosing, interleaved=paired, turned_last=True, norm_eps=eps), family)
-    limit = max(keys.number("swiglu_limit", 10.0), 0.0)
-    feeds = [
-        replace(feed, limit=limit, limits_shared=False) if isinstance(feed, Experts) else feed
-        for feed in model.feed_forwards
-    ]
-    streams = Streams(
-        "apart", keys.integer("hc_mult", 4), eps=keys.number("hc_eps", 1e-6), weighed=True,
-        magnitude=keys.number("hc_magnitude", 2.0))  # fmt: skip
-    mixers = tuple(replace(mixer, gated=True, sinks=True) for mixer in model.mixers)  # type: ignore[type-var]
-    return replace(model, mixers=mixers, feed_forwards=tuple(feeds), residual=streams, mtp=None)
-
-
-_HY4_NAMES = replace(
-    LATENT_NAMES,
-    mixes=("attn", "ffn"),
-    layer_reader="weft.models.blocks.streams:layer_reader",
-    ends_reader="weft.models.blocks.streams:ends_reader",
-)
-_HY4_FILES = (
-    (r"\.hc_pre\.hc_", ".hc_"),
-    (r"\.learnable_sink_param", ".sinks"),
-    (r"\.linear_gate", ".gate_proj"),
-    (r"\.hc_attn_layer\.hc_", ".attn_hc."),
-    (r"\.hc_mlp_layer\.hc_", ".ffn_hc."),
-    (r"\.hc_head_(fn|base|scale)", r".hc_\1"),
-    (r"^model\.mtp_layers\.", "mtp.layers."),
-    (r"^vit\.", "vision_tower."),
-)
 FAMILIES = (
-    Family("hy_v4", ("hy_v4",), read_hy_v4, names=_HY4_NAMES, released=_HY4_FILES),
-    Family("hy_v4", ("hy_v4_vl_text",), read_hy_v4_vl, names=_HY4_NAMES, released=_HY4_FILES),
     Family("minimax_m3", ("minimax_m3_vl_text",), read_minimax_m3, "swigluoai", Names(
         {Attention: "self_attn"}, plus_one=True, swiglu=False, shared="shared_experts",
         spelled={Experts: {"exact_router": True}}),

@@ -109,6 +109,7 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     # mlp_layer_types has the content of the first key.
     "exaone_moe": ("first_k_dense_replace", "sliding_window_pattern"),
     "glm5_next": ("head_dim", "qk_head_dim"),
+    "axk2": ("head_dim", "qk_head_dim"),
     "hy_v4": ("head_dim", "learnable_sink_init", "qk_head_dim"),
     "qwen4_exp": ("number_of_conv_states", "split_ngram_parts"),
     # Heads that predict further tokens are not read.

@@ -17,6 +17,7 @@ from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Attention, Rope
 from weft.families.mixers.feed_forward import FeedForward
+from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.mixers.mamba import GatedNorm, Mamba2
 from weft.families.names import Names
 
@@ -238,7 +239,7 @@ def windowed(attention: Attention, keys: ConfigKeys, *, default: int | None = No
 
 def _without_whole_windows(mixer: Mixer | None, max_positions: int) -> Mixer | None:
     """Return ``mixer``, whose window is none where it holds the longest context."""
-    if isinstance(mixer, Attention) and mixer.window is not None and mixer.window >= max_positions:
+    if isinstance(mixer, Attention | LatentAttention) and mixer.window is not None and mixer.window >= max_positions:
         return dataclasses.replace(mixer, window=None)
     return mixer
 

@@ -5,6 +5,7 @@
     AttentionResiduals  blocks read an attention over sums of layers  Inkling 2, Kimi K3
     PerLayer          a second embedding, and a factor              Gemma 4, 3n
     NormedStream      the stream is the output of a norm            MiniMax
+    GatedNorms        some norms have gates                         A.X K2
     PlainNorms        norms without weights                         nanochat
     NormedEmbedding   the embedding is normed, without a weight     Muse
     LayerNorms        the embedding is normed too                   RWKV-7, BLOOM
@@ -90,6 +91,25 @@ class Residual:
         """Yield the tables of the norms of a head for multi-token prediction, over both inputs, around the layer and
         over the output. The join of the inputs is the same for all kinds."""
         yield from [self.norm_table(hidden)] * (3 + 2 * (self.in_norms + self.out_norms))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedNorms(Residual):
+    """Residual whose ``gate`` is of the norms before mixers, and of those before the feed-forwards of some layers:
+    ``feeds`` has true for them (A.X K2)."""
+
+    feeds: tuple[bool, ...]
+
+    def norm_table(self, hidden: int, name: str = "norm") -> Table:
+        *_, layer, norm = ("", *name.split("."))
+        gated = layer.isdigit() and (norm == "input_layernorm" or self.feeds[int(layer)])
+        return norm_weight("norm", hidden, name) | norm_gate("norm", self.gate if gated else None, hidden, name)
+
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
+        for layer in range(model.layers):
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                yield "norms", self.norm_table(model.hidden, f"{layer}.{norm}")
+        yield "norms", self.norm_table(model.hidden)
 
 
 PLAIN = Residual()

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from weft.families.tensors import NormGate, Table, Tensor
-from weft.models.blocks.linear import Linear, LowRankGate, Norm
+from weft.models.blocks.linear import Linear, LowRankGate, Norm, NormFactor
 from weft.models.weights import Order, TensorSource
 
 
@@ -68,7 +68,9 @@ class TableReader:
         """Return the tensor of ``role``, None if the table does not have it."""
         return self.tensor(role) if role in self.table else None
 
-    def norm(self, role: str, eps: float, *, plus_one: bool = False, gate: LowRankGate | None = None) -> Norm:
+    def norm(
+        self, role: str, eps: float, *, plus_one: bool = False, gate: LowRankGate | NormFactor | None = None
+    ) -> Norm:
         return Norm(self.tensor(role), eps, plus_one, gate=gate)
 
     def qk_norms(self, eps: float, *, plus_one: bool = False) -> Iterator[Norm | None]:
@@ -76,10 +78,12 @@ class TableReader:
         for role in ("q_norm", "k_norm"):
             yield self.norm(role, eps, plus_one=plus_one) if role in self.table else None
 
-    def gate(self, role: str, shape: NormGate | None, factor: float = 1.0) -> LowRankGate | None:
-        """Return the gate of the norm of ``role``, with a further ``factor``."""
-        if shape is None:
-            return None
+    def gate(self, role: str, shape: NormGate | None, factor: float = 1.0) -> LowRankGate | NormFactor | None:
+        """Return the gate of the norm of ``role``, with a further ``factor``; only the factor if the table has no gate,
+        None if that is 1.
+        """
+        if shape is None or f"{role}.into" not in self.table:
+            return None if factor == 1.0 else NormFactor(factor)
         return LowRankGate(self.plain(f"{role}.into"), self.plain(f"{role}.out"), shape.factor * factor)
 
     def conv(self) -> torch.Tensor:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.errors import CheckpointError
+from weft.families import text_config
 from weft.families.architecture import Architecture
 from weft.families.mixers.combined import SharedBlock
 from weft.families.mixers.feed_forward import banks
@@ -117,6 +118,11 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
     )
 
 
+def _quantization(config: Mapping[str, Any]) -> Any:
+    """Return the settings of the quantisation, which a wrapper may have in its text part (Kimi K3)."""
+    return config.get("quantization_config") or text_config(config).get("quantization_config")
+
+
 def form_of(
     config: Mapping[str, Any],
     dtype: DTypeName,
@@ -133,7 +139,7 @@ def form_of(
     """
     if requested is not None:
         return FORMS[requested]
-    settings = config.get("quantization_config")
+    settings = _quantization(config)
     if isinstance(settings, Mapping) and settings.get("quant_method") == "gguf":
         return _of_gguf(settings.get("elements") or {}, dtype)
     if not isinstance(settings, Mapping) or not settings:
@@ -269,7 +275,7 @@ def with_share_of_codes(
     form: WeightForm, config: Mapping[str, Any], whole: Architecture, *, twelve_bit: bool
 ) -> WeightForm:
     """Return ``form`` of the matrices that are codes in the files; others have the dtype of the ``whole`` model."""
-    settings = config.get("quantization_config")
+    settings = _quantization(config)
     in_files = settings.get(CODED) if isinstance(settings, Mapping) else None
     if not isinstance(in_files, Coded) or not in_files.bits or form.bits >= 8 * ITEM_BYTES[whole.dtype]:
         return form

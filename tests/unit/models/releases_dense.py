@@ -363,6 +363,22 @@ DENSE_RELEASES: dict[str, Config] = {
         n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8, q_lora_rank=1536, qk_nope_head_dim=192,
         qk_rope_head_dim=64, rms_norm_eps=1e-05, rope_parameters={"rope_theta": 10_000.0, "rope_type": "default"},
         routed_scaling_factor=2.827, swiglu_limit=10.0, topk_group=1, v_head_dim=256),
+    "axk2": release(  # transformers' default, A.X-K2-Light
+        "axk2", (163_840, 2048, 5120, 48, 32, 32, 131_072), attention_bias=False, first_k_dense_replace=1,
+        gated_norm_rank=16, index_head_dim=128, index_n_heads=16, index_topk=2048, kv_lora_rank=128,
+        moe_intermediate_size=512, moe_layer_freq=1, n_group=None, n_routed_experts=128, n_shared_experts=1,
+        norm_topk_prob=True, num_experts_per_tok=8, q_lora_rank=384, qk_nope_head_dim=64, qk_rope_head_dim=32,
+        rms_norm_eps=1e-06, rope_parameters={"rope_theta": 10_000.0, "rope_type": "default"},
+        routed_scaling_factor=2.5, topk_group=None, v_head_dim=64),
+    "dots3_note": release(  # the text of dots3-note-prev, by transformers' defaults
+        "dots3_note_text", (152_064, 5120, 13_824, 46, 128, 128, 524_288), attention_bias=False,
+        first_k_dense_replace=1, index_head_dim=128, index_n_heads=64, index_topk=2048, kv_lora_rank=512,
+        moe_intermediate_size=1536, moe_layer_freq=[0] + [1] * 45, moe_shared_expert_intermediate_size=1536, n_group=1,
+        n_routed_experts=256, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8, q_lora_rank=1024,
+        qk_nope_head_dim=128, qk_rope_head_dim=64, rms_norm_eps=1e-05, rope_theta=80_000_000, sliding_window_size=512,
+        routed_scaling_factor=1.0, swa_rope_theta=50_000, topk_group=1, use_dsa=True, use_sliding_window=True,
+        v_head_dim=128, layer_types=[
+            "full_attention" if layer < 2 or layer % 4 == 1 else "sliding_attention" for layer in range(46)]),
     "falcon": release(  # falcon-7b-instruct
         "falcon", (65_024, 4544, 0, 32, 71, 0, 2048), alibi=False, bias=False, hidden_act="gelu",
         layer_norm_epsilon=1e-05, multi_query=True, new_decoder_architecture=False, parallel_attn=True,

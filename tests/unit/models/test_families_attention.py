@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.models.test_families import changed
 from weft.errors import CheckpointError, ConfigError
-from weft.families import read_architecture, read_spec
+from weft.families import name_here, read_architecture, read_spec
 from weft.families.architecture import MtpLayer
 from weft.families.mixers.attention import Attention, Index, KeyIndex, Rope
 from weft.families.mixers.combined import Again
@@ -29,6 +29,7 @@ from weft.families.more.zaya import ConvolvedAttention
 from weft.families.residuals import PLAIN, AttentionResiduals, NormedStream, Residual, Streams
 from weft.families.sharding import possible_tps, rank_architecture
 from weft.families.tensors import NormGate
+from weft.models.checkpoint_files import SKIPPED_PREFIXES
 from weft.planning.roofline import model_load
 from weft.planning.weights import count_weights, form_of
 
@@ -599,6 +600,7 @@ def test_kimi_k3_is_read_as_released_in_its_wrapper_and_where_it_is_silent() -> 
     wrapped = {"model_type": "kimi_k3", "vision_config": {"patch_size": 14},
                "text_config": KIMI_K3 | {"model_type": "kimi_linear"}}  # fmt: skip
     assert read_architecture(wrapped) == model
+    assert name_here(wrapped)("mm_projector.proj.weight").startswith(SKIPPED_PREFIXES)
     silent = changed(KIMI_K3, hidden_size=None, num_hidden_layers=None, rms_norm_eps=None, vocab_size=None)
     assert read_architecture(silent) == model
     # Kimi Linear has the same settings, and none by default.

@@ -14,8 +14,9 @@ from weft.families import name_here, read_architecture
 from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import LayerNorms, NormedEmbedding, Positions, Residual, Streams
+from weft.families.residuals import GatedNorms, LayerNorms, NormedEmbedding, Positions, Residual, Streams
 from weft.families.sharding import possible_tps
+from weft.families.tensors import NormGate
 
 
 def read(name: str, **changes: Any) -> Any:
@@ -129,6 +130,45 @@ def test_hy4_has_sinks_and_gates_and_streams_apart() -> None:
     assert larger.mixers[0].index.interleaved
     with pytest.raises(CheckpointError, match="rope_interleave is True"):
         read("hy_v4", rope_interleave=True)
+
+
+def test_axk2_gates_norms_and_takes_the_gates_of_attention_from_queries() -> None:
+    model = read("axk2")
+    mixer = model.mixers[0]
+    assert (mixer.query_gated, mixer.gate_width, mixer.index) == (True, 0, Index(16, 128, 1, 2048, "tokens"))
+    assert model.residual == GatedNorms(gate=NormGate(16, 1.0), feeds=(False, *[True] * 47))
+    gated = [name for name in ("layers.0.input_layernorm", "layers.0.post_attention_layernorm",
+                               "layers.1.post_attention_layernorm", "norm")
+             if "norm.into" in model.residual.norm_table(2048, name)]  # fmt: skip
+    assert gated == ["layers.0.input_layernorm", "layers.1.post_attention_layernorm"]
+    assert (model.feed_forwards[1].others_zero, model.feed_forwards[1].groups) == (True, 1)
+    assert read("axk2", n_group=8, topk_group=4).feed_forwards[1].groups_chosen == 4
+    with pytest.raises(CheckpointError, match="q_lora_rank is None"):
+        read("axk2", q_lora_rank=None)
+
+
+def test_layers_of_dots3_choose_tokens_or_have_windows_and_sizes_of_their_own() -> None:
+    model = read("dots3_note")
+    assert model.indexed == (0, *range(1, 46, 4))
+    chooses, window = model.mixers[1:3]
+    assert chooses.index == Index(64, 128, 1, 2048, "tokens", interleaved=True)
+    assert (chooses.heads, chooses.latent_dim, chooses.key_dim, chooses.window) == (128, 512, 192, None)
+    assert (window.heads, window.latent_dim, window.key_dim, window.window, window.index) == (64, 1024, 256, 512, None)
+    assert (chooses.rope, window.rope) == (Rope(8e7, 64), Rope(5e4, 64))
+    assert (chooses.query_factor, window.latent_factor) == (5**0.5, 5**0.5)
+    assert [type(feed) for feed in model.feed_forwards[:2]] == [Dense, Experts]
+    whole = read("dots3_note", use_dsa=False, use_sliding_window=False, layer_types=None)
+    assert {(mixer.index, mixer.window) for mixer in whole.mixers} == {(None, None)}
+    for change, said in (
+        ({"q_lora_rank": None}, "q_lora_rank is None"),
+        ({"index_head_dim": 32}, "index_head_dim is 32"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling is .* only None is served"),
+        ({"partial_rotary_factor": 0.5}, "qk_rope_head_dim 64 numbers turn"),
+        ({"per_layer_config": {"2": 3}}, "per_layer_config is .* the sizes of layers"),
+        ({"moe_layer_freq": [2.0] * 46}, "0 or 1 for each of the 46 layers"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            read("dots3_note", **change)
 
 
 def test_minimax_m3_chooses_blocks_for_each_kv_head_after_three_full_layers() -> None:

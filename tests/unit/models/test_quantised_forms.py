@@ -69,6 +69,7 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(form: str, tmp_path
             )
         ),
         ("gigachat3_5", "fp8"),
+        ("kimi_k3", "mxfp4"),
     ],
 )
 def test_experts_and_other_families_are_read_in_the_same_forms(source: str, form: str, tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ def kimi_as_released(tensors: Tensors) -> Tensors:
     }
 
 
+def k3_as_released(tensors: Tensors) -> Tensors:
+    """In a wrapper; queries of residuals in the spelling that mlx-lm reads too."""
+    named = ((re.sub(r"_res_(proj|norm)[.]weight", r"_res.\1_weight", name), tensors[name]) for name in tensors)
+    return {f"language_model.{name}": tensor for name, tensor in named}
+
+
 def olmo_as_released(tensors: Tensors) -> Tensors:
     """Convolutions as wide as q, k and v; norms of attention layers under their usual names."""
     out: Tensors = {}
@@ -159,6 +165,7 @@ def rwkv_as_first_released(tensors: Tensors) -> Tensors:
         ("rwkv7", rwkv_as_first_released, "model.layers.2.attn.x_x"),
         ("inkling", inkling_as_released, "model.llm.layers.1.attn.wq_du.weight"),
         ("kimi_linear", kimi_as_released, "model.layers.0.mlp.up_proj.weight"),
+        ("kimi_k3", k3_as_released, "language_model.model.layers.1.mlp_res.proj_weight"),
         ("olmo_hybrid", olmo_as_released, "model.layers.1.post_attention_layernorm.weight"),
     ],
 )

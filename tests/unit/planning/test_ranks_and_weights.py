@@ -180,6 +180,7 @@ def test_the_form_of_weights_is_read_from_config_json(quantization: object, name
     form = form_of({"quantization_config": quantization}, "bfloat16", None)
     assert (form.name, form.bits) == (name, bits)
     assert form_of({"quantization_config": quantization}, "bfloat16", "int4") is FORMS["int4"]
+    assert form_of({"text_config": {"quantization_config": quantization}}, "bfloat16", None) == form
 
 
 def test_floats_of_4_bits_are_counted_as_a_cpu_and_as_gpus_keep_them() -> None:

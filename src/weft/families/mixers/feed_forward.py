@@ -92,7 +92,8 @@ class Experts(BlockShape):
         hashed            tokens of a table that names the experts of each token; 0: scores choose (DeepSeek V4)
         choice_bias       a learned number per expert is added for the choice, and not to the weight
         groups            number of groups of experts; experts are chosen from the ``groups_chosen`` groups with the
-                          largest sum of their ``group_best`` best scores
+                          largest sum of their ``group_best`` best scores; ``others_zero``: the choice has 0 for the
+                          experts of other groups, which a negative score loses to (A.X K2)
         normalized        the weights of the chosen experts sum to 1; ``normalizer_eps`` is added to the sum
         scale             factor on the weights
         weighs_input      a weight multiplies the input of an expert, not the output (Llama 4)
@@ -128,6 +129,7 @@ class Experts(BlockShape):
     router_continues: bool = False
     shared_count: int = 0
     group_best: int = 2
+    others_zero: bool = False
     weighs_input: bool = False
     shared_factor: float = 1.0
     out_normed: bool = False

@@ -22,7 +22,9 @@ class LatentAttention(Mixer):
     ``reuses_choice``: those that the last layer with an index chose. ``norm_eps``
     and ``norm_gate``: epsilon and gate of the norms inside; ``query_factor`` and ``latent_factor``: factors on the
     outputs of these norms. ``interleaved``: positions turn pairs of neighbours, otherwise halves (MiniCPM 3).
-    ``sinks``: each head has a learned score that adds to the sum of the softmax (Hy4)."""
+    ``sinks``: each head has a learned score that adds to the sum of the softmax (Hy4). ``query_gated``: the gates are
+    rows of the projection of queries, which reads the bottleneck both normed and not (A.X K2). ``shared_normed``: the
+    shared key passes a norm before it turns; ``window``: a token sees itself and the ``window`` - 1 before (dots 3)."""
 
     reader = "weft.models.blocks.latent_attention:read_latent_attention"
     part = "attention"
@@ -46,6 +48,9 @@ class LatentAttention(Mixer):
     interleaved: bool = True
     reuses_choice: bool = False
     sinks: bool = False
+    query_gated: bool = False
+    shared_normed: bool = False
+    window: int | None = None
 
     @property
     def index_width(self) -> int:
@@ -67,12 +72,12 @@ class LatentAttention(Mixer):
         """Return the tensors. Gates have no bias. ``gate``: their name, by default one for each form."""
         rank, latent = self.query_rank, self.latent_dim
         into: tuple[tuple[str, Dim], ...] = (("kv_a_proj_with_mqa", latent + self.shared_dim),)
-        queries = Units(self.heads, self.key_dim)
+        queries = Units(self.heads, self.key_dim + self.value_dim * self.query_gated)
         if rank is None:
             table = product("query", hidden, ("q_proj", queries))
         else:
             table = (
-                product("query", rank, ("q_b_proj", queries))
+                product("query", rank * (1 + self.query_gated), ("q_b_proj", queries))
                 | norm_weight("query_norm", rank, "q_a_layernorm")
                 | norm_gate("query_norm", self.norm_gate, rank, "q_a_layernorm")
             )
@@ -83,6 +88,8 @@ class LatentAttention(Mixer):
             table["latent"] += (Tensor(gates, (Units(self.heads, self.gate_width), hidden)),)
         if self.sinks:
             table |= exact("sinks", dims=(Units(self.heads),))
+        if self.shared_normed:
+            table |= norm_weight("shared_norm", self.shared_dim, "k_rope_only_layernorm")
         return (
             table
             | norm_weight("latent_norm", latent, "kv_a_layernorm")

@@ -158,6 +158,7 @@ class ExpertsBlock:
             shape.groups_chosen,
             shape.group_best,
             shape.band,
+            shape.others_zero,
         )
 
     def __call__(

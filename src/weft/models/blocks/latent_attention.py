@@ -28,7 +28,7 @@ from weft.models.table_reader import TableReader
 from weft.models.weights import Order
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
-from weft.tensor.ops.chosen_blocks import attend_seen
+from weft.tensor.ops.chosen_blocks import attend_seen, within
 from weft.tensor.ops.elementwise import each, rotary
 from weft.tensor.ops.latent_attention import latent_attention, write_latents
 
@@ -52,6 +52,8 @@ class LatentAttentionBlock:
     """Index of chosen blocks, if ``shape.index``."""
     sinks: torch.Tensor | None = None
     """float32 [heads], if ``shape.sinks``."""
+    shared_norm: Norm | None = None
+    """Norm of the shared key, if ``shape.shared_normed``."""
     adapted: AdaptedBlock[LatentChange] | None = field(default=None, repr=False, compare=False)
     """Changes of ``keys_HOC`` and ``values_HVC`` by adapters."""
 
@@ -62,9 +64,12 @@ class LatentAttentionBlock:
         shape = self.shape
         bottleneck, latent_TC, shared_TS, gates_TG = self._projected(x_TD)
         asked_TR = x_TD if self.query_norm is None else self.query_norm(bottleneck)
-        q_TC = self.query(asked_TR)
-        q_THK = by_head(q_TC, shape.heads)
-        own_THO, shared_THS = torch.split(q_THK, [shape.own_dim, shape.shared_dim], dim=-1)
+        read_TR = torch.cat((asked_TR, bottleneck), dim=-1) if shape.query_gated else asked_TR
+        own_THO, shared_THS, gate_THV = torch.split(
+            by_head(self.query(read_TR), shape.heads),
+            [shape.own_dim, shape.shared_dim, shape.value_dim * shape.query_gated],
+            dim=-1,
+        )
         if cos_sin is not None:
             shared_THS, turned_T1S = rotary(shared_THS, shared_TS[:, None], *cos_sin)
             shared_TS = turned_T1S[:, 0]
@@ -75,6 +80,8 @@ class LatentAttentionBlock:
             # Powers of two: the row is divided by its scale, and queries and outputs are multiplied, exactly.
             q_THW, row_TW = q_THW * scale, row_TW / scale
         seen = chosen(self.index, x_TD, asked_TR, inputs, cache, cos_sin, reused=shape.reuses_choice)
+        if shape.window is not None:
+            seen = within(shape.window, inputs.runs)
         if seen is None and self.sinks is not None:
             seen = [None] * inputs.runs.run_count
         if seen is None:
@@ -95,8 +102,10 @@ class LatentAttentionBlock:
             o_THC = o_THC * scale
         o_THV = self._of_latents(inputs.asked_of(o_THC))
         if shape.gate_width:
+            gate_THV = by_head(gates_TG, shape.heads)
+        if shape.gate_width or shape.query_gated:
             # float32 until the one rounding, as in attention.
-            gate_THW = each(torch.sigmoid, by_head(inputs.asked_of(gates_TG), shape.heads).float())
+            gate_THW = each(torch.sigmoid, inputs.asked_of(gate_THV).float())
             o_THV = (o_THV.float() * gate_THW).to(x_TD.dtype)
         return self.out(o_THV.flatten(1))
 
@@ -116,11 +125,14 @@ class LatentAttentionBlock:
     def _projected(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the bottleneck of the queries, latents, shared keys, gates."""
         shape = self.shape
-        return torch.split(
+        bottleneck, latent_TC, shared_TS, gates_TG = torch.split(
             self.latent(x_TD),
             [shape.query_rank or 0, shape.latent_dim, shape.shared_dim, shape.heads * shape.gate_width],
             dim=-1,
         )
+        if self.shared_norm is not None:
+            shared_TS = self.shared_norm(shared_TS)
+        return bottleneck, latent_TC, shared_TS, gates_TG
 
     def _in_latents(self, own_THO: torch.Tensor) -> torch.Tensor:
         """Return queries [T, heads, own] as [T, heads, latent]."""
@@ -146,12 +158,13 @@ class LatentAttentionBlock:
         return o_THV
 
 
-def halves(rows: torch.Tensor, *, heads: int, own: int) -> torch.Tensor:
-    """Return ``rows`` [heads x rows, columns] with, in each head after the first ``own`` rows, those of even number
-    first.
+def halves(rows: torch.Tensor, *, heads: int, own: int, turned: int) -> torch.Tensor:
+    """Return ``rows`` [heads x rows, columns] with, among the ``turned`` rows of each head after the first ``own``,
+    those of even number first.
     """
-    rows_HRC = rows.view(heads, -1, rows.shape[-1])
-    return torch.cat((rows_HRC[:, :own], rows_HRC[:, own::2], rows_HRC[:, own + 1 :: 2]), dim=1).flatten(0, 1)
+    rows_HRC, end = rows.view(heads, -1, rows.shape[-1]), own + turned
+    parts = (rows_HRC[:, :own], rows_HRC[:, own:end:2], rows_HRC[:, own + 1 : end : 2], rows_HRC[:, end:])
+    return torch.cat(parts, dim=1).flatten(0, 1)
 
 
 def read_latent_attention(
@@ -180,15 +193,16 @@ def read_latent_attention(
     orders: dict[str, Order] = {}
     if shape.rope is not None and shape.interleaved:
         # DeepSeek pairs neighbours. Queries and keys are permuted alike, so the scores stay the same.
-        queries = partial(halves, heads=shape.heads, own=shape.own_dim)
+        turned = shape.shared_dim
+        queries = partial(halves, heads=shape.heads, own=shape.own_dim, turned=turned)
         orders = {
             "q_proj.weight": queries,
             "q_b_proj.weight": queries,
-            "kv_a_proj_with_mqa.weight": partial(halves, heads=1, own=shape.latent_dim),
+            "kv_a_proj_with_mqa.weight": partial(halves, heads=1, own=shape.latent_dim, turned=turned),
         }
         if bias is not None:
             before = (shape.query_rank or 0) + shape.latent_dim
-            bias = halves(bias[:, None], heads=1, own=before)[:, 0]
+            bias = halves(bias[:, None], heads=1, own=before, turned=turned)[:, 0]
     if bias is not None:
         bias = torch.nn.functional.pad(bias, (0, shape.heads * shape.gate_width))
     block = LatentAttentionBlock(
@@ -202,10 +216,20 @@ def read_latent_attention(
         query_norm=query_norm,
         index=None if shape.index is None else read_index(read, shape.index, name, shape.rope, shape.query_rank or 0),
         sinks=table.get("sinks"),
+        shared_norm=_shared_norm(shape, table),
     )
     full, (rows, columns) = table.declared(table.table["expansion"][0])
     read.source.note(full, block, rows, columns, kind="expansion")
     return block
+
+
+def _shared_norm(shape: LatentAttention, table: TableReader) -> Norm | None:
+    if not shape.shared_normed:
+        return None
+    norm = table.norm("shared_norm", shape.norm_eps)
+    if shape.interleaved:  # as the rows of the key are
+        norm.weight = halves(norm.weight[:, None], heads=1, own=0, turned=shape.shared_dim)[:, 0].contiguous()
+    return norm
 
 
 def _expansion(read: BlockReader, shape: LatentAttention, table: TableReader) -> tuple[torch.Tensor, torch.Tensor]:

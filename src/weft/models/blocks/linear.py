@@ -126,6 +126,16 @@ class LowRankGate:
 
 
 @dataclass(slots=True)
+class NormFactor:
+    """NormFactor on a norm's output, rounded apart from the norm."""
+
+    factor: float
+
+    def __call__(self, y: torch.Tensor) -> torch.Tensor:
+        return y * self.factor
+
+
+@dataclass(slots=True)
 class Norm:
     """RMS norm over the last dim, or over groups of ``group_size`` of it. ``plus_one``: the stored weight is
     the distance from 1 (Qwen3.5). ``gate``: of its output. ``centred``: the mean is subtracted first, and ``bias``
@@ -135,7 +145,7 @@ class Norm:
     eps: float
     plus_one: bool = False
     group_size: int | None = None
-    gate: LowRankGate | None = None
+    gate: LowRankGate | NormFactor | None = None
     centred: bool = False
     bias: torch.Tensor | None = None
 

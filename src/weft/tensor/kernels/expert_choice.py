@@ -127,7 +127,8 @@ def choose_experts(
     *,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
-    if not rule.by_logits(bias_E) and (rule.scoring != "sigmoid" or rule.group_best != 2):
+    served = rule.scoring == "sigmoid" and rule.group_best == 2 and not rule.others_zero
+    if not rule.by_logits(bias_E) and not served:
         return UNFIT
     scores_TE = dense_rows(scores_TE)
     tokens, experts = scores_TE.shape

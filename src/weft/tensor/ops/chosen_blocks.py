@@ -187,6 +187,30 @@ def _best(scores_LB: torch.Tensor, positions_L: torch.Tensor, context: int, shap
     return (seen_LS | (places_S >= whole_L1 * shape.block)) & (places_S <= positions_L[:, None])
 
 
+def within(window: int, runs: Runs) -> Seen | None:
+    """Return the last ``window`` tokens up to each token; None if they are all tokens before it."""
+    name = f"chosen_blocks.within.{window}"
+    if name not in runs.memo:
+        runs.memo[name] = _within(window, runs)
+    seen: Seen | None = runs.memo[name]
+    return seen
+
+
+def _within(window: int, runs: Runs) -> Seen | None:
+    contexts = [start + length for start, length in zip(runs.starts, runs.lengths, strict=True)]
+    if max(contexts, default=0) <= window:
+        return None
+    seen: Seen = []
+    for start, context in zip(runs.starts, contexts, strict=True):
+        if start == PAD or context <= window:
+            seen.append(None)
+            continue
+        places_S = torch.arange(context, device=runs.page_table_RP.device)
+        before_LS = places_S[start:, None] - places_S
+        seen.append((before_LS >= 0) & (before_LS < window))
+    return seen
+
+
 def attend_seen(
     q_THD: torch.Tensor,
     cache: LayerCache,

@@ -62,7 +62,7 @@ class ChoiceRule:
     "sparsemixer": an expert's weight is its share among the scores within ``band`` of it, those of better experts left
     out.
     With ``groups`` of experts, only the ``groups_chosen`` groups with the largest sum of their ``group_best`` best
-    scores take part.
+    scores take part. ``others_zero``: the experts of other groups take part with scores of 0.
     """
 
     per_token: int
@@ -74,6 +74,7 @@ class ChoiceRule:
     groups_chosen: int = 1
     group_best: int = 2
     band: float = 0.0
+    others_zero: bool = False
 
     def by_logits(self, bias_E: torch.Tensor | None) -> bool:
         """Return whether unchanged scores choose and weigh: a softmax without a bias and without groups."""
@@ -151,7 +152,7 @@ def _by_scores(
         out_TG = best_TG.topk(rule.groups - rule.groups_chosen, dim=-1, largest=False).indices
         # Excluded by -inf: with a negative bias, a choice of 0 could win over an expert of a chosen group.
         left = torch.zeros_like(best_TG, dtype=torch.bool).scatter_(1, out_TG, True)
-        choice_TE = choice_TGE.masked_fill(left[..., None], -torch.inf).flatten(1)
+        choice_TE = choice_TGE.masked_fill(left[..., None], 0.0 if rule.others_zero else -torch.inf).flatten(1)
     ids_TX = choice_TE.topk(rule.per_token, dim=-1).indices
     # The bias decides the choice and weighs nothing.
     return _weights(scores_TE.gather(1, ids_TX), rule), ids_TX
