@@ -341,8 +341,10 @@ class RequestStream:
     def next_events(self) -> list[TokenEvent]:
         """Return the waiting events, at most EVENTS_MAX. Raise the error of failed requests after the events that came
         before it; raise SlowClientError at once."""
-        if not self._events and self._error is not None:
-            raise self._error
+        if not self._events:
+            if self._error is not None:
+                raise self._error
+            return []
         events, self._events = self._events[:EVENTS_MAX], self._events[EVENTS_MAX:]
         if self._counted_events and self._unread is not None:
             counted = events[: self._counted_events]

@@ -21,7 +21,7 @@ tokens are emitted as they are (law L11). The pieces joined are the text of all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -151,7 +151,7 @@ SHOWN_TOKENS_MAX = 8
 
 class TextDecoder(Protocol):
     """A decoder of ids. If it has an attribute ``joins_bytes`` that is true, the bytes of a text are the joined bytes
-    of its tokens."""
+    of its tokens, and ``lone_text`` returns the text of a single one."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return text of ``ids``, as the tokenizer decodes them together."""
@@ -170,6 +170,11 @@ class ShowingDecoder:
             ids = [token for token in ids if token not in self._hidden]
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
+    def lone_text(self, token: int, skip_special_tokens: bool = True) -> str:
+        if skip_special_tokens and token in self._hidden:
+            return ""
+        return self._tokenizer.lone_text(token, skip_special_tokens=False)
+
 
 def showing(tokenizer: Tokenizer, ids: frozenset[int]) -> TextDecoder:
     """Return a decoder that leaves the special tokens ``ids`` in the text when it skips the others."""
@@ -185,6 +190,7 @@ class IncrementalDetokenizer:
         "_context",
         "_decoder",
         "_joins_bytes",
+        "_lone_text",
         "_piece_start",
         "_shown_chars",
         "_shown_tokens",
@@ -195,6 +201,7 @@ class IncrementalDetokenizer:
     def __init__(self, decoder: TextDecoder, *, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> None:
         self._decoder = decoder
         self._joins_bytes = bool(getattr(decoder, "joins_bytes", False))
+        self._lone_text: Callable[[int, bool], str] | None = getattr(decoder, "lone_text", None)
         self._skip = skip_special_tokens
         self._window: list[int] = []
         self._shown_tokens = 0
@@ -214,6 +221,13 @@ class IncrementalDetokenizer:
                 return together
         out: list[str] = []
         for token in ids:
+            if self._joins_bytes and self._lone_text is not None and len(self._window) == self._shown_tokens:
+                text = self._lone_text(token, self._skip)  # no bytes wait for those of this token
+                if HALF not in text:
+                    out.append(text)
+                    if self._window:
+                        self._restart([])
+                    continue
             self._window.append(token)
             text = self._decoder.decode(self._window, self._skip)
             broken = text.endswith(HALF)
@@ -323,12 +337,14 @@ class Choice:
             )
         if event.finish_reason == "error":
             raise EngineUnavailableError(event.error or "the engine failed")
-        self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        if event.cached_tokens > self.cached_tokens:
+            self.cached_tokens = event.cached_tokens
         self.lost_tokens = event.lost or self.lost_tokens
         self.recomputed_tokens = event.recomputed_tokens
         self.weight_version = event.weight_version
-        self.accepted_drafts = max(self.accepted_drafts, event.accepted_drafts)
-        self.rejected_drafts = max(self.rejected_drafts, event.rejected_drafts)
+        if event.accepted_drafts or event.rejected_drafts:
+            self.accepted_drafts = max(self.accepted_drafts, event.accepted_drafts)
+            self.rejected_drafts = max(self.rejected_drafts, event.rejected_drafts)
         self.pooled = event.pooled or self.pooled
         if event.prompt_logprobs:
             self.prompt_logprobs.extend(event.prompt_logprobs)

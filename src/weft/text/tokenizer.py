@@ -106,6 +106,8 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
         self.joins_bytes = kinds == {"ByteLevel"}
+        self._lone_texts: tuple[dict[int, str], dict[int, str]] = ({}, {})
+        """Texts of single ids with special tokens, and without."""
         self.digest = b""
         """Digest of the files that the tokenizer was loaded from."""
 
@@ -276,6 +278,14 @@ class Tokenizer:
         """Return the text of ``ids``. Bytes that are not UTF-8 become U+FFFD; ids above the vocabulary (padding rows of
         an embedding) have no text."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def lone_text(self, token: int, skip_special_tokens: bool = True) -> str:
+        """Return ``decode`` of a single id, and remember it: a text of each id of the vocabulary at most."""
+        texts = self._lone_texts[skip_special_tokens]
+        text = texts.get(token)
+        if text is None:
+            text = texts[token] = self.decode((token,), skip_special_tokens)
         return text
 
     @property

@@ -98,6 +98,19 @@ class Joined(Bytes):
     """As byte-level tokenizers: ids of one push may be decoded together."""
 
     joins_bytes = True
+    lone = 0
+
+    def lone_text(self, token: int, skip_special_tokens: bool) -> str:
+        self.lone += 1
+        return self.decode([token], skip_special_tokens)
+
+
+def test_an_id_whose_bytes_are_characters_is_looked_up_alone() -> None:
+    decoder, text = Joined(), "ab\u00e9c"
+    detokenizer = IncrementalDetokenizer(decoder)
+    assert [detokenizer.push([token]) for token in text.encode()] == ["a", "b", "", "\u00e9", "c"]
+    assert decoder.longest == 2, "the two bytes of a character, and no window of earlier ids"
+    assert decoder.lone == len(text.encode()) - 1, "not while bytes wait"
 
 
 def test_ids_that_are_pushed_together_give_the_text_of_ids_one_by_one() -> None:
