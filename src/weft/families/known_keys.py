@@ -65,6 +65,7 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "olmo_hybrid": ("linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max",
                     "linear_dt_min"),
     "kimi_linear": ("head_dim", "qk_head_dim"),
+    "alice_ai": ("intermediate_size",),  # of dense layers, which it has none of
     "gemma3": ("_sliding_window_pattern",),
     # A limit of weights in training.
     "gemma3n": ("altup_coef_clip",),
