@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.cli.main import main as weft
+from weft.memory.prefix_store import NewSnapshot
 from weft.memory.values import NodeId
 from weft.schedule.plan import StepPlan
 from weft.schedule.store_writes import StoreWrites
@@ -95,10 +96,10 @@ def watched(followed: Followed) -> list[tuple[Any, str, Callable[..., Any]]]:
             followed.computed(np.asarray(contents.tokens, np.int32)[: contents.position], writes._clock())
         add(writes, node)
 
-    def was_put(store: VirtualStore, salt: str | None, tokens: Any, position: int, *rest: Any, **more: Any) -> Any:
-        ticket = put(store, salt, tokens, position, *rest, **more)
+    def was_put(store: VirtualStore, snapshot: NewSnapshot) -> Any:
+        ticket = put(store, snapshot)
         if ticket is not None:
-            followed.put(np.asarray(tokens, np.int32)[:position], store._number)
+            followed.put(np.frombuffer(snapshot.tokens, np.int32), store._number)
         return ticket
 
     def was_evicted(*asked: Any) -> Any:

@@ -21,6 +21,7 @@ from weft.assemble import assembly, prefix_store
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.info import ModelInfo
+from weft.memory.prefix_store import NewSnapshot
 from weft.ranks.peers import Peers
 from weft.request import Request, SamplingParams
 from weft.runner import reserve
@@ -119,14 +120,14 @@ def _watch_store(card: Card, engine: Started) -> None:
         return
     put = tier.store.put
 
-    def watched(salt: Any, tokens: Any, position: int, kv: Any, state: Any, **rest: Any) -> Any:
-        engine.puts.append(position)
-        for one in [*(piece.payload for piece in kv), state]:
+    def watched(snapshot: NewSnapshot) -> Any:
+        engine.puts.append(snapshot.position)
+        for one in snapshot.payloads:
             bytes_of = np.frombuffer(one, np.uint8)
             card.host_touches(
                 (bytes_of.ctypes.data, bytes_of.ctypes.data + bytes_of.nbytes), writes=False, where="the store's thread"
             )
-        return put(salt, tokens, position, kv, state, **rest)
+        return put(snapshot)
 
     tier.store.put = watched  # type: ignore[method-assign]
 

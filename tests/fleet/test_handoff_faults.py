@@ -19,7 +19,7 @@ from tests.support.child_path import child_path
 from tests.support.stranger import taken_of_a_stranger
 from weft.errors import ConfigError
 from weft.handoff import parse_roles, partner_missing
-from weft.memory.prefix_store import KvPiece, StagingBuffers
+from weft.memory.prefix_store import KvPiece, NewSnapshot, StagingBuffers
 from weft.rpc.link import FRAME_BYTES_MAX
 from weft.rpc.messages import PeerKeys
 from weft.rpc.peer_link import PeerLink
@@ -68,7 +68,7 @@ class End:
         assert self.store.wants(salt or None, tokens)
         kv = KvPiece(offer.start, position, memoryview(kv_bytes(offer.start, position)))
         state = memoryview(state_bytes(position))
-        return self.store.put(salt or None, tokens, position, [kv], state, exact=True) is not None
+        return self.store.put(NewSnapshot.of(salt or None, tokens, [kv], state, exact=True)) is not None
 
     def ended(self) -> list[tuple[str, str]]:
         """Orders that end within a while."""

@@ -30,7 +30,9 @@ TOLERANCE = 1e-5
 
 def distance(family: str, size: int) -> float:
     expected = logits_of([load_model(checkpoint(family))])
-    gap = (logits_of(load_ranks(checkpoint(family), size, by_expert=True)) - expected).abs().max()
+    ranks = load_ranks(checkpoint(family), size, by_expert=True)
+    gap = (logits_of(ranks) - expected).abs().max()
+    assert all(sum(rank.model.expert_choices()) for rank in ranks), "choices are counted"
     return float(gap / expected.abs().max())
 
 
@@ -39,6 +41,7 @@ def distance(family: str, size: int) -> float:
     [
         ("granite_moe", 4),
         ("kimi_linear", 4),
+        ("kimi_k3", 2),
         ("nemotron_h_latent", 2),
         ("qwen3_moe", 4),
         ("lfm2_moe", 4),

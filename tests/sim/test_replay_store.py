@@ -11,7 +11,7 @@ import pytest
 from tests.support.synthetic import Library, document_traffic
 from weft.costs.step import StepCost
 from weft.memory.frames.plan import ArenaPlan, plan_arena
-from weft.memory.prefix_store import KvPiece, StagingBuffers
+from weft.memory.prefix_store import KvPiece, NewSnapshot, StagingBuffers
 from weft.planning.geometries import find_geometry
 from weft.planning.model_plan import PlanOptions, make_plan
 from weft.schedule.reuse import Reuse
@@ -133,7 +133,7 @@ class Clock:
 def put(disk: VirtualStore, tokens: list[int], nbytes: int) -> None:
     whole = len(tokens)
     pieces = [KvPiece(start, min(whole, start + 256), memoryview(bytes(nbytes))) for start in range(0, whole, 256)]
-    assert disk.put(None, tokens, whole, pieces, memoryview(bytes(nbytes)), exact=True, seconds=1.0)
+    assert disk.put(NewSnapshot.of(None, tokens, pieces, memoryview(bytes(nbytes)), exact=True, seconds=1.0))
 
 
 def test_reads_queue_and_a_write_waits_for_them() -> None:

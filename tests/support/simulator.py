@@ -245,7 +245,8 @@ class Simulation:
         if number % _REPLAN_EVERY_STEPS == 0 and self.core.failure is None:
             dropped = self.core.scheduler.plan(verifies=not self.flights.any)
             self._planned = None if dropped is None else plan_bytes(dropped)
-            if self.tier is not None:  # the step reads events of the store before it plans
+            settles = self.flights.any and (self.core.scheduler.drafter is not None or self.core.parts.flush.due)
+            if self.tier is not None or settles:  # the step reads events of the store, or may settle, before it plans
                 again = self.core.scheduler.plan(verifies=not self.flights.any)
                 assert self._planned == (None if again is None else plan_bytes(again)), "planning changed it"
                 self._planned = None

@@ -65,6 +65,7 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "olmo_hybrid": ("linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max",
                     "linear_dt_min"),
     "kimi_linear": ("head_dim", "qk_head_dim"),
+    "alice_ai": ("intermediate_size",),  # of dense layers, which it has none of
     "gemma3": ("_sliding_window_pattern",),
     # A limit of weights in training.
     "gemma3n": ("altup_coef_clip",),
@@ -84,6 +85,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     # layer_types has the same content.
     "afmoe": ("global_attn_every_n_layers",),
     "cohere2_moe": ("sliding_window_pattern",),
+    # Setting of a head that is not the one for next tokens.
+    "cohere2": ("pooling",),
     "dots1": ("max_window_layers",),
     "exaone4": ("sliding_window_pattern",),
     # Whether a sum is in float32: it is rounded alike.

@@ -4,7 +4,7 @@
     tokens --match--> StoredPrefix   memory only
     tokens --offer--> PutOffer       memory only
     fetch(StagingBuffers) -- Ticket --> queue of reads  --> read, verify, compare tokens --.
-    put(KvPiece, state) ---- Ticket --> queue of writes --> records, tokens, ledger line --|
+    put(NewSnapshot) ------- Ticket --> queue of writes --> records, tokens, ledger line --|
     poll <------------------------------- StoreEvent("fetched", "written", ...) -----------'
 
     load    store's thread writes a buffer --> a step copies it into pages and a slot --> freed
@@ -28,7 +28,7 @@ full), L10 (``match`` compares hashes; the fetch compares the tokens themselves 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal, NamedTuple, NewType, Protocol
 
@@ -170,6 +170,58 @@ class KvPiece:
     form: int = 0
 
 
+def token_bytes(tokens: PrefixTokens) -> bytes:
+    """Return tokens as bytes, little-endian uint32."""
+    return np.asarray(tokens, dtype="<u4").tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class NewSnapshot:
+    """A snapshot to store: the state after ``tokens`` (``token_bytes``). ``kv`` covers [offer.start, ``position``)
+    without gaps. Payloads are bytes. ``seconds``: seconds that a hit saves; eviction ranks by it. ``state_form``: as
+    the form of a ``KvPiece``."""
+
+    salt: str | None
+    tokens: bytes = field(repr=False)
+    kv: tuple[KvPiece, ...]
+    state: memoryview
+    exact: bool
+    seconds: float = 0.0
+    state_form: int = EXACT_FORM
+
+    @staticmethod
+    def of(
+        salt: str | None,
+        tokens: PrefixTokens,
+        kv: Sequence[KvPiece],
+        state: memoryview,
+        *,
+        exact: bool,
+        seconds: float = 0.0,
+        state_form: int = EXACT_FORM,
+    ) -> NewSnapshot:
+        """Return the snapshot after ``tokens``, of payloads in any dtype."""
+        pieces = tuple(replace(piece, payload=piece.payload.cast("B")) for piece in kv)
+        return NewSnapshot(salt, token_bytes(tokens), pieces, state.cast("B"), exact, seconds, state_form)
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens) // 4
+
+    @property
+    def start(self) -> int:
+        """Position at which its KV begins."""
+        return self.kv[0].start if self.kv else self.position
+
+    @property
+    def payloads(self) -> list[memoryview]:
+        return [*(piece.payload for piece in self.kv), self.state]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(payload) for payload in self.payloads)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreEvent:
     """The end of a ticket. Its buffers belong to the engine again.
@@ -201,20 +253,8 @@ class Store(Protocol):
     def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         """Return the KV that a put of this snapshot needs; None if it is stored or would be refused."""
 
-    def put(
-        self,
-        salt: str | None,
-        tokens: PrefixTokens,
-        position: int,
-        kv: Sequence[KvPiece],
-        state: memoryview,
-        *,
-        exact: bool,
-        seconds: float = 0.0,
-        state_form: int = 0,
-    ) -> Ticket | None:
-        """Store a snapshot. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: seconds that a hit
-        saves; eviction ranks by it. None: refused and counted."""
+    def put(self, snapshot: NewSnapshot) -> Ticket | None:
+        """Store ``snapshot``. None: refused and counted."""
 
     def clear(self) -> None:
         """Forget every record of this namespace, those that are being written too. A store that cannot be

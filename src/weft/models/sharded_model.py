@@ -51,8 +51,10 @@ class RankedModel(CausalModel):
     def expert_choices(self) -> list[int]:
         """Return the counts by the number of the expert, over all layers that count; empty if none does."""
         feeds = [layer.feed_forward for layer in self.layers]
-        blocks = [feed.block if isinstance(feed, Summed) else getattr(feed, "experts", None) for feed in feeds]
-        counts = [block.choices for block in blocks if isinstance(block, ExpertsBlock) and block.choices is not None]
+        parts = [feed.block if isinstance(feed, Summed) else feed for feed in feeds]
+        blocks = [getattr(part, "experts", part) for part in parts]
+        of_blocks = {id(block): block.choices for block in blocks if isinstance(block, ExpertsBlock)}
+        counts = [count for count in of_blocks.values() if count is not None]
         longest = max((len(count) for count in counts), default=0)
         total = torch.zeros(longest, dtype=torch.int64)
         for count in counts:

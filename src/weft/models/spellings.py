@@ -105,12 +105,12 @@ class NormedFeed:
 class BankedFeed:
     """Routed experts that several layers use, and the layer's own shared expert."""
 
-    bank: ExpertsBlock
+    experts: ExpertsBlock
     shared: SwiGlu
     gate: Linear
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
-        return add_gated(self.bank(x_TD, positions_T), self.shared(x_TD), self.gate(x_TD))
+        return add_gated(self.experts(x_TD, positions_T), self.shared(x_TD), self.gate(x_TD))
 
 
 def banked_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:

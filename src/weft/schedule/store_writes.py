@@ -47,6 +47,7 @@ from weft.memory.prefix_store import (
     INT8_STATE,
     RECORD_TOKENS_MAX,
     KvPiece,
+    NewSnapshot,
     Orders,
     Store,
     StoreEvent,
@@ -424,14 +425,15 @@ class StoreWrites:
         if contents.slot == COMPRESSED:
             state, form = buffer.pages_PB[job.kv_rows :].reshape(-1), INT8_STATE
         ticket = self._store.put(
-            contents.salt or None,
-            contents.tokens,
-            contents.position,
-            self._pieces(job),
-            state.data,
-            exact=contents.exact,
-            seconds=job.saved_s,
-            state_form=form,
+            NewSnapshot.of(
+                contents.salt or None,
+                contents.tokens[: contents.position],
+                self._pieces(job),
+                state.data,
+                exact=contents.exact,
+                seconds=job.saved_s,
+                state_form=form,
+            )
         )
         if ticket is None:
             self._buffers.free(job.buffer)

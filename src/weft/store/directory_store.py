@@ -16,23 +16,24 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from weft.memory.prefix_store import (
     STORED_PAGE_TOKENS,
     DropReason,
-    KvPiece,
+    NewSnapshot,
     PrefixTokens,
     PutOffer,
     StagingBuffers,
     StoredPrefix,
     StoreEvent,
     Ticket,
+    token_bytes,
 )
 from weft.memory.usage import StoreStats
 from weft.store.identity import NamespaceIdentity
 from weft.store.index import entries_of, is_current, prefix_of, reads_of
-from weft.store.ledger import root_chain, token_bytes
+from weft.store.ledger import root_chain
 from weft.store.opening import OpenDirectory, StoreOptions, salt_key
 from weft.store.reading import FetchThreads, RecordFetch
 from weft.store.records import StoreRecords, free_bytes
@@ -137,41 +138,19 @@ class DirectoryStore:
             return None
         return self.records.index.offer(root[1], token_bytes(tokens[:position]), exact=exact)
 
-    def put(
-        self,
-        salt: str | None,
-        tokens: PrefixTokens,
-        position: int,
-        kv: Sequence[KvPiece],
-        state: memoryview,
-        *,
-        exact: bool,
-        seconds: float = 0.0,
-        state_form: int = 0,
-    ) -> Ticket | None:
+    def put(self, snapshot: NewSnapshot) -> Ticket | None:
         self.records.counters.puts += 1
-        root = self.root(salt)
+        root = self.root(snapshot.salt)
         if self._writer is None or root is None:
             return self._refusal("read_only")
-        content = token_bytes(tokens[:position])
-        base = self.records.index.base(root[1], content, kv[0].start if kv else position, exact=exact)
+        base = self.records.index.base(root[1], snapshot.tokens, snapshot.start, exact=snapshot.exact)
         if base is None:
             return self._refusal("parent")
-        request = put_request(
-            base,
-            content,
-            kv,
-            state,
-            exact=exact,
-            seconds=seconds,
-            state_form=state_form,
-            namespace=self._namespace,
-            salt=root[0],
-        )
-        sizes = [self.records.index.stored_size(len(payload)) for payload in request.payloads]
+        request = put_request(base, snapshot, namespace=self._namespace, salt=root[0])
+        sizes = [self.records.index.stored_size(len(payload)) for payload in snapshot.payloads]
         if not self.records.space.fits_ever(max(sizes)) or max(sizes) >= 1 << 32:
             return self._refusal("too_large")
-        if request.nbytes > self._writer.room_bytes:
+        if snapshot.nbytes > self._writer.room_bytes:
             return self._refusal("queue_full")
         if self.upkeep.measurements != self._measurements:
             self._measurements = self.upkeep.measurements
@@ -185,7 +164,7 @@ class DirectoryStore:
         ticket = self._new_ticket()
         c = self.records.index.c
         needs = frozenset(c["number"].item(entry) for entry in base.entries if not c["durable"][entry])
-        self._writer.submit(PutJob(ticket, records, needs, tuple(placed[1]), request.nbytes))
+        self._writer.submit(PutJob(ticket, records, needs, tuple(placed[1]), snapshot.nbytes))
         self.records.make_room(sum(blocks_for(size) for size in sizes), forced=False)
         return ticket
 

@@ -26,9 +26,17 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from weft.memory.prefix_store import STORED_PAGE_TOKENS, PrefixTokens, StagingBuffers, StoredPrefix, StoredSpan, Uint8s
+from weft.memory.prefix_store import (
+    STORED_PAGE_TOKENS,
+    PrefixTokens,
+    StagingBuffers,
+    StoredPrefix,
+    StoredSpan,
+    Uint8s,
+    token_bytes,
+)
 from weft.store.index import places_of
-from weft.store.ledger import payload_checksum, token_bytes
+from weft.store.ledger import payload_checksum
 
 EXPIRES_S = 60.0
 """Seconds after which an arrival that no request has loaded is dropped."""

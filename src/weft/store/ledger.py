@@ -117,11 +117,6 @@ def with_hashes(rows: LedgerRows) -> bytes:
     return rows.tobytes()
 
 
-def token_bytes(tokens: Any) -> bytes:
-    """Return tokens as bytes, little-endian uint32."""
-    return np.asarray(tokens, dtype="<u4").tobytes()
-
-
 def root_chain(namespace: bytes, salt: bytes) -> int:
     return xxh3_64_intdigest(namespace + salt)
 

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +29,7 @@ from weft.memory.prefix_store import (
     PACKED,
     STORED_PAGE_TOKENS,
     KvPiece,
+    NewSnapshot,
     PrefixTokens,
     PutOffer,
     StagingBuffers,
@@ -36,10 +37,10 @@ from weft.memory.prefix_store import (
     StoredPrefix,
     StoreEvent,
     Ticket,
+    token_bytes,
 )
 from weft.memory.usage import StoreStats
 from weft.store.index import places_of
-from weft.store.ledger import token_bytes
 from weft.store.packing import CHUNK_BYTES, HEADER_BYTES, PackingError, join_parts, pack_part, unpack
 from weft.units import ceil_div
 
@@ -58,17 +59,10 @@ def threads_for(cpus: int | None) -> int:
 
 @dataclass(slots=True)
 class _Put:
-    """A put that is being packed. ``payloads``: of its records. ``parts``: the packed parts of each, None until
-    done."""
+    """A put that is being packed. ``parts``: the packed parts of each record, None until done."""
 
     ticket: Ticket
-    salt: str | None
-    tokens: bytes
-    kv: list[KvPiece]
-    state: memoryview
-    state_form: int
-    exact: bool
-    seconds: float
+    snapshot: NewSnapshot
     left: int = 0
     parts: list[list[bytes | None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,14 +70,6 @@ class _Put:
     """Whether the store was cleared while the put was packed."""
     packed: list[bytes | None] | None = None
     """Packed form by record, once all are done; None for a record that did not shrink."""
-
-    @property
-    def payloads(self) -> list[memoryview]:
-        return [*(piece.payload for piece in self.kv), self.state]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(map(len, self.payloads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,56 +216,40 @@ class PackedStore:
         if offer is None or not self._puts:
             return offer
         content = token_bytes(tokens[:position])
-        for put in self._puts:
-            if put.salt != salt or (exact and not put.exact):
+        for earlier in (put.snapshot for put in self._puts):
+            if earlier.salt != salt or (exact and not earlier.exact):
                 continue
-            if put.tokens == content:
+            if earlier.tokens == content:
                 return None
             ends = [
-                piece.end for piece in put.kv if piece.end % STORED_PAGE_TOKENS == 0 or 4 * piece.end == len(content)
+                piece.end
+                for piece in earlier.kv
+                if piece.end % STORED_PAGE_TOKENS == 0 or 4 * piece.end == len(content)
             ]
             covered = max(
-                (end for end in ends if offer.start < end <= position and put.tokens[: 4 * end] == content[: 4 * end]),
+                (
+                    end
+                    for end in ends
+                    if offer.start < end <= position and earlier.tokens[: 4 * end] == content[: 4 * end]
+                ),
                 default=offer.start,
             )
-            above = len(put.tokens) // 4 if content.startswith(put.tokens) else 0
+            above = earlier.position if content.startswith(earlier.tokens) else 0
             offer = PutOffer(covered, position, max(offer.above, above))
         return offer
 
-    def put(
-        self,
-        salt: str | None,
-        tokens: PrefixTokens,
-        position: int,
-        kv: Sequence[KvPiece],
-        state: memoryview,
-        *,
-        exact: bool,
-        seconds: float = 0.0,
-        state_form: int = 0,
-    ) -> Ticket | None:
+    def put(self, snapshot: NewSnapshot) -> Ticket | None:
         self._ticket += 1
-        put = _Put(
-            Ticket(self._ticket),
-            salt,
-            token_bytes(tokens[:position]),
-            [KvPiece(source.start, source.end, source.payload.cast("B"), source.form) for source in kv],
-            state.cast("B"),
-            state_form,
-            exact,
-            seconds,
-        )
-        forms = [*(piece.form for piece in put.kv), state_form]
+        put = _Put(Ticket(self._ticket), snapshot)
+        forms = [*(piece.form for piece in snapshot.kv), snapshot.state_form]
         if not self._puts and not (self._packs and EXACT_FORM in forms):
-            return self.store.put(
-                salt, tokens, position, kv, state, exact=exact, seconds=seconds, state_form=state_form
-            )
-        if self._waiting_bytes + put.nbytes > self._queue_bytes:
+            return self.store.put(snapshot)
+        if self._waiting_bytes + snapshot.nbytes > self._queue_bytes:
             return None
-        self._waiting_bytes += put.nbytes
+        self._waiting_bytes += snapshot.nbytes
         self._puts.append(put)
         tasks = []
-        for record, (payload, form) in enumerate(zip(put.payloads, forms, strict=True)):
+        for record, (payload, form) in enumerate(zip(snapshot.payloads, forms, strict=True)):
             packs = self._packs and form == EXACT_FORM
             parts = range(0, len(payload), PART_BYTES) if packs else range(0)
             put.parts.append([None] * len(parts))
@@ -294,27 +264,20 @@ class PackedStore:
     def _put_packed(self, put: _Put) -> StoreEvent | None:
         """Put ``put``, whose records are all packed. Return an event if the store refuses it."""
         assert put.packed is not None
-        self._waiting_bytes -= put.nbytes
+        snapshot = put.snapshot
+        self._waiting_bytes -= snapshot.nbytes
         if put.is_dropped:
             return StoreEvent(put.ticket, "dropped", "flushed")
-        pieces = [
+        kv = tuple(
             piece if packed is None else KvPiece(piece.start, piece.end, memoryview(packed), PACKED)
-            for piece, packed in zip(put.kv, put.packed[:-1], strict=True)
-        ]
-        last = put.packed[-1]
-        state, form = (put.state, put.state_form) if last is None else (memoryview(last), PACKED)
-        ticket = self.store.put(
-            put.salt,
-            np.frombuffer(put.tokens, "<u4").astype(np.int32),
-            len(put.tokens) // 4,
-            pieces,
-            state,
-            exact=put.exact,
-            seconds=put.seconds,
-            state_form=form,
+            for piece, packed in zip(snapshot.kv, put.packed[:-1], strict=True)
         )
-        self.raw_bytes += put.nbytes
-        self.packed_bytes += sum(len(piece.payload) for piece in pieces) + len(state)
+        last = put.packed[-1]
+        state, form = (snapshot.state, snapshot.state_form) if last is None else (memoryview(last), PACKED)
+        stored = replace(snapshot, kv=kv, state=state, state_form=form)
+        ticket = self.store.put(stored)
+        self.raw_bytes += snapshot.nbytes
+        self.packed_bytes += stored.nbytes
         if ticket is None:
             return StoreEvent(put.ticket, "dropped", "refused")
         self._outer[ticket] = put.ticket
@@ -384,7 +347,7 @@ def _pack(put: _Put, record: int, number: int, part: memoryview) -> None:
         if put.left:
             return
     joined: list[bytes | None] = []
-    for payload, parts in zip(put.payloads, put.parts, strict=True):
+    for payload, parts in zip(put.snapshot.payloads, put.parts, strict=True):
         joined.append(_joined(payload, [part for part in parts if part is not None], len(parts)))
     put.packed = joined
 

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from weft.handoff import LINK_BYTES_S, LINK_LATENCY_S, LinkStats
 from weft.memory.prefix_store import (
     STORED_PAGE_TOKENS,
-    KvPiece,
+    NewSnapshot,
     PrefixTokens,
     PutOffer,
     StagingBuffers,
@@ -41,10 +41,10 @@ from weft.memory.prefix_store import (
     StoredPrefix,
     StoreEvent,
     Ticket,
+    token_bytes,
 )
 from weft.memory.usage import StoreStats
 from weft.store.inbox import Inbox, Parcel, parcel_of
-from weft.store.ledger import token_bytes
 
 Int32s = npt.NDArray[np.int32]
 ORDERS_MAX = 4096
@@ -116,18 +116,7 @@ class NoStore:
     def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         return None
 
-    def put(
-        self,
-        salt: str | None,
-        tokens: PrefixTokens,
-        position: int,
-        kv: Sequence[KvPiece],
-        state: memoryview,
-        *,
-        exact: bool,
-        seconds: float = 0.0,
-        state_form: int = 0,
-    ) -> Ticket | None:
+    def put(self, snapshot: NewSnapshot) -> Ticket | None:
         return None
 
     def clear(self) -> None:
@@ -297,32 +286,26 @@ class PeerStore:
             return self.store.offer(salt, tokens, position, exact=exact)
         return PutOffer(order.sent - order.sent % STORED_PAGE_TOKENS, position, order.sent)
 
-    def put(
-        self,
-        salt: str | None,
-        tokens: PrefixTokens,
-        position: int,
-        kv: Sequence[KvPiece],
-        state: memoryview,
-        *,
-        exact: bool,
-        seconds: float = 0.0,
-        state_form: int = 0,
-    ) -> Ticket | None:
-        order = self._wanting(salt, tokens[:position])
-        if order is None or order.failed or not kv or kv[0].start > order.sent:
-            ticket = self.store.put(
-                salt, tokens, position, kv, state, exact=exact, seconds=seconds, state_form=state_form
-            )
+    def put(self, snapshot: NewSnapshot) -> Ticket | None:
+        position = snapshot.position
+        order = self._wanting(snapshot.salt, np.frombuffer(snapshot.tokens, np.int32))
+        if order is None or order.failed or not snapshot.kv or snapshot.start > order.sent:
+            ticket = self.store.put(snapshot)
             if order is not None and order.failed and ticket is not None:
                 order.in_flight, order.sent = order.in_flight + 1, position
                 self._stored[ticket] = order
             return ticket
         assert self.wire is not None
-        pieces = [(piece.start, piece.end, piece.form, piece.payload.cast("B")) for piece in kv]
-        pieces.append((position, position, state_form, state.cast("B")))
+        pieces = [(piece.start, piece.end, piece.form, piece.payload) for piece in snapshot.kv]
+        pieces.append((position, position, snapshot.state_form, snapshot.state))
         parcel = parcel_of(
-            self.namespace, order.request_id, salt, token_bytes(tokens[:position]), kv[0].start, pieces, exact=exact
+            self.namespace,
+            order.request_id,
+            snapshot.salt,
+            snapshot.tokens,
+            snapshot.start,
+            pieces,
+            exact=snapshot.exact,
         )
         ticket = Ticket(next(self._tickets))
         self._sends[ticket] = order, parcel.nbytes

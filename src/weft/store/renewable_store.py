@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from weft.memory.prefix_store import (
-    KvPiece,
+    NewSnapshot,
     PrefixTokens,
     PutOffer,
     StagingBuffers,
@@ -62,19 +62,8 @@ class RenewableStore:
     def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         return self.below.offer(salt, tokens, position, exact=exact)
 
-    def put(
-        self,
-        salt: str | None,
-        tokens: PrefixTokens,
-        position: int,
-        kv: Sequence[KvPiece],
-        state: memoryview,
-        *,
-        exact: bool,
-        seconds: float = 0.0,
-        state_form: int = 0,
-    ) -> Ticket | None:
-        ticket = self.below.put(salt, tokens, position, kv, state, exact=exact, seconds=seconds, state_form=state_form)
+    def put(self, snapshot: NewSnapshot) -> Ticket | None:
+        ticket = self.below.put(snapshot)
         return None if ticket is None else self._numbered(ticket)
 
     def clear(self) -> None:

@@ -23,14 +23,23 @@ import json
 import queue
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from weft.errors import ConfigError
-from weft.memory.prefix_store import KvPiece, PrefixTokens, PutOffer, StagingBuffers, StoredPrefix, StoreEvent, Ticket
+from weft.memory.prefix_store import (
+    KvPiece,
+    NewSnapshot,
+    PrefixTokens,
+    PutOffer,
+    StagingBuffers,
+    StoredPrefix,
+    StoreEvent,
+    Ticket,
+    token_bytes,
+)
 from weft.memory.usage import StoreStats
 from weft.store.bucket import Bucket, record_key
 from weft.store.directory_store import FINAL_WRITES_S, DirectoryStore
@@ -38,7 +47,7 @@ from weft.store.disk import OsDisk
 from weft.store.eviction import subtree
 from weft.store.identity import NAMESPACES_FOLDER, NamespaceIdentity
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex, is_current, places_of, prefix_of, reads_of
-from weft.store.ledger import SNAPSHOT, token_bytes
+from weft.store.ledger import SNAPSHOT
 from weft.store.location import is_bucket
 from weft.store.opening import PARAM, StoreOptions, open_directory, write_namespace
 from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
@@ -141,21 +150,10 @@ class TieredStore:
     def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         return self.local.offer(salt, tokens, position, exact=exact)
 
-    def put(
-        self,
-        salt: str | None,
-        tokens: PrefixTokens,
-        position: int,
-        kv: Sequence[KvPiece],
-        state: memoryview,
-        *,
-        exact: bool,
-        seconds: float = 0.0,
-        state_form: int = 0,
-    ) -> Ticket | None:
-        ticket = self.local.put(salt, tokens, position, kv, state, exact=exact, seconds=seconds, state_form=state_form)
+    def put(self, snapshot: NewSnapshot) -> Ticket | None:
+        ticket = self.local.put(snapshot)
         if ticket is not None:
-            self._puts[ticket] = (salt, token_bytes(tokens[:position]), exact)
+            self._puts[ticket] = (snapshot.salt, snapshot.tokens, snapshot.exact)
         return ticket
 
     def clear(self) -> None:
@@ -251,21 +249,22 @@ class TieredStore:
         if offer is None or offer.start < fetch.start:
             return
         kv = memoryview(bytes(fetch.into.kv))
-        pieces = [
+        pieces = tuple(
             KvPiece(span.start, span.end, kv[offset : offset + length], span.form)
             for span, offset, length in places_of(prefix, fetch.start, fetch.into.page_bytes)
             if span.start >= offer.start
-        ]
+        )
         if (pieces[0].start if pieces else prefix.position) != offer.start:
             return
         ticket = self.local.put(
-            salt,
-            tokens,
-            prefix.position,
-            pieces,
-            memoryview(bytes(fetch.into.state[: prefix.state_bytes])),
-            exact=prefix.exact,
-            state_form=prefix.state_form,
+            NewSnapshot(
+                salt,
+                prefix.tokens,
+                pieces,
+                memoryview(bytes(fetch.into.state[: prefix.state_bytes])),
+                prefix.exact,
+                state_form=prefix.state_form,
+            )
         )
         if ticket is not None:
             self._copies.add(ticket)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from weft.memory.prefix_store import RECORD_TOKENS_MAX, STORED_PAGE_TOKENS, DropReason, KvPiece, Ticket
+from weft.memory.prefix_store import RECORD_TOKENS_MAX, STORED_PAGE_TOKENS, DropReason, NewSnapshot, Ticket
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex
 from weft.store.ledger import (
     INEXACT,
@@ -338,58 +338,32 @@ def _full_or_broken(error: OSError) -> DropReason:
 
 @dataclass(frozen=True, slots=True)
 class PutRequest:
-    """A put, checked. ``base``: the stored KV that the pieces continue. ``tokens``: uint32 bytes of all tokens of the
-    prefix."""
+    """A put, checked. ``base``: the stored KV that ``snapshot`` continues. ``salt``: the key of its salt."""
 
     base: KvChain
-    tokens: bytes
-    pieces: tuple[KvPiece, ...]
-    state: memoryview
-    exact: bool
-    seconds: float
-    state_form: int
+    snapshot: NewSnapshot
     namespace: bytes
     salt: bytes
 
-    @property
-    def payloads(self) -> list[memoryview]:
-        return [*(piece.payload for piece in self.pieces), self.state]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(len(payload) for payload in self.payloads)
-
-
-def put_request(
-    base: KvChain,
-    tokens: bytes,
-    kv: Sequence[KvPiece],
-    state: memoryview,
-    *,
-    exact: bool,
-    seconds: float,
-    state_form: int,
-    namespace: bytes,
-    salt: bytes,
-) -> PutRequest:
+def put_request(base: KvChain, snapshot: NewSnapshot, *, namespace: bytes, salt: bytes) -> PutRequest:
     """Return a put. The pieces must go from the end of ``base`` to the last token without gaps, which is asserted."""
-    pieces = tuple(KvPiece(source.start, source.end, source.payload.cast("B"), source.form) for source in kv)
     position = base.end
-    for piece in pieces:
+    for piece in snapshot.kv:
         assert piece.start == position, "KV pieces leave a gap"
         assert piece.start % STORED_PAGE_TOKENS == 0, "a KV piece begins at a multiple of 16"
         assert 0 < piece.end - piece.start <= RECORD_TOKENS_MAX, "a KV piece has 1 to 256 tokens"
         position = piece.end
-    assert 4 * position == len(tokens), "KV pieces end at the snapshot's position"
-    return PutRequest(base, tokens, pieces, state.cast("B"), exact, seconds, state_form, namespace, salt)
+    assert position == snapshot.position, "KV pieces end at the snapshot's position"
+    return PutRequest(base, snapshot, namespace, salt)
 
 
 def records_of(
     request: PutRequest, index: StoreIndex, places: Sequence[tuple[int, int]], first_number: int
 ) -> tuple[RecordWrite, ...]:
     """Return the records with their rows; each gets an entry that is not durable yet."""
-    sealer = index.sealer
-    flags = (0 if request.exact else INEXACT) | (0 if sealer is None else SEALED)
+    sealer, snapshot = index.sealer, request.snapshot
+    flags = (0 if snapshot.exact else INEXACT) | (0 if sealer is None else SEALED)
     written = int(time.time()) & 0xFFFF_FFFF
     space = index.spaces.setdefault((request.namespace, request.salt), len(index.spaces))
     base = request.base
@@ -402,7 +376,7 @@ def records_of(
         "namespace": request.namespace,
         "salt": request.salt,
         "written": written,
-        "seconds": request.seconds,
+        "seconds": snapshot.seconds,
     }
 
     def add(kind: int, place: tuple[int, int], payload: memoryview, content: bytes, **own: Any) -> int:
@@ -415,7 +389,7 @@ def records_of(
             volume=place[0],
             block=place[1],
             payload=index.stored_size(len(payload)),
-            seconds=request.seconds,
+            seconds=snapshot.seconds,
             **own,
         )
         row = {
@@ -434,8 +408,8 @@ def records_of(
         )
         return entry
 
-    for piece, place in zip(request.pieces, places, strict=False):
-        tokens = request.tokens[4 * piece.start : 4 * piece.end]
+    for piece, place in zip(snapshot.kv, places, strict=False):
+        tokens = snapshot.tokens[4 * piece.start : 4 * piece.end]
         head, chain = head_of(chain, tokens), chain_of(chain, tokens)
         parent_entry = add(
             KV,
@@ -449,15 +423,7 @@ def records_of(
             form=piece.form,
         )
         parent_number, number = number, number + 1
-    add(
-        SNAPSHOT,
-        places[-1],
-        request.state,
-        b"",
-        chain=chain,
-        position=len(request.tokens) // 4,
-        form=request.state_form,
-    )
+    add(SNAPSHOT, places[-1], snapshot.state, b"", chain=chain, position=snapshot.position, form=snapshot.state_form)
     return tuple(records)
 
 

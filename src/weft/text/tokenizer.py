@@ -41,6 +41,7 @@ from weft.added_tokens import read_next_to
 from weft.errors import CheckpointError, RequestError, is_panic
 from weft.files import parse_json
 from weft.text.control_tokens import TokenFinder
+from weft.text.plamo_vocabulary import cut_as_plamo
 from weft.text.quoted_text import QuotedText, moved, quotable, unused_mark
 from weft.text.text_parts import (
     NO_FRAME,
@@ -105,7 +106,11 @@ class Tokenizer:
         kinds = _decoder_kinds(decoder)
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
+        self._space = " " if kinds - {"ByteFallback", "Fuse", "Sequence"} else "▁"
+        """Text of the mark of SentencePiece; PLaMo's pieces have spaces, and the mark is itself."""
         self.joins_bytes = kinds == {"ByteLevel"}
+        self._cut_here = False
+        """Whether texts are cut by code of weft's, which the library cannot write down."""
         self._lone_texts: tuple[dict[int, str], dict[int, str]] = ({}, {})
         """Texts of single ids with special tokens, and without."""
         self.digest = b""
@@ -117,7 +122,7 @@ class Tokenizer:
         that is missing or cannot be read."""
         path = tokenizer_path(directory)
         if not path.is_file():
-            raise CheckpointError(f"{path} is missing: {why_missing(directory)}")
+            raise CheckpointError(f"{path} is missing: {why_missing()}")
         text = tokenizer_text(path)
         special_tokens = read_next_to(directory).named
         digest = hashlib.sha256(text.encode() + repr(special_tokens).encode()).digest()
@@ -128,18 +133,20 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_str(text)
             decoder = parsed.get("decoder")
+            cut_here = cut_as_plamo(backend, parsed)
         except BaseException as error:  # the library raises bare Exception, and panics
             if not (isinstance(error, Exception) or is_panic(error)):
                 raise
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
         loaded = cls(backend, special_tokens=special_tokens, decoder=decoder)
+        loaded._cut_here = cut_here
         loaded.digest = digest
         return loaded
 
     @cached_property
     def _parts(self) -> TextParts | None:
         """Encoder of very long texts; made at the first such text, because it reads tokenizer.json again."""
-        return text_parts(self._backend)
+        return None if self._cut_here else text_parts(self._backend)
 
     @cached_property
     def _frame(self) -> Frame | None:
@@ -322,7 +329,7 @@ class Tokenizer:
             match = _BYTE_PIECE.fullmatch(piece)
             if match:
                 return bytes([int(match.group(1), 16)])
-            return str(piece).replace("▁", " ").encode()
+            return str(piece).replace("▁", self._space).encode()
         return self.decode([token], skip_special_tokens=False).encode()
 
     def token_text(self, token: int) -> str:

@@ -1,5 +1,5 @@
 """The tokenizer of a checkpoint as the text of a tokenizer.json: read from that file, or translated from a World
-vocabulary or one of tiktoken (``tiktoken_vocabulary``).
+vocabulary, one of tiktoken (``tiktoken_vocabulary``) or one of PLaMo (``plamo_vocabulary``).
 
     rwkv_vocab_v20230424.txt    261 '\\n\\n' 2          id, a Python literal of text or bytes, its bytes
     a trie of the tokens        (?:a(?:b(?:c)?)?|d)    the longest match, as one regular expression
@@ -31,12 +31,10 @@ from weft.added_tokens import completed, read_next_to, with_flags
 from weft.errors import CheckpointError
 from weft.files import TOKENIZER_BYTES_MAX, parse_json, read_text
 from weft.pre_tokenizers import split
+from weft.text.plamo_vocabulary import PLAMO_FILE, plamo_content
 from weft.text.tiktoken_vocabulary import TIKTOKEN_FILE, tiktoken_content
 
 WORLD_FILES = "rwkv_vocab_*.txt"
-PLAMO_FILE = "tokenizer.jsonl"
-"""Scored pieces, whose best sum wins. Of equal sums PLaMo takes that with the longest first piece, and Unigram of the
-``tokenizers`` library that with the longest last piece: runs of spaces differ."""
 END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"
 _LINE = re.compile(r"(\d{1,9}) (b?(?:'.*'|\".*\")) (\d{1,9})")
 Trie = dict[str, "Trie"]
@@ -52,17 +50,13 @@ TOKEN_BYTES_MAX = 256
 def tokenizer_path(directory: Path) -> Path:
     """Return the path of tokenizer.json, even if it is missing; of another vocabulary, if only that exists."""
     path = directory / "tokenizer.json"
-    others = [] if path.is_file() else [*sorted(directory.glob(WORLD_FILES)), *directory.glob(TIKTOKEN_FILE)]
+    names = (WORLD_FILES, TIKTOKEN_FILE, PLAMO_FILE)
+    others = [] if path.is_file() else [file for name in names for file in sorted(directory.glob(name))]
     return others[0] if others else path
 
 
-def why_missing(directory: Path) -> str:
-    """Return words about a tokenizer.json that ``directory`` does not have."""
-    if (directory / PLAMO_FILE).is_file():
-        return (
-            f"{PLAMO_FILE} is a tokenizer of PLaMo, which weft does not read, because the tokenizers library chooses "
-            "other pieces among equal ones; and transformers cannot save it in another form."
-        )
+def why_missing() -> str:
+    """Return words about a tokenizer.json that a directory does not have."""
     return (
         "weft reads fast tokenizers only. Load the checkpoint's tokenizer with transformers' AutoTokenizer and "
         "save_pretrained() it there."
@@ -85,7 +79,7 @@ def _translated(path: Path, text: str, config: bytes) -> str:
     """Return the translation of a vocabulary. It takes a second, and a start needs it for a digest too: the last one is
     kept. ``config``: the content of the file next to it, which a translation may read."""
     letters = {byte: letter for letter, byte in byte_of_character().items()}
-    read = tiktoken_content if path.name == TIKTOKEN_FILE else _world
+    read = {TIKTOKEN_FILE: tiktoken_content, PLAMO_FILE: plamo_content}.get(path.name, _world)
     return json.dumps(read(path, text, letters), ensure_ascii=False)
 
 

@@ -29,10 +29,10 @@ from weft.memory.prefix_store import (
     Ticket,
     Uint8s,
     buffer_limit,
+    token_bytes,
 )
 from weft.schedule.store_tier import StoreTier
 from weft.store.inbox import FULL, Inbox, Parcel, SentRecord
-from weft.store.ledger import token_bytes
 from weft.store.peer_store import NoStore
 from weft.units import PAGE_TOKENS, ceil_div
 from weft_tools.sim.store_tier import LINK_BYTES_S, NAMESPACE, scratch_buffers

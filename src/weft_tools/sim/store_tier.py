@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
@@ -34,7 +34,7 @@ from weft.errors import ConfigError
 from weft.memory.memory import Memory
 from weft.memory.prefix_store import (
     DropReason,
-    KvPiece,
+    NewSnapshot,
     PrefixTokens,
     PutOffer,
     StagingBuffers,
@@ -44,6 +44,7 @@ from weft.memory.prefix_store import (
     TransferBuffers,
     Uint8s,
     buffer_limit,
+    token_bytes,
 )
 from weft.memory.usage import StoreStats
 from weft.planning.roofline import STORE_LATENCY_S, parse_rate
@@ -51,7 +52,7 @@ from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES
 from weft.store.eviction import EVICTED_SHARE, evict
 from weft.store.index import KvChain, StoreIndex, entries_of, is_current, prefix_of
-from weft.store.ledger import root_chain, token_bytes
+from weft.store.ledger import root_chain
 from weft.store.space import BLOCK_BYTES, blocks_for
 from weft.store.writing import PutRequest, put_request, records_of
 from weft.units import parse_bytes
@@ -215,53 +216,31 @@ class VirtualStore:
             return None
         return self._index.offer(_root(salt), token_bytes(tokens[:position]), exact=exact)
 
-    def put(
-        self,
-        salt: str | None,
-        tokens: PrefixTokens,
-        position: int,
-        kv: Sequence[KvPiece],
-        state: memoryview,
-        *,
-        exact: bool,
-        seconds: float = 0.0,
-        state_form: int = 0,
-    ) -> Ticket | None:
+    def put(self, snapshot: NewSnapshot) -> Ticket | None:
         self._puts += 1
-        content = token_bytes(tokens[:position])
-        base = self._index.base(_root(salt), content, kv[0].start if kv else position, exact=exact)
+        base = self._index.base(_root(snapshot.salt), snapshot.tokens, snapshot.start, exact=snapshot.exact)
         if base is None:
             return self._refusal("parent")
-        request = put_request(
-            base,
-            content,
-            kv,
-            state,
-            exact=exact,
-            seconds=seconds,
-            state_form=state_form,
-            namespace=NAMESPACE,
-            salt=_salt_key(salt),
-        )
-        raw_bytes = request.nbytes
+        request = put_request(base, snapshot, namespace=NAMESPACE, salt=_salt_key(snapshot.salt))
+        raw_bytes = request.snapshot.nbytes
         request = self._packed(request)
-        if self._queued_bytes + request.nbytes > self._queue_bytes_max:
+        if self._queued_bytes + request.snapshot.nbytes > self._queue_bytes_max:
             return self._refusal("queue_full")
-        blocks = sum(blocks_for(len(payload)) for payload in request.payloads)
+        blocks = sum(blocks_for(len(payload)) for payload in request.snapshot.payloads)
         if not self._has_room(blocks, base):
             return self._refusal("store_full")
-        places = [(0, 0)] * len(request.payloads)
+        places = [(0, 0)] * len(request.snapshot.payloads)
         records = records_of(request, self._index, places, self._number + 1)
         self._number += len(records)
         self._used_blocks += blocks
-        self._queued_bytes += request.nbytes
+        self._queued_bytes += request.snapshot.nbytes
         ticket = self._new_ticket()
         self._raw_bytes += raw_bytes
-        self._packed_bytes += request.nbytes
+        self._packed_bytes += request.snapshot.nbytes
         begin_s = max(self._packed_until_s, self._clock())
         self._packed_until_s = begin_s + raw_bytes / self._packing.pack_bytes_s
         self._packing_puts.append((self._packed_until_s, ticket))
-        self._writes[ticket] = request.nbytes, tuple(record.entry for record in records)
+        self._writes[ticket] = request.snapshot.nbytes, tuple(record.entry for record in records)
         self._begin_writes()
         return ticket
 
@@ -312,10 +291,10 @@ class VirtualStore:
         def part(payload: memoryview, share: float, form: int) -> memoryview:
             return payload if form else payload[: ceil(len(payload) * share)]
 
-        pieces = tuple(
-            replace(piece, payload=part(piece.payload, self._packing.kv, piece.form)) for piece in request.pieces
-        )
-        return replace(request, pieces=pieces, state=part(request.state, self._packing.state, request.state_form))
+        whole = request.snapshot
+        kv = tuple(replace(piece, payload=part(piece.payload, self._packing.kv, piece.form)) for piece in whole.kv)
+        state = part(whole.state, self._packing.state, whole.state_form)
+        return replace(request, snapshot=replace(whole, kv=kv, state=state))
 
     def _begin_writes(self) -> None:
         """Begin to write puts that are packed by now."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.memory.prefix_store import KvPiece, StagingBuffers, Store, StoreEvent, Ticket
+from weft.memory.prefix_store import KvPiece, NewSnapshot, StagingBuffers, Store, StoreEvent, Ticket
 from weft.store.directory_store import DirectoryStore
 from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
@@ -86,7 +86,8 @@ def put(
         for start in range(offer.start, position, 256)
         for end in [min(position, start + 256)]
     ]
-    return store.put(salt, tokens, position, pieces, memoryview(state_of(tokens, salt)), exact=exact, seconds=seconds)
+    state = memoryview(state_of(tokens, salt))
+    return store.put(NewSnapshot.of(salt, tokens, pieces, state, exact=exact, seconds=seconds))
 
 
 def event_of(store: Store, ticket: Ticket) -> StoreEvent:

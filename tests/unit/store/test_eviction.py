@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tests.unit.store.contents import event_of, opened, prompt, put, written
+from weft.memory.prefix_store import token_bytes
 from weft.store.directory_store import DirectoryStore, pinned_entries
 from weft.store.eviction import positions_above, ranked_victims
 from weft.store.index import NO_ENTRY, StoreIndex
-from weft.store.ledger import KV, SNAPSHOT, token_bytes
+from weft.store.ledger import KV, SNAPSHOT
 
 
 def add_record(index: StoreIndex, parent: int, start: int, tokens: int, number: int) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.memory.prefix_store import StoredPrefix
+from weft.memory.prefix_store import StoredPrefix, token_bytes
 from weft.store.inbox import FULL, STALE_S, Inbox, parcel_of
-from weft.store.ledger import token_bytes
 
 MODEL = bytes(16)
 STATE, PAGE = memoryview(bytes(500)), memoryview(bytes(64))

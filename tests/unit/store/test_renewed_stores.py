@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from tests.unit.store.contents import event_of, fetched, identity, opened, prompt, put, written
-from weft.memory.prefix_store import Store
+from weft.memory.prefix_store import Store, token_bytes
 from weft.store.inbox import parcel_of
-from weft.store.ledger import token_bytes
 from weft.store.packed_store import PackedStore
 from weft.store.peer_store import NO_STORE, QUIET_S, PeerStore
 from weft.store.renewable_store import RenewableStore

@@ -223,10 +223,10 @@ def test_packed_records_are_sealed_too(tmp_path: Path) -> None:
     store = PackedStore(sealed(tmp_path), STORED_PAGE_BYTES, STATE_BYTES, queue_bytes=1 << 20)
     offer = store.offer(None, TOKENS, 300, exact=True)
     assert offer is not None
-    from weft.memory.prefix_store import KvPiece
+    from weft.memory.prefix_store import KvPiece, NewSnapshot
 
     pieces = [KvPiece(at, min(300, at + 256), memoryview(kv_of(TOKENS, at, min(300, at + 256)))) for at in (0, 256)]
-    ticket = store.put(None, TOKENS, 300, pieces, memoryview(numbers), exact=True)
+    ticket = store.put(NewSnapshot.of(None, TOKENS[:300], pieces, memoryview(numbers), exact=True))
     assert ticket is not None
     assert event_of(store, ticket).kind == "written"
     match = store.store.match(None, TOKENS, 0)
