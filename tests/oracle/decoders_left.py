@@ -74,7 +74,6 @@ BY_CLASS: dict[str, str] = {
     "diffllama": "attention as a difference of two",
     "doge": "a mask that each layer learns",
     "beam": "sums scaled by depth, gates with a bias, queries that grow by a power",
-    "cohere_compass_text": "rotary positions of each kind of layer, some without",
     "dbrx": "experts stored as the rows of one matrix",
     "diffusion_gemma_text": "blocks of tokens that are denoised together",
     "embedding_gemma2_text": "no head: it embeds, in both directions",

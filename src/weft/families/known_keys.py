@@ -85,6 +85,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     # layer_types has the same content.
     "afmoe": ("global_attn_every_n_layers",),
     "cohere2_moe": ("sliding_window_pattern",),
+    # Setting of a head that is not the one for next tokens.
+    "cohere2": ("pooling",),
     "dots1": ("max_window_layers",),
     "exaone4": ("sliding_window_pattern",),
     # Whether a sum is in float32: it is rounded alike.

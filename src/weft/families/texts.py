@@ -1,5 +1,5 @@
 """Text parts of multimodal models that are rows of other families, but for a default or a name: GLM-OCR, HunyuanOCR,
-PaddleOCR-VL, Cosmos3 Edge, DeepSeek-OCR 2, Emu3, Llama 3.2 Vision, Phi-4-multimodal, Apertus 1.5.
+PaddleOCR-VL, Cosmos3 Edge, North Micro Vision, DeepSeek-OCR 2, Emu3, Llama 3.2 Vision, Phi-4-multimodal, Apertus 1.5.
 
 A family has the name of the one that it is a row of. Sources: the configuration class and the model of transformers
 5.24 for each ``model_type``; their defaults are in the rows.
@@ -13,8 +13,9 @@ from typing import Any
 
 from weft.families.architecture import Architecture
 from weft.families.attention import NAMES
+from weft.families.centred import logit_scale
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.decoders import Decoder, sizes, ungated
+from weft.families.decoders import FULL_KIND, Decoder, sizes, ungated
 from weft.families.deepseek import SHARED_NAMES, V2_SIZES, experts_of_v2
 from weft.families.dense import (
     APERTUS,
@@ -27,8 +28,10 @@ from weft.families.dense import (
     PHI3,
     PHI3_NAMES,
 )
+from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense
-from weft.families.reading import Family, build_architecture, read_attention
+from weft.families.reading import Family, build_architecture, read_attention, whole_or_proportional
+from weft.families.residuals import Residual
 
 _GLM_OCR = replace(
     GLM4V,
@@ -95,6 +98,38 @@ def read_llama_vision(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
+def _logit_scale(keys: ConfigKeys) -> Mapping[str, Any]:
+    return {} if keys.get("logit_scale") is None else logit_scale(keys)
+
+
+def read_compass(family: str, keys: ConfigKeys) -> Architecture:
+    """Read a text of Command whose kinds of layers each have positions of their own, or none (null)."""
+    stated = keys.get("rope_parameters")
+    decoder = Decoder(
+        defaults=sizes(256_000, 8192, 22_528, 40, 64, 64, 8192) | {"layer_norm_eps": 1e-5, "sliding_window": 4096},
+        renamed={"rms_norm_eps": "layer_norm_eps"},
+        kinds=lambda keys, count: [FULL_KIND] * count,
+        residual=lambda keys: Residual(centred="weight", parallel="one"),
+        more=lambda keys: {**_logit_scale(keys), "tied": keys.outer_boolean("tie_word_embeddings", True)},
+    )
+    kinds = set(keys.get("layer_types") or [FULL_KIND])
+    if not isinstance(stated, Mapping) or not kinds <= stated.keys():
+        fail(
+            "rope_parameters", stated, f"it must have settings, or null, for layers that are {', '.join(sorted(kinds))}"
+        )
+    still = tuple(sorted(kind for kind in kinds if stated[kind] is None))
+    whole = {kind: (10_000.0, 1.0) for kind in sorted(kinds) if kind not in still}
+    architecture = replace(decoder, ropes=whole, unturned=still)(family, keys)
+    heads, hidden = keys.integer("num_attention_heads", 64), architecture.hidden_size
+    for mixer in architecture.mixers:
+        assert isinstance(mixer, Attention)
+        if mixer.head_dim != hidden // heads:
+            fail("head_dim", mixer.head_dim, f"it must be hidden_size / num_attention_heads = {hidden // heads}")
+        if mixer.rope is not None:
+            whole_or_proportional(mixer.rope, mixer.head_dim)
+    return architecture
+
+
 def _known_tokens(keys: ConfigKeys) -> Mapping[str, Any]:
     known, count = keys.integer("output_vocab_size", keys.integer("vocab_size")), keys.integer("vocab_size")
     if known > count:
@@ -121,5 +156,6 @@ FAMILIES = (
     Family("llama", ("mllama_text_model",), read_llama_vision, names=NAMES),
     Family("deepseek_v2", ("deepseek_ocr2_text",), read_deepseek_ocr2, names=SHARED_NAMES,
            released=((r"^model\.(projector|sam_model|qwen2_model|view_sep[ae]rator)", r"vision_tower.\1"),)),
+    Family("cohere2", ("cohere_compass_text",), read_compass, names=NAMES),
     Family("apertus", ("apertus1p5_text",), _APERTUS_1_5, "xielu", APERTUS_NAMES),
 )  # fmt: skip

@@ -304,6 +304,12 @@ DENSE_RELEASES: dict[str, Config] = {
     "nanochat": release(  # nanochat-d32
         "nanochat", (65_536, 2048, 8192, 32, 16, 16, 2048), attention_bias=False, final_logit_softcapping=15.0,
         hidden_act="relu2", rms_norm_eps=1e-06, rope_theta=10_000.0),
+    "cohere_compass": release(  # the text of North-Micro-Vision, in transformers' default sizes
+        "cohere_compass_text", (256_000, 8192, 22_528, 40, 64, 64, 8192), attention_bias=False, layer_norm_eps=1e-5,
+        layer_types=["sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in range(40)],
+        logit_scale=0.25, rope_parameters={"full_attention": None, "sliding_attention": {
+            "mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_theta": 50_000.0, "rope_type": "default"}},
+        sliding_window=4096, tie_word_embeddings=True),
     "muse_glimmer": release(  # the shape of Muse-Glimmer-30B, its text
         "muse_glimmer_text", (202_048, 6656, 19_968, 52, 32, 2, 131_072), attention_bias=False,
         final_logit_softcapping=20.0, head_dim=128, hidden_activation="silu",

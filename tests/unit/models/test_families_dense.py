@@ -423,6 +423,27 @@ def test_muse_glimmer_turns_windows_alone_and_scales_queries_and_logits() -> Non
             read("muse_glimmer", **changes)
 
 
+def test_layers_of_compass_turn_by_their_kind_or_not_at_all() -> None:
+    model = read("cohere_compass")
+    window = Attention(64, 64, 128, 128**-0.5, Rope(5e4, 128), window=4096)
+    assert model.mixers[2:4] == (window, replace(window, rope=None, window=None))
+    assert (model.logits_divisor, model.residual) == (4.0, Residual(centred="weight", parallel="one"))
+    assert read("cohere_compass", logit_scale=None).logits_divisor == 1.0
+    both = {
+        kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in (("full_attention", 1e6), ("x", 1.0))
+    }
+    full = read("cohere_compass", layer_types=None, rope_parameters=both)
+    assert set(full.mixers) == {replace(window, rope=Rope(1e6, 128), window=None)}
+    part = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+    for changes, words in (
+        ({"rope_parameters": {"rope_theta": 1e4}}, "or null, for layers that are full_attention, sliding_attention"),
+        ({"rope_parameters": part | {"full_attention": None}}, "with a partial_rotary_factor only proportional"),
+        ({"head_dim": 64}, "head_dim is 64: it must be hidden_size / num_attention_heads = 128"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            read("cohere_compass", **changes)
+
+
 def test_logits_of_nanochat_have_a_cap_unless_it_is_null() -> None:
     assert read("nanochat").logits_cap == 15.0
     assert read("nanochat", final_logit_softcapping=None).logits_cap == 0.0
