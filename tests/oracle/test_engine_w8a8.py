@@ -75,7 +75,7 @@ def rounded_together(product: Callable[..., torch.Tensor]) -> Callable[..., torc
 
 def test_inputs_that_were_rounded_with_their_company_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "MOST_ROWS", 0)
-    monkeypatch.setattr(linear, "quantized_linear", rounded_together(linear.quantized_linear))
+    monkeypatch.setattr(linear, "coded_linear", rounded_together(linear.coded_linear))
     expected = alone()
     together, _ = answers([PROMPTS], prefix_cache=False)
     assert together != expected

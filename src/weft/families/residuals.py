@@ -156,7 +156,7 @@ class Streams(Residual):
         return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
     def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
-        if self.kind == "mixed":
+        if self.kind != "gated":
             yield from Residual.tables(self, model)
         for _ in range(2 * model.layers):
             yield "streams", self.mix_table(model.hidden)

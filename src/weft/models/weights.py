@@ -139,6 +139,14 @@ class TensorSource(ABC):
         """Return several tensors [rows_i, *columns], stacked as one [sum of rows, *columns]."""
         return self._counted(self._rows(parts, columns))
 
+    def cut(self, values: torch.Tensor, begin: int, count: int) -> torch.Tensor:
+        """Return rows [begin, begin + count) of ``values``, which were read, as a copy. The others are counted no
+        longer."""
+        own = values[begin : begin + count].clone()
+        self._count(own)
+        self._count(values, times=-1)
+        return own
+
     def leave(self, name: str, values: torch.Tensor | None = None, keys: str = "") -> None:
         """Do not read the tensor under ``name``, which follows from ``keys`` of the configuration. ``values``: its
         required content, in this order.
@@ -384,8 +392,8 @@ class TensorSource(ABC):
             return self._counted(out)
         return self._counted(stacked([self.runtime.rounded(expert) for expert in out]))
 
-    def _count(self, weight: PlainWeight) -> None:
-        size = held_bytes(weight)
+    def _count(self, weight: PlainWeight, times: int = 1) -> None:
+        size = times * held_bytes(weight)
         form = weight.form if isinstance(weight, Formed) else str(weight.dtype).removeprefix("torch.")
         self.held_bytes += size
         self._bytes_by_form[form] += size

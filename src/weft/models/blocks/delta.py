@@ -179,7 +179,7 @@ def read_kimi_delta(read: BlockReader, shape: KimiDelta, name: str, *, flat: boo
         shape,
         table.linear("project"),
         conv=table.qkv_conv(),
-        decay=decay_H[own.begin : own.begin + own.count].clone() if longer else decay_H,
+        decay=read.source.cut(decay_H, own.begin, own.count) if longer else decay_H,
         dt_bias=table.tensor("dt_bias"),
         forget=None if shape.wide_forget else table.linear("forget"),
         gate=None if shape.wide_gate else table.linear("gate"),
