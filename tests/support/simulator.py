@@ -180,7 +180,10 @@ class Simulation:
         for cancel in scenario.cancels:
             if cancel.in_step is not None:
                 self._cancels_in_step.setdefault(cancel.in_step, []).append(cancel)
+        self._replans = False
         self._planned: bytes | None = None
+        self._plan = self.core.scheduler.plan
+        self.core.scheduler.plan = self._plan_twice  # type: ignore[method-assign]
         self._refused = 0
         self._running_max = 0
         self._preemptions_in_prefill = 0
@@ -242,14 +245,7 @@ class Simulation:
 
     def _step(self, number: int) -> None:
         self.progress.before_plan()
-        if number % _REPLAN_EVERY_STEPS == 0 and self.core.failure is None:
-            dropped = self.core.scheduler.plan(verifies=not self.flights.any)
-            self._planned = None if dropped is None else plan_bytes(dropped)
-            settles = self.flights.any and (self.core.scheduler.drafter is not None or self.core.parts.flush.due)
-            if self.tier is not None or settles:  # the step reads events of the store, or may settle, before it plans
-                again = self.core.scheduler.plan(verifies=not self.flights.any)
-                assert self._planned == (None if again is None else plan_bytes(again)), "planning changed it"
-                self._planned = None
+        self._replans = number % _REPLAN_EVERY_STEPS == 0
         events = self.core.step()
         self._planned = None
         failure = self.core.failure
@@ -262,6 +258,15 @@ class Simulation:
             self.core.audit()
         else:
             assert not self.core.has_work, "a failed engine has work"
+
+    def _plan_twice(self, *, verifies: bool = True) -> StepPlan | None:
+        """Return the plan of the loop, where the loop asks for it. In some steps another one was made just before."""
+        if self._replans:
+            dropped = self._plan(verifies=verifies)
+            self._planned = None if dropped is None else plan_bytes(dropped)
+        plan = self._plan(verifies=verifies)
+        assert not self._replans or (plan is None) == (self._planned is None), "planning twice changed the plan"
+        return plan
 
     def executing(self, plan: StepPlan) -> None:
         """Check the committed ``plan``, which the engine passes to the executor; with overlap, when the step begins."""

@@ -89,9 +89,9 @@ class PredictedBlock(ResidualBlock):
         return seen_TD, (predicted_TSD, seen_TD + self.low_rank_norm(self.right(self.left(seen_TD))))
 
     def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
-        predicted_TSD, beside_TD = carried
+        predicted_TSD, low_rank_TD = carried
         stream.rows[_PREDICTED] = predicted_TSD
-        stream.x_TD = (predicted_TSD[:, 0] + y_TD + beside_TD) * 2.0**-0.5
+        stream.x_TD = (predicted_TSD[:, 0] + y_TD + low_rank_TD) * 2.0**-0.5
 
 
 @dataclass(slots=True)
