@@ -163,7 +163,7 @@ void few_code_rows_piece(const LinearArgs& args, const float* x, const float* su
       const FlushDenormals flushed;
       multiply(args, x, tile, totals);
     }
-    for (int64_t r = 0; r < args.rows; ++r) output.write(r, tile, totals + r, 1, sums);
+    for (int64_t r = 0; r < args.rows; ++r) output.write<1>(r, tile, totals + r, sums);
   }
 }
 
@@ -301,7 +301,8 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
         f32x16 of_tiles[2];
         for (int t = 0; t < count; ++t)
           of_tiles[t] = load(totals + block / 2 * kPairSums + (block % 2 * count + t) * kSumNumbers + r * kTile);
-        output.write(first + block * kTileSide + r, tile, of_tiles, count, sums_of_x);
+        const int64_t row = first + block * kTileSide + r;
+        count == 2 ? output.write<2>(row, tile, of_tiles, sums_of_x) : output.write<1>(row, tile, of_tiles, sums_of_x);
       }
   }
 }

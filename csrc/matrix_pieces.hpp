@@ -214,20 +214,22 @@ class PieceOutput {
     return staged_ ? staged_ + (row - first_) * width_ + (tile - tile_) * kTile : out(row, tile);
   }
 
-  // Sums of ``count`` tiles: 1, or 2 from an even tile of the piece on. Of a row, its last tiles are written last.
+  // Sums of COUNT tiles: 1, or 2 from an even tile of the piece on. The last tiles of a row are written last.
   // ``sums_of_x``: for weights with minimums.
-  WEFT_INLINE void write(int64_t row, int64_t tile, const f32x16* sums, int count,
-                         const float* sums_of_x = nullptr) const {
+  template <int COUNT>
+  WEFT_INLINE void write(int64_t row, int64_t tile, const f32x16* sums, const float* sums_of_x = nullptr) const {
     bf16* const to = line(row, tile);
-    for (int t = 0; t < count; ++t) {
-      f32x16 sum = sums[t];
-      if (sums_of_x) sum = without_minimums(args_.weight, tile + t, sums_of_x + row * steps_of(args_.weight), sum);
-      const int64_t left = args_.weight.out - (tile + t) * kTile;
-      if (args_.bias) sum = sum + load_some(args_.bias + (tile + t) * kTile, left);
-      if (left >= kTile) store(to + t * kTile, sum);
-      else store_some(to + t * kTile, sum, left);
+    if (!args_.bias && !sums_of_x && args_.weight.out >= (tile + COUNT) * kTile) {
+      for (int t = 0; t < COUNT; ++t) store(to + t * kTile, sums[t]);
+    } else {
+      for (int t = 0; t < COUNT; ++t) {
+        f32x16 sum = sums[t];
+        if (sums_of_x) sum = without_minimums(args_.weight, tile + t, sums_of_x + row * steps_of(args_.weight), sum);
+        const int64_t left = args_.weight.out - (tile + t) * kTile;
+        store_some(to + t * kTile, args_.bias ? sum + load_some(args_.bias + (tile + t) * kTile, left) : sum, left);
+      }
     }
-    if (staged_ && (tile + count - tile_) * kTile == width_) stream(row);
+    if (staged_ && (tile + COUNT - tile_) * kTile == width_) stream(row);
   }
 
  private:
@@ -277,7 +279,7 @@ void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_
       });
     }
     for (int t = 0; t < count; ++t)
-      for (int64_t r = 0; r < rows; ++r) output.write(r, tile + t, &sums[t][r], 1);
+      for (int64_t r = 0; r < rows; ++r) output.write<1>(r, tile + t, &sums[t][r]);
   }
 }
 
@@ -292,13 +294,16 @@ struct PairOfBlocks {
   void fetch_outputs() const {
     for (int64_t row = first; row < last; ++row) __builtin_prefetch(output.line(row, tile), 1, 3);
   }
-  void write(const float* sums) const {
+  void write(const float* sums) const { count == 2 ? write_rows<2>(sums) : write_rows<1>(sums); }
+
+ private:
+  template <int COUNT>
+  void write_rows(const float* sums) const {
     for (int64_t row = first; row < last; ++row) {
-      f32x16 of_tiles[2];
-      for (int t = 0; t < count; ++t)
-        of_tiles[t] =
-            load(sums + ((row - first) / kTileSide * count + t) * kSumNumbers + (row - first) % kTileSide * kTile);
-      output.write(row, tile, of_tiles, count);
+      const float* const from = sums + (row - first) / kTileSide * COUNT * kSumNumbers + (row - first) % kTileSide * kTile;
+      f32x16 of_tiles[COUNT];
+      for (int t = 0; t < COUNT; ++t) of_tiles[t] = load(from + t * kSumNumbers);
+      output.write<COUNT>(row, tile, of_tiles);
     }
   }
 };
