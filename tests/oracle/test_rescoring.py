@@ -52,7 +52,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     "attention over latents": (
         "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5",
         "ling_2_5_plain", "gigachat3_5", "gigachat3_5_plain", "glm4_moe_lite", "deepseek_v3", "deepseek_v2", "youtu",
-        "minicpm3", "sarvam_mla", "axk1",
+        "minicpm3", "sarvam_mla", "axk1", "longcat_flash",
     ),
     "attention over latents, in Kimi K3": ("kimi_k3", "kimi_k3_plain"),
     "a gate that passes GELU": ("gemma",),
