@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, copy_checkpoint, reference
 from tests.oracle.model_driver import ModelDriver
+from weft.errors import CheckpointError
 from weft.models.loading import LoadedModel, load_model
 
 Tensors = dict[str, torch.Tensor]
@@ -268,3 +269,11 @@ def test_names_of_a_release_and_its_joined_rows_are_read(name: str, names: dict[
                 tensors[query.replace("q_proj", "query_key_value")] = torch.cat(rows)
     released = reformed(name, tmp_path, {renamed(key, names): tensor for key, tensor in tensors.items()})
     assert torch.equal(logits(load_model(released)), logits(load_model(checkpoint(name))))
+
+
+def test_rows_that_the_experts_cannot_share_are_refused(tmp_path: Path) -> None:
+    tensors = load_file(checkpoint("dbrx") / "model.safetensors")
+    name = "transformer.blocks.1.ffn.experts.mlp.v1"
+    short = tensors | {name: tensors[name][:-1]}
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.experts\.0\.up_proj\.weight .* is missing"):
+        load_model(reformed("dbrx", tmp_path / "short", short))
