@@ -214,7 +214,11 @@ _GPTJ_NAMES = replace(
     _UNGATED, spelled={Attention: {"out": "out_proj", "paired": True}, Dense: {"names": ("fc_in", "fc_out")}}
 )
 _CODEGEN_NAMES = replace(
-    _GPTJ_NAMES, spelled=_GPTJ_NAMES.spelled | {Attention: {"joined": "qkv_proj", "out": "out_proj", "paired": True}}
+    _UNGATED,
+    spelled={
+        Attention: {"joined": "qkv_proj", "out": "out_proj", "paired": True},
+        Dense: {"names": ("fc_in", "fc_out")},
+    },
 )
 _FAIRSEQ_NAMES = replace(
     _UNGATED,

@@ -159,7 +159,7 @@ def kinds_apart(rows: torch.Tensor, *, shape: Attention) -> torch.Tensor:
     of some heads follow each other (``shape.grouped``, ``shape.parts``).
     """
     own = shape.heads // (shape.parts or shape.kv_heads)
-    heads, kinds = ((own, own, own), (0, 2, 1)) if shape.parts else ((own, 1, 1), (0, 1, 2))
+    heads, kinds = ([own, own, own], (0, 2, 1)) if shape.parts else ([own, 1, 1], (0, 1, 2))
     rows_GHD = rows.view(-1, sum(heads), shape.head_dim, *rows.shape[1:])
     each = torch.split(rows_GHD, heads, dim=1)
     return torch.cat([each[kind].flatten(0, 2) for kind in kinds])
@@ -204,8 +204,8 @@ def read_attention(
             query_rows = 2 * shape.heads * shape.head_dim
             bias[:query_rows] = separate_gate(bias[:query_rows], shape.heads, shape.head_dim)
     if joined and shape.joined_rows is not None:
-        orders[f"{joined}.weight"] = place = partial(kinds_apart, shape=shape)
-        bias = None if bias is None else place(bias)
+        orders[f"{joined}.weight"] = partial(kinds_apart, shape=shape)
+        bias = None if bias is None else kinds_apart(bias, shape=shape)
     if (paired or backwards) and shape.rope is not None:
         order: Order = partial(halves_swapped, head_dim=shape.head_dim)
         if paired:
