@@ -74,7 +74,6 @@ BY_CLASS: dict[str, str] = {
     "diffllama": "attention as a difference of two",
     "doge": "a mask that each layer learns",
     "beam": "sums scaled by depth, gates with a bias, queries that grow by a power",
-    "dbrx": "experts stored as the rows of one matrix",
     "diffusion_gemma_text": "blocks of tokens that are denoised together",
     "embedding_gemma2_text": "no head: it embeds, in both directions",
     "ernie4_5_vl_moe_text": "experts of pictures in the same stacks of a file",

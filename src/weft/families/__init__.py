@@ -8,6 +8,7 @@
     gpt2, opt ...     gpt2             attention                      dense; positions at the embedding, or turning
     bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
+    dbrx              dbrx             attention                      experts, stored as the rows of one matrix
     glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
@@ -93,6 +94,7 @@ from weft.families import (
     attention,
     centred,
     chosen,
+    dbrx,
     deepseek,
     deepseek_v4,
     delta,
@@ -124,6 +126,7 @@ from weft.families.architecture import Architecture
 from weft.families.causality import as_causality_says
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.known_keys import is_harmless
+from weft.families.mixers.feed_forward import Experts
 from weft.families.reading import Family
 from weft.spec import DTypeName, ModelSpec
 
@@ -240,6 +243,16 @@ def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:
     return renamed
 
 
+EACH_EXPERT = "{e}"
+"""Number of an expert, in the name here of a tensor that has the rows of all experts, one below the other."""
+
+
+def most_experts(config: Mapping[str, Any]) -> int:
+    """Return the number of experts in the layer that has the most; 0 for a model without. Raises as ``read_spec``."""
+    feeds = read_architecture(config).feed_forwards
+    return max((feed.count for feed in feeds if isinstance(feed, Experts)), default=0)
+
+
 def stores_transposed(config: Mapping[str, Any]) -> Callable[[str], bool]:
     """Return a function that says, by the name of a tensor here, whether files store it as [columns, rows]."""
     family = _family_of(config)
@@ -297,6 +310,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         attention,
         centred,
         chosen,
+        dbrx,
         deepseek,
         deepseek_v4,
         delta,

@@ -449,6 +449,14 @@ DENSE_RELEASES: dict[str, Config] = {
         "learned_pos_emb": True, "logit_scale": None, "max_seq_len": 2048, "model_type": "mpt", "n_heads": 32,
         "n_layers": 32, "no_bias": True, "norm_type": "low_precision_layernorm", "resid_pdrop": 0,
         "torch_dtype": "bfloat16", "use_cache": False, "vocab_size": 50_432},
+    "dbrx": {  # dbrx-instruct
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "model_type": "", "rope_theta": 500_000}, "d_model": 6144,
+        "emb_pdrop": 0.0, "ffn_config": {
+            "ffn_hidden_size": 10_752, "model_type": "", "moe_jitter_eps": 0, "moe_loss_weight": 0.05,
+            "moe_num_experts": 16, "moe_top_k": 4},
+        "initializer_range": 0.02, "max_seq_len": 32_768, "model_type": "dbrx", "n_heads": 48, "n_layers": 40,
+        "output_router_logits": False, "resid_pdrop": 0.0, "router_aux_loss_coef": 0.05,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 100_352},
     "gpt_neo": {  # gpt-neo-1.3B
         "activation_function": "gelu_new", "attention_dropout": 0, "bos_token_id": 50_256, "eos_token_id": 50_256,
         "attention_layers": ["global", "local"] * 2, "attention_types": [[["global", "local"], 2]],

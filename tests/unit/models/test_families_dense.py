@@ -372,6 +372,35 @@ def test_heads_of_bloom_and_mpt_have_a_slope_each_and_no_positions() -> None:
             read(name, **changes)
 
 
+def test_dbrx_has_a_limit_on_heads_and_experts_whose_weights_sum_to_1() -> None:
+    model = read("dbrx")
+    assert set(model.mixers) == {Attention(48, 8, 128, 128**-0.5, Rope(5e5, 128), clip=8.0)}
+    assert set(model.feed_forwards) == {Experts(16, 4, 10_752, True)}
+    assert (model.residual, model.norm_eps) == (Residual(centred="weight"), 1e-5)
+    attended, feed = (DENSE_RELEASES["dbrx"][f"{part}_config"] for part in ("attn", "ffn"))
+    raw = read("dbrx", ffn_config=feed | {"moe_normalize_expert_weights": None})
+    assert set(raw.feed_forwards) == {Experts(16, 4, 10_752, False)}
+    again = read("dbrx", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    assert again == model
+    saved = read("dbrx", attn_config={"kv_n_heads": 8}, rope_parameters={"rope_type": "default", "rope_theta": 700.0})
+    assert set(saved.mixers) == {Attention(48, 8, 128, 128**-0.5, Rope(700.0, 128))}
+    for part, change, words in (
+        ("attn", {"clip_qkv": 0}, "attn_config.clip_qkv is 0.0: it must be above 0"),
+        ("attn", {"kv_n_heads": 7}, "num_key_value_heads is 7"),
+        ("ffn", {"moe_top_k": 17}, "ffn_config.moe_top_k is 17: the model has 16 experts"),
+        ("ffn", {"moe_normalize_expert_weights": 2.0}, "moe_normalize_expert_weights is 2.0: only 1.0 is served"),
+        ("ffn", {"ffn_act_fn": {"name": "gelu"}}, "ffn_act_fn is {'name': 'gelu'}: only silu is served"),
+        ("ffn", {"ffn_act_fn": "gelu"}, "ffn_act_fn is 'gelu': only silu is served"),
+        ("ffn", {"uniform_expert_assignment": True}, "uniform_expert_assignment is True: only false is served"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            read("dbrx", **{f"{part}_config": {"attn": attended, "ffn": feed}[part] | change})
+    with pytest.raises(
+        CheckpointError, match=re.escape("attn_config.rope_theta is 500000.0: rope_parameters has 1000")
+    ):
+        read("dbrx", rope_parameters={"rope_type": "default", "rope_theta": 10_000.0})
+
+
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:
     model = read("minicpm3")
     assert isinstance(model.mixers[0], LatentAttention)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, copy_checkpoint, reference
 from tests.oracle.model_driver import ModelDriver
+from weft.errors import CheckpointError
 from weft.models.loading import LoadedModel, load_model
 
 Tensors = dict[str, torch.Tensor]
@@ -280,3 +281,11 @@ def test_rows_in_eight_parts_as_in_codegen_2_are_the_same_model(tmp_path: Path) 
     assert not torch.allclose(logits(load_model(released)), logits(load_model(checkpoint("codegen"))), atol=1e-2)
     stated = copy_checkpoint(released, tmp_path / "stated", head_dim=16)
     assert torch.equal(logits(load_model(stated)), logits(load_model(checkpoint("codegen"))))
+
+
+def test_rows_that_the_experts_cannot_share_are_refused(tmp_path: Path) -> None:
+    tensors = load_file(checkpoint("dbrx") / "model.safetensors")
+    name = "transformer.blocks.1.ffn.experts.mlp.v1"
+    short = tensors | {name: tensors[name][:-1]}
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.experts\.0\.up_proj\.weight .* is missing"):
+        load_model(reformed("dbrx", tmp_path / "short", short))
