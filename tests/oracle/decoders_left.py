@@ -81,7 +81,6 @@ BY_CLASS: dict[str, str] = {
     "unlimited_ocr_text": "windows next to which a token sees all of the prompt",
     "voxtral_realtime_text": "a factor after norms, of the delay of the sound",
     "openai-gpt": "norms after the sum with the stream",
-    "codegen": "queries, values and keys of a quarter of the heads in turn",
 }
 """What no key says, as the class of transformers computes it."""
 

@@ -5,7 +5,7 @@
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
-    gpt2, opt ...     gpt2             attention                      dense; positions at the embedding
+    gpt2, opt ...     gpt2             attention                      dense; positions at the embedding, or turning
     bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
     dbrx              dbrx             attention                      experts, stored as the rows of one matrix

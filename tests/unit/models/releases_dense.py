@@ -434,6 +434,12 @@ DENSE_RELEASES: dict[str, Config] = {
         "eos_token_id": 50_256, "layer_norm_epsilon": 1e-05, "model_type": "gptj", "n_embd": 4096, "n_head": 16,
         "n_inner": None, "n_layer": 28, "n_positions": 2048, "resid_pdrop": 0.0, "rotary": True, "rotary_dim": 64,
         "scale_attn_weights": True, "tie_word_embeddings": False, "torch_dtype": "float32", "vocab_size": 50_400},
+    "codegen": {  # codegen-2B-mono
+        "activation_function": "gelu_new", "attn_pdrop": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0,
+        "eos_token_id": 50_256, "gradient_checkpointing": False, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05, "model_type": "codegen", "n_ctx": 2048, "n_embd": 2560, "n_head": 32,
+        "n_inner": None, "n_layer": 32, "n_positions": 2048, "resid_pdrop": 0.0, "rotary_dim": 64,
+        "scale_attn_weights": True, "tie_word_embeddings": False, "torch_dtype": "float16", "vocab_size": 51_200},
     "bloom": {  # bloom-7b1
         "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,
         "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "bos_token_id": 1, "eos_token_id": 2,

@@ -379,6 +379,18 @@ def test_positions_of_gpt2_and_opt_are_rows_of_a_table_and_heads_of_gptj_turn_in
         read_architecture({"model_type": "gpt_neo", "attention_types": [["far", 24]]})
 
 
+def test_codegens_matrices_have_four_parts_or_eight_where_the_width_of_a_head_is_stated() -> None:
+    first = read("codegen")
+    assert set(first.mixers) == {Attention(32, 32, 80, 80**-0.5, Rope(1e4, 64), parts=4)}
+    assert possible_tps(first) == [1, 2, 4], "a part is not cut"
+    assert (first.residual, first.head_bias) == (Residual(centred="bias", parallel="one"), True)
+    second = read("codegen", n_embd=2048, n_head=16, head_dim=128)  # codegen2-1B
+    assert set(second.mixers) == {Attention(16, 16, 128, 128**-0.5, Rope(1e4, 64), parts=8)}
+    for key, changes in (("head_dim", {"head_dim": 64}), ("n_head", {"n_head": 10})):
+        with pytest.raises(CheckpointError, match=f"{key} is"):
+            read("codegen", **changes)
+
+
 def test_heads_of_bloom_and_mpt_have_a_slope_each_and_no_positions() -> None:
     bloom, mpt = read("bloom"), read("mpt")
     assert set(bloom.mixers) == {Attention(32, 32, 128, 128**-0.5, None, bias=True, grouped=True, alibi=8.0)}

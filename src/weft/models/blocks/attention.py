@@ -154,13 +154,20 @@ def halves_swapped(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
     return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).flip(1).flatten(0, 2)
 
 
-def parts_apart(rows: torch.Tensor, *, head_dim: int, queries: int) -> torch.Tensor:
-    """Return all rows of queries, then those of keys, then those of values, of ``rows`` [KV heads x (queries + 2) x
-    head_dim, ...].
+def kinds_apart(rows: torch.Tensor, *, shape: Attention) -> torch.Tensor:
+    """Return all rows of queries, then those of keys, then those of values, of one tensor [rows, ...] in which those
+    of some heads follow each other (``shape.grouped``, ``shape.parts``).
     """
-    rows_GHD = rows.view(-1, queries + 2, head_dim, *rows.shape[1:])
-    parts = torch.split(rows_GHD, [queries, 1, 1], dim=1)
-    return torch.cat([part.flatten(0, 2) for part in parts])
+    own = shape.heads // (shape.parts or shape.kv_heads)
+    heads, kinds = ([own, own, own], (0, 2, 1)) if shape.parts else ([own, 1, 1], (0, 1, 2))
+    rows_GHD = rows.view(-1, sum(heads), shape.head_dim, *rows.shape[1:])
+    each = torch.split(rows_GHD, heads, dim=1)
+    return torch.cat([each[kind].flatten(0, 2) for kind in kinds])
+
+
+def first_ordered(rows: torch.Tensor, *, order: Order, count: int) -> torch.Tensor:
+    """Return ``rows`` with the first ``count`` in ``order``."""
+    return torch.cat((order(rows[:count]), rows[count:]))
 
 
 def read_attention(
@@ -196,19 +203,20 @@ def read_attention(
         if bias is not None:
             query_rows = 2 * shape.heads * shape.head_dim
             bias[:query_rows] = separate_gate(bias[:query_rows], shape.heads, shape.head_dim)
+    if joined and shape.joined_rows is not None:
+        orders[f"{joined}.weight"] = partial(kinds_apart, shape=shape)
+        bias = None if bias is None else kinds_apart(bias, shape=shape)
     if (paired or backwards) and shape.rope is not None:
         order: Order = partial(halves_swapped, head_dim=shape.head_dim)
         if paired:
             order = partial(neighbours_apart, head_dim=shape.head_dim, turned=shape.rope.rotary_dim)
         orders |= {"q_proj.weight": order, "k_proj.weight": order}
-        if bias is not None:
-            turned = (shape.heads + shape.kv_heads) * shape.head_dim
-            bias[:turned] = order(bias[:turned])
-    if shape.grouped:
-        queries = shape.heads // shape.kv_heads
-        orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim, queries=queries)
-        bias = None if bias is None else order(bias)
-    for mask in ("bias", "masked_bias"):  # masks in files of old versions
+        both = partial(first_ordered, order=order, count=(shape.heads + shape.kv_heads) * shape.head_dim)
+        if joined:
+            place = orders.get(f"{joined}.weight", torch.clone)
+            orders[f"{joined}.weight"] = lambda rows: both(place(rows))
+        bias = None if bias is None else both(bias)
+    for mask in ("bias", "causal_mask", "masked_bias"):  # masks in files of old versions
         source.leave(f"{name}.{mask}")
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
     q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)
