@@ -65,7 +65,6 @@ LACKS: dict[str, str] = {
     "alibi": "biases by distance (ALiBi)",
     "mup_scale": "multipliers of its own",
     "multi_query": "joined keys of all heads",
-    "zero_expert_num": "experts that give their input back",
     "mamba_d_state": "",
 }
 """Key -> the part of it that weft lacks, in words; "" for none."""

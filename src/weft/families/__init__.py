@@ -14,6 +14,7 @@
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    longcat_flash     longcat_flash    latent attention               dense, experts added a layer later
     minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
     axk2, hy_v4 ...   latent_chosen    latent attention over chosen tokens; gated norms or several streams
                                                                       dense in the first layer, then experts
@@ -110,6 +111,7 @@ from weft.families import (
     latent_chosen,
     lfm2,
     lightning,
+    longcat,
     mamba,
     mixed,
     muse,
@@ -326,6 +328,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         kimi,
         lfm2,
         lightning,
+        longcat,
         mamba,
         mixed,
         muse,

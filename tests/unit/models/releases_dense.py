@@ -379,6 +379,13 @@ DENSE_RELEASES: dict[str, Config] = {
         routed_scaling_factor=1.0, swa_rope_theta=50_000, topk_group=1, use_dsa=True, use_sliding_window=True,
         v_head_dim=128, layer_types=[
             "full_attention" if layer < 2 or layer % 4 == 1 else "sliding_attention" for layer in range(46)]),
+    "longcat_flash": {  # LongCat-Flash-Chat
+        "model_type": "longcat_flash", "torch_dtype": "bfloat16", "vocab_size": 131_072, "hidden_size": 6144,
+        "ffn_hidden_size": 12_288, "expert_ffn_hidden_size": 2048, "num_layers": 28, "num_attention_heads": 64,
+        "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+        "mla_scale_q_lora": True, "mla_scale_kv_lora": True, "routed_scaling_factor": 6.0, "n_routed_experts": 512,
+        "max_position_embeddings": 131_072, "rms_norm_eps": 1e-05, "rope_theta": 10_000_000.0, "attention_bias": False,
+        "attention_method": "MLA", "zero_expert_num": 256, "zero_expert_type": "identity", "moe_topk": 12},
     "falcon": release(  # falcon-7b-instruct
         "falcon", (65_024, 4544, 0, 32, 71, 0, 2048), alibi=False, bias=False, hidden_act="gelu",
         layer_norm_epsilon=1e-05, multi_query=True, new_decoder_architecture=False, parallel_attn=True,

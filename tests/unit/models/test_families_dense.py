@@ -171,6 +171,41 @@ def test_layers_of_dots3_choose_tokens_or_have_windows_and_sizes_of_their_own() 
             read("dots3_note", **change)
 
 
+def test_a_layer_of_longcat_is_two_whose_first_has_experts_that_are_added_after_the_second() -> None:
+    model = read("longcat_flash")
+    latent = LatentAttention(
+        64, 512, 64, 128, 128, 192**-0.5, query_rank=1536, rope=Rope(1e7, 64), query_factor=2.0,
+        latent_factor=12**0.5)  # fmt: skip
+    assert model.mixers == (latent,) * 56
+    experts = Experts(
+        512, 12, 2048, False, shared_width=12_288, choice_bias=True, scale=6.0, identities=256, late=True)  # fmt: skip
+    assert model.feed_forwards == (experts, Dense(12_288)) * 28
+    assert (experts.choices, experts.table(6144)["router"][0].dims) == (768, (768, 6144))
+    assert read("longcat_flash", mla_scale_q_lora=False).mixers[0].query_factor == 1.0
+    here = name_here(DENSE_RELEASES["longcat_flash"])
+    for stored, name in (
+        ("model.layers.3.self_attn.0.q_a_proj.weight", "model.layers.6.self_attn.q_a_proj.weight"),
+        ("model.layers.3.input_layernorm.1.weight", "model.layers.7.input_layernorm.weight"),
+        ("model.layers.3.mlps.0.up_proj.weight", "model.layers.6.mlp.shared_experts.up_proj.weight"),
+        ("model.layers.3.mlps.1.up_proj.weight", "model.layers.7.mlp.up_proj.weight"),
+        ("model.layers.3.mlp.experts.1.up_proj.weight", "model.layers.6.mlp.experts.1.up_proj.weight"),
+        ("model.layers.3.mlp.router.classifier.weight", "model.layers.6.mlp.gate.weight"),
+        ("model.layers.3.mlp.router.e_score_correction_bias", "model.layers.6.mlp.gate.e_score_correction_bias"),
+    ):
+        assert here(stored) == name
+    assert here("model.mtp.layers.0.self_attn.q_a_proj.weight") == "model.mtp.layers.0.self_attn.q_a_proj.weight"
+    for change, said in (
+        ({"router_bias": True}, "router_bias is True"),
+        ({"zero_expert_type": "copy"}, "zero_expert_type is 'copy'"),
+        ({"attention_method": "LSA"}, "attention_method is 'LSA': only MLA is served"),
+        ({"q_lora_rank": None}, "q_lora_rank is None"),
+        ({"moe_topk": 769}, "the router has 768 choices"),
+        ({"num_hidden_layers": 28}, "num_hidden_layers is 28: only 56 is served"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            read("longcat_flash", **change)
+
+
 def test_minimax_m3_chooses_blocks_for_each_kv_head_after_three_full_layers() -> None:
     model = read("minimax_m3")
     assert model.indexed == tuple(range(3, 60))
