@@ -45,7 +45,7 @@ ARCHITECTURES = {
     "afmoe": "afmoe", "granitemoe": "granitemoe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
     "minicpm3": "minicpm3", "hunyuan_v1_moe": "hunyuan-moe", "exaone_moe": "exaone-moe", "glm_moe_dsa": "glm-dsa",
     "gpt_neox": "gptneox", "gpt2": "gpt2", "gpt_bigcode": "starcoder", "bloom": "bloom", "mpt": "mpt",
-    "falcon": "falcon", "olmo3": "olmo2", "phimoe": "phimoe", **gguf_autumn.ARCHITECTURES,
+    "falcon": "falcon", "olmo3": "olmo2", "phimoe": "phimoe", "dbrx": "dbrx", **gguf_autumn.ARCHITECTURES,
 }  # fmt: skip
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -242,6 +242,14 @@ def config_of(directory: Path) -> dict[str, Any]:
             config[usual] = config[other]
     if config["model_type"] == "kimi_k3":
         config |= _kimi_words(config)
+    if config["model_type"] == "dbrx":
+        attended, feed = config["attn_config"], config["ffn_config"]
+        config |= {
+            "num_key_value_heads": attended["kv_n_heads"],
+            "num_experts": feed["moe_num_experts"],
+            "num_experts_per_tok": feed["moe_top_k"],
+            "intermediate_size": feed["ffn_hidden_size"],
+        }
     if config["model_type"] in ("gpt2", "gpt_bigcode", "bloom", "mpt", "falcon", "gpt_neox"):
         single = config.get("multi_query") and not config.get("new_decoder_architecture")
         grouped = config.get("num_kv_heads") if config.get("new_decoder_architecture") else None
@@ -604,6 +612,9 @@ def _apart(
             out |= _gpt_oss_experts(name, x, forget)
         elif name.endswith("in_proj_qkvz.weight"):
             out |= _ungrouped(name, x, config, forget)
+        elif ".experts.mlp." in name:  # DBRX, whose matrices have the rows of all experts
+            each = x.unflatten(0, (config["num_experts"], -1))
+            out[f"{name}.weight"] = each.transpose(1, 2) if name.endswith("w2") else each
         else:
             out[name] = x
     return out
@@ -970,7 +981,7 @@ DENSE = (
     "qwen2", "qwen2_moe", "phi3", "gemma", "gemma2", "glm4", "olmo2", "olmoe", "exaone4", "cohere", "cohere2",
     "starcoder2", "stablelm", "nemotron", "seed_oss", "arcee", "ernie4_5", "hunyuan_v1_dense", "mixtral", "smollm3",
     "exaone", "glm", "olmo", "jais2", "ministral3", "phi", "afmoe", "hunyuan_v1_moe", "exaone_moe",
-    "gpt_neox", "gpt2", "gpt_bigcode", "bloom", "mpt", "falcon", "olmo3", "phimoe",
+    "gpt_neox", "gpt2", "gpt_bigcode", "bloom", "mpt", "falcon", "olmo3", "phimoe", "dbrx",
 )  # fmt: skip
 ROUTED = (
     "glm4_moe", "dots1", "ernie4_5_moe", "minimax_m2", "afmoe", "deepseek_v2", "deepseek_v3", "minicpm3",
@@ -1043,7 +1054,9 @@ def _dense_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str,
         full = config["rope_parameters"]["full_attention"]
         more = _yarn_keys(full | {"mscale_all_dim": 0.0}, writer)
         more |= {"rope.freq_base": full["rope_theta"], "rope.scaling.yarn_attn_factor": full["attention_factor"]}
-    eps = next((read(key) for key in _EPS if read(key) is not None), 1e-5 if read("model_type") == "olmo" else None)
+    eps = next(
+        (read(key) for key in _EPS if read(key) is not None), 1e-5 if read("model_type") in ("olmo", "dbrx") else None
+    )
     dim = read("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     base = rope.get("rope_theta", 1e4) * (rope.get("alpha") or 1.0) ** (dim / (dim - 2))
     return {

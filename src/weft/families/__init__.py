@@ -5,14 +5,16 @@
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
-    gpt2, opt ...     gpt2             attention                      dense; positions at the embedding
+    gpt2, opt ...     gpt2             attention                      dense; positions at the embedding, or turning
     bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
+    dbrx              dbrx             attention                      experts, stored as the rows of one matrix
     glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    longcat_flash     longcat_flash    latent attention               dense, experts added a layer later
     minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
     axk2, hy_v4 ...   latent_chosen    latent attention over chosen tokens; gated norms or several streams
                                                                       dense in the first layer, then experts
@@ -93,6 +95,7 @@ from weft.families import (
     attention,
     centred,
     chosen,
+    dbrx,
     deepseek,
     deepseek_v4,
     delta,
@@ -108,6 +111,7 @@ from weft.families import (
     latent_chosen,
     lfm2,
     lightning,
+    longcat,
     mamba,
     mixed,
     muse,
@@ -124,6 +128,7 @@ from weft.families.architecture import Architecture
 from weft.families.causality import as_causality_says
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.known_keys import is_harmless
+from weft.families.mixers.feed_forward import Experts
 from weft.families.reading import Family
 from weft.spec import DTypeName, ModelSpec
 
@@ -240,6 +245,16 @@ def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:
     return renamed
 
 
+EACH_EXPERT = "{e}"
+"""Number of an expert, in the name here of a tensor that has the rows of all experts, one below the other."""
+
+
+def most_experts(config: Mapping[str, Any]) -> int:
+    """Return the number of experts in the layer that has the most; 0 for a model without. Raises as ``read_spec``."""
+    feeds = read_architecture(config).feed_forwards
+    return max((feed.count for feed in feeds if isinstance(feed, Experts)), default=0)
+
+
 def stores_transposed(config: Mapping[str, Any]) -> Callable[[str], bool]:
     """Return a function that says, by the name of a tensor here, whether files store it as [columns, rows]."""
     family = _family_of(config)
@@ -297,6 +312,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         attention,
         centred,
         chosen,
+        dbrx,
         deepseek,
         deepseek_v4,
         delta,
@@ -312,6 +328,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         kimi,
         lfm2,
         lightning,
+        longcat,
         mamba,
         mixed,
         muse,

@@ -26,8 +26,9 @@ from weft.families.names import Names
 class Family:
     """Models that one function reads. ``model_types``: of config.json. ``activation``: the only one that the
     feed-forward may have. ``names``: names of the blocks. ``released``: patterns of names in released files, and
-    replacements (as ``re.sub`` takes them), applied in order. ``transposed``: pattern of the names, after that, of
-    matrices whose values files store as [columns, rows]."""
+    replacements (as ``re.sub`` takes them), applied in order; "{e}" in one stands for the number of an expert, if the
+    tensor has the rows of all. ``transposed``: pattern of the names, after that, of matrices whose values files store
+    as [columns, rows]."""
 
     name: str
     model_types: tuple[str, ...]

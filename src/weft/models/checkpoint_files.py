@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from weft.errors import CheckpointError
-from weft.families import is_text_alone, name_here, stores_transposed
+from weft.families import EACH_EXPERT, is_text_alone, most_experts, name_here, stores_transposed
 from weft.files import read_json
 from weft.models.forms import quant_method, stored_form
 from weft.models.gguf import METHOD
@@ -139,9 +139,14 @@ class CheckpointFiles:
 
 
 def tensors_here(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors of files under their names here, and matrices as [rows, columns]."""
+    """Return the tensors of files under their names here, matrices as [rows, columns], and each expert's separately."""
     here, turned = name_here(config), stores_transposed(config)
     named = {here(name): replace(tensor, name=here(name)) for name, tensor in stored.items()}
+    stacks = [name for name in named if EACH_EXPERT in name]
+    experts = range(most_experts(config) if stacks else 0)
+    for name in stacks:
+        parts = named.pop(name).divided([name.replace(EACH_EXPERT, str(expert)) for expert in experts])
+        named |= {part.name: part for part in parts}
     return {name: tensor.turned() if turned(name) else tensor for name, tensor in named.items()}
 
 

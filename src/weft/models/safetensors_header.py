@@ -9,6 +9,7 @@ Format: the safetensors specification, which forbids tensors that overlap.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -55,6 +56,18 @@ class StoredTensor:
     @property
     def shape_in_file(self) -> tuple[int, ...]:
         return self.shape[::-1] if self.transposed else self.shape
+
+    def divided(self, names: Sequence[str]) -> list[StoredTensor]:
+        """Return equal parts of the rows as tensors of these names; the tensor itself if its rows have no such
+        parts."""
+        parts = len(names)
+        if not parts or not self.shape or self.shape[0] % parts:
+            return [self]
+        size, shape = self.stored_bytes // parts, (self.shape[0] // parts, *self.shape[1:])
+        return [
+            replace(self, name=name, shape=shape, stored_bytes=size, begin=self.begin + number * size)
+            for number, name in enumerate(names)
+        ]
 
     def turned(self) -> StoredTensor:
         """Return the tensor as the transpose of a stored matrix of values; other tensors as they are. Tools that

@@ -160,7 +160,7 @@ def model_load(
     table. Recurrent layers cost far less than their projections, so they are left out.
     """
     experts = [feed for feed in architecture.feed_forwards if isinstance(feed, Experts)]
-    routed = [(_routed_parameters(feed, architecture.hidden_size), feed.per_token / feed.count) for feed in experts]
+    routed = [(_routed_parameters(feed, architecture.hidden_size), feed.per_token / feed.choices) for feed in experts]
     total = sum(count for count, _ in routed)
     stored = [feed for feed in experts if feed.bank is None] + banks(experts)
     once = sum(_routed_parameters(feed, architecture.hidden_size) for feed in stored)

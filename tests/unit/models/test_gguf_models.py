@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [], "use_sliding_window": False}, "hunyuan_moe": {}, "exaone_moe": {}, "gpt_neox": {},
     "glm_moe_dsa": {"index_topk": 12}, "gpt2": {"scale_attn_weights": True}, "gpt_bigcode": {
         "activation_function": "gelu"}, "bloom": {}, "mpt": {"attn_config": {"clip_qkv": 1.5}}, "falcon": {},
+    "dbrx": {},
     "falcon_grouped": {"bias": False}, "olmo3": {}, "phi3_long": {},
     "phimoe": {"router_jitter_noise": 0.01, "rope_parameters": CHECKPOINTS["phimoe"][1]["rope_parameters"] | {
         "long_mscale": 1.243163121016122}},

@@ -7,6 +7,7 @@
     command-r, cohere2, starcoder2, stablelm        norms that subtract the mean
     gptneox, bloom, falcon                          the same; rows of each head, or of each KV head, apart
     gpt2, starcoder, mpt                            the same; positions at the embedding, or ALiBi
+    dbrx                                            the same; experts
     apertus                                         the numbers of its activation are keys
 
 Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
@@ -118,6 +119,17 @@ def _mpt(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     return {"attn_config": stated}
 
 
+def _dbrx(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "attn_config": {"kv_n_heads": config["num_key_value_heads"]} | _clipped(keys, config),
+        "ffn_config": {
+            "ffn_hidden_size": config["intermediate_size"],
+            "moe_num_experts": keys.integer("expert_count", least=1),
+            "moe_top_k": keys.integer("expert_used_count", least=1),
+        },
+    }
+
+
 def _starcoder(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     """Return the activation of StarCoder, which files do not state."""
     if config["num_key_value_heads"] != 1:
@@ -175,6 +187,7 @@ _EPS = "layer_norm_epsilon"
 _GPT2: Names = {
     "attn_qkv": "self_attn.c_attn", "attn_output": "self_attn.c_proj", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"
 }  # fmt: skip
+_WQKV: Names = {"attn_qkv": "self_attn.Wqkv", "attn_output": "self_attn.out_proj"}
 _PLACES: Names = {"position_embd": "model.embed_positions"}
 
 
@@ -226,7 +239,9 @@ ROWS: dict[str, DenseLayout] = {
     "phimoe": DenseLayout("phimoe", parts.sparse("mlp", router="router"), more=_phimoe),
     "gpt2": DenseLayout("gpt2", _GPT2, _EPS, whole=_PLACES, more=_phi2),
     "starcoder": DenseLayout("gpt_bigcode", _GPT2, _EPS, whole=_PLACES, more=_starcoder),
-    "mpt": DenseLayout("mpt", {"attn_qkv": "self_attn.Wqkv", "attn_output": "self_attn.out_proj"}, _EPS, more=_mpt),
+    "mpt": DenseLayout("mpt", _WQKV, _EPS, more=_mpt),
+    "dbrx": DenseLayout("dbrx", parts.sparse("mlp") | _WQKV | {"attn_output_norm": "post_attention_layernorm"},
+                        "rms_norm_eps", more=_dbrx),
     "bloom": DenseLayout("bloom", _by_head("self_attention"), _EPS, joined="self_attention.query_key_value", whole={
         "token_embd_norm": "model.embed_norm"}),
     "gptneox": DenseLayout("gpt_neox", _by_head("attention"), "layer_norm_eps", final_norm="final_layer_norm",
