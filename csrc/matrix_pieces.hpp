@@ -300,7 +300,8 @@ struct PairOfBlocks {
   template <int COUNT>
   void write_rows(const float* sums) const {
     for (int64_t row = first; row < last; ++row) {
-      const float* const from = sums + (row - first) / kTileSide * COUNT * kSumNumbers + (row - first) % kTileSide * kTile;
+      const int64_t block = (row - first) / kTileSide, in_block = (row - first) % kTileSide;
+      const float* const from = sums + block * COUNT * kSumNumbers + in_block * kTile;
       f32x16 of_tiles[COUNT];
       for (int t = 0; t < COUNT; ++t) of_tiles[t] = load(from + t * kSumNumbers);
       output.write<COUNT>(row, tile, of_tiles);
@@ -339,7 +340,8 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
                                      tile + 2 * two, w.count()};
           if (is_last) rows.fetch_outputs();
           Ahead ahead = {};
-          if (pairs > 1 && next) ahead = next->part_of_chunk(two + 1 < together ? begin : begin + steps, steps, pair, pairs);
+          if (pairs > 1 && next) ahead = next->part_of_chunk(two + 1 < together ? begin : begin + steps, steps, pair,
+                                                              pairs);
           unit.halves({.x = numbers + (2 * pair * steps_in_all + begin) * kStepNumbers,
                        .w = chunk,
                        .x_stride = steps_in_all * kStepNumbers,
