@@ -188,6 +188,8 @@ class Attention(Mixer):
         gated            the output is multiplied by the sigmoid of a gate, further rows of the query projection
         head_gated       the output is multiplied by the sigmoid of one number per head, from another projection
         softplus_gate    gates are a softplus, not a sigmoid (Laguna)
+        out_normed       before the gates, an RMS norm of the output of each head, with the weight of ``norm_plain``
+                         (Muse Spark)
         out_bias         the output projection has a bias; None: as ``bias``
     """
 
@@ -228,6 +230,7 @@ class Attention(Mixer):
     alibi: float = 0.0
     norm_by_head: bool = False
     parts: int = 0
+    out_normed: bool = False
 
     @property
     def index_width(self) -> int:
@@ -255,7 +258,7 @@ class Attention(Mixer):
         the projection."""
         plain = self.kv_of is None and not self.values_normed and not self.values_are_keys
         changed = self.clip or self.cap or self.alibi or self.norm_after or self.norm_by_head or self.growth is not None
-        return plain and self.causal and not (changed or self.softplus_gate or self.chunk)
+        return plain and self.causal and not (changed or self.softplus_gate or self.chunk or self.out_normed)
 
     @property
     def joined_rows(self) -> Units | None:
