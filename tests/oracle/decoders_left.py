@@ -76,7 +76,6 @@ BY_CLASS: dict[str, str] = {
     "diffusion_gemma_text": "blocks of tokens that are denoised together",
     "embedding_gemma2_text": "no head: it embeds, in both directions",
     "ernie4_5_vl_moe_text": "experts of pictures in the same stacks of a file",
-    "persimmon": "norms of queries and keys that subtract the mean",
     "t5gemma2_text": "an encoder that it reads",
     "unlimited_ocr_text": "windows next to which a token sees all of the prompt",
     "voxtral_realtime_text": "a factor after norms, of the delay of the sound",

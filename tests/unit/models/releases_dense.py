@@ -412,6 +412,13 @@ DENSE_RELEASES: dict[str, Config] = {
     "aria": release(  # the text of Aria
         "aria_text", (100_352, 2560, 1664, 28, 20, 20, 65_536), moe_num_experts=64, moe_num_shared_experts=2,
         moe_topk=6, rms_norm_eps=1e-06, rope_theta=5_000_000),
+    "persimmon": {  # persimmon-8b-base
+        "attention_dropout": 0.0, "bos_token_id": 71_013, "eos_token_id": 71_013, "hidden_act": "relu2",
+        "hidden_dropout": 0.0, "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 16_384,
+        "layer_norm_eps": 1e-05, "max_position_embeddings": 16_384, "model_type": "persimmon",
+        "num_attention_heads": 64, "num_hidden_layers": 36, "partial_rotary_factor": 0.5, "qk_layernorm": True,
+        "rope_scaling": None, "rope_theta": 25_000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "use_cache": True, "vocab_size": 262_144},
     "gpt_neox_japanese": {  # gpt-neox-japanese-2.7b
         "attention_dropout": 0.1, "bos_token_id": 31_999, "eos_token_id": 31_999, "hidden_act": "gelu",
         "hidden_dropout": 0, "hidden_size": 2560, "initializer_range": 0.02, "intermediate_multiple_size": 4,

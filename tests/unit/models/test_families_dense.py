@@ -546,6 +546,18 @@ def test_layers_of_compass_turn_by_their_kind_or_not_at_all() -> None:
             read("cohere_compass", **changes)
 
 
+def test_queries_and_keys_of_persimmon_have_norms_with_biases() -> None:
+    normed = Attention(
+        64, 64, 64, 0.125, Rope(25_000.0, 32), bias=True, grouped=True, qk_norm=True, norm_centred="bias"
+    )
+    model = read("persimmon")
+    assert set(model.mixers) == {normed}
+    assert set(model.feed_forwards) == {Dense(16_384, "relu2", gated=False, bias=True)}
+    plain = replace(normed, qk_norm=False, norm_centred="")
+    assert set(read("persimmon", qk_layernorm=False).mixers) == {plain}
+    assert {mixer.norm_centred for mixer in read("phi", qk_layernorm=True).mixers} == {"bias"}
+
+
 def test_logits_of_nanochat_have_a_cap_unless_it_is_null() -> None:
     assert read("nanochat").logits_cap == 15.0
     assert read("nanochat", final_logit_softcapping=None).logits_cap == 0.0
@@ -608,7 +620,6 @@ def test_layers_of_nemotron_nas_have_sizes_of_their_own() -> None:
         ("laguna", {"num_attention_heads_per_layer": [12] * 40}, "num_key_value_heads 8 must divide it"),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "it must say dense or sparse for each of the 28 layers"),
         ("iquestcoder", {"clip_qkv": 8.0}, "clip_qkv is 8.0: only None is served"),
-        ("phi", {"qk_layernorm": True}, "qk_layernorm is True: only false is served"),
         ("cohere", {"use_qk_norm": True}, "use_qk_norm is True: only false is served"),
         ("cohere", {"logit_scale": 0}, "logit_scale is 0.0: it must not be 0"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True: only false is served"),

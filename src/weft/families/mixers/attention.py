@@ -167,6 +167,7 @@ class Attention(Mixer):
         norm_whole       that norm is over all heads at once, not per head (OLMo)
         norm_by_head     that norm has a weight of each head (PLaMo 2)
         norm_plain       that norm has no weight (Llama 4)
+        norm_centred     that norm subtracts the mean, with a weight ("weight"), or with weight and bias ("bias")
         norm_after       that norm comes after the rotary embedding (Hunyuan)
         values_normed    an RMS norm of values, without a weight
         values_are_keys  the keys before the norm are also the values
@@ -230,6 +231,7 @@ class Attention(Mixer):
     alibi: float = 0.0
     norm_by_head: bool = False
     parts: int = 0
+    norm_centred: Literal["", "weight", "bias"] = ""
     out_normed: bool = False
 
     @property
@@ -257,8 +259,9 @@ class Attention(Mixer):
         """Whether this is the form that the fused kernels compute: causal, with own keys and values, unchanged after
         the projection."""
         plain = self.kv_of is None and not self.values_normed and not self.values_are_keys
-        changed = self.clip or self.cap or self.alibi or self.norm_after or self.norm_by_head or self.growth is not None
-        return plain and self.causal and not (changed or self.softplus_gate or self.chunk or self.out_normed)
+        normed = self.norm_after or self.norm_by_head or self.norm_centred or self.out_normed
+        changed = self.clip or self.cap or self.alibi or normed or self.growth is not None
+        return plain and self.causal and not (changed or self.softplus_gate or self.chunk)
 
     @property
     def joined_rows(self) -> Units | None:
@@ -309,6 +312,8 @@ class Attention(Mixer):
                 role: (Tensor(name, (heads, self.head_dim), "plain"),)
                 for (role, heads), name in zip(weights, norms, strict=True)
             }
+        elif self.norm_centred == "bias":
+            table |= layer_norm("q_norm", self.head_dim, norms[0]) | layer_norm("k_norm", self.head_dim, norms[1])
         elif self.qk_norm and not self.norm_plain:
             table |= norm_weight("q_norm", queries if self.norm_whole else self.head_dim, norms[0])
             if self.kv_of is None:

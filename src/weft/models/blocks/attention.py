@@ -74,6 +74,7 @@ class AttentionBlock:
             q_norm is not None and q_norm.plus_one,
             self.sinks,
             self.v_norm,
+            _biases(q_norm, k_norm),
             *(self.bias or (None, None)),
         )
         plain = self.shape.index is None and not self.shape.value_dim
@@ -139,6 +140,11 @@ def chosen(
 
 
 _CHOICE = "choice"
+
+
+def _biases(q_norm: Norm | None, k_norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    q_bias, k_bias = (None if norm is None else norm.bias for norm in (q_norm, k_norm))
+    return None if q_bias is None or k_bias is None else (q_bias, k_bias)
 
 
 def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
@@ -220,6 +226,11 @@ def read_attention(
         source.leave(f"{name}.{mask}")
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
     q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)
+    if shape.norm_centred and q_norm is not None and k_norm is not None:
+        q_norm, k_norm = (
+            replace(norm, centred=True, bias=table.get(f"{role}.bias"))
+            for norm, role in ((q_norm, "q_norm"), (k_norm, "k_norm"))
+        )
     if shape.norm_by_head and q_norm is not None and k_norm is not None:
         q_norm, k_norm = (replace(norm, weight=norm.weight.flatten()) for norm in (q_norm, k_norm))
     if shape.norm_plain:
