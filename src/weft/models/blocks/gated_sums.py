@@ -30,8 +30,8 @@ class GatedSum(ResidualBlock):
     shares: torch.Tensor = field(kw_only=True)
 
     def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
-        kept_D, added_D = self.shares
-        stream.x_TD = (kept_D * stream.summed() + added_D * y_TD).to(stream.x_TD.dtype)
+        stream_D, block_D = self.shares
+        stream.x_TD = (stream_D * stream.summed() + block_D * y_TD).to(stream.x_TD.dtype)
 
 
 def shares_of(gate_D: torch.Tensor, temperature: float) -> torch.Tensor:
