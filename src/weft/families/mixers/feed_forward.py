@@ -74,6 +74,7 @@ class Experts(BlockShape):
         normed_apart      shared expert, routed experts and router have separate norms, and the weight of each expert
                           has a factor (Gemma 4)
         out_normed        an RMS norm of the output of all experts (A.X K1)
+        sum_bias          a bias of the sum of all experts (JetMoE)
         bank              number of the router and experts, which layers may share; None: the layer has its own
                           (Intern-S2-Mobius)
 
@@ -138,6 +139,7 @@ class Experts(BlockShape):
     hashed: int = 0
     bank: int | None = None
     latent_normed: bool = False
+    sum_bias: bool = False
 
     @property
     def further_norms(self) -> int:
@@ -196,6 +198,8 @@ class Experts(BlockShape):
             table["choice_bias"] = (Tensor(choice_bias, (1, self.count) if choice_row else (self.count,), "float32"),)
         if self.hashed:
             table["by_token"] = (Tensor("gate.tid2eid", (self.hashed, self.per_token), "float32"),)
+        if self.sum_bias:
+            table["sum_bias"] = (Tensor("bias", (hidden,), "plain", of_first=True),)
         if self.shared_gate:
             table |= self.own_table(hidden)
         if self.latent_width:
