@@ -65,7 +65,6 @@ LACKS: dict[str, str] = {
     "alibi": "biases by distance (ALiBi)",
     "mup_scale": "multipliers of its own",
     "multi_query": "joined keys of all heads",
-    "zero_expert_num": "experts that give their input back",
     "mamba_d_state": "",
 }
 """Key -> the part of it that weft lacks, in words; "" for none."""
@@ -77,12 +76,10 @@ BY_CLASS: dict[str, str] = {
     "diffusion_gemma_text": "blocks of tokens that are denoised together",
     "embedding_gemma2_text": "no head: it embeds, in both directions",
     "ernie4_5_vl_moe_text": "experts of pictures in the same stacks of a file",
-    "persimmon": "norms of queries and keys that subtract the mean",
     "t5gemma2_text": "an encoder that it reads",
     "unlimited_ocr_text": "windows next to which a token sees all of the prompt",
     "voxtral_realtime_text": "a factor after norms, of the delay of the sound",
     "openai-gpt": "norms after the sum with the stream",
-    "codegen": "queries, values and keys of a quarter of the heads in turn",
 }
 """What no key says, as the class of transformers computes it."""
 

@@ -44,6 +44,7 @@ WRONG_ONCE: tuple[tuple[str, Path_, Any, str], ...] = (
     ("gemma4", ("layer_types", 0), "full_attention", "refused"),
     ("gemma4", ("rope_parameters", "full_attention", "rope_type"), "default", "refused"),
     ("llama", ("rope_parameters", "rope_type"), "llama3", "refused"),
+    ("longcat_flash", ("moe_topk",), 1, "refused"),
     ("nemotron_h_moe", ("n_group",), 8, "refused"),
     ("olmo3", ("max_position_embeddings",), 1, "followed"),
     ("phi", ("rope_parameters", "rope_type"), "proportional", "refused"),

@@ -20,6 +20,6 @@ def test_the_section_is_what_the_script_writes() -> None:
 
 
 def test_a_part_that_no_family_asks_for_is_named() -> None:
-    stated = {"index_topk": 64, "kv_lora_rank": 16, "hidden_size": 64, "frobnication": 3, "zero_expert_num": 2}
-    assert decoders_left.lacks("some_model", stated) == ["experts that give their input back", "`frobnication`"]
+    stated = {"index_topk": 64, "kv_lora_rank": 16, "hidden_size": 64, "frobnication": 3, "mup_scale": 2}
+    assert decoders_left.lacks("some_model", stated) == ["multipliers of its own", "`frobnication`"]
     assert decoders_left.has(stated) == ["latent attention", "an index"]

@@ -54,7 +54,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
         "ling_2_5_plain", "gigachat3_5", "gigachat3_5_plain", "glm4_moe_lite", "deepseek_v3", "deepseek_v2", "youtu",
         "minicpm3", "sarvam_mla", "axk1",
     ),
-    "attention over latents, in Kimi K3": ("kimi_k3", "kimi_k3_plain"),
+    "attention over latents, in Kimi K3 and LongCat": ("kimi_k3", "kimi_k3_plain", "longcat_flash"),
     "a gate that passes GELU": ("gemma",),
     "attention over chosen blocks": (
         "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain", "deepseek_v32",

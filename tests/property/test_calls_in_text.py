@@ -66,6 +66,8 @@ OWN = {
     '{"import": "a<b", "n": 3}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>',
     "minimax_m2": '<invoke name="look-up.v2"><parameter name="import">a<b</parameter>'
     '<parameter name="n">3</parameter></invoke>',
+    "minimax_m3": ']<]minimax[>[<invoke name="look-up.v2">]<]minimax[>[<import>a<b]<]minimax[>[</import>'
+    "]<]minimax[>[<n>3]<]minimax[>[</n>]<]minimax[>[</invoke>",
     "kimi_k3": '<|open|>call tool="look-up.v2" index="1"<|sep|><|open|>argument key="import" type="string"<|sep|>a<b'
     '<|close|>argument<|sep|><|open|>argument key="n" type="number"<|sep|>3<|close|>argument<|sep|>'
     "<|close|>call<|sep|>",

@@ -48,6 +48,7 @@ def distance(family: str, size: int) -> float:
         ("jamba", 4),
         ("qwen3_5_moe", 2),
         ("interns2_mobius", 2),
+        ("longcat_flash", 4),
         ("nemotron_h_moe", 2),
     ],
 )

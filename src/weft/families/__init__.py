@@ -5,7 +5,7 @@
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
-    gpt2, opt ...     gpt2             attention                      dense; positions at the embedding
+    gpt2, opt ...     gpt2             attention                      dense; positions at the embedding, or turning
     bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
     dbrx              dbrx             attention                      experts, stored as the rows of one matrix
@@ -15,6 +15,7 @@
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
+    longcat_flash     longcat_flash    latent attention               dense, experts added a layer later
     minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
     axk2, hy_v4 ...   latent_chosen    latent attention over chosen tokens; gated norms or several streams
                                                                       dense in the first layer, then experts
@@ -112,6 +113,7 @@ from weft.families import (
     latent_chosen,
     lfm2,
     lightning,
+    longcat,
     mamba,
     mixed,
     muse,
@@ -329,6 +331,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         kimi,
         lfm2,
         lightning,
+        longcat,
         mamba,
         mixed,
         muse,

@@ -1,6 +1,5 @@
 """Decoders whose norms subtract the mean: Command R, OLMo 1, StarCoder 2, StableLM, Nemotron 4, Phi 1 and 2, GPT-NeoX,
-Falcon.
-Those of nanochat have no weight.
+Falcon, Persimmon. Those of nanochat have no weight.
 
 In some, mixer and feed-forward are parallel. Sources: the configuration class and the model of transformers 5.24
 for each ``model_type``; their defaults are in the rows.
@@ -33,6 +32,11 @@ def _nanochat_cap(keys: ConfigKeys) -> Mapping[str, Any]:
     """Return the cap on logits: 15 where config.json is silent, none where it says null."""
     key = "final_logit_softcapping"
     return {"logits_cap": keys.number(key, 0.0 if keys.has(key) else 15.0)}
+
+
+def centred_norms(keys: ConfigKeys, default: bool) -> Mapping[str, Any]:
+    """Return the fields of norms of queries and keys that subtract the mean, where ``qk_layernorm`` asks for them."""
+    return {"qk_norm": True, "norm_centred": "bias"} if keys.boolean("qk_layernorm", default) else {}
 
 
 def _cohere(**more: Any) -> Decoder:
@@ -90,11 +94,10 @@ _PHI = Decoder(
     defaults=sizes(51_200, 2048, 8192, 24, 32, 32, 2048) | {"layer_norm_eps": 1e-5},
     renamed={"rms_norm_eps": "layer_norm_eps"},
     partial=0.5,
-    attention={"bias": True},
+    attention_of=lambda keys: {"bias": True, **centred_norms(keys, False)},
     feed=lambda keys, layer: Dense(keys.integer("intermediate_size"), "gelu_tanh", gated=False, bias=True),
     residual=lambda keys: Residual(centred="bias", parallel="one"),
     more=lambda keys: {"head_bias": True},
-    only={"qk_layernorm": False},
     keys_of=cut_rotary,
 )
 _NEOX = Decoder(
@@ -114,6 +117,22 @@ _NEOX_JAPANESE = replace(
     feed=lambda keys, layer: Dense(
         keys.integer("hidden_size") * keys.integer("intermediate_multiple_size", 4), "gelu", gated=False
     ),
+    residual=lambda keys: Residual(centred="bias"),
+    keys_of=cut_rotary,
+)
+
+
+def _persimmon_attention(keys: ConfigKeys) -> Mapping[str, Any]:
+    heads = keys.integer("num_attention_heads")
+    return {"kv_heads": heads, "grouped": True, "bias": True, **centred_norms(keys, True)}
+
+
+_PERSIMMON = Decoder(
+    defaults=sizes(262_144, 4096, 16_384, 36, 64, 64, 16_384) | {"layer_norm_eps": 1e-5},
+    renamed={"rms_norm_eps": "layer_norm_eps"},
+    partial=0.5,
+    attention_of=_persimmon_attention,
+    feed=lambda keys, layer: Dense(keys.integer("intermediate_size"), "relu2", gated=False, bias=True),
     residual=lambda keys: Residual(centred="bias"),
     keys_of=cut_rotary,
 )
@@ -192,6 +211,7 @@ _NANOCHAT = Decoder(
 )
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
 _UNGATED = replace(NAMES, swiglu=False)
+_LAYERNORMS = ("q_layernorm", "k_layernorm")
 FAMILIES = (
     Family("cohere", ("cohere",), replace(_cohere(), theta=500_000.0), names=_PAIRED),
     Family("cohere2", ("cohere2",), replace(
@@ -201,7 +221,11 @@ FAMILIES = (
         NAMES, swiglu=False, spelled={Dense: {"names": ("c_fc", "c_proj")}})),
     Family("phi", ("phi",), _PHI, "gelu_new", replace(
         _UNGATED, final_norm="final_layernorm", spelled={
-            Attention: {"out": "dense"}, Dense: {"names": ("fc1", "fc2")}})),
+            Attention: {"out": "dense", "norms": _LAYERNORMS}, Dense: {"names": ("fc1", "fc2")}})),
+    Family("persimmon", ("persimmon",), _PERSIMMON, "relu2", replace(
+        _UNGATED, final_norm="final_layernorm", spelled={
+            Attention: {"joined": "query_key_value", "out": "dense", "norms": _LAYERNORMS},
+            Dense: {"names": ("dense_h_to_4h", "dense_4h_to_h")}})),
     Family("gpt_neox", ("gpt_neox",), _NEOX, "gelu", replace(
         _UNGATED, mixers={Attention: "attention"}, final_norm="final_layer_norm", spelled={
             Attention: {"joined": "query_key_value", "out": "dense"},

@@ -1,4 +1,5 @@
-"""GPT-2 and its kin, with positions at the embedding: OPT, StarCoder 1, GPT-Neo, XGLM, BioGPT. GPT-J turns instead.
+"""GPT-2 and its kin, with positions at the embedding: OPT, StarCoder 1, GPT-Neo, XGLM, BioGPT. GPT-J and CodeGen turn
+instead.
 
     x = embed(token) * factor + table[position]
 
@@ -96,6 +97,17 @@ def _turned(keys: ConfigKeys) -> Mapping[str, Any]:
     return {**_own_heads()(keys), "rope": Rope(10_000.0, dim)}
 
 
+def _turned_parts(keys: ConfigKeys) -> Mapping[str, Any]:
+    """Return the fields of CodeGen, whose matrices have the order of the four devices that trained it. Two sizes of
+    CodeGen 2 were trained on eight: their configurations, and no others, state the width of a head."""
+    heads, stated = keys.integer("num_attention_heads"), keys.has("head_dim")
+    parts = 8 if stated else 4
+    keys.only(head_dim=keys.integer("hidden_size") // heads if stated else None)
+    if heads % parts:
+        fail("n_head", heads, f"it must be a multiple of {parts}")
+    return {**_turned(keys), "parts": parts}
+
+
 def _scaled(keys: ConfigKeys) -> Mapping[str, Any]:
     factor = math.sqrt(keys.integer("hidden_size")) if keys.boolean("scale_embedding", True) else 1.0
     return {"embedding_multiplier": factor}
@@ -149,6 +161,7 @@ _GPTJ = Decoder(
     residual=lambda keys: Residual(centred="bias", parallel="one"),
     more=lambda keys: {"head_bias": True},
 )
+_CODEGEN = replace(_GPTJ, attention_of=_turned_parts)
 _OPT = Decoder(
     defaults=_sizes(50_272, 768, 12, 12, 2048) | _TIED | {"intermediate_size": 3072, BIAS: True},
     renamed={"intermediate_size": "ffn_dim", BIAS: "enable_bias"},
@@ -200,6 +213,13 @@ _NEO_NAMES = replace(_UNGATED, spelled={Attention: {"out": "out_proj"}, Dense: {
 _GPTJ_NAMES = replace(
     _UNGATED, spelled={Attention: {"out": "out_proj", "paired": True}, Dense: {"names": ("fc_in", "fc_out")}}
 )
+_CODEGEN_NAMES = replace(
+    _UNGATED,
+    spelled={
+        Attention: {"joined": "qkv_proj", "out": "out_proj", "paired": True},
+        Dense: {"names": ("fc_in", "fc_out")},
+    },
+)
 _FAIRSEQ_NAMES = replace(
     _UNGATED,
     feed="",
@@ -215,6 +235,7 @@ FAMILIES = (
     Family("gpt_bigcode", ("gpt_bigcode",), _BIGCODE, names=_GPT2_NAMES, released=_FILES),
     Family("gpt_neo", ("gpt_neo",), _NEO, names=_NEO_NAMES, released=_FILES),
     Family("gptj", ("gptj",), _GPTJ, names=_GPTJ_NAMES, released=_FILES),
+    Family("codegen", ("codegen",), _CODEGEN, names=_CODEGEN_NAMES, released=_FILES),
     Family("xglm", ("xglm",), _XGLM, names=_FAIRSEQ_NAMES),
     Family("biogpt", ("biogpt",), _BIOGPT, "gelu", _FAIRSEQ_NAMES, ((r"^output_projection\.", "lm_head."),)),
 )  # fmt: skip

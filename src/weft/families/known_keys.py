@@ -101,6 +101,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
              "summary_type", "summary_use_proj"),
     # Whether a softmax is in float32: it is here.
     "gpt_bigcode": ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+    # Its positions end with n_positions, whatever this says.
+    "codegen": ("n_ctx",),
     "gpt_neo": ("classifier_dropout",),
     # Another order of the same sums.
     "bloom": ("slow_but_exact",),

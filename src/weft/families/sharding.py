@@ -22,7 +22,7 @@ from weft.families.mixers.attention import KeyIndex
 from weft.families.mixers.feed_forward import Experts
 from weft.units import ceil_div
 
-_DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width", "out_groups"})
+_DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width", "out_groups", "parts"})
 """Names of fields that are divided: a new mixer that calls its heads ``heads`` needs no change here."""
 _WORDS = {
     "heads": "heads",
@@ -34,6 +34,7 @@ _WORDS = {
     "width": "columns",
     "shared_width": "shared columns",
     "out_groups": "groups of the output",
+    "parts": "parts of a tensor",
 }
 TP_MAX = 64
 """Largest ``--tp`` that ``possible_tps`` tries."""

@@ -177,7 +177,32 @@ class SecondOfTwo(ResidualBlock):
         return normed(self.norm, stream.rows.pop(_SEEN)), ()
 
 
-_SEEN = "seen"
+@dataclass(slots=True)
+class Early(ResidualBlock):
+    """Feed-forward whose output is added to the stream by a later block (``JoinedByEarly``); that of ``now``, which
+    reads the same rows, is added at once.
+    """
+
+    now: FeedForwardBlock = field(kw_only=True)
+
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
+        seen_TD = stream.normed(self.norm)
+        return seen_TD, (seen_TD,)
+
+    def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
+        stream.rows[_EARLY] = y_TD
+        stream.y_TD = self.now(carried[0])
+
+
+@dataclass(slots=True)
+class JoinedByEarly(ResidualBlock):
+    """Block with whose output that of the ``Early`` one before it is added to the stream."""
+
+    def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
+        stream.y_TD = y_TD + stream.rows.pop(_EARLY)
+
+
+_SEEN, _EARLY = "seen", "early"
 
 
 @dataclass(slots=True)

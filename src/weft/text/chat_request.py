@@ -78,6 +78,8 @@ def read_chat(
     shown: dict[str, Any] = dict(conversation.variables or {})
     if checked and choice.mode != "none":
         shown["tools"] = without_marks([tool.definition for tool in checked])
+    if "enable_thinking" in shown and "thinking_mode" in template_variables:  # MiniMax-M3
+        shown.setdefault("thinking_mode", "enabled" if shown["enable_thinking"] else "disabled")
     left_out = [f"tools.{kind}" for kind in hosted_types(conversation.tools)]
     left_out += [f"tools.{name}.format" for name in unheld_formats(conversation.tools)]
     for name in ("documents", "reasoning_effort"):

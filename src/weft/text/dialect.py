@@ -443,7 +443,13 @@ class Dialect:
             token_of = self._tokenizer.added_id
             if wanted is not None:
                 wanted = behind_reasoning(
-                    wanted, start=row.start, end=row.end, opened=inside, token_of=token_of, budget=budget
+                    wanted,
+                    start=row.start,
+                    end=row.end,
+                    opened=inside,
+                    token_of=token_of,
+                    budget=budget,
+                    bare_end=row.bare_end,
                 )
             elif budget is not None:
                 wanted = bounded_reasoning(

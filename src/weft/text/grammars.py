@@ -40,6 +40,8 @@ NO_FORCING = '%llguidance {"no_forcing": true}\n'
 KINDS = ("json", "regex", "choice", "grammar")
 _BODY = "body"
 _ESCAPED = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
+_MARKER = re.compile(r"<[^>]*>|\[[^\]]*\]|\]<\][^\[]*\[>\[")
+"""Pattern of a marker: from a bracket to the next closing one, or as MiniMax writes it (``]<]minimax[>[``)."""
 _LINE_ENDS = "LINE_ENDS: /\\n{0,3}/\n"
 
 TokenOf = Callable[[str], int | None]
@@ -120,15 +122,24 @@ def lark_grammar(rules: str, *, field: str) -> Grammar:
 
 
 def behind_reasoning(
-    grammar: Grammar, *, start: str, end: str, opened: bool, token_of: TokenOf, budget: int | None = None
+    grammar: Grammar,
+    *,
+    start: str,
+    end: str,
+    opened: bool,
+    token_of: TokenOf,
+    budget: int | None = None,
+    bare_end: bool = False,
 ) -> Grammar:
     """Return ``grammar`` for an answer that may reason first: between ``start`` and ``end``, or up to ``end`` if the
-    prompt has ``opened`` the reasoning already. ``budget``: most tokens of the reasoning."""
+    prompt has ``opened`` the reasoning already. ``budget``: most tokens of the reasoning. ``bare_end``: whether ``end``
+    without ``start`` may come instead."""
     grammars = json.loads(grammar.grammar)["grammars"]
     inner = grammars[0]["lark_grammar"].removeprefix(NO_FORCING)
     rest = [{"name": "answer", "lark_grammar": inner}, *grammars[1:], *bounded_thoughts(budget)]
     rules = reasoning_rule(start=start, end=end, opened=opened, token_of=token_of, budget=budget)
-    head = f"{NO_FORCING}start: {'reasoning' if opened else 'reasoning?'} @answer\n{rules}"
+    unopened = f"(reasoning | {literal(end, token_of)} LINE_ENDS)?" if bare_end else "reasoning?"
+    head = f"{NO_FORCING}start: {'reasoning' if opened else unopened} @answer\n{rules}"
     return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": head}, *rest]}), field=grammar.field)
 
 
@@ -216,11 +227,9 @@ def slashed(regex: str) -> str:
 
 
 def _marker_at(text: str, start: int, token_of: TokenOf) -> str | None:
-    """Return the marker that begins at ``start``: from an opening bracket to the next closing one."""
-    closing = {"<": ">", "[": "]"}.get(text[start])
-    end = text.find(closing, start + 1) if closing else -1
-    marker = text[start : end + 1]
-    return marker if end >= 0 and token_of(marker) is not None else None
+    """Return the marker that begins at ``start``."""
+    marker = _MARKER.match(text, start)
+    return marker[0] if marker and token_of(marker[0]) is not None else None
 
 
 def _grammar(body: dict[str, Any], field: str) -> Grammar:

@@ -34,7 +34,8 @@ class ReasoningFormat:
     """A format of reasoning. ``opened``: answers begin inside the reasoning, even if the prompt does not show it.
     ``signs``: texts that identify the format, if the markers do not. ``label``: a line after the start marker that is
     not part of the reasoning. ``again``: reasoning may also follow content. ``frame``: texts before and after content,
-    and after the answer, which are left out (Kimi K3). ``harmony`` and ``inkling`` are read by
+    and after the answer, which are left out (Kimi K3). ``bare_end``: an answer without reasoning may begin with the end
+    marker (MiniMax-M3). ``harmony`` and ``inkling`` are read by
     ``weft.text.channels``."""
 
     name: str
@@ -45,6 +46,7 @@ class ReasoningFormat:
     label: str = ""
     again: bool = False
     frame: tuple[str, ...] = ()
+    bare_end: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -76,6 +78,7 @@ FORMATS: tuple[ReasoningFormat, ...] = (
         frame=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
     ReasoningFormat("plamo3", "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    ReasoningFormat("minimax_m3", "<mm:think>", "</mm:think>", bare_end=True),
     ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
     ReasoningFormat(
         "gemma4", "<|channel>", "<channel|>", signs=("<|channel>", "<channel|>"), label="thought", again=True
@@ -217,10 +220,12 @@ class ReasoningSplitter:
 
     def _begin(self) -> None:
         bare = self._held.lstrip()
-        start = self._row.start
+        start, end = self._row.start, self._row.end if self._row.bare_end and not self._opened else ""
         if bare.startswith(start):
             self._held, self._state = bare[len(start) :], _State.INSIDE
-        elif not start.startswith(bare):
+        elif end and bare.startswith(end):
+            self._held, self._state = bare, _State.BEHIND
+        elif not start.startswith(bare) and not end.startswith(bare):
             self._state = _State.INSIDE if self._opened else _State.CONTENT
 
     def _reason(self) -> str:

@@ -379,6 +379,13 @@ DENSE_RELEASES: dict[str, Config] = {
         routed_scaling_factor=1.0, swa_rope_theta=50_000, topk_group=1, use_dsa=True, use_sliding_window=True,
         v_head_dim=128, layer_types=[
             "full_attention" if layer < 2 or layer % 4 == 1 else "sliding_attention" for layer in range(46)]),
+    "longcat_flash": {  # LongCat-Flash-Chat
+        "model_type": "longcat_flash", "torch_dtype": "bfloat16", "vocab_size": 131_072, "hidden_size": 6144,
+        "ffn_hidden_size": 12_288, "expert_ffn_hidden_size": 2048, "num_layers": 28, "num_attention_heads": 64,
+        "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+        "mla_scale_q_lora": True, "mla_scale_kv_lora": True, "routed_scaling_factor": 6.0, "n_routed_experts": 512,
+        "max_position_embeddings": 131_072, "rms_norm_eps": 1e-05, "rope_theta": 10_000_000.0, "attention_bias": False,
+        "attention_method": "MLA", "zero_expert_num": 256, "zero_expert_type": "identity", "moe_topk": 12},
     "falcon": release(  # falcon-7b-instruct
         "falcon", (65_024, 4544, 0, 32, 71, 0, 2048), alibi=False, bias=False, hidden_act="gelu",
         layer_norm_epsilon=1e-05, multi_query=True, new_decoder_architecture=False, parallel_attn=True,
@@ -396,6 +403,13 @@ DENSE_RELEASES: dict[str, Config] = {
     "aria": release(  # the text of Aria
         "aria_text", (100_352, 2560, 1664, 28, 20, 20, 65_536), moe_num_experts=64, moe_num_shared_experts=2,
         moe_topk=6, rms_norm_eps=1e-06, rope_theta=5_000_000),
+    "persimmon": {  # persimmon-8b-base
+        "attention_dropout": 0.0, "bos_token_id": 71_013, "eos_token_id": 71_013, "hidden_act": "relu2",
+        "hidden_dropout": 0.0, "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 16_384,
+        "layer_norm_eps": 1e-05, "max_position_embeddings": 16_384, "model_type": "persimmon",
+        "num_attention_heads": 64, "num_hidden_layers": 36, "partial_rotary_factor": 0.5, "qk_layernorm": True,
+        "rope_scaling": None, "rope_theta": 25_000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "use_cache": True, "vocab_size": 262_144},
     "gpt_neox_japanese": {  # gpt-neox-japanese-2.7b
         "attention_dropout": 0.1, "bos_token_id": 31_999, "eos_token_id": 31_999, "hidden_act": "gelu",
         "hidden_dropout": 0, "hidden_size": 2560, "initializer_range": 0.02, "intermediate_multiple_size": 4,
@@ -427,6 +441,12 @@ DENSE_RELEASES: dict[str, Config] = {
         "eos_token_id": 50_256, "layer_norm_epsilon": 1e-05, "model_type": "gptj", "n_embd": 4096, "n_head": 16,
         "n_inner": None, "n_layer": 28, "n_positions": 2048, "resid_pdrop": 0.0, "rotary": True, "rotary_dim": 64,
         "scale_attn_weights": True, "tie_word_embeddings": False, "torch_dtype": "float32", "vocab_size": 50_400},
+    "codegen": {  # codegen-2B-mono
+        "activation_function": "gelu_new", "attn_pdrop": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0,
+        "eos_token_id": 50_256, "gradient_checkpointing": False, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05, "model_type": "codegen", "n_ctx": 2048, "n_embd": 2560, "n_head": 32,
+        "n_inner": None, "n_layer": 32, "n_positions": 2048, "resid_pdrop": 0.0, "rotary_dim": 64,
+        "scale_attn_weights": True, "tie_word_embeddings": False, "torch_dtype": "float16", "vocab_size": 51_200},
     "bloom": {  # bloom-7b1
         "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,
         "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "bos_token_id": 1, "eos_token_id": 2,

@@ -173,6 +173,41 @@ def test_layers_of_dots3_choose_tokens_or_have_windows_and_sizes_of_their_own() 
             read("dots3_note", **change)
 
 
+def test_a_layer_of_longcat_is_two_whose_first_has_experts_that_are_added_after_the_second() -> None:
+    model = read("longcat_flash")
+    latent = LatentAttention(
+        64, 512, 64, 128, 128, 192**-0.5, query_rank=1536, rope=Rope(1e7, 64), query_factor=2.0,
+        latent_factor=12**0.5)  # fmt: skip
+    assert model.mixers == (latent,) * 56
+    experts = Experts(
+        512, 12, 2048, False, shared_width=12_288, choice_bias=True, scale=6.0, identities=256, late=True)  # fmt: skip
+    assert model.feed_forwards == (experts, Dense(12_288)) * 28
+    assert (experts.choices, experts.table(6144)["router"][0].dims) == (768, (768, 6144))
+    assert read("longcat_flash", mla_scale_q_lora=False).mixers[0].query_factor == 1.0
+    here = name_here(DENSE_RELEASES["longcat_flash"])
+    for stored, name in (
+        ("model.layers.3.self_attn.0.q_a_proj.weight", "model.layers.6.self_attn.q_a_proj.weight"),
+        ("model.layers.3.input_layernorm.1.weight", "model.layers.7.input_layernorm.weight"),
+        ("model.layers.3.mlps.0.up_proj.weight", "model.layers.6.mlp.shared_experts.up_proj.weight"),
+        ("model.layers.3.mlps.1.up_proj.weight", "model.layers.7.mlp.up_proj.weight"),
+        ("model.layers.3.mlp.experts.1.up_proj.weight", "model.layers.6.mlp.experts.1.up_proj.weight"),
+        ("model.layers.3.mlp.router.classifier.weight", "model.layers.6.mlp.gate.weight"),
+        ("model.layers.3.mlp.router.e_score_correction_bias", "model.layers.6.mlp.gate.e_score_correction_bias"),
+    ):
+        assert here(stored) == name
+    assert here("model.mtp.layers.0.self_attn.q_a_proj.weight") == "model.mtp.layers.0.self_attn.q_a_proj.weight"
+    for change, said in (
+        ({"router_bias": True}, "router_bias is True"),
+        ({"zero_expert_type": "copy"}, "zero_expert_type is 'copy'"),
+        ({"attention_method": "LSA"}, "attention_method is 'LSA': only MLA is served"),
+        ({"q_lora_rank": None}, "q_lora_rank is None"),
+        ({"moe_topk": 769}, "the router has 768 choices"),
+        ({"num_hidden_layers": 28}, "num_hidden_layers is 28: only 56 is served"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            read("longcat_flash", **change)
+
+
 def test_minimax_m3_chooses_blocks_for_each_kv_head_after_three_full_layers() -> None:
     model = read("minimax_m3")
     assert model.indexed == tuple(range(3, 60))
@@ -346,6 +381,18 @@ def test_positions_of_gpt2_and_opt_are_rows_of_a_table_and_heads_of_gptj_turn_in
         read_architecture({"model_type": "gpt_neo", "attention_types": [["far", 24]]})
 
 
+def test_codegens_matrices_have_four_parts_or_eight_where_the_width_of_a_head_is_stated() -> None:
+    first = read("codegen")
+    assert set(first.mixers) == {Attention(32, 32, 80, 80**-0.5, Rope(1e4, 64), parts=4)}
+    assert possible_tps(first) == [1, 2, 4], "a part is not cut"
+    assert (first.residual, first.head_bias) == (Residual(centred="bias", parallel="one"), True)
+    second = read("codegen", n_embd=2048, n_head=16, head_dim=128)  # codegen2-1B
+    assert set(second.mixers) == {Attention(16, 16, 128, 128**-0.5, Rope(1e4, 64), parts=8)}
+    for key, changes in (("head_dim", {"head_dim": 64}), ("n_head", {"n_head": 10})):
+        with pytest.raises(CheckpointError, match=f"{key} is"):
+            read("codegen", **changes)
+
+
 def test_heads_of_bloom_and_mpt_have_a_slope_each_and_no_positions() -> None:
     bloom, mpt = read("bloom"), read("mpt")
     assert set(bloom.mixers) == {Attention(32, 32, 128, 128**-0.5, None, bias=True, grouped=True, alibi=8.0)}
@@ -494,6 +541,18 @@ def test_layers_of_compass_turn_by_their_kind_or_not_at_all() -> None:
             read("cohere_compass", **changes)
 
 
+def test_queries_and_keys_of_persimmon_have_norms_with_biases() -> None:
+    normed = Attention(
+        64, 64, 64, 0.125, Rope(25_000.0, 32), bias=True, grouped=True, qk_norm=True, norm_centred="bias"
+    )
+    model = read("persimmon")
+    assert set(model.mixers) == {normed}
+    assert set(model.feed_forwards) == {Dense(16_384, "relu2", gated=False, bias=True)}
+    plain = replace(normed, qk_norm=False, norm_centred="")
+    assert set(read("persimmon", qk_layernorm=False).mixers) == {plain}
+    assert {mixer.norm_centred for mixer in read("phi", qk_layernorm=True).mixers} == {"bias"}
+
+
 def test_logits_of_nanochat_have_a_cap_unless_it_is_null() -> None:
     assert read("nanochat").logits_cap == 15.0
     assert read("nanochat", final_logit_softcapping=None).logits_cap == 0.0
@@ -556,7 +615,6 @@ def test_layers_of_nemotron_nas_have_sizes_of_their_own() -> None:
         ("laguna", {"num_attention_heads_per_layer": [12] * 40}, "num_key_value_heads 8 must divide it"),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "it must say dense or sparse for each of the 28 layers"),
         ("iquestcoder", {"clip_qkv": 8.0}, "clip_qkv is 8.0: only None is served"),
-        ("phi", {"qk_layernorm": True}, "qk_layernorm is True: only false is served"),
         ("cohere", {"use_qk_norm": True}, "use_qk_norm is True: only false is served"),
         ("cohere", {"logit_scale": 0}, "logit_scale is 0.0: it must not be 0"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True: only false is served"),

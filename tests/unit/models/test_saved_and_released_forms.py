@@ -271,6 +271,18 @@ def test_names_of_a_release_and_its_joined_rows_are_read(name: str, names: dict[
     assert torch.equal(logits(load_model(released)), logits(load_model(checkpoint(name))))
 
 
+def test_rows_in_eight_parts_as_in_codegen_2_are_the_same_model(tmp_path: Path) -> None:
+    tensors = load_file(checkpoint("codegen") / "model.safetensors")
+    for name in [key for key in tensors if key.endswith("qkv_proj.weight")]:
+        q, v, k = (kind.flatten(0, 1) for kind in tensors[name].view(4, 3, 32, 128).unbind(1))  # of 4 parts
+        tensors[name] = torch.stack([kind.view(8, 16, 128) for kind in (q, v, k)], 1).view(-1, 128)
+        tensors[name.replace("qkv_proj.weight", "causal_mask")] = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    released = reformed("codegen", tmp_path, tensors)
+    assert not torch.allclose(logits(load_model(released)), logits(load_model(checkpoint("codegen"))), atol=1e-2)
+    stated = copy_checkpoint(released, tmp_path / "stated", head_dim=16)
+    assert torch.equal(logits(load_model(stated)), logits(load_model(checkpoint("codegen"))))
+
+
 def test_rows_that_the_experts_cannot_share_are_refused(tmp_path: Path) -> None:
     tensors = load_file(checkpoint("dbrx") / "model.safetensors")
     name = "transformer.blocks.1.ffn.experts.mlp.v1"

@@ -109,7 +109,9 @@ def test_a_second_call_may_follow_where_several_may_and_nowhere_else(row: Any) -
         write(one, 5, wish=both)
 
 
-@pytest.mark.parametrize("row", [row for row in FORMATS if row.writes.style == "xml"], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in FORMATS if row.writes.style in ("xml", "nested")], ids=lambda row: row.name
+)
 def test_listed_values_that_are_no_strings_are_written_as_json_has_them(row: Any) -> None:
     parameters = {
         "type": "object",
@@ -160,7 +162,7 @@ def test_free_text_of_an_argument_is_taken_as_it_stands(name: str) -> None:
 
 
 @pytest.mark.parametrize("with_markers", [True, False])
-@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "lfm2", "granite", "kimi"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "lfm2", "granite", "kimi", "minimax_m3"])
 def test_strict_tools_leave_text_free_and_hold_calls_to_the_schema(name: str, with_markers: bool) -> None:
     row = BY_NAME[name]
     token_of = tokenizer(with_markers).added_id

@@ -13,6 +13,7 @@ from tests.fixtures.constrained import tokenizer, write
 from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text.chat import ChatMessage, ChatTemplate
+from weft.text.chat_request import ConversationFields, read_chat
 from weft.text.choices import showing
 from weft.text.dialect import AnswerBlock, AnswerPlan, Dialect, text_of
 from weft.text.grammars import choice_grammar, json_grammar
@@ -51,8 +52,17 @@ FAMILIES: dict[str, tuple[str | None, str, bool]] = {
     "nemotron": ("think", "nemotron", True),
     "llama3": (None, "llama3_json", False),
     "mistral": (None, "mistral", False),
+    "minimax_m3": ("minimax_m3", "minimax_m3", False),
 }
-OPENINGS = ("<tool_call>", "<|tool_call_start|>", "<TOOLCALL>", "<tool_calls>", "[TOOL_CALLS]", '{"name"')
+OPENINGS = (
+    "]<]minimax[>[<tool_call>\n",
+    "<tool_call>",
+    "<|tool_call_start|>",
+    "<TOOLCALL>",
+    "<tool_calls>",
+    "[TOOL_CALLS]",
+    '{"name"',
+)
 
 
 def template(name: str) -> ChatTemplate:
@@ -243,6 +253,57 @@ def test_allowed_tools_are_a_part_of_tools() -> None:
         assert isinstance(grammar, Grammar)
         assert allowed in grammar.grammar
         assert other not in grammar.grammar
+
+
+M3 = "]<]minimax[>["
+
+
+def m3_prompt(enabled: bool | None) -> str:
+    read = template("minimax_m3")
+    variables = None if enabled is None else {"enable_thinking": enabled}
+    fields = ConversationFields(messages=[ChatMessage(role="user", content="?")], variables=variables)
+    request = read_chat(fields, template_variables=read.variables)
+    return read.render(request.messages, variables=request.rendering["variables"])
+
+
+def test_an_answer_of_minimax_m3_may_begin_with_the_end_of_its_reasoning() -> None:
+    m3 = Dialect(template("minimax_m3"), tokenizer())
+    free, thinking, silent = map(m3_prompt, (None, True, False))
+    assert thinking.endswith("<mm:think>")
+    assert silent.endswith("</mm:think>")
+    for text, said in (
+        ("</mm:think>\nsunny", [("text", "sunny")]),
+        ("<mm:think>hm</mm:think>sunny", [("reasoning", "hm"), ("text", "sunny")]),
+        ("sunny</mm:think>", [("text", "sunny</mm:think>")]),
+    ):
+        reader = m3.plan(free).reader(eager=True)
+        for at in range(len(text)):
+            reader.read(text[at], [1], None)
+        reader.read("", [], "stop")
+        assert [(block.kind, block.text) for block in reader.blocks] == said
+        assert (reader.reasoning_tokens > 0) == (said[0][0] == "reasoning")
+    for prompt, texts in {
+        free: ("sunny", "</mm:think>sunny", "<mm:think>hm</mm:think>\nsunny"),
+        thinking: ("hm</mm:think>sunny",),
+        silent: ("sunny",),
+    }.items():
+        grammar = m3.plan(prompt, grammar=ANSWER).grammar
+        for text in texts:
+            assert write(grammar, 1, wish=text) == text
+    with pytest.raises(AssertionError, match="refused"):
+        write(m3.plan(silent, grammar=ANSWER).grammar, 1, wish="</mm:think>")
+
+
+def test_strict_calls_begin_with_the_token_that_only_calls_have() -> None:
+    m3 = Dialect(template("minimax_m3"), tokenizer())
+    strict = (replace(TOOLS[0], strict=True),)
+    grammar = m3.plan(m3_prompt(False), tools=strict, choice=AUTO).grammar
+    call = f'{M3}<invoke name="get_weather">{M3}<city>Paris{M3}</city>{M3}<days>3{M3}</days>{M3}</invoke>'
+    for text in ("No call: <b> {x}", f"I look.{M3}<tool_call>\n{call}\n{M3}</tool_call>"):
+        write(grammar, 1, wish=text, tokens_max=400)
+    for wrong in (f"I look.{M3}<x", f'{M3}<tool_call>\n{M3}<invoke name="get_weather">{M3}<city>Rome'):
+        with pytest.raises(AssertionError, match="refused"):
+            write(grammar, 1, wish=wrong)
 
 
 class FramedTemplate:

@@ -229,6 +229,16 @@ FAMILIES = {
         '<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
         THINK,
     ),
+    "MiniMax-M3": Published(
+        "<mm:think> {%- set ns = ']<]minimax[>[' -%} {%- set begin = ns ~ '<tool_call>' -%}",
+        ("minimax_m3", "minimax_m3"),
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get-weather.v1">]<]minimax[>[<city>Zürich "HB"\n<b>'
+        "]<]minimax[>[</city>]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[<note>null]<]minimax[>[</note>"
+        "]<]minimax[>[</invoke>\n"
+        ']<]minimax[>[<invoke name="get_time">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
+        ("<mm:think>Hm, rain?</mm:think>", "Hm, rain?"),
+        ("]<]minimax[>[", "<tool_call>", "</tool_call>", "<minimax:tool_call>", "</minimax:tool_call>"),
+    ),
     "DeepSeek V3, R1": Published(
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{type}<｜tool▁sep｜>{name}\n```json\n</think>",
         ("think", "deepseek_v3"),
@@ -373,10 +383,10 @@ def test_markers_of_gemma_that_are_special_tokens_stay_in_the_text() -> None:
 
 
 def test_markers_inside_a_head_stay_in_the_text() -> None:
-    family = FAMILIES["DeepSeek V3.1"]
-    text = tokenizer_with(family.tokens)
-    plan = dialect_of(family).plan("", tools=TOOLS, choice=ToolChoice("auto"))
-    assert showing(text, plan.shown_ids).decode(text.encode(family.calls)) == family.calls
+    for family in (FAMILIES["DeepSeek V3.1"], FAMILIES["MiniMax-M3"]):
+        text = tokenizer_with(family.tokens)
+        plan = dialect_of(family).plan("", tools=TOOLS, choice=ToolChoice("auto"))
+        assert showing(text, plan.shown_ids).decode(text.encode(family.calls)) == family.calls
     [row] = [row for row in FORMATS if row.name == "deepseek_v3"]
     assert {"<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"} <= set(row.markers)
 
@@ -392,6 +402,11 @@ def test_calls_are_written_as_they_are_read() -> None:
     )
     assert written["apertus"] == '<|tools_prefix|>[{"get_time": {}}, {"f": {"x": "y"}}]<|tools_suffix|>'
     assert '<invoke name="f">\n<parameter name="x">y</parameter>\n</invoke>' in written["minimax_m2"]
+    assert written["minimax_m3"] == (
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_time">]<]minimax[>[</invoke>\n'
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<x>y]<]minimax[>[</x>]<]minimax[>[</invoke>\n'
+        "]<]minimax[>[</tool_call>"
+    )
     assert 'function<｜tool▁sep｜>f\n```json\n{"x": "y"}\n```<｜tool▁call▁end｜>' in written["deepseek_v3"]
 
 

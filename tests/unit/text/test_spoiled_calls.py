@@ -48,6 +48,7 @@ def wrote(**values: Any) -> Calls:
 
 
 ONE = xml(path="a")
+M2 = '<minimax:tool_call><invoke name="write"><parameter name="path">a</parameter></invoke></minimax:tool_call>'
 CODE = 'if a < b and c > d:\n    print("</div>", {1: [2]})\n\n'
 TYPED: list[tuple[str, str, Any]] = [
     ("mode", '{"a": 1}', '{"a": 1}'),
@@ -115,6 +116,13 @@ CALLED: list[tuple[str, str, str, str, Calls]] = [
     ("doubled envelope", X, f"<tool_call>{ONE}</tool_call>", "", wrote(path="a")),
     ("doubled end of a value", X, ONE.replace("</parameter>", "</parameter>\n</parameter>"), "", wrote(path="a")),
     ("doubled end of the function", X, ONE.replace("</function>", "</function></function>"), "", wrote(path="a")),
+    (
+        "doubled end of the function before another call",
+        "minimax_m2",
+        M2.replace("</invoke>", "</invoke></invoke>" + M2.partition(">")[2].partition("</minimax")[0]),
+        "",
+        wrote(path="a") * 2,
+    ),
     ("text around", X, f"First.\n\n{ONE}\n\nThen.", "First.\n\nThen.", wrote(path="a")),
     (
         "ends of tags in a value",

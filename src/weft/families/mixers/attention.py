@@ -167,6 +167,7 @@ class Attention(Mixer):
         norm_whole       that norm is over all heads at once, not per head (OLMo)
         norm_by_head     that norm has a weight of each head (PLaMo 2)
         norm_plain       that norm has no weight (Llama 4)
+        norm_centred     that norm subtracts the mean, with a weight ("weight"), or with weight and bias ("bias")
         norm_after       that norm comes after the rotary embedding (Hunyuan)
         values_normed    an RMS norm of values, without a weight
         values_are_keys  the keys before the norm are also the values
@@ -176,6 +177,8 @@ class Attention(Mixer):
         value_dim        numbers of a value, if fewer than those of a key; memory keeps values as wide as keys
         value_factor     factor on values (MiMo V2 Flash)
         grouped          a tensor of all three has the rows of each KV head after the queries that share it
+        parts            a tensor of all three has so many parts, in each of which the queries, the values and the keys
+                         of its heads follow each other (CodeGen)
         kv_copies        number of ranks that hold the same KV heads, if there are fewer KV heads than ranks
 
     Scores and output:
@@ -225,6 +228,8 @@ class Attention(Mixer):
     grouped: bool = False
     alibi: float = 0.0
     norm_by_head: bool = False
+    parts: int = 0
+    norm_centred: Literal["", "weight", "bias"] = ""
 
     @property
     def index_width(self) -> int:
@@ -251,8 +256,18 @@ class Attention(Mixer):
         """Whether this is the form that the fused kernels compute: causal, with own keys and values, unchanged after
         the projection."""
         plain = self.kv_of is None and not self.values_normed and not self.values_are_keys
-        changed = self.clip or self.cap or self.alibi or self.norm_after or self.norm_by_head or self.growth is not None
+        normed = self.norm_after or self.norm_by_head or self.norm_centred
+        changed = self.clip or self.cap or self.alibi or normed or self.growth is not None
         return plain and self.causal and not (changed or self.softplus_gate or self.chunk)
+
+    @property
+    def joined_rows(self) -> Units | None:
+        """Rows of one tensor of queries, keys and values in another order than all of one, then all of the next."""
+        if self.parts:
+            return Units(self.parts, 3 * self.heads // self.parts * self.head_dim)
+        if self.grouped and self.kv_copies == 1:  # of one group, which ranks share, the order is the same
+            return Units(self.kv_heads, (self.heads // self.kv_heads + 2) * self.head_dim)
+        return None
 
     def layer_spec(self) -> LayerSpec:
         if self.kv_of is not None:
@@ -284,9 +299,7 @@ class Attention(Mixer):
         own = (("k_proj", keys), ("v_proj", values))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
         parts: tuple[tuple[str, Dim], ...] = (("q_proj", query_rows), *apart, *own)
         if joined:
-            group = self.heads // self.kv_heads + 2
-            grouped = self.grouped and self.kv_copies == 1  # of one group, which ranks share, the order is the same
-            parts = ((joined, Units(self.kv_heads, group * self.head_dim) if grouped else (queries, keys, keys)),)
+            parts = ((joined, self.joined_rows or (queries, keys, keys)),)
         table = product("qkv", read, *parts, bias=self.bias)
         if self.head_gated:
             table["qkv"] += (Tensor(f"{gates}.weight", (Units(self.heads), read)),)
@@ -296,6 +309,8 @@ class Attention(Mixer):
                 role: (Tensor(name, (heads, self.head_dim), "plain"),)
                 for (role, heads), name in zip(weights, norms, strict=True)
             }
+        elif self.norm_centred == "bias":
+            table |= layer_norm("q_norm", self.head_dim, norms[0]) | layer_norm("k_norm", self.head_dim, norms[1])
         elif self.qk_norm and not self.norm_plain:
             table |= norm_weight("q_norm", queries if self.norm_whole else self.head_dim, norms[0])
             if self.kv_of is None:

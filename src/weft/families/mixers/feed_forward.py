@@ -75,6 +75,9 @@ class Experts(BlockShape):
                           has a factor (Gemma 4)
         out_normed        an RMS norm of the output of all experts (A.X K1)
         sum_bias          a bias of the sum of all experts (JetMoE)
+        identities        further choices of the router, after the experts, which give the input back (LongCat)
+        late              the sum of the routed experts joins the stream after the next layer; the shared expert joins
+                          it at once (LongCat)
         bank              number of the router and experts, which layers may share; None: the layer has its own
                           (Intern-S2-Mobius)
 
@@ -140,6 +143,13 @@ class Experts(BlockShape):
     bank: int | None = None
     latent_normed: bool = False
     sum_bias: bool = False
+    identities: int = 0
+    late: bool = False
+
+    @property
+    def choices(self) -> int:
+        """Number of choices of the router, shared experts left out."""
+        return self.count + self.identities
 
     @property
     def further_norms(self) -> int:
@@ -176,7 +186,7 @@ class Experts(BlockShape):
         table: Table = (
             self._router_over_layers(hidden)
             if self.router_width
-            else {"router": (Tensor(router, (self.count + self.shared_count, hidden), "plain"),)}
+            else {"router": (Tensor(router, (self.choices + self.shared_count, hidden), "plain"),)}
         )
         for role, name in (("into", into), ("down", down)):
             table[role] = (Tensor(name, (count, *(dims[role][::-1] if transposed else dims[role]))),)
@@ -195,7 +205,8 @@ class Experts(BlockShape):
         if self.bias:
             table["router.bias"] = (Tensor(router.replace("weight", "bias"), (self.count,), "plain"),)
         if self.choice_bias and not self.router_width:
-            table["choice_bias"] = (Tensor(choice_bias, (1, self.count) if choice_row else (self.count,), "float32"),)
+            biases = (1, self.choices) if choice_row else (self.choices,)
+            table["choice_bias"] = (Tensor(choice_bias, biases, "float32"),)
         if self.hashed:
             table["by_token"] = (Tensor("gate.tid2eid", (self.hashed, self.per_token), "float32"),)
         if self.sum_bias:

@@ -74,6 +74,7 @@ class AttentionBlock:
             q_norm is not None and q_norm.plus_one,
             self.sinks,
             self.v_norm,
+            _biases(q_norm, k_norm),
             *(self.bias or (None, None)),
         )
         plain = self.shape.index is None and not self.shape.value_dim
@@ -141,6 +142,11 @@ def chosen(
 _CHOICE = "choice"
 
 
+def _biases(q_norm: Norm | None, k_norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    q_bias, k_bias = (None if norm is None else norm.bias for norm in (q_norm, k_norm))
+    return None if q_bias is None or k_bias is None else (q_bias, k_bias)
+
+
 def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:
     """Return all query rows, then all gate rows, of a gated query projection that is stored head by head as [query |
     gate]. ``weight``: [heads * 2 * head_dim, ...] -> the same shape.
@@ -154,13 +160,20 @@ def halves_swapped(rows: torch.Tensor, *, head_dim: int) -> torch.Tensor:
     return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).flip(1).flatten(0, 2)
 
 
-def parts_apart(rows: torch.Tensor, *, head_dim: int, queries: int) -> torch.Tensor:
-    """Return all rows of queries, then those of keys, then those of values, of ``rows`` [KV heads x (queries + 2) x
-    head_dim, ...].
+def kinds_apart(rows: torch.Tensor, *, shape: Attention) -> torch.Tensor:
+    """Return all rows of queries, then those of keys, then those of values, of one tensor [rows, ...] in which those
+    of some heads follow each other (``shape.grouped``, ``shape.parts``).
     """
-    rows_GHD = rows.view(-1, queries + 2, head_dim, *rows.shape[1:])
-    parts = torch.split(rows_GHD, [queries, 1, 1], dim=1)
-    return torch.cat([part.flatten(0, 2) for part in parts])
+    own = shape.heads // (shape.parts or shape.kv_heads)
+    heads, kinds = ([own, own, own], (0, 2, 1)) if shape.parts else ([own, 1, 1], (0, 1, 2))
+    rows_GHD = rows.view(-1, sum(heads), shape.head_dim, *rows.shape[1:])
+    each = torch.split(rows_GHD, heads, dim=1)
+    return torch.cat([each[kind].flatten(0, 2) for kind in kinds])
+
+
+def first_ordered(rows: torch.Tensor, *, order: Order, count: int) -> torch.Tensor:
+    """Return ``rows`` with the first ``count`` in ``order``."""
+    return torch.cat((order(rows[:count]), rows[count:]))
 
 
 def read_attention(
@@ -196,22 +209,28 @@ def read_attention(
         if bias is not None:
             query_rows = 2 * shape.heads * shape.head_dim
             bias[:query_rows] = separate_gate(bias[:query_rows], shape.heads, shape.head_dim)
+    if joined and shape.joined_rows is not None:
+        orders[f"{joined}.weight"] = partial(kinds_apart, shape=shape)
+        bias = None if bias is None else kinds_apart(bias, shape=shape)
     if (paired or backwards) and shape.rope is not None:
         order: Order = partial(halves_swapped, head_dim=shape.head_dim)
         if paired:
             order = partial(neighbours_apart, head_dim=shape.head_dim, turned=shape.rope.rotary_dim)
         orders |= {"q_proj.weight": order, "k_proj.weight": order}
-        if bias is not None:
-            turned = (shape.heads + shape.kv_heads) * shape.head_dim
-            bias[:turned] = order(bias[:turned])
-    if shape.grouped:
-        queries = shape.heads // shape.kv_heads
-        orders[f"{joined}.weight"] = order = partial(parts_apart, head_dim=shape.head_dim, queries=queries)
-        bias = None if bias is None else order(bias)
-    for mask in ("bias", "masked_bias"):  # masks in files of old versions
+        both = partial(first_ordered, order=order, count=(shape.heads + shape.kv_heads) * shape.head_dim)
+        if joined:
+            place = orders.get(f"{joined}.weight", torch.clone)
+            orders[f"{joined}.weight"] = lambda rows: both(place(rows))
+        bias = None if bias is None else both(bias)
+    for mask in ("bias", "causal_mask", "masked_bias"):  # masks in files of old versions
         source.leave(f"{name}.{mask}")
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
     q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)
+    if shape.norm_centred and q_norm is not None and k_norm is not None:
+        q_norm, k_norm = (
+            replace(norm, centred=True, bias=table.get(f"{role}.bias"))
+            for norm, role in ((q_norm, "q_norm"), (k_norm, "k_norm"))
+        )
     if shape.norm_by_head and q_norm is not None and k_norm is not None:
         q_norm, k_norm = (replace(norm, weight=norm.weight.flatten()) for norm in (q_norm, k_norm))
     if shape.norm_plain:

@@ -146,6 +146,8 @@ class ExpertsBlock:
     adapted: AdaptedBlock[ExpertsChange] | None = None
     by_token: torch.Tensor | None = None
     """int32 [tokens, X]: the experts of each token, if its number chooses them."""
+    gives_back: bool = False
+    """Whether choices after the experts (``shape.identities``) add the input to the sum, which the first rank does."""
     _rule: ChoiceRule = field(init=False)
 
     def __post_init__(self) -> None:
@@ -177,6 +179,11 @@ class ExpertsBlock:
 
     def of_choices(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
         """Return the output of only the routed experts."""
+        own_T1 = None
+        if self.shape.identities:
+            back_TX = ids_TX >= self.shape.count
+            ids_TX = ids_TX.masked_fill(back_TX, PAD)
+            own_T1 = weights_TX.masked_fill(~back_TX, 0.0).sum(-1, keepdim=True) if self.gives_back else None
         if self.choices is not None:
             # Ids start at PAD (-1), so the first count is of the choices to skip.
             counts = torch.bincount(ids_TX.flatten() - PAD, minlength=self.shape.count + 1)
@@ -185,7 +192,8 @@ class ExpertsBlock:
             ids_TX = _of_own(ids_TX, self.own)
         routed = x_TD if self.latent_in is None else self.latent_in(x_TD)
         y_TD = self._routed(routed, ids_TX, weights_TX)
-        return y_TD if self.latent_out is None or self.latent_norm is not None else self.latent_out(y_TD)
+        y_TD = y_TD if self.latent_out is None or self.latent_norm is not None else self.latent_out(y_TD)
+        return y_TD if own_T1 is None else torch.addcmul(y_TD, x_TD, own_T1)
 
     def _routed(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
         if not self.shape.weighs_input:
@@ -377,6 +385,10 @@ def read_experts(
             else order(table.tensor("into.bias"))
         )
         block.biases = ExpertBiases(of_into, table.tensor("down.bias"))
+    if shape.identities:
+        block.gives_back = read.source.place.rank == 0
+        for number in range(shape.count, shape.choices):  # transformers' save has matrices that nothing multiplies
+            read.source.leave_all(f"{name}.experts.{number}.")
     if shape.shared_gate:
         block.shared_gate = table.plain("shared_gate")
     if shape.latent_width:

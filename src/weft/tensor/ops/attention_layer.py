@@ -47,6 +47,8 @@ class AttentionCore:
     """float32 [heads]: scores that take part in each sum and add nothing."""
     v_norm: torch.Tensor | None = None
     """Ones [D], if ``shape.values_normed``."""
+    norm_biases: tuple[torch.Tensor, torch.Tensor] | None = None
+    """[D] each, of the norms of q and k, if ``shape.norm_centred`` is "bias"."""
     bank: torch.Tensor | None = None
     """float32 [R, extent], of scores that have a bias by distance."""
     slopes: torch.Tensor | None = None
@@ -232,6 +234,9 @@ def _split(
     q_weight, k_weight = core.q_norm, core.k_norm
 
     def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if shape.norm_centred:
+            x_THD, weights_HD = (torch.unflatten(rows, -1, (-1, shape.head_dim)) for rows in (x, weight))
+            return (F.layer_norm(x_THD, (shape.head_dim,), eps=core.norm_eps) * weights_HD).view_as(x)
         group = shape.head_dim if shape.norm_by_head else None
         return rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one, group_size=group)
 
@@ -244,6 +249,8 @@ def _split(
         q_THD = normed(q_THD, q_weight)
     if k_weight is not None and by_head:
         k_THD = normed(k_THD, k_weight)
+    if core.norm_biases is not None:
+        q_THD, k_THD = q_THD + core.norm_biases[0], k_THD + core.norm_biases[1]
     if core.v_norm is not None:
         v_THD = rms_norm(v_THD, core.v_norm, core.norm_eps)
     return (q_THD, gate if shape.gated else None, k_THD, v_THD, head_gate_TH if shape.head_gated else None)

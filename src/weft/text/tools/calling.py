@@ -6,10 +6,12 @@
              <function=f> <parameter=x> text or JSON </parameter> ... </function>     xml
              f(x=<JSON schema of x>, ...)                                             python
              call:f{x:<JSON schema of x>,...}                                         braces
+             <f> <x> text, JSON, or elements by the schema of x </x> ... </f>         nested
 
 So the arguments always fit the tool's schema. Tags and Python have one value per parameter, in the order of the schema;
 optional parameters may be left out, and additional properties are not written. A string in tags is free text: its
-length and pattern are not enforced.
+length and pattern are not enforced. Nested elements are written for arrays with a schema of their items and objects
+with properties, at any depth; other arrays and objects are JSON text, which readers accept too.
 
 ``strict_grammar`` leaves the model free to call or not: free text, and after an opening marker a call that fits the
 schema. It is used for all tools of a request if one tool is strict or not all tools are allowed.
@@ -18,15 +20,15 @@ schema. It is used for all tools of a request if one tool is strict or not all t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_grammar, literal, quoted, slashed
 from weft.text.tools.definitions import Tool
-from weft.text.tools.formats import Tags, ToolFormat
-from weft.text.tools.values import fixed_values, followed, json_type, types_of
+from weft.text.tools.formats import ITEM, Tags, ToolFormat
+from weft.text.tools.values import alternatives, fixed_values, followed, json_type, types_of
 
 _NUMBER = "\0"
 """Placeholder for a call's number."""
@@ -43,6 +45,13 @@ class _Rules:
         name = f"r{len(self.lines)}"
         self.lines.append(f"{name}{options}: {body or quoted('')}")
         return name
+
+    def free_text(self, end: str) -> str:
+        """Return free text and then ``end``."""
+        marker = self.text(end.lstrip("\n"))
+        if marker.startswith("<["):
+            return _sequence(self.add(FREE_TEXT), marker)  # free text includes line ends before the marker
+        return self.add(FREE_TEXT, f"[suffix={quoted(end)}]")
 
     def text(self, text: str) -> str:
         return literal(text, self._token_of)
@@ -73,8 +82,12 @@ def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, tok
     format."""
     opening = row.writes.lead + row.writes.before
     marker = next((open for open in row.opens if opening.startswith(open)), None)
-    # Free text has no special tokens, so a marker of several tokens, some of them special, cannot end it.
-    if marker is None or (token_of(marker) is None and "<[" in literal(marker, token_of)):
+    text = literal(marker, token_of) if marker else ""
+    # Free text has no special tokens. So a marker of several tokens, some of them special, cannot end it, unless it
+    # begins with the token that only calls of the format have.
+    own = token_of(row.tokens[0]) if len(row.tokens) == 1 else None
+    begins_calls = text.startswith(f"<[{own}]>")
+    if marker is None or ("<[" in text and token_of(marker) is None and not begins_calls):
         raise RequestError(
             f"{field}: strict and allowed tools need the mode required with this model, whose "
             f"calls ({row.name}) begin with no marker of one token",
@@ -82,8 +95,7 @@ def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, tok
         )
     rules = _Rules(token_of)
     body = _calls(rules, row, tools, several=several, field=field, without=marker)
-    token = token_of(marker)
-    head = f"TEXT <[{token}]>" if token is not None else rules.add(FREE_TEXT, f"[suffix={quoted(marker)}]")
+    head = f"TEXT {text}" if text.startswith("<[") else rules.add(FREE_TEXT, f"[suffix={quoted(marker)}]")
     again = "*" if several and not row.writes.lead else "?"
     return lark_grammar(
         "\n".join([f"start: (begun){again} TEXT", f"begun: {head} {body}", f"TEXT: {FREE_TEXT}", *rules.lines]),
@@ -138,6 +150,10 @@ def _call(rules: _Rules, row: ToolFormat, tool: Tool, field: str) -> str:
         opening, marked, after = tags.begin(name, _NUMBER).partition(_NUMBER)
         index = (rules.add(slashed("[0-9]{1,3}")), rules.text(after)) if marked else ()
         return rules.add(_sequence(rules.text(opening), *index, *parts, rules.text(tags.function_end)))
+    if writes.style == "nested":
+        elements = _Elements(rules, row.tags, tool, field)
+        begin, end = rules.text(row.tags.begin(name)), rules.text(row.tags.function_end)
+        return rules.add(_sequence(begin, elements.of_object(tool.properties, tool.parameters.get("required")), end))
     if writes.style == "braces":
         members = _members(rules, tool, ",", lambda key: _brace_member(rules, row.quote, tool, key, field))
         return rules.add(_sequence(quoted(f"call:{name}{{"), members, quoted("}")))
@@ -152,8 +168,11 @@ def _required(tool: Tool) -> set[str]:
 
 
 def _part_schema(tool: Tool, key: str) -> dict[str, Any]:
-    """Return the schema of one property, with the definitions that it may refer to."""
-    schema = tool.properties[key]
+    return _with_definitions(tool, tool.properties[key])
+
+
+def _with_definitions(tool: Tool, schema: Any) -> dict[str, Any]:
+    """Return a part of the tool's schema, with the definitions that it may refer to."""
     names = [name for name in ("$defs", "definitions") if name in tool.parameters]
     shared: dict[str, Any] = {name: tool.parameters[name] for name in names}
     return {**shared, **schema} if isinstance(schema, dict) else shared
@@ -173,12 +192,7 @@ def _xml_parameter(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) 
     if tool.input_regex is not None:
         value = f"{rules.add(slashed(tool.input_regex))} {rules.text(end)}"
     elif free:
-        token = rules.text(tags.parameter_end)
-        if token.startswith("<["):
-            # Free text includes the line end before the tag.
-            value = _sequence(rules.add(FREE_TEXT), token, rules.text(tags.line_end))
-        else:
-            value = rules.add(FREE_TEXT, f"[suffix={quoted(end)}]")
+        value = rules.free_text(end)
     elif types == {"string"} and listed:
         choices = " | ".join(quoted(str(choice)) for choice in listed)
         value = f"({choices}) {rules.text(end)}"
@@ -212,6 +226,57 @@ def _typed(
     ]
 
 
+class _Elements:
+    """Rules of the nested elements of a call of ``tool``. A schema that refers to itself becomes a rule that does."""
+
+    def __init__(self, rules: _Rules, tags: Tags, tool: Tool, field: str) -> None:
+        self._rules, self._tags, self._tool, self._field = rules, tags, tool, field
+        self._known: dict[tuple[int, str], str] = {}
+        """Names of rules, by the identity of a schema and the name of the element."""
+
+    def of_object(self, properties: Mapping[str, Any], required: Any) -> str:
+        """Return the elements of an object: those of its properties in order."""
+        names = required if isinstance(required, list) else ()
+        return _sequence(*(self._one(key, properties[key]) + "?" * (key not in names) for key in properties))
+
+    def _one(self, name: str, schema: Any) -> str:
+        key, lines = (id(schema), name), self._rules.lines
+        if key not in self._known:
+            rule = self._known[key] = self._rules.add("")
+            index, end = len(lines) - 1, self._tags.element_end(name)
+            values = " | ".join(self._values(schema if isinstance(schema, dict) else {}, end))
+            lines[index] = f"{rule}: {self._rules.text(self._tags.parameter_begin(name, ''))} ({values})"
+        return self._known[key]
+
+    def _values(self, schema: dict[str, Any], end: str) -> list[str]:
+        """Return the forms of a value, each with the end tag ``end``."""
+        rules, root, closing = self._rules, self._tool.parameters, self._rules.text(end)
+        if self._tool.input_regex is not None:
+            return [_sequence(rules.add(slashed(self._tool.input_regex)), closing)]
+        forms: list[str] = []
+        types: set[str] = set()
+        for part in alternatives(schema, root) or [schema]:
+            kinds, items, properties = types_of(part, root), part.get("items"), part.get("properties")
+            if listed := fixed_values(part):
+                texts = (value if isinstance(value, str) else json.dumps(value) for value in listed)
+                forms += [_sequence(quoted(text), closing) for text in texts]
+                continue
+            if "array" in kinds and isinstance(items, dict) and "prefixItems" not in part:
+                bounds = f"{{{part.get('minItems', 0)},{part.get('maxItems', '')}}}"
+                forms.append(_sequence(self._one(ITEM, items) + bounds, closing))
+                kinds = kinds - {"array"}
+            if "object" in kinds and isinstance(properties, dict) and properties:
+                forms.append(_sequence(self.of_object(properties, part.get("required")), closing))
+                kinds = kinds - {"object"}
+            types |= kinds
+        if "string" in types or not (types or forms):
+            return [*forms, rules.free_text(end)]
+        if types:
+            typed = _with_definitions(self._tool, {**schema, "type": sorted(types)})
+            forms.append(_sequence(rules.schema(typed, self._field), closing))
+        return forms
+
+
 def _lists_values(schema: dict[str, Any]) -> bool:
     """Return whether the schema has an enum or a constant anywhere: then free text would not be enough."""
     text = json.dumps(schema)
@@ -223,12 +288,7 @@ def _brace_member(rules: _Rules, quote: str, tool: Tool, key: str, field: str) -
     is_text = types_of(schema, schema) == {"string"} and not _lists_values(schema) and tool.input_regex is None
     if not is_text:
         return _sequence(quoted(f"{key}:"), rules.schema(schema, field))
-    text = (
-        f"{rules.add(FREE_TEXT)} {token}"
-        if token.startswith("<[")
-        else rules.add(FREE_TEXT, f"[suffix={quoted(quote)}]")
-    )
-    return _sequence(quoted(f"{key}:"), token, text)
+    return _sequence(quoted(f"{key}:"), token, rules.free_text(quote))
 
 
 def _members(rules: _Rules, tool: Tool, separator: str, written: Callable[[str], str]) -> str:

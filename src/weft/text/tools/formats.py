@@ -6,8 +6,8 @@
     signs       texts of a chat template that identify the format; the first row whose signs are all present wins
     tokens      markers that identify the format as tokens of the vocabulary, if the template has no signs
 
-Readers, grammars and detection use the row. A new format needs only a row if its calls are JSON, tags, Python, name and
-JSON, or Gemma's ``call:name{...}``; ``docs/chat.md`` has the table of families.
+Readers, grammars and detection use the row. A new format needs only a row if its calls are JSON, tags, nested
+elements, Python, name and JSON, or Gemma's ``call:name{...}``; ``docs/chat.md`` has the table of families.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from weft.errors import ConfigError
 
 AUTO, NONE = "auto", "none"
 _MARKER = re.compile("<[^<>]+>")
-"""Pattern of the markers in the texts around a name."""
+"""Pattern of the markers in the texts around calls and names."""
+ITEM = "item"
+"""Name of an element of an array, in the syntax "nested"."""
 
-Body = Literal["json", "xml", "python", "headed", "braces"]
+Body = Literal["json", "xml", "python", "headed", "braces", "nested"]
 HasToken = Callable[[str], bool]
 """Function that tells whether a text is one added token of the vocabulary."""
 
@@ -123,6 +125,10 @@ class Tags:
             return f'{self.parameter} name="{name}"{said}>'
         return f"{self.parameter}{name}{self.named}" + "\n" * self.padded
 
+    def element_end(self, name: str) -> str:
+        """Return the end tag of an element, in the syntax "nested"."""
+        return f"{self.parameter_end}{name}>"
+
     @property
     def value_end(self) -> str:
         return "\n" * self.padded + self.parameter_end + self.line_end
@@ -164,15 +170,17 @@ class ToolFormat:
     def ends(self) -> tuple[str, ...]:
         """Markers without meaning after a call: some models write one too many."""
         closes = dict.fromkeys(envelope.close for envelope in self.envelopes if envelope.close)
-        has_tags = any(body == "xml" for envelope in self.envelopes for _, body in envelope.bodies)
-        return (*closes, *(end for end in (self.tags.function_end, self.tags.parameter_end) if has_tags and end))
+        bodies = {body for envelope in self.envelopes for _, body in envelope.bodies}
+        of_calls = (self.tags.function_end,) if bodies & {"xml", "nested"} else ()
+        of_values = (self.tags.parameter_end,) if "xml" in bodies else ()
+        return (*closes, *(end for end in (*of_calls, *of_values) if end))
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts of the format that may be single tokens, which must not be left out of the answer's text."""
         heads = (self.head.before, self.head.arguments, self.head.behind, self.head.numbered) if self.head else ()
-        parts = (part for text in heads for part in (text, *_MARKER.findall(text)))
-        known = (*self.opens, *self.ends, *parts, *self.tags.markers, self.quote, *self.tokens)
+        parts = (part for text in (*self.opens, *self.ends, *heads) for part in (text, *_MARKER.findall(text)))
+        known = (*parts, *self.tags.markers, self.quote, *self.tokens)
         return tuple(dict.fromkeys(text for text in known if text))
 
 
@@ -185,6 +193,7 @@ _DSML = tuple(
 )
 _DSML_TAGS = Tags("<｜DSML｜invoke", "</｜DSML｜invoke>", "<｜DSML｜parameter", ">", "</｜DSML｜parameter>",
                   padded=False, quoted=True, says_type=True)  # fmt: skip
+_M3 = "]<]minimax[>["
 _BARE_FUNCTION = Envelope("<function=", None, (("<", "xml"),), keeps_open=True)
 
 FORMATS: tuple[ToolFormat, ...] = (
@@ -241,6 +250,12 @@ FORMATS: tuple[ToolFormat, ...] = (
         signs=(("｜GCML｜",),), tokens=("<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>"),
         tags=Tags("<｜GCML｜invoke", "</｜GCML｜invoke>", "<｜GCML｜parameter", ">", "</｜GCML｜parameter>",
                   padded=False, quoted=True, says_type=True)),
+    ToolFormat(   # its vocabulary may also have the markers of MiniMax-M2
+        "minimax_m3", (Envelope(f"{_M3}<tool_call>", f"{_M3}</tool_call>", (("]", "nested"),)),),
+        Writing("nested", lead=f"{_M3}<tool_call>\n", between="\n", tail=f"\n{_M3}</tool_call>"),
+        signs=((_M3,),), tokens=(_M3,),
+        tags=Tags(f"{_M3}<invoke", f"{_M3}</invoke>", f"{_M3}<", ">", f"{_M3}</", padded=False, quoted=True,
+                  heads=(f'{_M3}<invoke name="{{name}}">', f"{_M3}<{{name}}>"))),
     ToolFormat(
         "minimax_m2", (Envelope("<minimax:tool_call>", "</minimax:tool_call>", (("<", "xml"),)),),
         Writing("xml", lead="<minimax:tool_call>\n", between="\n", tail="\n</minimax:tool_call>"),

@@ -31,6 +31,7 @@ from weft.text.tools.brace_calls import BraceCalls
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import Body, Envelope, ToolFormat
 from weft.text.tools.json_calls import HELD_CHARS, BodyReader, CallDelta, CallGate, HeadedCalls, JsonCalls
+from weft.text.tools.nested_calls import NestedCalls
 from weft.text.tools.python_calls import PythonCalls
 from weft.text.tools.tag_calls import TagCalls
 from weft.text.tools.values import Parameters
@@ -143,8 +144,9 @@ class ToolCallReader:
     def _reader(self, body: Body, close: str | None) -> BodyReader:
         if body == "json":
             return JsonCalls(close, keyed=not self._row.writes.key)
-        if body == "xml":
-            return TagCalls(close, self._row.opens, self._parameters, self._row.tags)
+        if body in ("xml", "nested"):
+            reader = TagCalls if body == "xml" else NestedCalls
+            return reader(close, self._row.opens, self._parameters, self._row.tags)
         if body == "python":
             return PythonCalls(close)
         if body == "braces":

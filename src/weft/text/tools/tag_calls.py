@@ -32,12 +32,13 @@ from weft.text.tools.values import Parameters, is_object, parse_json, read_value
 
 _NAME_CHARS_MAX = 256
 _BARE_NAME = re.compile(r"[\w.:/-]+")
-_NO_END = (-1, -1)
+NO_END = (-1, -1)
+"""Ends of a value and of its tag, where a mark ends no value."""
 
 
 @lru_cache
 def _named(attribute: str) -> re.Pattern[str]:
-    return re.compile(rf"""\s{attribute}=(?:"([^"]*)"|'([^']*)')""")
+    return re.compile(rf"""\s{attribute}=(?:"([^"]*)"|'([^']*)'|([^\s"'<>]+))""")
 
 
 @lru_cache
@@ -98,8 +99,12 @@ class TagCalls(BodyReader):
         if self.close is not None and rest.startswith(self.close):
             self.end = self._at + len(self.close)
             return True
-        if not last and (not rest or may_become(rest, [mark for mark in (self.close, tags.function) if mark])):
+        doubled = tags.function_end if self.call_count else ""
+        if not last and (not rest or may_become(rest, [mark for mark in (self.close, tags.function, doubled) if mark])):
             return False
+        if doubled and rest.startswith(doubled):
+            self._at += len(doubled)
+            return True
         if not tags.function and not self.call_count:
             return self._bare_name(rest, deltas, last)
         if tags.function and rest.startswith(tags.function) and (self.close is not None or not self.call_count):
@@ -197,7 +202,7 @@ class TagCalls(BodyReader):
         name = rest[len(tag) : match.start() if match else None]
         if self._tags.quoted and match:
             attribute = _named(self._tags.attributes[tag != self._tags.function]).search(name)
-            name = (attribute[1] or attribute[2] or "") if attribute else ""
+            name = next(filter(None, attribute.groups()), "") if attribute else ""
         if not match:
             name = name.partition("<")[0]
         is_prose = tag == self._tags.function and len(name.split()) > HEAD_WORDS_MAX
@@ -206,14 +211,16 @@ class TagCalls(BodyReader):
             return None, 0
         return (name.strip(), match.end()) if match else (None, 0)
 
-    def _begin_value(self, name: str, tag: str, deltas: list[CallDelta]) -> None:
+    def _begin_value(self, name: str, tag: str, deltas: list[CallDelta], *, has_elements: bool = False) -> None:
+        """Begin a value. ``has_elements``: whether it begins with another tag, and so is not text if its type is
+        unknown."""
         assert self._function is not None
         name = self._parameters.parameter(self._function, name)
         if self._tags.says_type:
             self._is_text = self._tags.text_type in tag
         else:
             self._types = self._parameters.types(self._function, name)
-            self._is_text = self._types <= {"string"}
+            self._is_text = self._types == {"string"} or not (self._types or has_elements)
         begun = f"{', ' if self._given else '{'}{to_json(name)}: " + '"' * self._is_text
         self._parameter, self._possible_end, self._is_begun = name, None, not self._tags.padded
         self._given.add(name)
@@ -267,30 +274,30 @@ class TagCalls(BodyReader):
         while (match := self._mark.search(self.text, self._scanned)) is not None:
             self._scanned = match.start()
             ends = self._at_mark(match, last)
-            if ends != _NO_END:
+            if ends != NO_END:
                 return ends
             self._scanned = match.end()
         self._scanned = max(self._scanned, len(self.text) - (0 if last else held_characters(self.text, self._marks)))
         return None
 
     def _at_mark(self, match: re.Match[str], last: bool) -> tuple[int, int] | None:
-        """Return the ends of the value and of its tag for a possible end tag; ``_NO_END`` if the tag is a part of the
+        """Return the ends of the value and of its tag for a possible end tag; ``NO_END`` if the tag is a part of the
         value, None while that is undecided."""
         mark, here = match[0], match.start()
         if mark == self._tags.parameter_end:
             return self._at_proper_end(match, last)
         names = self._parameters.names(self._function or "")
         if mark in self._next_calls:
-            return self._possible_end or _NO_END
+            return self._possible_end or NO_END
         if not self._is_offered or self._parameter not in names:
-            return _NO_END
+            return NO_END
         if mark != self._tags.parameter:
             return self._at_missing_end(match, last)
         end = _tag_end(self._tags).search(self.text, match.end(), match.end() + _NAME_CHARS_MAX)
         if end is None:
-            return None if not last and len(self.text) - match.end() < _NAME_CHARS_MAX else _NO_END
+            return None if not last and len(self.text) - match.end() < _NAME_CHARS_MAX else NO_END
         name = self._parameters.parameter(self._function or "", self.text[match.end() : end.start()].strip())
-        return (here, here) if name in names and name not in self._given else _NO_END
+        return (here, here) if name in names and name not in self._given else NO_END
 
     def _at_proper_end(self, match: re.Match[str], last: bool) -> tuple[int, int] | None:
         tags, rest = self._tags, self.text[match.end() :].lstrip()
@@ -301,7 +308,7 @@ class TagCalls(BodyReader):
         if not last and (not rest or may_become(rest, followers)):
             return None
         self._possible_end = self._possible_end or match.span()
-        return _NO_END
+        return NO_END
 
     def _at_missing_end(self, match: re.Match[str], last: bool) -> tuple[int, int] | None:
         """Return the same as ``_at_mark`` for the end of a function or of an envelope."""
@@ -315,4 +322,4 @@ class TagCalls(BodyReader):
         if not rest or rest.startswith(self._next_calls):
             return end
         self._possible_end = end
-        return _NO_END
+        return NO_END

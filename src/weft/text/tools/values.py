@@ -144,10 +144,8 @@ def types_of(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX) -> set
     named = schema.get("type")
     names = named if isinstance(named, list) else [named]
     types = {_TYPE_NAMES[name.lower()] for name in names if isinstance(name, str) and name.lower() in _TYPE_NAMES}
-    for key in ("anyOf", "oneOf", "allOf"):
-        alternatives = schema.get(key)
-        for inner in alternatives if isinstance(alternatives, list) else ():
-            types |= types_of(inner, root, hops - 1)
+    for inner in parts_of(schema):
+        types |= types_of(inner, root, hops - 1)
     if not types:
         for value in fixed_values(schema):
             types |= _types_of_value(value)
@@ -157,6 +155,22 @@ def types_of(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX) -> set
     if "$ref" in schema:
         types |= types_of(followed(schema, root), root, hops - 1)
     return types
+
+
+def parts_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the alternatives of a schema, and the schemas that it combines."""
+    listed = (schema.get(key) for key in ("anyOf", "oneOf", "allOf"))
+    return [part for parts in listed if isinstance(parts, list) for part in parts]
+
+
+def alternatives(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX) -> list[Mapping[str, Any]]:
+    """Return the schemas of which a value must match one. A schema that combines several is not taken apart."""
+    if not isinstance(schema, Mapping) or not hops:
+        return []
+    parts = [followed(schema, root)] if "$ref" in schema else parts_of(schema)
+    if "allOf" in schema and len(parts) > 1:
+        return [schema]
+    return [leaf for part in parts for leaf in alternatives(part, root, hops - 1)] or [schema]
 
 
 def fixed_values(schema: Mapping[str, Any]) -> list[Any]:
@@ -174,6 +188,21 @@ def followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
     for step in reference.removeprefix("#/").split("/"):
         target = target.get(step) if isinstance(target, Mapping) else None
     return target if isinstance(target, Mapping) else {}
+
+
+def inner_schema(schema: Any, root: Mapping[str, Any], name: str, index: int) -> Any:
+    """Return the schema of an element of a value: of the property ``name`` of an object, or of item ``index`` of an
+    array; empty if ``schema`` does not say it."""
+    for part in alternatives(schema, root):
+        properties, first = part.get("properties"), part.get("prefixItems")
+        if isinstance(properties, Mapping) and name in properties:
+            return properties[name]
+        if isinstance(first, list) and index < len(first):
+            return first[index]
+        for key in ("items", "additionalProperties"):
+            if isinstance(part.get(key), Mapping):
+                return part[key]
+    return {}
 
 
 class Parameters:
@@ -204,7 +233,14 @@ class Parameters:
         bare = name[1:-1] if name[:1] in _QUOTES and name[:1] == name[-1:] else name
         return bare if bare in self.names(tool) else name
 
+    def root(self, tool: str) -> Mapping[str, Any]:
+        """Return the schema of all parameters, into which references point; empty if the tool is not offered."""
+        return self._schemas.get(tool, {})
+
+    def schema(self, tool: str, name: str) -> Any:
+        """Return the schema of a parameter; empty if it is not known."""
+        properties = self.root(tool).get("properties")
+        return properties.get(name, {}) if isinstance(properties, Mapping) else {}
+
     def types(self, tool: str, name: str) -> set[str]:
-        root = self._schemas.get(tool, {})
-        properties = root.get("properties")
-        return types_of(properties.get(name), root) if isinstance(properties, Mapping) else set()
+        return types_of(self.schema(tool, name), self.root(tool))

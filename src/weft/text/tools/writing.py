@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weft.text.tools.formats import ToolFormat, Writing
+from weft.text.tools.formats import ITEM, Tags, ToolFormat, Writing
 from weft.text.tools.values import json_type
 
 _PLAIN = Writing("json", between="\n")
@@ -44,6 +44,8 @@ def _call(row: ToolFormat | None, writes: Writing, number: int, name: str, argum
             + "".join(_tagged(row, *item) for item in arguments.items())
             + row.tags.function_end
         )
+    if writes.style == "nested":
+        return row.tags.begin(name) + _nested(arguments, row.tags) + row.tags.function_end
     if writes.style == "braces":
         return f"call:{name}{_braces(arguments, row.quote)}"
     return f"{name}({', '.join(f'{key}={_json(value)}' for key, value in arguments.items())})"
@@ -52,6 +54,18 @@ def _call(row: ToolFormat | None, writes: Writing, number: int, name: str, argum
 def _tagged(row: ToolFormat, key: str, value: Any) -> str:
     shown = value if isinstance(value, str) else _json(value)
     return f"{row.tags.parameter_begin(key, json_type(value))}{shown}{row.tags.value_end}"
+
+
+def _nested(value: Any, tags: Tags) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, (Mapping, list)):
+        return _json(value)
+    members = value.items() if isinstance(value, Mapping) else ((ITEM, item) for item in value)
+    return "".join(
+        f"{tags.parameter_begin(name, json_type(inner))}{_nested(inner, tags)}{tags.element_end(name)}"
+        for name, inner in members
+    )
 
 
 def _braces(value: Any, quote: str) -> str:
