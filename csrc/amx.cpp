@@ -41,6 +41,8 @@ struct AmxTiles {
   static void store(void* to) {
     __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(to), "r"(int64_t{64}) : "memory");
   }
+  // A line for the L2 cache.
+  static void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
   template <int TO, int X, int W>
   static void dot_halves() {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(X), "i"(W));

@@ -163,7 +163,7 @@ void few_code_rows_piece(const LinearArgs& args, const float* x, const float* su
       const FlushDenormals flushed;
       multiply(args, x, tile, totals);
     }
-    for (int64_t r = 0; r < args.rows; ++r) output.write(r, tile, totals[r], sums);
+    for (int64_t r = 0; r < args.rows; ++r) output.write<1>(r, tile, totals + r, sums);
   }
 }
 
@@ -297,10 +297,12 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
       }
     }
     for (int64_t block = 0; block < blocks; ++block)
-      for (int t = 0; t < count; ++t) {
-        const float* const from = totals + block / 2 * kPairSums + (block % 2 * count + t) * kSumNumbers;
-        for (int64_t r = 0; r < rows_of(block); ++r)
-          output.write(first + block * kTileSide + r, tile + t, load(from + r * kTile), sums_of_x);
+      for (int64_t r = 0; r < rows_of(block); ++r) {
+        f32x16 of_tiles[2];
+        for (int t = 0; t < count; ++t)
+          of_tiles[t] = load(totals + block / 2 * kPairSums + (block % 2 * count + t) * kSumNumbers + r * kTile);
+        const int64_t row = first + block * kTileSide + r;
+        count == 2 ? output.write<2>(row, tile, of_tiles, sums_of_x) : output.write<1>(row, tile, of_tiles, sums_of_x);
       }
   }
 }

@@ -5,10 +5,12 @@
 // time in which W comes out of memory: vectors in the unit's order were 1.1 (1 row) to 3 times (8 rows) slower. 1 or 2
 // rows by fp8 and by tables of 4 bits go to these vectors, if the unit follows the manual.
 //
-//     piece    4 tiles of W, and rows of x that stay in the L2 cache
+//     piece    4 to 16 tiles of W, and up to 512 rows of x
 //     chunk    512 columns of 2 tiles of W: 32 KB for the L1 cache. 12 bits are unpacked there, once for all rows of a
 //              piece. 2 blocks of 16 rows of x pass by, 32 KB in all, and sums of 4 KB are added to
 //
+// All tiles of a piece take a chunk before the next one: 512 KB of x and 512 KB of sums stay in the L2 cache. With 4,608
+// columns and whole rows of x at a time, x (4.7 MB) came out of the L3 cache for each pair of tiles: twice the time.
 // After the last chunk a pair of blocks is written at once.
 //
 // Sums of a chunk go through memory in float32, which rounds nothing. So rows of x have the same bits whatever the cut.
@@ -16,8 +18,7 @@
 //     32 columns    even = sum of w[2 i] x[2 i]      odd = sum of w[2 i + 1] x[2 i + 1]      fused, from zero
 //                   total = total + (even + odd)     denormals are zeros (MXCSR, for the time of a piece)
 //
-// Rejected: fetching the next tiles of plain W by software. It took 0.9 (1024 columns) to 1.15 (4608) of the time
-// without. Rejected: sums that stay in the unit for the whole width. W and x would both come out of the L2 cache, 64
+// Rejected: sums that stay in the unit for the whole width. W and x would both come out of the L2 cache, 64
 // bytes in a cycle. Also rejected: tiles with fewer rows and columns at the edges. Zeros give the same sums.
 #pragma once
 
@@ -26,6 +27,8 @@
 #include "flush_denormals.hpp"
 #include "matrix_unit.hpp"
 #include "table.hpp"
+
+#include <optional>
 
 namespace weft {
 namespace {
@@ -36,8 +39,12 @@ constexpr int64_t kStepNumbers = kTileBytes / 2;
 constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
 constexpr int64_t kChunkSteps = 16;
 constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
-constexpr int64_t kMatrixPartBytes = 1 << 20;  // bytes of x in a piece
-constexpr int64_t kMatrixPartRows = 128;       // least rows of a part, because W is unpacked for each part
+constexpr int64_t kAheadLines = 2;  // of the next chunk for a step: 4 took as long as none (128 rows, 4608 columns)
+constexpr int64_t kMatrixPartRows = 512;       // of a piece; W is read and unpacked for each
+constexpr int64_t kCodePartBytes = 1 << 20;    // bytes of x in a piece of codes
+constexpr int64_t kCodePartRows = 128;         // least rows of a part of codes
+// Tiles of a piece with enough of them for the threads: more where x does not stay in the L2 cache for the next piece.
+constexpr int64_t kTiles = 8, kWideTiles = 16, kWideBytes = 1 << 20;
 
 struct alignas(64) Line {
   uint16_t numbers[32];
@@ -79,6 +86,29 @@ class TileChunks {
   }
 
   int64_t stride() const { return stride_; }
+
+  int count() const { return count_; }
+
+  // The part of a chunk that comes into the L2 cache during the product of pair ``pair`` of ``pairs`` before that chunk.
+  // All pairs have equal parts, at most kAheadLines for a step. Coded weights fetch for themselves.
+  Ahead part_of_chunk(int64_t first, int64_t steps, int64_t pair, int64_t pairs) const {
+    if (is_coded(weight_.form) || count_ < 2) return {};
+    const char* data;
+    int64_t bytes, parts = pairs, part = pair;
+    if (weight_.form == WeightForm::bfloat16_twelve_bit) {
+      data = reinterpret_cast<const char*>(SqueezedTile(weight_, tile_).units) + first * kStepUnits * kStepBytes;
+      bytes = steps * kStepUnits * kStepBytes;
+    } else {  // half of the pairs for each tile
+      parts = (pairs + 1) / 2;
+      part = pair % parts;
+      data = static_cast<const char*>(weight_.data) +
+             ((tile_ + pair / parts) * weight_.in + first * kStepColumns) * kTile * 2;
+      bytes = steps * kTileBytes;
+    }
+    const int64_t lines = bytes / 64, line = lines * part / parts, end = lines * (part + 1) / parts,
+                  most = kAheadLines * steps;
+    return {data + line * 64, end - line < most ? end - line : most};
+  }
 
   // Steps [first, first + steps), all of them complete or a single incomplete one.
   const uint16_t* chunk(int64_t first, int64_t steps) {
@@ -162,63 +192,69 @@ void few_row_sums(const uint16_t* w, const float* x, int64_t x_stride, int64_t s
 //
 //     direct   a line of 64 bytes for each row and pair of tiles. Rows are kilobytes apart, so each line is on a separate
 //              page: misses of the TLB and reads for ownership took half of the time of 512 rows, in a copy of the loop.
-//     staged   all tiles of the piece, then each row at once, past the caches. For outputs that no cache holds until they
-//              are read: 1.05 to 1.35 times the products in a second (256 and 512 rows, one core with AMX).
+//     staged   all tiles of the piece, until the last pair completes a row, which then goes past the caches. For outputs
+//              that no cache holds until they are read: 1.05 to 1.35 times the products in a second (256 and 512 rows,
+//              one core with AMX).
 class PieceOutput {
  public:
   PieceOutput(const LinearArgs& args, int64_t first, int64_t last, int64_t tile, int64_t end)
-      : args_(args),
-        first_(first),
-        last_(last),
-        tile_(tile),
-        numbers_(static_cast<bf16*>(args.out)),
-        stride_(args.weight.out) {
+      : args_(args), first_(first), tile_(tile), width_((end - tile) * kTile) {
     const bool in_lines = args.weight.out % (2 * kTile) == 0 && reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
-    if (!in_lines || last - first < kStagedRows || args.rows * args.weight.out * 2 < kStagedBytes) return;
-    stride_ = (end - tile) * kTile;
-    numbers_ = scratch_.take<bf16>((last - first) * stride_);
-    staged_ = true;
+    if (in_lines && last - first >= kStagedRows && args.rows * args.weight.out * 2 >= kStagedBytes)
+      staged_ = scratch_.take<bf16>((last - first) * width_);
   }
   ~PieceOutput() {
-    if (!staged_) return;
-    const bf16* from = numbers_;
-    for (int64_t row = first_; row < last_; ++row) {
-      bf16* const to = static_cast<bf16*>(args_.out) + row * args_.weight.out + tile_ * kTile;
-      for (int64_t at = 0; at < stride_; at += 2 * kTile, from += 2 * kTile)
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_load_si512(from));
-    }
-    _mm_sfence();  // an ordinary store tells other threads that this is written, and may not overtake it
+    if (staged_) _mm_sfence();  // an ordinary store tells other threads that this is written, and may not overtake it
   }
   PieceOutput(const PieceOutput&) = delete;
   PieceOutput& operator=(const PieceOutput&) = delete;
 
-  bf16* at(int64_t row, int64_t tile) const {
-    return staged_ ? numbers_ + (row - first_) * stride_ + (tile - tile_) * kTile
-                   : numbers_ + row * stride_ + tile * kTile;
+  // The line that ``write`` stores to.
+  bf16* line(int64_t row, int64_t tile) const {
+    return staged_ ? staged_ + (row - first_) * width_ + (tile - tile_) * kTile : out(row, tile);
   }
 
-  // ``sums``: of x, for weights with minimums.
-  WEFT_INLINE void write(int64_t row, int64_t tile, f32x16 sum, const float* sums = nullptr) const {
-    if (sums) sum = without_minimums(args_.weight, tile, sums + row * steps_of(args_.weight), sum);
-    const int64_t count = args_.weight.out - tile * kTile;
-    store_some(at(row, tile), args_.bias ? sum + load_some(args_.bias + tile * kTile, count) : sum, count);
+  // Sums of COUNT tiles: 1, or 2 from an even tile of the piece on. The last tiles of a row are written last.
+  // ``sums_of_x``: for weights with minimums.
+  template <int COUNT>
+  WEFT_INLINE void write(int64_t row, int64_t tile, const f32x16* sums, const float* sums_of_x = nullptr) const {
+    bf16* const to = line(row, tile);
+    if (!args_.bias && !sums_of_x && args_.weight.out >= (tile + COUNT) * kTile) {
+      for (int t = 0; t < COUNT; ++t) store(to + t * kTile, sums[t]);
+    } else {
+      for (int t = 0; t < COUNT; ++t) {
+        f32x16 sum = sums[t];
+        if (sums_of_x) sum = without_minimums(args_.weight, tile + t, sums_of_x + row * steps_of(args_.weight), sum);
+        const int64_t left = args_.weight.out - (tile + t) * kTile;
+        store_some(to + t * kTile, args_.bias ? sum + load_some(args_.bias + (tile + t) * kTile, left) : sum, left);
+      }
+    }
+    if (staged_ && (tile + COUNT - tile_) * kTile == width_) stream(row);
   }
 
  private:
   static constexpr int64_t kStagedRows = 32, kStagedBytes = 1 << 20;
 
+  bf16* out(int64_t row, int64_t tile) const {
+    return static_cast<bf16*>(args_.out) + row * args_.weight.out + tile * kTile;
+  }
+  void stream(int64_t row) const {
+    bf16 *const from = line(row, tile_), *const to = out(row, tile_);
+    for (int64_t at = 0; at < width_; at += 2 * kTile)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_load_si512(from + at));
+  }
+
   const LinearArgs& args_;
-  int64_t first_, last_, tile_;
-  bf16* numbers_;
-  int64_t stride_;
-  bool staged_ = false;
+  int64_t first_, tile_, width_;
+  bf16* staged_ = nullptr;
   Scratch scratch_;
 };
 
-// Bytes that the body of a piece with ``rows`` rows of x takes: its output, the sums of its blocks, and, of codes, totals.
-int64_t piece_scratch(int64_t rows) {
-  const int64_t pairs = (rows + 2 * kTileSide - 1) / (2 * kTileSide);
-  return scratch_bytes<bf16>(rows * kOutTiles * kTile) + scratch_bytes<float>(pairs * 2 * 4 * kSumNumbers);
+// Bytes that the body of a piece of ``rows`` rows of x and ``tiles`` tiles of W takes: its output, the sums of its blocks,
+// and, of codes, totals.
+int64_t piece_scratch(int64_t rows, int64_t tiles) {
+  const int64_t blocks = (rows + 2 * kTileSide - 1) / (2 * kTileSide) * 2, even = (tiles + 1) / 2 * 2;
+  return scratch_bytes<bf16>(rows * tiles * kTile) + scratch_bytes<float>(blocks * (even > 4 ? even : 4) * kSumNumbers);
 }
 
 // A piece of fp8 and 4-bit tables, for whose unpacking the unit would wait: one row took 1.1 to 1.2 times as long in
@@ -243,7 +279,7 @@ void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_
       });
     }
     for (int t = 0; t < count; ++t)
-      for (int64_t r = 0; r < rows; ++r) output.write(r, tile + t, sums[t][r]);
+      for (int64_t r = 0; r < rows; ++r) output.write<1>(r, tile + t, &sums[t][r]);
   }
 }
 
@@ -256,49 +292,68 @@ struct PairOfBlocks {
 
   // Prefetches the lines that ``write`` needs while the unit multiplies.
   void fetch_outputs() const {
-    for (int64_t row = first; row < last; ++row) __builtin_prefetch(output.at(row, tile), 1, 3);
+    for (int64_t row = first; row < last; ++row) __builtin_prefetch(output.line(row, tile), 1, 3);
   }
-  void write(const float* sums) const {
-    for (int64_t row = first; row < last; ++row)
-      for (int t = 0; t < count; ++t)
-        output.write(
-            row, tile + t,
-            load(sums + ((row - first) / kTileSide * count + t) * kSumNumbers + (row - first) % kTileSide * kTile));
+  void write(const float* sums) const { count == 2 ? write_rows<2>(sums) : write_rows<1>(sums); }
+
+ private:
+  template <int COUNT>
+  void write_rows(const float* sums) const {
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t block = (row - first) / kTileSide, in_block = (row - first) % kTileSide;
+      const float* const from = sums + block * COUNT * kSumNumbers + in_block * kTile;
+      f32x16 of_tiles[COUNT];
+      for (int t = 0; t < COUNT; ++t) of_tiles[t] = load(from + t * kSumNumbers);
+      output.write<COUNT>(row, tile, of_tiles);
+    }
   }
 };
 
-// Rows [first, last) of x, whose tiles are ``x``, times tiles [tile, end).
+// Rows [first, last) of x, whose tiles are ``x``, times tiles [tile, end): a chunk of columns for all tiles, then the next
+// chunk. So that part of x comes out of the L2 cache for all tiles but the first pair. A single pair of blocks needs no
+// such order, and reads W as a stream.
 void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t last, int64_t tile, int64_t end) {
   alignas(64) Line room[2 * kChunkSteps * kTileBytes / 64];
   const int64_t steps_in_all = steps_of(args.weight), blocks = (last - first + kTileSide - 1) / kTileSide;
-  const int64_t pairs = (blocks + 1) / 2;
+  const int64_t pairs = (blocks + 1) / 2, together = pairs > 1 ? (end - tile + 1) / 2 : 1;  // pairs of tiles
   Scratch scratch;
-  float* const sums = scratch.take<float>(pairs * 4 * kSumNumbers);
+  float* const sums = scratch.take<float>(together * pairs * 4 * kSumNumbers);
   const uint16_t* const numbers = x->numbers + first / kTileSide * steps_in_all * kStepNumbers;
   const TileKernels& unit = tile_kernels();
   const PieceOutput output(args, first, last, tile, end);
   const UnitInUse in_use(unit);
-  for (; tile < end; tile += 2) {
-    const int count = tile + 1 < end ? 2 : 1;
-    TileChunks w(args.weight, tile, count, room);
-    const int64_t chunk_steps = pairs > 1 ? kChunkSteps : w.steps_of_one_pair();
+  for (; tile < end; tile += 2 * together) {
+    std::optional<TileChunks> weights[kWideTiles / 2];
+    for (int64_t two = 0; two < together; ++two)
+      weights[two].emplace(args.weight, tile + 2 * two, tile + 2 * two + 1 < end ? 2 : 1, room);
+    const int64_t chunk_steps = pairs > 1 ? kChunkSteps : weights[0]->steps_of_one_pair();
     each_chunk(args.weight, chunk_steps, [&](int64_t begin, int64_t steps) {
-      const uint16_t* const chunk = w.chunk(begin, steps);
       const bool is_last = begin + steps == steps_in_all;
-      for (int64_t pair = 0; pair < pairs; ++pair) {
-        const int64_t row = first + pair * 2 * kTileSide;
-        const PairOfBlocks rows = {output, row, row + 2 * kTileSide < last ? row + 2 * kTileSide : last, tile, count};
-        if (is_last) rows.fetch_outputs();
-        unit.halves({.x = numbers + (2 * pair * steps_in_all + begin) * kStepNumbers,
-                     .w = chunk,
-                     .x_stride = steps_in_all * kStepNumbers,
-                     .w_stride = w.stride(),
-                     .steps = steps,
-                     .x_tiles = 2 * pair + 1 < blocks ? 2 : 1,
-                     .w_tiles = count,
-                     .first = begin == 0,
-                     .sums = sums + pair * 4 * kSumNumbers});
-        if (is_last) rows.write(sums + pair * 4 * kSumNumbers);
+      for (int64_t two = 0; two < together; ++two) {
+        TileChunks& w = *weights[two];
+        const uint16_t* const chunk = w.chunk(begin, steps);
+        const TileChunks* const next = two + 1 < together ? &*weights[two + 1] : is_last ? nullptr : &*weights[0];
+        float* const of_tiles = sums + two * pairs * 4 * kSumNumbers;
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+          const int64_t row = first + pair * 2 * kTileSide;
+          const PairOfBlocks rows = {output, row, row + 2 * kTileSide < last ? row + 2 * kTileSide : last,
+                                     tile + 2 * two, w.count()};
+          if (is_last) rows.fetch_outputs();
+          Ahead ahead = {};
+          if (pairs > 1 && next) ahead = next->part_of_chunk(two + 1 < together ? begin : begin + steps, steps, pair,
+                                                              pairs);
+          unit.halves({.x = numbers + (2 * pair * steps_in_all + begin) * kStepNumbers,
+                       .w = chunk,
+                       .x_stride = steps_in_all * kStepNumbers,
+                       .w_stride = w.stride(),
+                       .steps = steps,
+                       .x_tiles = 2 * pair + 1 < blocks ? 2 : 1,
+                       .w_tiles = w.count(),
+                       .first = begin == 0,
+                       .sums = of_tiles + pair * 4 * kSumNumbers,
+                       .ahead = ahead});
+          if (is_last) rows.write(of_tiles + pair * 4 * kSumNumbers);
+        }
       }
     });
   }

@@ -1,7 +1,7 @@
 // Products of bfloat16 rows where a matrix unit multiplies: x is laid out once, and pieces are jobs of the threads.
 //
 //     weights                  pieces               1 or 2 rows     more rows: by the unit
-//     bfloat16, 12 bits        matrix_pieces.hpp    by the unit     4 tiles of W and a part of the rows of x
+//     bfloat16, 12 bits        matrix_pieces.hpp    by the unit     4 to 16 tiles of W and a part of the rows of x
 //     fp8, tables of 4 bits    matrix_pieces.hpp    by vectors      the same
 //     int8, int6, int4         code_pieces.hpp      by vectors      the same
 //
@@ -71,6 +71,20 @@ void set_sums(const LinearArgs& args, int64_t row, float* to) {
     *to++ = sum(columns == kStepColumns ? sixteen(i) + sixteen(i + 16) : sixteen(i));
 }
 
+// Tiles of W in a piece: a multiple of kOutTiles, with some four pieces for each thread if there are enough tiles.
+int64_t tiles_of_piece(const LinearArgs* products, int64_t count, int64_t most_rows, int threads) {
+  const Weight& weight = products[0].weight;
+  int64_t parts = 0, rows = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    parts += (products[i].rows + most_rows - 1) / most_rows;
+    if (rows < products[i].rows) rows = products[i].rows;
+  }
+  if (in_tiles(weight.form) || rows <= 2 * kTileSide) return kOutTiles;
+  const int64_t most = (rows < most_rows ? rows : most_rows) * weight.in * 2 > kWideBytes ? kWideTiles : kTiles;
+  const int64_t fair = (weight.out + kTile - 1) / kTile * parts / (4 * threads) / kOutTiles * kOutTiles;
+  return fair < kOutTiles ? kOutTiles : fair < most ? fair : most;
+}
+
 // ``products``: of weights of one size, all of numbers or all of codes, such as experts.
 void matrix_products(const LinearArgs* products, int64_t count) {
   static thread_local MatrixStep buffer;
@@ -80,7 +94,10 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   const Weight& weight = products[0].weight;
   const int64_t steps = steps_of(weight), tiles = (weight.out + kTile - 1) / kTile,
                 width = steps * columns_of_step(weight);
-  const int64_t fit = kMatrixPartBytes / (width * 2), most = fit > kMatrixPartRows ? fit : kMatrixPartRows;
+  const int64_t fit = kCodePartBytes / (width * 2), of_codes = fit > kCodePartRows ? fit : kCodePartRows,
+                most = in_tiles(weight.form) ? of_codes : kMatrixPartRows;
+  Pool& pool = Pool::instance();
+  const int64_t of_piece = tiles_of_piece(products, count, most, pool.threads());
   int64_t blocks = 0, few = 0, rows_in_all = 0, rows_of_piece = 0;
   for (int64_t i = 0; i < count; ++i) {
     const LinearArgs& args = products[i];
@@ -90,7 +107,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
     const int64_t own = (args.rows + kTileSide - 1) / kTileSide, parts = job.few ? 1 : (args.rows + most - 1) / most;
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t first = own * part / parts * kTileSide, last = own * (part + 1) / parts * kTileSide;
-      for (int64_t tile = 0; tile < tiles; tile += kOutTiles)
+      for (int64_t tile = 0; tile < tiles; tile += of_piece)
         step.pieces.push_back({i, tile, first, last < args.rows ? last : args.rows});
       if (rows_of_piece < last - first) rows_of_piece = last - first;
     }
@@ -105,7 +122,6 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   if (weight.minimums && step.sums.size() < static_cast<size_t>(rows_in_all * steps))
     step.sums.resize(static_cast<size_t>(rows_in_all * steps));
   // A product's rows, or blocks of 16 rows, one after the other in all products.
-  Pool& pool = Pool::instance();
   pool.for_each(count, 0.2 * static_cast<double>(width * rows_in_all / count), [&](int64_t i) {
     const MatrixJob& job = step.jobs[static_cast<size_t>(i)];
     for (int64_t row = 0; job.sums >= 0 && row < job.args.rows; ++row)
@@ -121,14 +137,14 @@ void matrix_products(const LinearArgs* products, int64_t count) {
     pool.for_each(blocks, 0.2 * static_cast<double>(kTileSide * width), [&](int64_t block) {
       set_block(products[0], block, (step.tiles.data() + block * steps * kTileBytes / 64)->numbers);
     });
-  pool.reserve(piece_scratch(rows_of_piece));
+  pool.reserve(piece_scratch(rows_of_piece, of_piece));
   // Some 25 GB of weights, or 500 billion products, in a second.
-  const double nanoseconds = static_cast<double>(kOutRows * weight.in) *
+  const double nanoseconds = static_cast<double>(of_piece * kTile * weight.in) *
                              (0.08 + 0.002 * static_cast<double>(rows_in_all) / static_cast<double>(count));
   pool.for_each(static_cast<int64_t>(step.pieces.size()), nanoseconds, [&](int64_t at) {
     const MatrixPiece& piece = step.pieces[static_cast<size_t>(at)];
     const MatrixJob& job = step.jobs[static_cast<size_t>(piece.job)];
-    const int64_t end = piece.tile + kOutTiles < tiles ? piece.tile + kOutTiles : tiles;
+    const int64_t end = piece.tile + of_piece < tiles ? piece.tile + of_piece : tiles;
     const bool codes = in_tiles(job.args.weight.form);
     const float* const sums = job.sums < 0 ? nullptr : step.sums.data() + job.sums;
     const float* const numbers = step.numbers.data() + job.number;

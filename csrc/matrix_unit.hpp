@@ -29,6 +29,12 @@ constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kTileSide = 16;
 constexpr int64_t kSumNumbers = kTileSide * kTileSide;
 
+// Lines of 64 bytes that later blocks read: fetched into the L2 cache between products.
+struct Ahead {
+  const char* data = nullptr;
+  int64_t lines = 0;
+};
+
 // Counts of ``x_tiles`` and ``w_tiles`` are 1 or 2. Sums are [x_tiles][w_tiles][16][16].
 struct HalfBlock {
   const uint16_t* x;           // bfloat16 [x_tiles][steps][16 rows][32 columns]; tiles of other rows x_stride apart
@@ -38,6 +44,7 @@ struct HalfBlock {
   int x_tiles, w_tiles;
   bool first;  // sums begin at zero
   float* sums;
+  Ahead ahead;
 };
 
 // As HalfBlock, in bytes: x is signed, W unsigned, a step has 64 columns. Sums begin at zero.

@@ -64,6 +64,7 @@ struct SoftwareTiles {
   static void store(void* to) {
     std::memcpy(to, tiles[T], kTileBytes);
   }
+  static void fetch(const char*) {}
 
   template <int TO, int X, int W>
   static void dot_halves() {

@@ -5,7 +5,10 @@
 //     tiles 6, 7  of W
 //
 // A step loads up to four tiles for up to four products. Sums stay in tiles for all steps of a block. Tiles of x pass by:
-// they must not push those of W out of the L1 cache, which are there for the next rows.
+// they must not push those of W out of the L1 cache, which are there for the next rows. A tile is loaded for the next step
+// as soon as its last product was issued, and each sum is stored after its last product (0.92 of the time of a step that
+// begins with its loads: 512 rows, 1024 columns). Meanwhile lines of the next chunk of W are fetched into the L2 cache,
+// a few at each step: 0.85 of the time where W comes from memory. As many at once made it 1.05.
 #pragma once
 
 #include "matrix_unit.hpp"
@@ -17,6 +20,13 @@ template <class Tiles, int X, int W>
 void half_block(const HalfBlock& block) {
   constexpr int64_t kNumbers = kTileBytes / 2;
   float* const sums = block.sums;
+  const uint16_t *x = block.x, *w = block.w;
+  const char* ahead = block.ahead.data;
+  const int64_t lines = (block.ahead.lines + block.steps - 1) / block.steps;  // a step
+  Tiles::template load_passing<4>(x);
+  Tiles::template load<6>(w);
+  if constexpr (W == 2) Tiles::template load<7>(w + block.w_stride);
+  if constexpr (X == 2) Tiles::template load_passing<5>(x + block.x_stride);
   if (block.first) {
     Tiles::template zero<0>();
     if constexpr (W == 2) Tiles::template zero<1>();
@@ -28,25 +38,26 @@ void half_block(const HalfBlock& block) {
     if constexpr (X == 2) Tiles::template load<2>(sums + W * kSumNumbers);
     if constexpr (X == 2 && W == 2) Tiles::template load<3>(sums + 3 * kSumNumbers);
   }
-  for (int64_t step = 0; step < block.steps; ++step) {
-    const uint16_t* const x = block.x + step * kNumbers;
-    const uint16_t* const w = block.w + step * kNumbers;
-    Tiles::template load_passing<4>(x);
-    Tiles::template load<6>(w);
+  for (int64_t step = 1; step < block.steps; ++step) {
+    x += kNumbers;
+    w += kNumbers;
     Tiles::template dot_halves<0, 4, 6>();
-    if constexpr (W == 2) {
-      Tiles::template load<7>(w + block.w_stride);
-      Tiles::template dot_halves<1, 4, 7>();
-    }
-    if constexpr (X == 2) {
-      Tiles::template load_passing<5>(x + block.x_stride);
-      Tiles::template dot_halves<2, 5, 6>();
-      if constexpr (W == 2) Tiles::template dot_halves<3, 5, 7>();
-    }
+    if constexpr (W == 2) Tiles::template dot_halves<1, 4, 7>();
+    Tiles::template load_passing<4>(x);
+    if constexpr (X == 2) Tiles::template dot_halves<2, 5, 6>();
+    Tiles::template load<6>(w);
+    if constexpr (X == 2 && W == 2) Tiles::template dot_halves<3, 5, 7>();
+    if constexpr (X == 2) Tiles::template load_passing<5>(x + block.x_stride);
+    if constexpr (W == 2) Tiles::template load<7>(w + block.w_stride);
+    for (const char* const end = ahead + lines * 64; ahead < end; ahead += 64) Tiles::fetch(ahead);
   }
+  Tiles::template dot_halves<0, 4, 6>();
   Tiles::template store<0>(sums);
+  if constexpr (W == 2) Tiles::template dot_halves<1, 4, 7>();
   if constexpr (W == 2) Tiles::template store<1>(sums + kSumNumbers);
+  if constexpr (X == 2) Tiles::template dot_halves<2, 5, 6>();
   if constexpr (X == 2) Tiles::template store<2>(sums + W * kSumNumbers);
+  if constexpr (X == 2 && W == 2) Tiles::template dot_halves<3, 5, 7>();
   if constexpr (X == 2 && W == 2) Tiles::template store<3>(sums + 3 * kSumNumbers);
 }
 

@@ -136,6 +136,21 @@ def test_a_large_output_has_the_bits_of_its_parts_and_touches_nothing_else(rows_
         assert bool((around[0] == 7).all() and (around[-1] == 7).all())
 
 
+@pytest.mark.parametrize("rows_out", [576, 566])
+def test_a_piece_of_many_tiles_and_chunks_has_the_bits_of_few_rows(rows_out: int) -> None:
+    """8 tiles of W by 3 chunks of columns, the last of them incomplete; 16 rows take one pair of tiles at a time."""
+    columns, threads = 1064, native.extension().threads()
+    weight, x = with_odd_ones(rows_out, columns).nan_to_num(0.0, 1.0, 1.0).clamp(-1e3, 1e3), noise(31, 40, columns)
+    native.set_threads(1)
+    try:
+        for tiles in (in_order(weight), made_of(weight)):
+            many = tiled_linear(x.to(BF16), tiles)
+            few = [tiled_linear(part, tiles) for part in x.to(BF16).split(16)]
+            assert torch.equal(bits(many), bits(torch.cat(few)))
+    finally:
+        native.set_threads(threads)
+
+
 @pytest.mark.parametrize("columns", [64, 1000])
 def test_a_product_is_the_exact_one_to_the_rounding(columns: int) -> None:
     weight, wide = noise(1, 70, columns, dtype=BF16), noise(2, 150, columns + 6, dtype=BF16)
