@@ -42,6 +42,11 @@ class ExpertAttention(Mixer):
         """The attention of the queries of all chosen experts."""
         return Attention(self.heads * self.per_token, self.heads, self.head_dim, self.head_dim**-0.5, self.rope)
 
+    @property
+    def choices(self) -> int:
+        """Number of choices of the router."""
+        return self.count
+
     def layer_spec(self) -> LayerSpec:
         return self.attention.layer_spec()
 

@@ -162,16 +162,11 @@ def model_load(
     """
     experts = [feed for feed in architecture.feed_forwards if isinstance(feed, Experts)]
     attentions = [mixer for mixer in architecture.mixers if isinstance(mixer, ExpertAttention)]
-    shares = [
-        *(feed.per_token / feed.choices for feed in experts),
-        *(each.per_token / each.count for each in attentions),
-    ]
-    routed = [
-        (_routed_parameters(part, architecture.hidden_size), share)
-        for part, share in zip((*experts, *attentions), shares, strict=True)
-    ]
+    parts: list[Experts | ExpertAttention] = [*experts, *attentions]
+    routed = [(_routed_parameters(part, architecture.hidden_size), part.per_token / part.choices) for part in parts]
     total = sum(count for count, _ in routed)
-    stored = [*(feed for feed in experts if feed.bank is None), *banks(experts), *attentions]
+    stored: list[Experts | ExpertAttention] = [feed for feed in experts if feed.bank is None]
+    stored += [*banks(experts), *attentions]
     once = sum(_routed_parameters(part, architecture.hidden_size) for part in stored)
     table = 0 if architecture.tied_embeddings else architecture.vocab_size * architecture.hidden_size
     return ModelLoad(

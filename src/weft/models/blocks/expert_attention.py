@@ -53,11 +53,11 @@ class ExpertAttentionBlock:
         rule = ChoiceRule(shape.per_token, normalized=True)
         weights_TX, ids_TX = choose_experts(self.router(x_TD), rule, None, positions_T, dtype=x_TD.dtype)
         q_TXC = expert_products(x_TD[:, None].expand(-1, shape.per_token, -1), ids_TX, self.query)
-        q_TXGD = q_TXC.unflatten(2, (shape.heads, shape.head_dim))
+        q_TXGD = torch.unflatten(q_TXC, 2, (shape.heads, shape.head_dim))
         projected_TW = torch.cat((q_TXGD.transpose(1, 2).flatten(1), self.kv(x_TD)), dim=1)
         o_TC = inputs.asked_of(attention_layer(projected_TW, self.core, inputs, cache, cos_sin))
         weights_TX, ids_TX = inputs.asked_of(weights_TX), inputs.asked_of(ids_TX)
-        o_TXC = o_TC.unflatten(1, (shape.heads, shape.per_token, shape.head_dim)).transpose(1, 2).flatten(2)
+        o_TXC = torch.unflatten(o_TC, 1, (shape.heads, shape.per_token, shape.head_dim)).transpose(1, 2).flatten(2)
         y_TXD = expert_products(o_TXC, ids_TX, self.out)
         return (y_TXD.float() * weights_TX[..., None].float()).sum(1).to(x_TD.dtype) + self.bias
 
