@@ -2,6 +2,7 @@
 
     model_type        family           mixers                         feed-forward
     llama, mistral    llama            attention                      dense
+    diffllama         diffllama        differential attention         dense
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)

@@ -103,6 +103,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "gpt_bigcode": ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
     # Its positions end with n_positions, whatever this says.
     "codegen": ("n_ctx",),
+    # Of the first values of the learned factors.
+    "diffllama": ("lambda_std_dev",),
     "gpt_neo": ("classifier_dropout",),
     # Another order of the same sums.
     "bloom": ("slow_but_exact",),

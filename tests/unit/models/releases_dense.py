@@ -403,6 +403,10 @@ DENSE_RELEASES: dict[str, Config] = {
     "aria": release(  # the text of Aria
         "aria_text", (100_352, 2560, 1664, 28, 20, 20, 65_536), moe_num_experts=64, moe_num_shared_experts=2,
         moe_topk=6, rms_norm_eps=1e-06, rope_theta=5_000_000),
+    "diffllama": release(  # DiffLlama-1B
+        "diffllama", (102_400, 2048, 8192, 16, 32, 8, 8192), attention_bias=False, attention_dropout=0.0,
+        head_dim=64, initializer_range=0.02, lambda_std_dev=0.1, mlp_bias=False, rms_norm_eps=1e-05,
+        rope_scaling=None, rope_theta=10_000.0),
     "persimmon": {  # persimmon-8b-base
         "attention_dropout": 0.0, "bos_token_id": 71_013, "eos_token_id": 71_013, "hidden_act": "relu2",
         "hidden_dropout": 0.0, "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 16_384,

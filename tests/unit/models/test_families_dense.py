@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 
 from tests.unit.models.releases_dense import DENSE_RELEASES
+from weft import spec
 from weft.errors import CheckpointError
 from weft.families import name_here, read_architecture
 from weft.families.jetmoe import ExpertAttention
 from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
+from weft.families.mixers.differential import DifferentialAttention
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.residuals import GatedNorms, LayerNorms, NormedEmbedding, Positions, Residual, Streams
@@ -539,6 +542,20 @@ def test_layers_of_compass_turn_by_their_kind_or_not_at_all() -> None:
     ):
         with pytest.raises(CheckpointError, match=re.escape(words)):
             read("cohere_compass", **changes)
+
+
+def test_heads_of_diffllama_are_pairs_whose_tokens_keep_as_much_as_those_of_llama() -> None:
+    model = read("diffllama")
+    first, *_, last = model.mixers
+    assert first == DifferentialAttention(16, 4, 64, Rope(10_000.0, 64), pytest.approx(0.2))
+    assert last.first == pytest.approx(0.8 - 0.6 * math.exp(-4.5))
+    assert first.attention == Attention(32, 4, 128, 0.125, Rope(10_000.0, 64))
+    kept, as_llama = (layer.kv_bytes_per_token("bfloat16") for layer in (first.layer_spec(), spec.attention(8, 64)))
+    assert kept == as_llama
+    assert possible_tps(model) == [1, 2, 4, 8, 16]
+    assert read("diffllama", attention_bias=True).mixers[3].bias
+    with pytest.raises(CheckpointError, match="num_key_value_heads is 1: it must be even"):
+        read("diffllama", num_key_value_heads=1)
 
 
 def test_queries_and_keys_of_persimmon_have_norms_with_biases() -> None:
