@@ -84,9 +84,9 @@ def jetmoe_layers(read: BlockReader) -> ReadLayer:
     """Return the reader of layers whose norms have an epsilon of their own."""
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
-        made = plain_layer(read, name, mixer, feed)
-        for block in made.residuals:
+        decoder_layer = plain_layer(read, name, mixer, feed)
+        for block in decoder_layer.residuals:
             block.norm = None if block.norm is None else replace(block.norm, eps=LAYER_NORM_EPS)
-        return made
+        return decoder_layer
 
     return layer
