@@ -70,7 +70,6 @@ LACKS: dict[str, str] = {
 """Key -> the part of it that weft lacks, in words; "" for none."""
 BY_CLASS: dict[str, str] = {
     "bitnet": "norms inside of attention and feed-forward; activations rounded by token (decision 0084)",
-    "diffllama": "attention as a difference of two",
     "doge": "a mask that each layer learns",
     "beam": "sums scaled by depth, gates with a bias, queries that grow by a power",
     "diffusion_gemma_text": "blocks of tokens that are denoised together",

@@ -2,6 +2,7 @@
 
     model_type        family           mixers                         feed-forward
     llama, mistral    llama            attention                      dense
+    diffllama         diffllama        differential attention         dense
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
     smollm3           smollm3          attention, some without rotary dense
     qwen2, phi3 ...   dense, centred   attention                      dense (a row for each)
@@ -9,10 +10,12 @@
     bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
     dbrx              dbrx             attention                      experts, stored as the rows of one matrix
+    jetmoe            jetmoe           attention by experts           experts
     glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
+    muse_spark_text   muse_spark       gated attention, windows       experts in a latent width, or dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     longcat_flash     longcat_flash    latent attention               dense, experts added a layer later
     minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts
@@ -107,6 +110,7 @@ from weft.families import (
     gpt_oss,
     granite,
     indexed,
+    jetmoe,
     kimi,
     latent_chosen,
     lfm2,
@@ -324,6 +328,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         gpt_oss,
         granite,
         indexed,
+        jetmoe,
         latent_chosen,
         kimi,
         lfm2,

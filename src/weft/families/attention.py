@@ -1,10 +1,12 @@
-"""Attention in every layer: Llama and Mistral, Qwen3 (dense and sparse), SmolLM3, OLMo 3. Some layers with a window.
+"""Attention in every layer: Llama and Mistral, DiffLlama, Qwen3 (dense and sparse), SmolLM3, OLMo 3. Some layers with a
+window.
 
 OLMo's attention norms queries and keys over all heads at once, and the outputs of blocks are normed too.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +14,7 @@ from weft.families import reading
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers.attention import Attention
+from weft.families.mixers.differential import DifferentialAttention
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.names import Names
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
@@ -41,6 +44,30 @@ def _llama(family: str, keys: ConfigKeys, *, window: bool, max_positions: int) -
         attention = windowed(attention, keys, default=4096)
     dense = Dense(keys.integer("intermediate_size"))
     return build_architecture(family, keys, [attention] * count, [dense] * count, max_positions=max_positions)
+
+
+def read_diffllama(family: str, keys: ConfigKeys) -> Architecture:
+    """Read DiffLlama, whose heads are pairs: the n-th of the first half with the n-th of the second half."""
+    keys = keys.with_defaults(
+        vocab_size=32_000,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        max_position_embeddings=2048,
+    )
+    count, own = keys.integer("num_hidden_layers"), read_attention(keys)
+    if own.kv_heads % 2:
+        fail("num_key_value_heads", own.kv_heads, "it must be even: heads are pairs")
+    mixers = [
+        DifferentialAttention(
+            own.heads // 2, own.kv_heads // 2, own.head_dim, own.rope, 0.8 - 0.6 * math.exp(-0.3 * layer), own.bias
+        )
+        for layer in range(count)
+    ]
+    return build_architecture(
+        family, keys, mixers, [Dense(keys.integer("intermediate_size"))] * count, default_eps=1e-5
+    )
 
 
 def read_qwen(family: str, keys: ConfigKeys, *, qk_norm: bool) -> Architecture:
@@ -160,6 +187,7 @@ def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:
 FAMILIES = (
     Family("llama", ("llama",), read_llama, names=NAMES),
     Family("llama", ("mistral",), read_mistral, names=NAMES),
+    Family("diffllama", ("diffllama",), read_diffllama, names=Names({DifferentialAttention: "self_attn"})),
     Family(
         "qwen3",
         ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"),

@@ -67,6 +67,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "kimi_linear": ("head_dim", "qk_head_dim"),
     "alice_ai": ("intermediate_size",),  # of dense layers, which it has none of
     "gemma3": ("_sliding_window_pattern",),
+    # A weight of training, and a number that transformers derives itself.
+    "jetmoe": ("aux_loss_coef", "num_attention_heads"),
     # A limit of weights in training.
     "gemma3n": ("altup_coef_clip",),
     "recurrent_gemma": ("final_w_init_variance_scale", "w_init_variance_scale"),
@@ -101,6 +103,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "gpt_bigcode": ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
     # Its positions end with n_positions, whatever this says.
     "codegen": ("n_ctx",),
+    # Of the first values of the learned factors.
+    "diffllama": ("lambda_std_dev",),
     "gpt_neo": ("classifier_dropout",),
     # Another order of the same sums.
     "bloom": ("slow_but_exact",),

@@ -317,6 +317,15 @@ DENSE_RELEASES: dict[str, Config] = {
         layer_types=["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(52)],
         output_multiplier=0.19611613513818404, post_norm_eps=1e-8, qk_scale_factor=3.87, rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0}, sliding_window=2048),
+    "muse_spark": release(  # Muse-Spark-Open-816B-A42B, its text, by transformers' defaults
+        "muse_spark_text", (202_048, 8192, 16_384, 62, 128, 16, 1_048_576), attention_bias=False,
+        final_logit_softcapping=20.0, head_dim=64, mlp_layer_types=["sparse"] * 62, moe_hidden_size=4096,
+        layer_rope_theta=[0 if layer % 4 == 1 else 500_000.0 for layer in range(62)],
+        layer_types=["full_attention" if layer % 4 == 1 else "sliding_attention" for layer in range(62)],
+        moe_intermediate_size=4096, num_experts_per_tok=8, num_local_experts=256,
+        output_multiplier=0.1767766952966369, post_norm_eps=1e-8, qk_scale_factor=5.4730064863875,
+        residual_gate_temperature=0.3, rms_norm_eps=1e-5, routed_scaling_factor=1.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0}, sliding_window=2048),
     "hy_v3": release(  # Hy3-preview
         "hy_v3", (120_832, 4096, 13_312, 80, 64, 8, 262_144), first_k_dense_replace=1, head_dim=128,
         moe_intermediate_size=1536, num_experts=192, num_experts_per_tok=8, num_shared_experts=1, qk_norm=True,
@@ -403,6 +412,10 @@ DENSE_RELEASES: dict[str, Config] = {
     "aria": release(  # the text of Aria
         "aria_text", (100_352, 2560, 1664, 28, 20, 20, 65_536), moe_num_experts=64, moe_num_shared_experts=2,
         moe_topk=6, rms_norm_eps=1e-06, rope_theta=5_000_000),
+    "diffllama": release(  # DiffLlama-1B
+        "diffllama", (102_400, 2048, 8192, 16, 32, 8, 8192), attention_bias=False, attention_dropout=0.0,
+        head_dim=64, initializer_range=0.02, lambda_std_dev=0.1, mlp_bias=False, rms_norm_eps=1e-05,
+        rope_scaling=None, rope_theta=10_000.0),
     "persimmon": {  # persimmon-8b-base
         "attention_dropout": 0.0, "bos_token_id": 71_013, "eos_token_id": 71_013, "hidden_act": "relu2",
         "hidden_dropout": 0.0, "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 16_384,
@@ -471,6 +484,13 @@ DENSE_RELEASES: dict[str, Config] = {
         "initializer_range": 0.02, "max_seq_len": 32_768, "model_type": "dbrx", "n_heads": 48, "n_layers": 40,
         "output_router_logits": False, "resid_pdrop": 0.0, "router_aux_loss_coef": 0.05,
         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 100_352},
+    "jetmoe": {  # jetmoe-8b
+        "activation_function": "silu", "attention_dropout": 0.0, "aux_loss_coef": 0.01, "bos_token_id": 1,
+        "eos_token_id": 2, "hidden_size": 2048, "initializer_range": 0.01, "intermediate_size": 5632,
+        "kv_channels": 128, "max_position_embeddings": 4096, "model_type": "jetmoe", "num_experts_per_tok": 2,
+        "num_hidden_layers": 24, "num_key_value_heads": 16, "num_local_experts": 8, "output_router_logits": False,
+        "rms_norm_eps": 1e-05, "rope_theta": 10_000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "use_cache": True, "vocab_size": 32_000},
     "gpt_neo": {  # gpt-neo-1.3B
         "activation_function": "gelu_new", "attention_dropout": 0, "bos_token_id": 50_256, "eos_token_id": 50_256,
         "attention_layers": ["global", "local"] * 2, "attention_types": [[["global", "local"], 2]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -9,14 +10,18 @@ from typing import Any
 import pytest
 
 from tests.unit.models.releases_dense import DENSE_RELEASES
+from weft import spec
 from weft.errors import CheckpointError
 from weft.families import name_here, read_architecture
+from weft.families.jetmoe import ExpertAttention
 from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
+from weft.families.mixers.differential import DifferentialAttention
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import GatedNorms, LayerNorms, NormedEmbedding, Positions, Residual, Streams
+from weft.families.residuals import GatedNorms, GatedSums, LayerNorms, NormedEmbedding, Positions, Residual, Streams
 from weft.families.sharding import possible_tps
 from weft.families.tensors import NormGate
+from weft.planning.roofline import model_load
 
 
 def read(name: str, **changes: Any) -> Any:
@@ -436,6 +441,25 @@ def test_dbrx_has_a_limit_on_heads_and_experts_whose_weights_sum_to_1() -> None:
         read("dbrx", rope_parameters={"rope_type": "default", "rope_theta": 10_000.0})
 
 
+def test_attention_of_jetmoe_has_a_query_of_each_chosen_expert_for_each_kv_head() -> None:
+    model = read("jetmoe")
+    [mixer], [feed] = set(model.mixers), set(model.feed_forwards)
+    assert mixer == ExpertAttention(16, 128, 8, 2, Rope(1e4, 128))
+    assert mixer.attention == Attention(32, 16, 128, 128**-0.5, Rope(1e4, 128))
+    assert feed == Experts(8, 2, 5632, True, sum_bias=True)
+    assert (model.tied_embeddings, model.norm_eps) == (True, 1e-5)
+    assert possible_tps(model) == [1, 2, 4, 8, 16]
+    load = model_load(model, parameters=10**10, weight_bytes=2.0, eight_bit=False, kv_bytes=0.0, state_bytes=0.0)
+    assert load.expert_params == 24 * 8 * 2048 * (3 * 5632 + 2 * 2048)
+    assert load.expert_share == 0.25
+    for change, words in (
+        ({"activation_function": "gelu"}, "activation_function is 'gelu': only silu is served"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9: the model has 8 experts"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            read("jetmoe", **change)
+
+
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:
     model = read("minicpm3")
     assert isinstance(model.mixers[0], LatentAttention)
@@ -499,6 +523,32 @@ def test_muse_glimmer_turns_windows_alone_and_scales_queries_and_logits() -> Non
             read("muse_glimmer", **changes)
 
 
+def test_muse_spark_norms_heads_and_each_expert_and_adds_by_learned_shares() -> None:
+    model = read("muse_spark")
+    common = {"qk_norm": True, "norm_plain": True, "gated": True, "out_normed": True}
+    window = Attention(128, 16, 64, 64**-0.5 * 5.4730064863875, Rope(5e5, 64), window=2048, **common)
+    assert model.mixers[:3] == (window, replace(window, rope=None, window=None), window)
+    assert not window.usual
+    experts = Experts(
+        256, 8, 4096, True, scoring="sigmoid", choice_bias=True, normalizer_eps=1e-15, latent_width=4096,
+        each_normed=True, score_factor=0.1767766952966369)  # fmt: skip
+    assert set(model.feed_forwards) == {experts}
+    assert model.residual == GatedSums(out_norms=True, out_eps=1e-8, temperature=0.3)
+    assert (model.logits_divisor, model.logits_cap) == (pytest.approx(32**0.5), 20.0)
+    silent = dict.fromkeys(key for key in DENSE_RELEASES["muse_spark"] if key not in ("model_type", "torch_dtype"))
+    assert read("muse_spark", **silent) == model
+    mixed = read("muse_spark", mlp_layer_types=["dense", *["sparse"] * 61])
+    assert mixed.feed_forwards[:2] == (Dense(16_384), experts)
+    for changes, words in (
+        ({"mlp_layer_types": ["sparse"]}, "dense or sparse for each of the 62 layers"),
+        ({"num_experts_per_tok": 257}, "the model has 256 experts"),
+        ({"residual_gate_temperature": 0.0}, "residual_gate_temperature is 0.0: it must be above 0"),
+        ({"attention_bias": True}, "attention_bias is True"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            read("muse_spark", **changes)
+
+
 def test_layers_of_compass_turn_by_their_kind_or_not_at_all() -> None:
     model = read("cohere_compass")
     window = Attention(64, 64, 128, 128**-0.5, Rope(5e4, 128), window=4096)
@@ -518,6 +568,20 @@ def test_layers_of_compass_turn_by_their_kind_or_not_at_all() -> None:
     ):
         with pytest.raises(CheckpointError, match=re.escape(words)):
             read("cohere_compass", **changes)
+
+
+def test_heads_of_diffllama_are_pairs_whose_tokens_keep_as_much_as_those_of_llama() -> None:
+    model = read("diffllama")
+    first, *_, last = model.mixers
+    assert first == DifferentialAttention(16, 4, 64, Rope(10_000.0, 64), pytest.approx(0.2))
+    assert last.first == pytest.approx(0.8 - 0.6 * math.exp(-4.5))
+    assert first.attention == Attention(32, 4, 128, 0.125, Rope(10_000.0, 64))
+    kept, as_llama = (layer.kv_bytes_per_token("bfloat16") for layer in (first.layer_spec(), spec.attention(8, 64)))
+    assert kept == as_llama
+    assert possible_tps(model) == [1, 2, 4, 8, 16]
+    assert read("diffllama", attention_bias=True).mixers[3].bias
+    with pytest.raises(CheckpointError, match="num_key_value_heads is 1: it must be even"):
+        read("diffllama", num_key_value_heads=1)
 
 
 def test_queries_and_keys_of_persimmon_have_norms_with_biases() -> None:
