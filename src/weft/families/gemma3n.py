@@ -49,7 +49,7 @@ class AltUp(PerLayer):
             | norm_weight("norm", hidden, "post_laurel_norm")
         )
 
-    def behind_table(self, hidden: int) -> Table:
+    def after_layer_table(self, hidden: int) -> Table:
         return self.own_table(hidden)
 
     def ends_table(self, hidden: int) -> Table:

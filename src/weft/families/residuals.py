@@ -230,7 +230,7 @@ class PerLayer(Residual):
             **norm_weight("norm", self.width, "per_layer_projection_norm"),
         }
 
-    def behind_table(self, hidden: int) -> Table:
+    def after_layer_table(self, hidden: int) -> Table:
         """Return the tensors that add a layer's numbers of the second embedding to the stream, and the factor on the
         stream."""
         scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
@@ -247,7 +247,7 @@ class PerLayer(Residual):
     def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
         yield from Residual.tables(self, model)
         for _ in range(model.layers):
-            yield "behind layers", self.behind_table(model.hidden)
+            yield "after layers", self.after_layer_table(model.hidden)
         if self.width:
             yield "second embedding", self.embedding_table(model.vocab, model.layers, model.hidden)
 

@@ -129,7 +129,7 @@ def layer_reader(read: BlockReader) -> ReadLayer:
             right=laurel.linear("right"),
             low_rank_norm=laurel.norm("norm", read.eps),
         )
-        own = per_layer.read_own(read, read.table(shape.behind_table(hidden), name))
+        own = per_layer.read_own(read, read.table(shape.after_layer_table(hidden), name))
         return DecoderLayer([first, fed, Correction(mix, table.tensor("scale"), own)])
 
     return layer

@@ -98,7 +98,7 @@ def layer_reader(read: BlockReader) -> ReadLayer:
     assert isinstance(shape, PerLayer)
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
-        plain, table = plain_layer(read, name, mixer, feed), read.table(shape.behind_table(read.hidden), name)
+        plain, table = plain_layer(read, name, mixer, feed), read.table(shape.after_layer_table(read.hidden), name)
         behind = BehindLayer(table.tensor("scalar"))
         if shape.width:
             behind.own = read_own(read, table)
