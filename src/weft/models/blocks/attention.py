@@ -232,7 +232,8 @@ def read_attention(
             for norm, role in ((q_norm, "q_norm"), (k_norm, "k_norm"))
         )
     if shape.norm_by_head and q_norm is not None and k_norm is not None:
-        q_norm, k_norm = (replace(norm, weight=norm.weight.flatten()) for norm in (q_norm, k_norm))
+        turned = orders["k_proj.weight"] if paired else torch.clone
+        q_norm, k_norm = (replace(norm, weight=turned(norm.weight.flatten())) for norm in (q_norm, k_norm))
     if shape.norm_plain:
         q_norm = k_norm = Norm(torch.ones(shape.head_dim, dtype=source.dtype, device=source.device), read.eps)
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
