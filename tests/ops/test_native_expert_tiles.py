@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from tests.ops.test_twelve_bit import made_of
 from tests.support import naive_ops
 from weft.tensor import native
 from weft.tensor.op import UNFIT
+from weft.tensor.ops import moe as ops_moe
 from weft.tensor.ops.elementwise import Activation
-from weft.tensor.ops.moe import ExpertBiases, moe
+from weft.tensor.ops.moe import ExpertBiases, expert_products, moe
 from weft.tensor.weights.tiles import ExpertTiles, InTiles, TiledWeight
 from weft.units import PAD
 
@@ -189,3 +191,24 @@ def test_tiles_of_experts_are_those_of_each_and_torch_can_use_them(torch_kernels
     torch.testing.assert_close(
         moe(x, ids, weights, made, down).double(), truth, rtol=3e-2, atol=2e-2 * float(truth.abs().max())
     )
+
+
+@each_form
+def test_products_of_each_choice_are_those_of_its_expert(form: str, way: str) -> None:
+    """Without counting tokens too, as on a GPU; choices of PAD are zeros and not read."""
+    if not supported(form, way):
+        return
+    weights = experts(form, EXPERTS, 40, WIDTH, seed=1)
+    dense = weights.dense().double()
+    for tokens in (1, 3, 40):
+        _, ids, _ = routed(tokens, FORMS[form][0])
+        x = noise(4, tokens, CHOICES, WIDTH, dtype=FORMS[form][0])
+        x[ids == PAD] = float("nan")
+        truth = torch.einsum("txd,txjd->txj", x.double(), dense[ids.clamp_min(0)])
+        truth[ids == PAD] = 0
+        scale = float(truth.abs().max())
+        for products in (ops_moe._by_count, ops_moe._of_all):
+            with mock.patch.object(ops_moe, "_by_count", products):
+                got = expert_products(x, ids, weights)
+            torch.testing.assert_close(got.double() / scale, truth / scale, **CLOSE[x.dtype])
+        assert torch.equal(expert_products(x[:1], ids[:1], weights), expert_products(x, ids, weights)[:1])

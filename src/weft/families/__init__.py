@@ -10,6 +10,7 @@
     bloom, mpt        alibi            attention with a bias by distance dense
     mixtral ...       routed           attention                      experts
     dbrx              dbrx             attention                      experts, stored as the rows of one matrix
+    jetmoe            jetmoe           attention by experts           experts
     glm_ocr_text ...  texts            rows of other families         (text parts)
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
@@ -108,6 +109,7 @@ from weft.families import (
     gpt_oss,
     granite,
     indexed,
+    jetmoe,
     kimi,
     latent_chosen,
     lfm2,
@@ -325,6 +327,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         gpt_oss,
         granite,
         indexed,
+        jetmoe,
         latent_chosen,
         kimi,
         lfm2,

@@ -67,6 +67,8 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
     "kimi_linear": ("head_dim", "qk_head_dim"),
     "alice_ai": ("intermediate_size",),  # of dense layers, which it has none of
     "gemma3": ("_sliding_window_pattern",),
+    # A weight of training, and a number that transformers derives itself.
+    "jetmoe": ("aux_loss_coef", "num_attention_heads"),
     # A limit of weights in training.
     "gemma3n": ("altup_coef_clip",),
     "recurrent_gemma": ("final_w_init_variance_scale", "w_init_variance_scale"),

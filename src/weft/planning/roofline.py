@@ -22,6 +22,7 @@ from typing import Any
 from weft.costs.step import Work, pairs_of
 from weft.errors import ConfigError
 from weft.families.architecture import Architecture
+from weft.families.jetmoe import ExpertAttention
 from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Experts, banks
@@ -160,10 +161,13 @@ def model_load(
     table. Recurrent layers cost far less than their projections, so they are left out.
     """
     experts = [feed for feed in architecture.feed_forwards if isinstance(feed, Experts)]
-    routed = [(_routed_parameters(feed, architecture.hidden_size), feed.per_token / feed.choices) for feed in experts]
+    attentions = [mixer for mixer in architecture.mixers if isinstance(mixer, ExpertAttention)]
+    parts: list[Experts | ExpertAttention] = [*experts, *attentions]
+    routed = [(_routed_parameters(part, architecture.hidden_size), part.per_token / part.choices) for part in parts]
     total = sum(count for count, _ in routed)
-    stored = [feed for feed in experts if feed.bank is None] + banks(experts)
-    once = sum(_routed_parameters(feed, architecture.hidden_size) for feed in stored)
+    stored: list[Experts | ExpertAttention] = [feed for feed in experts if feed.bank is None]
+    stored += [*banks(experts), *attentions]
+    once = sum(_routed_parameters(part, architecture.hidden_size) for part in stored)
     table = 0 if architecture.tied_embeddings else architecture.vocab_size * architecture.hidden_size
     return ModelLoad(
         dense_params=parameters - once - table,
@@ -177,7 +181,9 @@ def model_load(
     )
 
 
-def _routed_parameters(feed: Experts, hidden: int) -> int:
+def _routed_parameters(feed: Experts | ExpertAttention, hidden: int) -> int:
+    if isinstance(feed, ExpertAttention):
+        return feed.count * 2 * feed.heads * feed.head_dim * hidden
     return feed.count * (3 if feed.gated else 2) * feed.width * (feed.latent_width or hidden)
 
 

@@ -479,6 +479,13 @@ DENSE_RELEASES: dict[str, Config] = {
         "initializer_range": 0.02, "max_seq_len": 32_768, "model_type": "dbrx", "n_heads": 48, "n_layers": 40,
         "output_router_logits": False, "resid_pdrop": 0.0, "router_aux_loss_coef": 0.05,
         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 100_352},
+    "jetmoe": {  # jetmoe-8b
+        "activation_function": "silu", "attention_dropout": 0.0, "aux_loss_coef": 0.01, "bos_token_id": 1,
+        "eos_token_id": 2, "hidden_size": 2048, "initializer_range": 0.01, "intermediate_size": 5632,
+        "kv_channels": 128, "max_position_embeddings": 4096, "model_type": "jetmoe", "num_experts_per_tok": 2,
+        "num_hidden_layers": 24, "num_key_value_heads": 16, "num_local_experts": 8, "output_router_logits": False,
+        "rms_norm_eps": 1e-05, "rope_theta": 10_000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "use_cache": True, "vocab_size": 32_000},
     "gpt_neo": {  # gpt-neo-1.3B
         "activation_function": "gelu_new", "attention_dropout": 0, "bos_token_id": 50_256, "eos_token_id": 50_256,
         "attention_layers": ["global", "local"] * 2, "attention_types": [[["global", "local"], 2]],

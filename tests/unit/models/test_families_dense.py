@@ -13,6 +13,7 @@ from tests.unit.models.releases_dense import DENSE_RELEASES
 from weft import spec
 from weft.errors import CheckpointError
 from weft.families import name_here, read_architecture
+from weft.families.jetmoe import ExpertAttention
 from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi_slopes
 from weft.families.mixers.differential import DifferentialAttention
 from weft.families.mixers.feed_forward import Dense, Experts
@@ -20,6 +21,7 @@ from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.residuals import GatedNorms, LayerNorms, NormedEmbedding, Positions, Residual, Streams
 from weft.families.sharding import possible_tps
 from weft.families.tensors import NormGate
+from weft.planning.roofline import model_load
 
 
 def read(name: str, **changes: Any) -> Any:
@@ -437,6 +439,25 @@ def test_dbrx_has_a_limit_on_heads_and_experts_whose_weights_sum_to_1() -> None:
         CheckpointError, match=re.escape("attn_config.rope_theta is 500000.0: rope_parameters has 1000")
     ):
         read("dbrx", rope_parameters={"rope_type": "default", "rope_theta": 10_000.0})
+
+
+def test_attention_of_jetmoe_has_a_query_of_each_chosen_expert_for_each_kv_head() -> None:
+    model = read("jetmoe")
+    [mixer], [feed] = set(model.mixers), set(model.feed_forwards)
+    assert mixer == ExpertAttention(16, 128, 8, 2, Rope(1e4, 128))
+    assert mixer.attention == Attention(32, 16, 128, 128**-0.5, Rope(1e4, 128))
+    assert feed == Experts(8, 2, 5632, True, sum_bias=True)
+    assert (model.tied_embeddings, model.norm_eps) == (True, 1e-5)
+    assert possible_tps(model) == [1, 2, 4, 8, 16]
+    load = model_load(model, parameters=10**10, weight_bytes=2.0, eight_bit=False, kv_bytes=0.0, state_bytes=0.0)
+    assert load.expert_params == 24 * 8 * 2048 * (3 * 5632 + 2 * 2048)
+    assert load.expert_share == 0.25
+    for change, words in (
+        ({"activation_function": "gelu"}, "activation_function is 'gelu': only silu is served"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9: the model has 8 experts"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            read("jetmoe", **change)
 
 
 def test_minicpm3_turns_halves_and_scales_its_blocks_and_logits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import jsonschema
@@ -222,3 +223,21 @@ def test_nested_values_are_written_as_the_model_writes_them() -> None:
     assert write(grammar, 1, wish=wish, tokens_max=900) == wish
     with pytest.raises(AssertionError, match="refused"):
         write(grammar, 1, wish=wish.replace(">2]", ">two]"), tokens_max=900)
+
+
+def test_alternatives_that_refer_to_one_another_are_read_once() -> None:
+    again = [{"$ref": f"#/$defs/{letter}"} for letter in "ab" * 40]
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/a"}},
+        "$defs": {"a": {"anyOf": [*again, {"type": "integer"}]}, "b": {"anyOf": [*again, {"type": "boolean"}]}},
+    }
+    tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    begun = time.process_time()
+    for row in FORMATS:
+        calls_grammar(row, tools, several=False, token_of=lambda text: None, field="tools")
+    reader = ToolCallReader(ROW, tools, eager=False)
+    [part] = [*reader.push(block(call(el("x", "3")))), *reader.finish()]
+    assert not isinstance(part, str)
+    assert json.loads(part.arguments) == {"x": 3}
+    assert time.process_time() - begun < 5

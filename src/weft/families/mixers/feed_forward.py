@@ -74,6 +74,7 @@ class Experts(BlockShape):
         normed_apart      shared expert, routed experts and router have separate norms, and the weight of each expert
                           has a factor (Gemma 4)
         out_normed        an RMS norm of the output of all experts (A.X K1)
+        sum_bias          a bias of the sum of all experts (JetMoE)
         identities        further choices of the router, after the experts, which give the input back (LongCat)
         late              the sum of the routed experts joins the stream after the next layer; the shared expert joins
                           it at once (LongCat)
@@ -141,6 +142,7 @@ class Experts(BlockShape):
     hashed: int = 0
     bank: int | None = None
     latent_normed: bool = False
+    sum_bias: bool = False
     identities: int = 0
     late: bool = False
 
@@ -207,6 +209,8 @@ class Experts(BlockShape):
             table["choice_bias"] = (Tensor(choice_bias, biases, "float32"),)
         if self.hashed:
             table["by_token"] = (Tensor("gate.tid2eid", (self.hashed, self.per_token), "float32"),)
+        if self.sum_bias:
+            table["sum_bias"] = (Tensor("bias", (hidden,), "plain", of_first=True),)
         if self.shared_gate:
             table |= self.own_table(hidden)
         if self.latent_width:

@@ -132,6 +132,8 @@ class ExpertsBlock:
     shared: Projection | None = None
     shared_gate: Linear | None = None
     choice_bias: torch.Tensor | None = None
+    sum_bias: torch.Tensor | None = None
+    """[D], added to the sum over experts."""
     biases: ExpertBiases | None = None
     latent_in: Linear | None = None
     latent_out: Linear | None = None
@@ -167,6 +169,7 @@ class ExpertsBlock:
         self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, tokens_T: torch.Tensor | None = None
     ) -> torch.Tensor:
         y_TD = self.of_choices(x_TD, *reversed(self.route(x_TD, positions_T, tokens_T)))
+        y_TD = y_TD if self.sum_bias is None else y_TD + self.sum_bias
         if self.shared is None:
             return y_TD
         shared_TD = self.shared(x_TD)
@@ -372,6 +375,7 @@ def read_experts(
     )
     choice_bias = table.get("choice_bias")
     block.choice_bias = None if choice_bias is None else choice_bias.flatten()
+    block.sum_bias = table.get("sum_bias")
     if shape.hashed:
         block.by_token = table.numbers("by_token")
     if shape.bias:

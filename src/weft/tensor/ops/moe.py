@@ -272,6 +272,40 @@ def by_expert(
     return out_TD.to(x_TD.dtype)
 
 
+@op()
+def expert_products(x_TXD: torch.Tensor, expert_ids_TX: torch.Tensor, weights_EJD: ExpertWeights) -> torch.Tensor:
+    """Return ``weights[ids[t, x]] @ x[t, x]``, [T, X, J] in the dtype of ``x_TXD``; zeros for ids of PAD.
+
+    ``x_TXD`` [T, X, D]; ``expert_ids_TX`` int64 [T, X]; ``weights_EJD`` [E, J, D]: values, quantised or in tiles. On a
+    CPU experts without a token are not computed. On a GPU all are, as counting tokens would wait for the device.
+
+    Source: transformers ``JetMoeParallelExperts``.
+    """
+    x_PD, ids_P = x_TXD.flatten(0, 1), expert_ids_TX.flatten()
+    products = _by_count if x_PD.is_cpu else _of_all
+    return products(x_PD, ids_P, weights_EJD).view(*expert_ids_TX.shape, rows_of(weights_EJD))
+
+
+def _by_count(x_PD: torch.Tensor, ids_P: torch.Tensor, weights_EJD: ExpertWeights) -> torch.Tensor:
+    out_PJ = x_PD.new_zeros((len(x_PD), rows_of(weights_EJD)))
+    order = torch.argsort(ids_P, stable=True)
+    # Ids start at PAD (-1), so that the first count is of the pairs to skip.
+    begin, *counts = torch.bincount(ids_P - PAD, minlength=count_of(weights_EJD) + 1).tolist()
+    for number, pairs in enumerate(counts):
+        if pairs:
+            own = order[begin : begin + pairs]
+            out_PJ[own] = product(x_PD[own], weights_EJD, number)
+            begin += pairs
+    return out_PJ
+
+
+def _of_all(x_PD: torch.Tensor, ids_P: torch.Tensor, weights_EJD: ExpertWeights) -> torch.Tensor:
+    out_PJ = x_PD.new_zeros((len(x_PD), rows_of(weights_EJD)))
+    for number in range(count_of(weights_EJD)):
+        out_PJ = torch.where((ids_P == number)[:, None], product(x_PD, weights_EJD, number), out_PJ)
+    return out_PJ
+
+
 @moe.in_cpp
 def _moe(
     x_TD: torch.Tensor,
@@ -364,6 +398,11 @@ def _weight_of(weights: ExpertWeights) -> Any:
 
 def count_of(weights: ExpertWeights) -> int:
     return weights.codes.shape[0] if isinstance(weights, QuantizedWeight) else weights.shape[0]
+
+
+def rows_of(weights: ExpertWeights) -> int:
+    """Return the rows of an expert's matrix."""
+    return weights.rows if isinstance(weights, QuantizedWeight) else weights.shape[1]
 
 
 def inner_of(down: ExpertWeights) -> int:

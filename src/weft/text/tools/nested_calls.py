@@ -54,7 +54,9 @@ class NestedCalls(TagCalls):
     def _read(self, last: bool) -> list[CallDelta]:
         deltas = super()._read(last)
         for delta in deltas:
-            self._sent = [*([] if delta.name is not None else self._sent), delta.arguments]
+            if delta.name is not None:
+                self._sent.clear()
+            self._sent.append(delta.arguments)
             if delta.complete:
                 sent = "".join(self._sent)
                 collected = to_json(json.loads(sent, object_pairs_hook=_object))

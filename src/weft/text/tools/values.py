@@ -136,16 +136,19 @@ def json_type(value: Any) -> str:
     return (_types_of_value(value) - {"integer"} or {"number"}).pop()
 
 
-def types_of(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX) -> set[str]:
+def types_of(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX, seen: set[int] | None = None) -> set[str]:
     """Return the JSON types that a schema and its alternatives allow; empty if it does not say. References into
-    ``root`` are followed."""
-    if not isinstance(schema, Mapping) or not hops:
+    ``root`` are followed. ``seen``: identities of schemas that were read already: alternatives that refer to one
+    another would be read in every order."""
+    seen = set() if seen is None else seen
+    if not isinstance(schema, Mapping) or not hops or id(schema) in seen:
         return set()
+    seen.add(id(schema))
     named = schema.get("type")
     names = named if isinstance(named, list) else [named]
     types = {_TYPE_NAMES[name.lower()] for name in names if isinstance(name, str) and name.lower() in _TYPE_NAMES}
     for inner in parts_of(schema):
-        types |= types_of(inner, root, hops - 1)
+        types |= types_of(inner, root, hops - 1, seen)
     if not types:
         for value in fixed_values(schema):
             types |= _types_of_value(value)
@@ -153,7 +156,7 @@ def types_of(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX) -> set
     if schema.get("nullable") is True and types:
         types = types | {"null"}
     if "$ref" in schema:
-        types |= types_of(followed(schema, root), root, hops - 1)
+        types |= types_of(followed(schema, root), root, hops - 1, seen)
     return types
 
 
@@ -163,14 +166,18 @@ def parts_of(schema: Mapping[str, Any]) -> list[Any]:
     return [part for parts in listed if isinstance(parts, list) for part in parts]
 
 
-def alternatives(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX) -> list[Mapping[str, Any]]:
+def alternatives(
+    schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX, seen: set[int] | None = None
+) -> list[Mapping[str, Any]]:
     """Return the schemas of which a value must match one. A schema that combines several is not taken apart."""
-    if not isinstance(schema, Mapping) or not hops:
+    seen = set() if seen is None else seen
+    if not isinstance(schema, Mapping) or not hops or id(schema) in seen:
         return []
+    seen.add(id(schema))
     parts = [followed(schema, root)] if "$ref" in schema else parts_of(schema)
-    if "allOf" in schema and len(parts) > 1:
+    if not parts or ("allOf" in schema and len(parts) > 1):
         return [schema]
-    return [leaf for part in parts for leaf in alternatives(part, root, hops - 1)] or [schema]
+    return [leaf for part in parts for leaf in alternatives(part, root, hops - 1, seen)]
 
 
 def fixed_values(schema: Mapping[str, Any]) -> list[Any]:
