@@ -47,7 +47,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     ),
     "the ring of a window, in further decoders": (
         "laguna", "afmoe", "mellum", "kolibri", "vaultgemma", "lara_mini", "mimo_v2_flash", "cohere2_moe",
-        "cohere2_moe_sigmoid", "gpt_neo", "muse_glimmer", "cohere_compass",
+        "cohere2_moe_sigmoid", "gpt_neo", "muse_glimmer", "muse_spark", "cohere_compass",
     ),
     "attention over latents": (
         "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5",

@@ -271,6 +271,12 @@ def test_a_wrapper_that_nobody_knows_is_its_text() -> None:
             "model.language_model.",
             ["model.vision_tower.ln_pre.weight", "model.vision_adapter.fc1.weight", "model.vision_projection.weight"],
         ),
+        (
+            "muse_spark",
+            lambda text: {"model_type": "muse_spark", "text_config": text, "vision_config": {}, "audio_config": {}},
+            "model.language_model.",
+            ["model.vision_projection.weight", "model.vision_adapter.fc1.weight"],
+        ),
     ],
 )
 def test_the_text_of_a_release_in_its_own_form(

@@ -49,6 +49,7 @@ def distance(family: str, size: int) -> float:
         ("qwen3_5_moe", 2),
         ("interns2_mobius", 2),
         ("longcat_flash", 4),
+        ("muse_spark", 2),
         ("nemotron_h_moe", 2),
     ],
 )

@@ -15,6 +15,7 @@
     hy_v3 ...         sparse           attention, latent or not       dense in the first layers, then experts
     llama4_text ...   mixed            attention: windows, chunks, gates dense or experts
     muse_glimmer_text muse_glimmer     gated attention, windows       dense
+    muse_spark_text   muse_spark       gated attention, windows       experts in a latent width, or dense
     deepseek_v3 ...   deepseek         attention, latent or not       dense in the first layers, then experts
     longcat_flash     longcat_flash    latent attention               dense, experts added a layer later
     minimax_m3_vl_text chosen          attention over chosen blocks   dense in the first layers, then experts

@@ -7,7 +7,8 @@
     NormedStream      the stream is the output of a norm            MiniMax
     GatedNorms        some norms have gates                         A.X K2
     PlainNorms        norms without weights                         nanochat
-    NormedEmbedding   the embedding is normed, without a weight     Muse
+    NormedEmbedding   the embedding is normed, without a weight     Muse Glimmer
+    GatedSums         sums with learned shares of stream and block  Muse Spark
     LayerNorms        the embedding is normed too                   RWKV-7, BLOOM
 
 A family with another kind has a record of its own. Ranks divide only the second embedding. Pure.
@@ -19,8 +20,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from weft.families.mixers import BlockShape
-from weft.families.tensors import Dim, NormGate, Numbered, Table, Tensor, layer_norm, norm_gate, norm_weight, product
+from weft.families.mixers import BlockShape, Mixer
+from weft.families.tensors import (
+    Dim,
+    NormGate,
+    Numbered,
+    Table,
+    Tensor,
+    exact,
+    layer_norm,
+    norm_gate,
+    norm_weight,
+    product,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +275,29 @@ class NormedEmbedding(Residual):
     """Residual whose embedding passes a norm without a weight, while other norms have one."""
 
     adapts_embedding: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class GatedSums(NormedEmbedding):
+    """Residual in which each channel of a block's output counts by b, the sigmoid of a learned number over
+    ``temperature``, and the stream by the root of 1 - b^2, at least 1e-3 under the root. The norm after a mixer has no
+    weight. That after a feed-forward scales its input."""
+
+    temperature: float
+
+    def norm_table(self, hidden: int, name: str = "norm") -> Table:
+        return {} if name.endswith("post_attention_layernorm") else norm_weight("norm", hidden, name)
+
+    def gate_table(self, hidden: int) -> Table:
+        """Return the numbers of one block."""
+        return exact("gate", dims=(hidden,))
+
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
+        for record in model.records:
+            yield "norms", self.norm_table(model.hidden)
+            yield "norms", {} if isinstance(record, Mixer) else self.norm_table(model.hidden)
+            yield "norms", self.gate_table(model.hidden)
+        yield "norms", self.norm_table(model.hidden)
 
 
 @dataclass(frozen=True, slots=True)

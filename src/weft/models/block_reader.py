@@ -52,6 +52,10 @@ class BlockReader:
         """Return the block of ``shape``, whose tensors are under ``name``. ``spelled``: as its reader takes it."""
         return function(shape.reader)(self, shape, name, **spelled)
 
+    def ones(self, width: int) -> torch.Tensor:
+        """Return the weight [width] of a norm without one, a part of the same tensor where it is not wider."""
+        return self._ones[:width] if width <= self.hidden else torch.ones(width).to(self._ones)
+
     @property
     def plain_norm(self) -> Norm:
         """A norm of the stream without a weight."""
@@ -62,9 +66,10 @@ class BlockReader:
         residual, width = self.architecture.residual, width or self.hidden
         table = self.table(residual.norm_table(width, name), "")
         weight, gate = table.get("norm"), table.gate("norm", residual.gate)
-        weight = self._ones if weight is None else weight
         plus_one, offset = self.plus_one, self.architecture.names.norm_offsets.get(name.rpartition(".")[2])
-        if offset is not None:
+        if weight is None:
+            weight, plus_one = self._ones, False
+        elif offset is not None:
             # Not of a meta tensor, whose arithmetic imports torch's compiler.
             weight, plus_one = weight if weight.is_meta else weight + offset, False
         return Norm(

@@ -22,7 +22,7 @@ import torch
 from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Rope
 from weft.families.mixers.feed_forward import FeedForward
-from weft.models.blocks.linear import Norm
+from weft.models.blocks.linear import Norm, NormOfScaled
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.norm import add_norm
@@ -47,7 +47,7 @@ class FeedForwardBlock(Protocol):
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, /) -> torch.Tensor: ...
 
 
-def normed(norm: Norm | None, x_TD: torch.Tensor) -> torch.Tensor:
+def normed(norm: Norm | NormOfScaled | None, x_TD: torch.Tensor) -> torch.Tensor:
     return x_TD if norm is None else norm(x_TD)
 
 
@@ -131,7 +131,7 @@ class ResidualBlock:
 
     norm: Norm | None
     block: Any
-    out_norm: Norm | None = None
+    out_norm: Norm | NormOfScaled | None = None
     mixes: bool = True
     last: bool = field(default=False, init=False)
 

@@ -321,6 +321,15 @@ DENSE_RELEASES: dict[str, Config] = {
         layer_types=["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(52)],
         output_multiplier=0.19611613513818404, post_norm_eps=1e-8, qk_scale_factor=3.87, rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0}, sliding_window=2048),
+    "muse_spark": release(  # Muse-Spark-Open-816B-A42B, its text, by transformers' defaults
+        "muse_spark_text", (202_048, 8192, 16_384, 62, 128, 16, 1_048_576), attention_bias=False,
+        final_logit_softcapping=20.0, head_dim=64, mlp_layer_types=["sparse"] * 62, moe_hidden_size=4096,
+        layer_rope_theta=[0 if layer % 4 == 1 else 500_000.0 for layer in range(62)],
+        layer_types=["full_attention" if layer % 4 == 1 else "sliding_attention" for layer in range(62)],
+        moe_intermediate_size=4096, num_experts_per_tok=8, num_local_experts=256,
+        output_multiplier=0.1767766952966369, post_norm_eps=1e-8, qk_scale_factor=5.4730064863875,
+        residual_gate_temperature=0.3, rms_norm_eps=1e-5, routed_scaling_factor=1.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0}, sliding_window=2048),
     "hy_v3": release(  # Hy3-preview
         "hy_v3", (120_832, 4096, 13_312, 80, 64, 8, 262_144), first_k_dense_replace=1, head_dim=128,
         moe_intermediate_size=1536, num_experts=192, num_experts_per_tok=8, num_shared_experts=1, qk_norm=True,

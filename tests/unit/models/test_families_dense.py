@@ -18,7 +18,7 @@ from weft.families.mixers.attention import Attention, Growth, Index, Rope, alibi
 from weft.families.mixers.differential import DifferentialAttention
 from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
-from weft.families.residuals import GatedNorms, LayerNorms, NormedEmbedding, Positions, Residual, Streams
+from weft.families.residuals import GatedNorms, GatedSums, LayerNorms, NormedEmbedding, Positions, Residual, Streams
 from weft.families.sharding import possible_tps
 from weft.families.tensors import NormGate
 from weft.planning.roofline import model_load
@@ -521,6 +521,32 @@ def test_muse_glimmer_turns_windows_alone_and_scales_queries_and_logits() -> Non
     ):
         with pytest.raises(CheckpointError, match=re.escape(words)):
             read("muse_glimmer", **changes)
+
+
+def test_muse_spark_norms_heads_and_each_expert_and_adds_by_learned_shares() -> None:
+    model = read("muse_spark")
+    common = {"qk_norm": True, "norm_plain": True, "gated": True, "out_normed": True}
+    window = Attention(128, 16, 64, 64**-0.5 * 5.4730064863875, Rope(5e5, 64), window=2048, **common)
+    assert model.mixers[:3] == (window, replace(window, rope=None, window=None), window)
+    assert not window.usual
+    experts = Experts(
+        256, 8, 4096, True, scoring="sigmoid", choice_bias=True, normalizer_eps=1e-15, latent_width=4096,
+        each_normed=True, score_factor=0.1767766952966369)  # fmt: skip
+    assert set(model.feed_forwards) == {experts}
+    assert model.residual == GatedSums(out_norms=True, out_eps=1e-8, temperature=0.3)
+    assert (model.logits_divisor, model.logits_cap) == (pytest.approx(32**0.5), 20.0)
+    silent = dict.fromkeys(key for key in DENSE_RELEASES["muse_spark"] if key not in ("model_type", "torch_dtype"))
+    assert read("muse_spark", **silent) == model
+    mixed = read("muse_spark", mlp_layer_types=["dense", *["sparse"] * 61])
+    assert mixed.feed_forwards[:2] == (Dense(16_384), experts)
+    for changes, words in (
+        ({"mlp_layer_types": ["sparse"]}, "dense or sparse for each of the 62 layers"),
+        ({"num_experts_per_tok": 257}, "the model has 256 experts"),
+        ({"residual_gate_temperature": 0.0}, "residual_gate_temperature is 0.0: it must be above 0"),
+        ({"attention_bias": True}, "attention_bias is True"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(words)):
+            read("muse_spark", **changes)
 
 
 def test_layers_of_compass_turn_by_their_kind_or_not_at_all() -> None:

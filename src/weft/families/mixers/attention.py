@@ -189,6 +189,8 @@ class Attention(Mixer):
         gated            the output is multiplied by the sigmoid of a gate, further rows of the query projection
         head_gated       the output is multiplied by the sigmoid of one number per head, from another projection
         softplus_gate    gates are a softplus, not a sigmoid (Laguna)
+        out_normed       before the gates, an RMS norm of the output of each head, with the weight of ``norm_plain``
+                         (Muse Spark)
         out_bias         the output projection has a bias; None: as ``bias``
     """
 
@@ -230,6 +232,7 @@ class Attention(Mixer):
     norm_by_head: bool = False
     parts: int = 0
     norm_centred: Literal["", "weight", "bias"] = ""
+    out_normed: bool = False
 
     @property
     def index_width(self) -> int:
@@ -256,7 +259,7 @@ class Attention(Mixer):
         """Whether this is the form that the fused kernels compute: causal, with own keys and values, unchanged after
         the projection."""
         plain = self.kv_of is None and not self.values_normed and not self.values_are_keys
-        normed = self.norm_after or self.norm_by_head or self.norm_centred
+        normed = self.norm_after or self.norm_by_head or self.norm_centred or self.out_normed
         changed = self.clip or self.cap or self.alibi or normed or self.growth is not None
         return plain and self.causal and not (changed or self.softplus_gate or self.chunk)
 

@@ -70,6 +70,8 @@ class Experts(BlockShape):
         bias              the router and both products of an expert have biases
         latent_width      routed experts work on a projection of this width; 0: on the stream itself
         latent_normed     an RMS norm of the sum of the routed experts, before it is expanded (Kimi K3)
+        each_normed       an RMS norm of that projection, and one of the output of each expert, which is scaled first;
+                          the epsilon of the second is that of norms after blocks (Muse Spark)
         own_count         most experts of one rank, if ranks divide experts by number; 0: each rank has a part of all
         normed_apart      shared expert, routed experts and router have separate norms, and the weight of each expert
                           has a factor (Gemma 4)
@@ -100,6 +102,7 @@ class Experts(BlockShape):
                           experts of other groups, which a negative score loses to (A.X K2)
         normalized        the weights of the chosen experts sum to 1; ``normalizer_eps`` is added to the sum
         scale             factor on the weights
+        score_factor      factor on the router's scores (Muse Spark)
         weighs_input      a weight multiplies the input of an expert, not the output (Llama 4)
         router_width      inner size of a router that is a feed-forward over a state from layer to layer, and may
                           choose no expert (ZAYA); 0: the router is one product
@@ -145,6 +148,8 @@ class Experts(BlockShape):
     sum_bias: bool = False
     identities: int = 0
     late: bool = False
+    each_normed: bool = False
+    score_factor: float = 1.0
 
     @property
     def choices(self) -> int:
@@ -219,6 +224,9 @@ class Experts(BlockShape):
             )
         if self.latent_normed:
             table |= norm_weight("latent_norm", self.latent_width, "latent_norm")
+        if self.each_normed:
+            table |= norm_weight("narrow_norm", self.latent_width, "pre_expert_norm")
+            table |= norm_weight("each_norm", self.latent_width, "experts.post_expert_norm")
         return table
 
     @property

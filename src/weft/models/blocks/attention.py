@@ -235,7 +235,7 @@ def read_attention(
         turned = orders["k_proj.weight"] if paired else torch.clone
         q_norm, k_norm = (replace(norm, weight=turned(norm.weight.flatten())) for norm in (q_norm, k_norm))
     if shape.norm_plain:
-        q_norm = k_norm = Norm(torch.ones(shape.head_dim, dtype=source.dtype, device=source.device), read.eps)
+        q_norm = k_norm = Norm(read.ones(shape.head_dim), read.eps)
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
         qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
         shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None

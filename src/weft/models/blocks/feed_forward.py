@@ -23,7 +23,7 @@ from weft.families.mixers.feed_forward import GATED, JOINED, Dense, Experts
 from weft.families.tensors import Names
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.adapted import AdaptedBlock, ExpertsChange
-from weft.models.blocks.linear import Linear, Norm, Projection, by_turns, fused_block_of
+from weft.models.blocks.linear import Linear, Norm, NormOfScaled, Projection, by_turns, fused_block_of
 from weft.models.table_reader import TableReader
 from weft.models.weights import Order
 from weft.tensor.fused_block import FusedBlock, FusedLayer
@@ -139,6 +139,8 @@ class ExpertsBlock:
     latent_out: Linear | None = None
     latent_norm: Norm | None = None
     """Norm of the sum over experts and ranks (``NormedLatent``)."""
+    pair_norms: tuple[Norm, NormOfScaled] | None = None
+    """Norms of the narrow input and of each expert's output (``NormedPairs``)."""
     own: range | None = None
     """Experts that ``gate_up`` and ``down`` hold; None for all. Choices of others are skipped."""
     choices: torch.Tensor | None = None
@@ -184,16 +186,25 @@ class ExpertsBlock:
             back_TX = ids_TX >= self.shape.count
             ids_TX = ids_TX.masked_fill(back_TX, PAD)
             own_T1 = weights_TX.masked_fill(~back_TX, 0.0).sum(-1, keepdim=True) if self.gives_back else None
-        if self.choices is not None:
-            # Ids start at PAD (-1), so the first count is of the choices to skip.
-            counts = torch.bincount(ids_TX.flatten() - PAD, minlength=self.shape.count + 1)
-            self.choices = self.choices + counts[1:]
-        if self.own is not None:
-            ids_TX = _of_own(ids_TX, self.own)
+        ids_TX = self._counted(ids_TX)
         routed = x_TD if self.latent_in is None else self.latent_in(x_TD)
         y_TD = self._routed(routed, ids_TX, weights_TX)
         y_TD = y_TD if self.latent_out is None or self.latent_norm is not None else self.latent_out(y_TD)
         return y_TD if own_T1 is None else torch.addcmul(y_TD, x_TD, own_T1)
+
+    def of_pairs(self, x_TD: torch.Tensor, ids_TX: torch.Tensor) -> torch.Tensor:
+        """Return the output of each expert of each token alone, [T X, D], zeros for those of other ranks."""
+        ids_P1 = self._counted(ids_TX).reshape(-1, 1)
+        ones_P1 = torch.ones(ids_P1.shape, dtype=x_TD.dtype, device=x_TD.device)
+        return self._weighed(x_TD.repeat_interleave(ids_TX.shape[1], 0), ids_P1, ones_P1)
+
+    def _counted(self, ids_TX: torch.Tensor) -> torch.Tensor:
+        """Count the choices. Return them by the numbers of this rank's experts."""
+        if self.choices is not None:
+            # Ids start at PAD (-1), so the first count is of the choices to skip.
+            counts = torch.bincount(ids_TX.flatten() - PAD, minlength=self.shape.count + 1)
+            self.choices = self.choices + counts[1:]
+        return ids_TX if self.own is None else _of_own(ids_TX, self.own)
 
     def _routed(self, x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor) -> torch.Tensor:
         if not self.shape.weighs_input:
@@ -251,6 +262,8 @@ class ExpertsBlock:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights [T, X] in the dtype of ``x_TD``, expert ids int64 [T, X], best first, PAD for rows of PAD."""
         scores_TE = self.router(x_TD.to(self.router_weight.dtype))
+        if self.shape.score_factor != 1.0:
+            scores_TE = scores_TE * self.shape.score_factor
         if self.by_token is not None:
             assert tokens_T is not None, "experts that tokens choose"
             ids_TX = self.by_token[tokens_T].long()
@@ -305,6 +318,34 @@ class NormedLatent:
         assert norm is not None
         y_TD = expand(norm(self.routed(x_TD, *reversed(self.experts.route(x_TD, positions_T)))))
         return y_TD if self.shared is None else y_TD + self.shared(x_TD)
+
+
+@dataclass(slots=True)
+class NormedPairs:
+    """Experts whose outputs are normed one by one, in a latent width that is normed too. ``pairs``: outputs of experts,
+    their sum over ranks. Each rank has all rows of the product that expands the sum.
+
+        z = norm(narrow x);   y = expand(sum of weight_e norm(expert_e(z)))
+
+    Source: transformers ``MuseSparkMoE``.
+    """
+
+    experts: ExpertsBlock
+    pairs: Callable[..., torch.Tensor]
+    narrow_norm: Norm
+    each_norm: NormOfScaled
+
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
+        narrow, expand = self.experts.latent_in, self.experts.latent_out
+        assert narrow is not None
+        assert expand is not None
+        weights_TX, ids_TX = self.experts.route(x_TD, positions_T)
+        z_TC = self.narrow_norm(narrow(x_TD))
+        y_TXC = self.each_norm(self.pairs(z_TC, ids_TX)).view(*ids_TX.shape, z_TC.shape[-1])
+        sum_TC = torch.zeros(z_TC.shape, dtype=torch.float32, device=z_TC.device)
+        for place in range(ids_TX.shape[1]):
+            sum_TC.addcmul_(y_TXC[:, place].float(), weights_TX[:, place, None].float())
+        return expand(sum_TC.to(z_TC.dtype))
 
 
 def _of_own(ids_TX: torch.Tensor, own: range) -> torch.Tensor:
@@ -371,8 +412,9 @@ def read_experts(
     router, each = table.plain("router", torch.float32 if exact_router else None), names.get("names", GATED)
     # With pairs, adapters of experts are not served, and refused as unknown modules.
     block = routed_block(
-        read, shape, table, router, names=each, transposed=transposed, order=order, adapted=not known_pairs
-    )
+        read, shape, table, router, names=each, transposed=transposed, order=order,
+        adapted=not (known_pairs or shape.each_normed),
+    )  # fmt: skip
     choice_bias = table.get("choice_bias")
     block.choice_bias = None if choice_bias is None else choice_bias.flatten()
     block.sum_bias = table.get("sum_bias")
@@ -395,12 +437,20 @@ def read_experts(
         block.latent_in, block.latent_out = table.linear("latent_in"), table.linear("latent_out")
     if shape.latent_normed:
         block.latent_norm = table.norm("latent_norm", read.eps)
+    if shape.each_normed:
+        factors, eps = table.tensor("each_norm"), read.architecture.residual.out_eps
+        each_norm = NormOfScaled(
+            factors if factors.is_meta else factors + 1.0, Norm(read.ones(shape.latent_width), eps)
+        )
+        block.pair_norms = table.norm("narrow_norm", read.eps, plus_one=read.plus_one), each_norm
     return block
 
 
 def summed_experts(read: BlockReader, block: ExpertsBlock) -> Callable[..., torch.Tensor]:
     """Return ``block`` with its result summed over ranks, and what it norms summed before that."""
     summed = read.source.summed
+    if block.pair_norms is not None:
+        return NormedPairs(block, summed(block.of_pairs), *block.pair_norms)
     if block.latent_norm is None:
         return summed(block)
     shared, block.shared = block.shared, None

@@ -162,6 +162,17 @@ class Norm:
         return y if self.gate is None else self.gate(y)
 
 
+@dataclass(slots=True)
+class NormOfScaled:
+    """RMS norm of an input that is scaled first. ``factors``: [D]; ``norm``: one whose weight is ones."""
+
+    factors: torch.Tensor
+    norm: Norm
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x * self.factors)
+
+
 def neighbours_apart(rows: torch.Tensor, *, head_dim: int, turned: int) -> torch.Tensor:
     """Return ``rows`` [heads x head_dim, ...]: among the first ``turned`` of each head those of even number first."""
     rows_HD = rows.view(-1, head_dim, *rows.shape[1:])

@@ -6,7 +6,7 @@ from weft.families.mixers import Mixer
 from weft.families.mixers.feed_forward import Dense, FeedForward
 from weft.families.names import Names
 from weft.models.block_reader import BlockReader, function
-from weft.models.blocks.feed_forward import read_dense, read_experts, read_swiglu
+from weft.models.blocks.feed_forward import read_dense, read_experts, read_swiglu, summed_experts
 from weft.models.blocks.linear import Norm
 from weft.models.layer import (
     DecoderLayer,
@@ -59,7 +59,7 @@ def plain_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForward
     block = read_experts(read, shape, name, **spelled)
     if names.shared is not None and shape.shared_width:
         block.shared = dense(read, shape.shared, f"{name}.{names.shared}")
-    return read.source.summed(block)
+    return summed_experts(read, block)
 
 
 def normed_embedding(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:

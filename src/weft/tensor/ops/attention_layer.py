@@ -119,6 +119,9 @@ def seen_layer(
     if core.slopes is not None:  # in float32: not every slope is a number of 16 bits
         q_THD = torch.cat((q_THD.float(), core.slopes[:, None].expand(len(q_THD), -1, -1)), -1)
     o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen, core.sinks_of(q_THD)).to(projected_TW.dtype)
+    if core.shape.out_normed:
+        assert core.q_norm is not None, "a norm of heads without the weight of queries"
+        o_THD = rms_norm(o_THD, core.q_norm, core.norm_eps)
     gated = _softplus if core.shape.softplus_gate else torch.sigmoid
     if head_gate_TH is not None:
         o_THD = o_THD * gated(head_gate_TH)[..., None]
