@@ -263,6 +263,9 @@ struct LinearArgs {
   const float* bias;  // [out] or null
   bool exact;         // x is not rounded to int8
   void* out;          // [rows, out] dense, dtype of x
+  // out is [rows, out / 2]: silu of the first half of the weight's rows times the second. Only of bfloat16 by a matrix
+  // unit, of more rows of x than a pair of blocks has, without bias.
+  bool gated = false;
 };
 
 // The tiles of one expert, where each has its own: a Weight without its sizes.

@@ -188,6 +188,9 @@ void few_row_sums(const uint16_t* w, const float* x, int64_t x_stride, int64_t s
   }
 }
 
+// Columns of a product's output, of which a piece computes some.
+int64_t columns_of(const LinearArgs& args) { return args.gated ? args.weight.out / 2 : args.weight.out; }
+
 // The output of a piece: [rows of x][tiles of W], written where it belongs or through a buffer.
 //
 //     direct   a line of 64 bytes for each row and pair of tiles. Rows are kilobytes apart, so each line is on a separate
@@ -198,9 +201,9 @@ void few_row_sums(const uint16_t* w, const float* x, int64_t x_stride, int64_t s
 class PieceOutput {
  public:
   PieceOutput(const LinearArgs& args, int64_t first, int64_t last, int64_t tile, int64_t end)
-      : args_(args), first_(first), tile_(tile), width_((end - tile) * kTile) {
-    const bool in_lines = args.weight.out % (2 * kTile) == 0 && reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
-    if (in_lines && last - first >= kStagedRows && args.rows * args.weight.out * 2 >= kStagedBytes)
+      : args_(args), columns_(columns_of(args)), first_(first), tile_(tile), width_((end - tile) * kTile) {
+    const bool in_lines = columns_ % (2 * kTile) == 0 && reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
+    if (in_lines && last - first >= kStagedRows && args.rows * columns_ * 2 >= kStagedBytes)
       staged_ = scratch_.take<bf16>((last - first) * width_);
   }
   ~PieceOutput() {
@@ -219,13 +222,13 @@ class PieceOutput {
   template <int COUNT>
   WEFT_INLINE void write(int64_t row, int64_t tile, const f32x16* sums, const float* sums_of_x = nullptr) const {
     bf16* const to = line(row, tile);
-    if (!args_.bias && !sums_of_x && args_.weight.out >= (tile + COUNT) * kTile) {
+    if (!args_.bias && !sums_of_x && columns_ >= (tile + COUNT) * kTile) {
       for (int t = 0; t < COUNT; ++t) store(to + t * kTile, sums[t]);
     } else {
       for (int t = 0; t < COUNT; ++t) {
         f32x16 sum = sums[t];
         if (sums_of_x) sum = without_minimums(args_.weight, tile + t, sums_of_x + row * steps_of(args_.weight), sum);
-        const int64_t left = args_.weight.out - (tile + t) * kTile;
+        const int64_t left = columns_ - (tile + t) * kTile;
         store_some(to + t * kTile, args_.bias ? sum + load_some(args_.bias + (tile + t) * kTile, left) : sum, left);
       }
     }
@@ -236,7 +239,7 @@ class PieceOutput {
   static constexpr int64_t kStagedRows = 32, kStagedBytes = 1 << 20;
 
   bf16* out(int64_t row, int64_t tile) const {
-    return static_cast<bf16*>(args_.out) + row * args_.weight.out + tile * kTile;
+    return static_cast<bf16*>(args_.out) + row * columns_ + tile * kTile;
   }
   void stream(int64_t row) const {
     bf16 *const from = line(row, tile_), *const to = out(row, tile_);
@@ -245,7 +248,7 @@ class PieceOutput {
   }
 
   const LinearArgs& args_;
-  int64_t first_, tile_, width_;
+  int64_t columns_, first_, tile_, width_;
   bf16* staged_ = nullptr;
   Scratch scratch_;
 };
@@ -294,16 +297,24 @@ struct PairOfBlocks {
   void fetch_outputs() const {
     for (int64_t row = first; row < last; ++row) __builtin_prefetch(output.line(row, tile), 1, 3);
   }
-  void write(const float* sums) const { count == 2 ? write_rows<2>(sums) : write_rows<1>(sums); }
+  // ``gates``: sums of the gates of the same numbers, or null.
+  void write(const float* sums, const float* gates) const {
+    count == 2 ? write_rows<2>(sums, gates) : write_rows<1>(sums, gates);
+  }
 
  private:
   template <int COUNT>
-  void write_rows(const float* sums) const {
+  void write_rows(const float* sums, const float* gates) const {
     for (int64_t row = first; row < last; ++row) {
       const int64_t block = (row - first) / kTileSide, in_block = (row - first) % kTileSide;
-      const float* const from = sums + block * COUNT * kSumNumbers + in_block * kTile;
+      const int64_t from = block * COUNT * kSumNumbers + in_block * kTile;
       f32x16 of_tiles[COUNT];
-      for (int t = 0; t < COUNT; ++t) of_tiles[t] = load(from + t * kSumNumbers);
+      for (int t = 0; t < COUNT; ++t) {
+        of_tiles[t] = load(sums + from + t * kSumNumbers);
+        if (gates)  // rounded where a product, silu and their product by themselves are
+          of_tiles[t] = rounded<bf16>(silu(rounded<bf16>(load(gates + from + t * kSumNumbers)))) *
+                        rounded<bf16>(of_tiles[t]);
+      }
       output.write<COUNT>(row, tile, of_tiles);
     }
   }
@@ -311,21 +322,26 @@ struct PairOfBlocks {
 
 // Rows [first, last) of x, whose tiles are ``x``, times tiles [tile, end): a chunk of columns for all tiles, then the next
 // chunk. So that part of x comes out of the L2 cache for all tiles but the first pair. A single pair of blocks needs no
-// such order, and reads W as a stream.
+// such order, and reads W as a stream. Of a gated product, tiles are of gates, and the piece has those of the same columns
+// of the second half of W as well.
 void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t last, int64_t tile, int64_t end) {
   alignas(64) Line room[2 * kChunkSteps * kTileBytes / 64];
   const int64_t steps_in_all = steps_of(args.weight), blocks = (last - first + kTileSide - 1) / kTileSide;
-  const int64_t pairs = (blocks + 1) / 2, together = pairs > 1 ? (end - tile + 1) / 2 : 1;  // pairs of tiles
+  const int64_t pairs = (blocks + 1) / 2, outputs = pairs > 1 ? (end - tile + 1) / 2 : 1;  // pairs of tiles
+  const int64_t gates = args.gated ? outputs : 0, together = gates + outputs, sums_of_two = pairs * 4 * kSumNumbers;
   Scratch scratch;
-  float* const sums = scratch.take<float>(together * pairs * 4 * kSumNumbers);
+  float* const sums = scratch.take<float>(together * sums_of_two);
   const uint16_t* const numbers = x->numbers + first / kTileSide * steps_in_all * kStepNumbers;
   const TileKernels& unit = tile_kernels();
   const PieceOutput output(args, first, last, tile, end);
   const UnitInUse in_use(unit);
-  for (; tile < end; tile += 2 * together) {
+  for (; tile < end; tile += 2 * outputs) {
     std::optional<TileChunks> weights[kWideTiles / 2];
-    for (int64_t two = 0; two < together; ++two)
-      weights[two].emplace(args.weight, tile + 2 * two, tile + 2 * two + 1 < end ? 2 : 1, room);
+    for (int64_t two = 0; two < together; ++two) {
+      const int64_t column = tile + 2 * (two < gates ? two : two - gates);
+      weights[two].emplace(args.weight, gates && two >= gates ? columns_of(args) / kTile + column : column,
+                           column + 1 < end ? 2 : 1, room);
+    }
     const int64_t chunk_steps = pairs > 1 ? kChunkSteps : weights[0]->steps_of_one_pair();
     each_chunk(args.weight, chunk_steps, [&](int64_t begin, int64_t steps) {
       const bool is_last = begin + steps == steps_in_all;
@@ -333,12 +349,13 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
         TileChunks& w = *weights[two];
         const uint16_t* const chunk = w.chunk(begin, steps);
         const TileChunks* const next = two + 1 < together ? &*weights[two + 1] : is_last ? nullptr : &*weights[0];
-        float* const of_tiles = sums + two * pairs * 4 * kSumNumbers;
+        const bool is_written = is_last && two >= gates;
+        float* const of_tiles = sums + two * sums_of_two;
         for (int64_t pair = 0; pair < pairs; ++pair) {
-          const int64_t row = first + pair * 2 * kTileSide;
+          const int64_t row = first + pair * 2 * kTileSide, at = pair * 4 * kSumNumbers;
           const PairOfBlocks rows = {output, row, row + 2 * kTileSide < last ? row + 2 * kTileSide : last,
-                                     tile + 2 * two, w.count()};
-          if (is_last) rows.fetch_outputs();
+                                     tile + 2 * (two - gates), w.count()};
+          if (is_written) rows.fetch_outputs();
           Ahead ahead = {};
           if (pairs > 1 && next) ahead = next->part_of_chunk(two + 1 < together ? begin : begin + steps, steps, pair,
                                                               pairs);
@@ -350,9 +367,9 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
                        .x_tiles = 2 * pair + 1 < blocks ? 2 : 1,
                        .w_tiles = w.count(),
                        .first = begin == 0,
-                       .sums = of_tiles + pair * 4 * kSumNumbers,
+                       .sums = of_tiles + at,
                        .ahead = ahead});
-          if (is_last) rows.write(of_tiles + pair * 4 * kSumNumbers);
+          if (is_written) rows.write(of_tiles + at, gates ? of_tiles - gates * sums_of_two + at : nullptr);
         }
       }
     });

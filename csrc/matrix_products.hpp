@@ -80,8 +80,9 @@ int64_t tiles_of_piece(const LinearArgs* products, int64_t count, int64_t most_r
     if (rows < products[i].rows) rows = products[i].rows;
   }
   if (in_tiles(weight.form) || rows <= 2 * kTileSide) return kOutTiles;
-  const int64_t most = (rows < most_rows ? rows : most_rows) * weight.in * 2 > kWideBytes ? kWideTiles : kTiles;
-  const int64_t fair = (weight.out + kTile - 1) / kTile * parts / (4 * threads) / kOutTiles * kOutTiles;
+  const bool wide = (rows < most_rows ? rows : most_rows) * weight.in * 2 > kWideBytes;
+  const int64_t most = wide && !products[0].gated ? kWideTiles : kTiles;
+  const int64_t fair = (columns_of(products[0]) + kTile - 1) / kTile * parts / (4 * threads) / kOutTiles * kOutTiles;
   return fair < kOutTiles ? kOutTiles : fair < most ? fair : most;
 }
 
@@ -92,7 +93,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   step.jobs.clear();
   step.pieces.clear();
   const Weight& weight = products[0].weight;
-  const int64_t steps = steps_of(weight), tiles = (weight.out + kTile - 1) / kTile,
+  const int64_t steps = steps_of(weight), tiles = (columns_of(products[0]) + kTile - 1) / kTile,
                 width = steps * columns_of_step(weight);
   const int64_t fit = kCodePartBytes / (width * 2), of_codes = fit > kCodePartRows ? fit : kCodePartRows,
                 most = in_tiles(weight.form) ? of_codes : kMatrixPartRows;
@@ -137,7 +138,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
     pool.for_each(blocks, 0.2 * static_cast<double>(kTileSide * width), [&](int64_t block) {
       set_block(products[0], block, (step.tiles.data() + block * steps * kTileBytes / 64)->numbers);
     });
-  pool.reserve(piece_scratch(rows_of_piece, of_piece));
+  pool.reserve(piece_scratch(rows_of_piece, products[0].gated ? 2 * of_piece : of_piece));
   // Some 25 GB of weights, or 500 billion products, in a second.
   const double nanoseconds = static_cast<double>(of_piece * kTile * weight.in) *
                              (0.08 + 0.002 * static_cast<double>(rows_in_all) / static_cast<double>(count));

@@ -198,7 +198,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // Raised by one for every change of Python's arguments: their order, numbers of enums, the layout of data. The same
   // as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 28;
+  m.attr("INTERFACE") = 29;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -509,7 +509,7 @@ NB_MODULE(_native, m) {
         {.x = at(x), .rows = rows, .columns = columns, .scale = scale, .dtype = static_cast<Dtype>(dtype)});
   });
   m.def("linear", [](Address x, int64_t x_stride, int x_dtype, int64_t rows, const WeightTuple& weight, Address bias,
-                     bool exact, Address out) {
+                     bool exact, Address out, bool gated) {
     nb::gil_scoped_release unlocked;
     kernels().linear({.x = at(x),
                       .x_stride = x_stride,
@@ -518,7 +518,8 @@ NB_MODULE(_native, m) {
                       .weight = weight_of(weight),
                       .bias = at<const float>(bias),
                       .exact = exact,
-                      .out = at(out)});
+                      .out = at(out),
+                      .gated = gated});
   });
   m.def("moe", [](Address x, int64_t x_stride, int x_dtype, int64_t tokens, int64_t choices, int64_t experts,
                   Address ids, Address weights, const WeightTuple& gate_up, const WeightTuple& down,

@@ -21,6 +21,9 @@ from tests.ops.test_twelve_bit import made_of, with_odd_ones
 from tests.support import naive_ops
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock
+from weft.tensor.op import UNFIT
+from weft.tensor.ops.elementwise import _gated_linear as gated_in_cpp
+from weft.tensor.ops.elementwise import silu_mul
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.moe import moe
 from weft.tensor.weights.quantized import QuantizedWeight
@@ -149,6 +152,17 @@ def test_a_piece_of_many_tiles_and_chunks_has_the_bits_of_few_rows(rows_out: int
             assert torch.equal(bits(many), bits(torch.cat(few)))
     finally:
         native.set_threads(threads)
+
+
+@pytest.mark.parametrize(("rows", "rows_out", "columns"), [(33, 64, 96), (40, 576, 1064), (530, 128, 40)])
+def test_a_gated_product_has_the_bits_of_a_product_and_its_activation(rows: int, rows_out: int, columns: int) -> None:
+    weight, x = noise(41, rows_out, columns, dtype=BF16), noise(42, rows, columns, dtype=BF16)
+    for tiles in (in_order(weight), made_of(weight)):
+        gated = gated_in_cpp(x, tiles)
+        assert isinstance(gated, torch.Tensor), "the kernel serves this"
+        assert torch.equal(bits(gated), bits(silu_mul(tiled_linear(x, tiles))))
+        assert not torch.equal(bits(gated), bits(silu_mul(tiled_linear(x, tiles).roll(rows_out // 2, dims=1))))
+        assert gated_in_cpp(x[:32], tiles) is UNFIT
 
 
 @pytest.mark.parametrize("columns", [64, 1000])

@@ -27,7 +27,7 @@ from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.replay_log import Replay
 from weft.units import PAD
 
-INTERFACE = 28
+INTERFACE = 29
 """Version of the calling convention; equals INTERFACE in csrc/module.cpp."""
 NO_MINIMUMS = (0, 0, 0, 0, 0, False, 0)
 """Argument for a weight without minimums, numbers in bytes, tables and order: ``MinimumsTuple`` of csrc/module.cpp."""

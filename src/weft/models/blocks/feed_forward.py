@@ -57,7 +57,7 @@ class SwiGlu:
         self.fused = fused_block_of(self.gate_up, self.down)
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
-        return self.down(silu_mul(self.gate_up(x_TD)))
+        return self.down(self.gate_up.gated(x_TD))
 
     def staged(self, x_TD: torch.Tensor) -> FusedLayer | None:
         """Return the block as a part of a stack; ``x_TD`` is its input."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from weft.models.blocks.adapted import AdaptedProduct
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, JoinedWeight, PlainWeight, rows_of
+from weft.tensor.ops.elementwise import gated_linear, silu_mul
 from weft.tensor.ops.linear import coded_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.weights.quantized import QuantizedWeight
@@ -59,6 +60,12 @@ class Linear:
         else:
             y = _product(x, self.weight, self.bias)
         return y if self.adapted.active is None else self.adapted.added(x, y)
+
+    def gated(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate) * up [T, I] of this product, whose rows are those of the gate and of up."""
+        if self.bias is None and self.adapted.active is None and isinstance(self.weight, InTiles):
+            return gated_linear(x_TD, self.weight)
+        return silu_mul(self(x_TD))
 
 
 @dataclass(slots=True)

@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.op import UNFIT, Unfit, op
+from weft.tensor.ops.linear import tiled_linear, tiles_fit
+from weft.tensor.weights.quantized import TILE_ROWS
+from weft.tensor.weights.tiles import CodedTiles, InTiles
 
 Activation = Literal["silu", "gelu", "relu", "relu2", "clamped_swiglu", "gelu_tanh", "xielu", "situ"]
 """Names of activations in an ``Architecture``."""
@@ -19,6 +22,8 @@ Caps = tuple[float, float]
 """Caps of ``situ``, on the linear factor of the gate and on up; 0: none."""
 _VECTORS = 64
 """Numbers: a multiple of the count that torch's loops compute at a time, on any CPU's vectors."""
+_BLOCKS_ROWS = 32
+"""Rows of x of a pair of blocks, up to which a matrix unit reads a weight as one stream (csrc/matrix_pieces.hpp)."""
 _SERIAL = 1 << 14
 """Numbers, too few for torch to divide them among threads."""
 
@@ -149,6 +154,29 @@ def _silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor | Un
     out = torch.empty((tokens, both // 2), dtype=gate_up_TJ.dtype)
     native.extension().silu_mul(
         gate_up_TJ.data_ptr(), gate_up_TJ.stride(0), tokens, both // 2, native.DTYPES[gate_up_TJ.dtype], out.data_ptr()
+    )
+    return out
+
+
+@op()
+def gated_linear(x: torch.Tensor, weight: InTiles) -> torch.Tensor:
+    """Return silu(gate) * up [T, I] of the product of ``x`` [T, columns] and the weight, whose rows are those of the
+    gate and of up; the bits of ``silu_mul(tiled_linear(x, weight))``.
+    """
+    return silu_mul(tiled_linear(x, weight))
+
+
+@gated_linear.in_cpp
+def _gated_linear(x: torch.Tensor, weight: InTiles) -> torch.Tensor | Unfit:
+    rows, columns = x.shape
+    if rows <= _BLOCKS_ROWS or x.dtype != torch.bfloat16 or weight.rows % (4 * TILE_ROWS):
+        return UNFIT
+    if isinstance(weight, CodedTiles) or not tiles_fit(x, weight) or native.matrix_unit() == "none" or x.stride(1) != 1:
+        return UNFIT
+    assert weight.columns == columns
+    out = torch.empty((rows, weight.rows // 2), dtype=x.dtype)
+    native.extension().linear(
+        x.data_ptr(), x.stride(0), native.DTYPES[x.dtype], rows, weight.native(), 0, False, out.data_ptr(), True
     )
     return out
 

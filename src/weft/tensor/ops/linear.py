@@ -107,6 +107,7 @@ def _quantized_linear(
         0 if bias is None else bias.data_ptr(),
         weight.exact,
         out.data_ptr(),
+        False,
     )
     return out.view(*x.shape[:-1], weight.rows)
 
@@ -312,6 +313,7 @@ def _tiled_linear(
         0 if bias is None else bias.data_ptr(),
         False,
         out.data_ptr(),
+        False,
     )
     return out if x.ndim == 2 else out.view(*x.shape[:-1], weight.rows)
 
