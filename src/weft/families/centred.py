@@ -52,6 +52,13 @@ def _cohere(**more: Any) -> Decoder:
     )
 
 
+def _cohere_norms(keys: ConfigKeys) -> Mapping[str, Any]:
+    """Return the fields of norms by head, which Command R+ has."""
+    normed = {"qk_norm": True, "norm_by_head": True, "norm_centred": "weight"}
+    return normed if keys.boolean("use_qk_norm", False) else {}
+
+
+_COHERE = replace(_cohere(), theta=500_000.0, attention_of=_cohere_norms, only={})
 _OLMO = Decoder(
     defaults=sizes(50_304, 4096, 11_008, 32, 32, 32, 2048) | {"rms_norm_eps": 1e-5},
     residual=lambda keys: Residual(centred="plain"),
@@ -213,7 +220,8 @@ _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
 _UNGATED = replace(NAMES, swiglu=False)
 _LAYERNORMS = ("q_layernorm", "k_layernorm")
 FAMILIES = (
-    Family("cohere", ("cohere",), replace(_cohere(), theta=500_000.0), names=_PAIRED),
+    Family("cohere", ("cohere",), _COHERE, names=replace(
+        NAMES, spelled={Attention: {"paired": True, "norms": ("q_norm.weight", "k_norm.weight")}})),
     Family("cohere2", ("cohere2",), replace(
         _cohere(head_dim=128, sliding_window=4096), kinds=patterned, unturned=(FULL_KIND,)), names=_PAIRED),
     Family("olmo", ("olmo",), _OLMO, names=NAMES),

@@ -41,6 +41,10 @@ DENSE_RELEASES: dict[str, Config] = {
         "cohere", (256_000, 8192, 22_528, 40, 64, 64, 8192), attention_bias=False, layer_norm_eps=1e-05,
         logit_scale=0.0625, model_max_length=131_072, rope_theta=8_000_000.0, tie_word_embeddings=True,
         use_qk_norm=False),
+    "cohere_plus": release(  # c4ai-command-r-plus
+        "cohere", (256_000, 12_288, 33_792, 64, 96, 8, 8192), attention_bias=False, layer_norm_eps=1e-05,
+        logit_scale=0.8333333333333334, model_max_length=131_072, rope_theta=75_000_000.0, tie_word_embeddings=True,
+        use_qk_norm=True),
     "cohere2": release(  # c4ai-command-r7b-12-2024
         "cohere2", (256_000, 4096, 14_336, 32, 32, 8, 8192), attention_bias=False, head_dim=128, layer_norm_eps=1e-05,
         logit_scale=0.25, position_embedding_type="rope_gptj", rope_scaling=None, rope_theta=50_000, rotary_pct=1.0,

@@ -570,6 +570,13 @@ def test_layers_of_compass_turn_by_their_kind_or_not_at_all() -> None:
             read("cohere_compass", **changes)
 
 
+def test_command_r_plus_has_norms_of_each_head() -> None:
+    normed = {"qk_norm": True, "norm_by_head": True, "norm_centred": "weight"}
+    plus = read("cohere_plus")
+    assert set(plus.mixers) == {Attention(96, 8, 128, 128**-0.5, Rope(75e6, 128), **normed)}
+    assert plus.logits_divisor == pytest.approx(1.2)
+
+
 def test_heads_of_diffllama_are_pairs_whose_tokens_keep_as_much_as_those_of_llama() -> None:
     model = read("diffllama")
     first, *_, last = model.mixers
@@ -658,7 +665,6 @@ def test_layers_of_nemotron_nas_have_sizes_of_their_own() -> None:
         ("laguna", {"num_attention_heads_per_layer": [12] * 40}, "num_key_value_heads 8 must divide it"),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "it must say dense or sparse for each of the 28 layers"),
         ("iquestcoder", {"clip_qkv": 8.0}, "clip_qkv is 8.0: only None is served"),
-        ("cohere", {"use_qk_norm": True}, "use_qk_norm is True: only false is served"),
         ("cohere", {"logit_scale": 0}, "logit_scale is 0.0: it must not be 0"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True: only false is served"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias is True: only false is served"),

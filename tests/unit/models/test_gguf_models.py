@@ -54,7 +54,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen4_exp": {"ple_layer_ids": [3], "indexer_budget": 16}, "qwen2": {}, "phi3": {}, "gemma": {
         "tie_word_embeddings": True}, "gemma2": {
         "query_pre_attn_scalar": 32, "layer_types": None, "tie_word_embeddings": True}, "glm4": {}, "olmo2": {},
-    "olmoe": {}, "cohere": {"tie_word_embeddings": True}, "cohere2": {"layer_types": None}, "exaone4": {
+    "olmoe": {}, "cohere": {"tie_word_embeddings": True}, "cohere_normed": {
+        "tie_word_embeddings": True}, "cohere2": {"layer_types": None}, "exaone4": {
         "layer_types": None}, "starcoder2": {"sliding_window": None}, "stablelm": {}, "nemotron": {}, "seed_oss": {},
     "smollm3": {}, "exaone": {}, "glm": {"head_dim": 16}, "olmo": {}, "jais2": {}, "ministral3": {}, "phi": {},
     "glm4_moe": {}, "dots1": {"sliding_window": None, "layer_types": ["full_attention"] * 3}, "ernie4_5_moe": {},

@@ -23,6 +23,7 @@ from weft.families.mixers.attention import Attention, Index, KeyIndex, alibi_slo
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.chosen import IndexBlock, read_index
 from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of, neighbours_apart
+from weft.models.table_reader import TableReader
 from weft.models.weights import Order
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -225,16 +226,7 @@ def read_attention(
     for mask in ("bias", "causal_mask", "masked_bias"):  # masks in files of old versions
         source.leave(f"{name}.{mask}")
     qkv: Projection = table.linear("qkv", orders=orders, bias=bias)
-    q_norm, k_norm = table.qk_norms(read.eps, plus_one=read.plus_one)
-    if shape.norm_centred and q_norm is not None and k_norm is not None:
-        q_norm, k_norm = (
-            replace(norm, centred=True, bias=table.get(f"{role}.bias"))
-            for norm, role in ((q_norm, "q_norm"), (k_norm, "k_norm"))
-        )
-    if shape.norm_by_head and q_norm is not None and k_norm is not None:
-        q_norm, k_norm = (replace(norm, weight=norm.weight.flatten()) for norm in (q_norm, k_norm))
-    if shape.norm_plain:
-        q_norm = k_norm = Norm(read.ones(shape.head_dim), read.eps)
+    q_norm, k_norm = _norms(read, table, shape, orders.get("k_proj.weight", torch.clone))
     if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
         qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
         shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
@@ -249,6 +241,21 @@ def read_attention(
         _index(read, shape, name),
         _bias(read, shape),
     )
+
+
+def _norms(read: BlockReader, table: TableReader, shape: Attention, order: Order) -> tuple[Norm | None, Norm | None]:
+    """Return the norms of queries and keys. ``order``: of the rows of keys, which the weights of all heads take."""
+    if shape.norm_plain:
+        plain = Norm(read.ones(shape.head_dim), read.eps)
+        return plain, plain
+    norms = list(table.qk_norms(read.eps, plus_one=read.plus_one))
+    for place, (role, norm) in enumerate(zip(("q_norm", "k_norm"), norms, strict=True)):
+        if norm is None:
+            continue
+        if shape.norm_centred:
+            norm = replace(norm, centred=True, bias=table.get(f"{role}.bias"))
+        norms[place] = replace(norm, weight=order(norm.weight.flatten())) if shape.norm_by_head else norm
+    return norms[0], norms[1]
 
 
 def _index(read: BlockReader, shape: Attention, name: str) -> IndexBlock | None:

@@ -64,6 +64,11 @@ def _scaled(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     return {"logit_scale": keys.number("logit_scale", 1.0)}
 
 
+def _command_r(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    normed = keys.tensor(parts.first(keys, "attn_q_norm.weight")) is not None
+    return {**_scaled(keys, config), "use_qk_norm": normed}
+
+
 def _gemma2(keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     whole = config["hidden_size"] // config["num_attention_heads"]
     return {
@@ -214,7 +219,7 @@ ROWS: dict[str, DenseLayout] = {
     "olmo2": DenseLayout("olmo2", AFTER, more=_olmo2),
     "olmoe": DenseLayout("olmoe", parts.sparse("mlp"), more=_olmoe),
     "exaone4": DenseLayout("exaone4", AFTER, more=every_fourth),
-    "command-r": DenseLayout("cohere", eps="layer_norm_eps", more=_scaled),
+    "command-r": DenseLayout("cohere", eps="layer_norm_eps", more=_command_r),
     "cohere2": DenseLayout("cohere2", eps="layer_norm_eps", more=lambda keys, config: {
         **_scaled(keys, config), **every_fourth(keys, config)}),
     "starcoder2": DenseLayout("starcoder2", {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "norm_epsilon",
