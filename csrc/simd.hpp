@@ -247,13 +247,20 @@ WEFT_INLINE f32x16 load(const bf16* from) {
 WEFT_INLINE void store(float* to, f32x16 x) { store_as(to, x); }
 
 // Round to nearest even; NaN stays NaN.
-WEFT_INLINE void store(bf16* to, f32x16 x) {
 #if defined(__AVX512F__)
+// Numbers whose upper halves are x in bfloat16.
+WEFT_INLINE __m512i rounded_to_half(f32x16 x) {
   const __m512i bits = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7FFF));
   const __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
-  const __m512i payload = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_srli_epi32(payload, 16)));
+  return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+}
+#endif
+
+WEFT_INLINE void store(bf16* to, f32x16 x) {
+#if defined(__AVX512F__)
+  const __m512i halves = _mm512_srli_epi32(rounded_to_half(x), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(halves));
 #else
   const u32x16 bits = (u32x16)x;
   const u32x16 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -466,6 +473,10 @@ WEFT_INLINE f32x16 softplus(f32x16 x) {
 template <class T>
 WEFT_INLINE f32x16 rounded(f32x16 x) {
   if constexpr (sizeof(T) == sizeof(float)) return x;
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, bf16>)  // without the way through memory
+    return (f32x16)_mm512_and_si512(rounded_to_half(x), _mm512_set1_epi32(static_cast<int>(0xFFFF0000)));
+#endif
   T narrow_lanes[16];
   store(narrow_lanes, x);
   return load(narrow_lanes);
