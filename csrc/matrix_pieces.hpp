@@ -40,9 +40,9 @@ constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
 constexpr int64_t kChunkSteps = 16;
 constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
 constexpr int64_t kAheadLines = 2;  // of the next chunk for a step: 4 took as long as none (128 rows, 4608 columns)
-constexpr int64_t kMatrixPartRows = 512;       // of a piece; W is read and unpacked for each
-constexpr int64_t kCodePartBytes = 1 << 20;    // bytes of x in a piece of codes
-constexpr int64_t kCodePartRows = 128;         // least rows of a part of codes
+constexpr int64_t kMatrixPartRows = 512;     // of a piece; W is read and unpacked for each
+constexpr int64_t kCodePartBytes = 1 << 20;  // bytes of x in a piece of codes
+constexpr int64_t kCodePartRows = 128;       // least rows of a part of codes
 // Tiles of a piece with enough of them for the threads: more where x does not stay in the L2 cache for the next piece.
 constexpr int64_t kTiles = 8, kWideTiles = 16, kWideBytes = 1 << 20;
 
@@ -238,9 +238,7 @@ class PieceOutput {
  private:
   static constexpr int64_t kStagedRows = 32, kStagedBytes = 1 << 20;
 
-  bf16* out(int64_t row, int64_t tile) const {
-    return static_cast<bf16*>(args_.out) + row * columns_ + tile * kTile;
-  }
+  bf16* out(int64_t row, int64_t tile) const { return static_cast<bf16*>(args_.out) + row * columns_ + tile * kTile; }
   void stream(int64_t row) const {
     bf16 *const from = line(row, tile_), *const to = out(row, tile_);
     for (int64_t at = 0; at < width_; at += 2 * kTile)
@@ -312,8 +310,8 @@ struct PairOfBlocks {
       for (int t = 0; t < COUNT; ++t) {
         of_tiles[t] = load(sums + from + t * kSumNumbers);
         if (gates)  // rounded where a product, silu and their product by themselves are
-          of_tiles[t] = rounded<bf16>(silu(rounded<bf16>(load(gates + from + t * kSumNumbers)))) *
-                        rounded<bf16>(of_tiles[t]);
+          of_tiles[t] =
+              rounded<bf16>(silu(rounded<bf16>(load(gates + from + t * kSumNumbers)))) * rounded<bf16>(of_tiles[t]);
       }
       output.write<COUNT>(row, tile, of_tiles);
     }
@@ -357,8 +355,8 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
                                      tile + 2 * (two - gates), w.count()};
           if (is_written) rows.fetch_outputs();
           Ahead ahead = {};
-          if (pairs > 1 && next) ahead = next->part_of_chunk(two + 1 < together ? begin : begin + steps, steps, pair,
-                                                              pairs);
+          if (pairs > 1 && next)
+            ahead = next->part_of_chunk(two + 1 < together ? begin : begin + steps, steps, pair, pairs);
           unit.halves({.x = numbers + (2 * pair * steps_in_all + begin) * kStepNumbers,
                        .w = chunk,
                        .x_stride = steps_in_all * kStepNumbers,
