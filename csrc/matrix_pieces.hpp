@@ -39,7 +39,7 @@ constexpr int64_t kStepNumbers = kTileBytes / 2;
 constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
 constexpr int64_t kChunkSteps = 16;
 constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
-constexpr int64_t kAheadLines = 2;  // of the next chunk for a step: 4 took as long as none (128 rows, 4608 columns)
+constexpr int64_t kAheadLines = 2;           // of the next chunk for a step: 4 were slower for 128 rows of 4608 columns
 constexpr int64_t kMatrixPartRows = 512;     // of a piece; W is read and unpacked for each
 constexpr int64_t kCodePartBytes = 1 << 20;  // bytes of x in a piece of codes
 constexpr int64_t kCodePartRows = 128;       // least rows of a part of codes

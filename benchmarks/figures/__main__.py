@@ -87,7 +87,8 @@ def own_seconds() -> float:
 
 
 def measured(part: Part, env: Path, commit: str) -> dict[str, Any]:
-    """Run the benchmark of ``part`` and return its figures with their circumstances. Raise Absent, Failed."""
+    """Run the benchmark of ``part`` and return its figures with their circumstances. Raise Absent, or
+    Failed also if a row of the table lacks a figure."""
     if part.needs_peers:
         environment = Environment(env)
         environment.python()
@@ -103,13 +104,19 @@ def measured(part: Part, env: Path, commit: str) -> dict[str, Any]:
             raise Failed(f"{part.name} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         others = busy_seconds() - busy - (own_seconds() - own)
         result = json.loads(file.read_text(encoding="utf-8") if file.exists() else done.stdout)
+    figures = part.read(result)
+    try:
+        for row in part.rows:
+            row.cell(figures)
+    except KeyError as missing:  # an engine that did not start has no figures
+        raise Failed(f"{part.name} has no figure {missing}:\n{done.stdout[-2000:]}") from missing
     return {
         "commit": commit,
         "day": datetime.now(UTC).date().isoformat(),
         "seconds": round(seconds),
         "load_before": round(load, 2),
         "others": round(max(0.0, others) / (seconds * (os.cpu_count() or 1)), 3),
-        "figures": part.read(result),
+        "figures": figures,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks.figures import __main__ as figures
 from benchmarks.figures import table
-from benchmarks.figures.parts import PARTS
+from benchmarks.figures.parts import PARTS, Part, Row
 from tests.arch.rules import ROOT
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -96,3 +97,14 @@ def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         figures.main(["--only", "prefix,nothing"])
     assert "--only nothing: the parts are prefix, memory" in capsys.readouterr().err
+
+
+def test_a_part_without_the_figures_of_an_engine_fails_by_name(tmp_path: Path) -> None:
+    """llama.cpp's server may not start: the result of the benchmark lacks its figures then."""
+    file = tmp_path / "half.json"
+    file.write_text('{"weft": 1.0}', encoding="utf-8")
+    whole = Part("half", f"json.tool {file}", dict, (Row("speed", lambda f: f"{f['weft']:.2f}", ""),))
+    half = replace(whole, rows=(Row("ratio", lambda f: f"{f['weft'] / f['llama']:.2f} x", ""),))
+    assert figures.measured(whole, tmp_path, "commit")["figures"] == {"weft": 1.0}
+    with pytest.raises(figures.Failed, match="half has no figure 'llama'"):
+        figures.measured(half, tmp_path, "commit")
