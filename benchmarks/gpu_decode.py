@@ -140,7 +140,7 @@ def timed_drafts(
 def small_kernels(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
     """Overlapped steps of decodes, recorded, with one choice of small kernels after the other."""
     model = random_model(args.geometry, args.layers, device)
-    for way, choose in ways_of_small_kernels(device).items():
+    for way, choose in ways_of_small_kernels(model, device).items():
         choose()
         for batch in args.batch:
             found: dict[str, Any] = {"kernels": way, "batch": batch}
@@ -151,11 +151,26 @@ def small_kernels(args: argparse.Namespace, device: torch.device) -> Iterator[di
                 yield found | {"error": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
 
 
-def ways_of_small_kernels(device: torch.device) -> dict[str, Callable[[], None]]:
+def ways_of_small_kernels(model: Any, device: torch.device) -> dict[str, Callable[[], None]]:
+    """Choices by name; each begins with that of the one before it."""
+    from weft.runner.product_choice import choose_products
     from weft.tensor import gpu
+    from weft.tensor.device import capability_of
 
     kernels: gpu.Choice = "triton" if device.type == "cuda" else "auto"
-    return {"separate": lambda: gpu.choose(kernels, joined=False), "joined": lambda: gpu.choose(kernels)}
+    ways: dict[str, Callable[[], None]] = {
+        "separate": lambda: gpu.choose(kernels, joined=False),
+        "joined": lambda: gpu.choose(kernels),
+        "few rows": lambda: choose_products("on", model, device, print),
+        "few rows, measured": lambda: choose_products("auto", model, device, print),
+    }
+    capability = capability_of(device)
+    if capability is not None and gpu.INSTALLED:
+        from weft.tensor.gpu import launch
+
+        if capability >= launch.PROGRAMMATIC_OLDEST:
+            ways["programmatic"] = lambda: launch.choose_programmatic("on", capability)
+    return ways
 
 
 def prompt_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:

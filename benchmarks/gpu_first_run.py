@@ -8,7 +8,7 @@
     profile     the time on the device of each kernel of a step, decodes and prompts
     decode      a model of random weights (Qwen3.5-4B by default, bfloat16): the time of a decode step
     drafts      steps that verify drafts, and the model's own head, in both loops
-    small       decode steps with joined kernels and with separate ones
+    small       decode steps with each choice of small kernels: separate, joined, few rows, programmatic
     rivals      the gated delta rule and attention beside fla, FlashQLA and FlashInfer, of those that are installed
     server      weft serve with such a model, and loads over HTTP (``gpu_server``)
     experts     ``profile`` with the geometry of Qwen3.5-35B-A3B
@@ -54,7 +54,7 @@ SHARES_S = {
     "profile": 80,
     "decode": 100,
     "drafts": 60,
-    "small": 60,
+    "small": 110,
     "rivals": 70,
     "server": 150,
     "experts": 70,

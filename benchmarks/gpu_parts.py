@@ -14,7 +14,7 @@ behind it (``--after``): an invalid address fails every later call on a GPU.
     profile   where the time of a step is, by kernel
     drafts    a step that verifies 1 to 15 drafts, and one to three drafts of the model's own head, beside plain steps:
               both loops, graphs
-    small     decode steps with joined kernels and with separate ones: the milliseconds of each
+    small     decode steps with separate kernels, joined ones, own products of few rows, programmatic launches
     nccl      a sum over a group of one rank, launched and in a graph: it shows that NCCL is captured, and no exchange
     families  small models with attention sinks, rings, a tower of pictures, adapters: they start, answer with
               graphs as without, and as torch's operators do (``gpu_families``)

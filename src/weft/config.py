@@ -256,6 +256,14 @@ class EngineConfig:
     joined_kernels: Literal["on", "off"] = debug(
         "on", "Small kernels on a GPU that one launch computes with others, the bits being the same: on, or off."
     )
+    programmatic_launches: Literal["on", "off"] = debug(
+        "off", "Place small kernels on a GPU of capability 9.0 or newer before the kernel before them ends: on, or off."
+    )
+    few_row_products: Literal["auto", "on", "off"] = debug(
+        "auto",
+        "Products of fewer than 64 rows with weights of 16 bits by weft's own kernel on a GPU: on, off, or auto: where "
+        "the start measures that it is faster.",
+    )
     attention_backend: Literal["weft", "flashinfer"] = debug(
         "weft", "Attention of prompts on a GPU: weft (needs nothing), or flashinfer (capability 9.0) where it fits."
     )

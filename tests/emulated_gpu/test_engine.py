@@ -21,7 +21,9 @@ from weft.engine.engine import EngineCore
 from weft.engine.stats import EngineStats
 from weft.errors import CheckpointError
 from weft.request import SamplingParams
+from weft.runner import product_choice
 from weft.runner.torch_executor import TorchExecutor
+from weft.tensor.gpu import few_rows
 
 PROMPTS = [[7], [300, 20, 411, 5, 123], list(range(3, 43)), list(range(70, 136))]
 """A server answers more of them (``test_serve.py``)."""
@@ -44,6 +46,20 @@ def test_every_family_answers_as_transformers_does_and_nothing_is_reported(famil
         assert card.replays
     assert not card.reports, [str(report) for report in card.reports]
     assert_tokens_of_transformers(family, prompts, made)
+
+
+def test_own_products_of_few_rows_are_recorded_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial sums pass from a product to the norm after it, in memory that others take next."""
+    monkeypatch.setattr(product_choice, "COLUMNS_MIN", 16)  # of a tiny model
+    checkpoint("qwen3_5")
+    own = {"dtype": "bfloat16", "few_row_products": "on"}
+    with emulated() as card, started(card, "qwen3_5", **own) as engine:
+        made = answers(engine.core, PROMPTS[:2])
+        assert card.replays
+        assert few_rows._shapes
+    assert not card.reports, [str(report) for report in card.reports]
+    assert [len(tokens) for tokens in made] == [GREEDY.max_tokens] * 2
+    few_rows.use(())
 
 
 @pytest.mark.parametrize("family", sample(WITHOUT_GRAPHS, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ import torch
 from tests.gpu.steps import on_device, strided_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, tokens_in
+from weft.families.mixers.feed_forward import Experts
+from weft.models.blocks.feed_forward import ExpertsBlock
+from weft.models.blocks.linear import Linear
 from weft.tensor import gpu
 from weft.tensor.gpu import launch as launches
 from weft.tensor.inputs import Runs
@@ -132,3 +136,37 @@ def test_the_shared_expert_is_added_in_the_launch_that_sums_the_choices(
     assert (got - routed).abs().max() > 0.1, "the control: something is added"
     other = replace(shared, gate_T1=shared.gate_T1.flip(0) if shared.gate_T1 is not None else wide[:, :1])
     assert not torch.equal(moe(x, ids, weights, up, down, shared=other), got), "the control: through the token's gate"
+
+
+class OfAdapter:
+    """Experts of an adapter, which row 1 has: those of the base model, four times as large."""
+
+    def of_step(self, rows: int) -> list[Any]:
+        return [(SimpleNamespace(rows=torch.tensor([1])), self)]
+
+    def product(self, role: str, number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y * 2
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["base", "adapted"])
+def test_a_block_of_experts_has_the_same_answer_joined_and_separate(adapted: bool) -> None:
+    """An adapter's rows are computed after the sum, so the shared expert is added after them."""
+    x, shared, gate = noise(3, 40, seed=1), noise(40, 40, seed=2), noise(1, 40, seed=3)
+    block = ExpertsBlock(
+        Experts(count=3, per_token=2, width=16, normalized=True),
+        Linear(noise(3, 40, seed=4)),
+        noise(3, 32, 40, seed=5) * 0.2,
+        noise(3, 40, 16, seed=6) * 0.2,
+        shared=Linear(shared),
+        shared_gate=Linear(gate),
+    )
+    block.adapted = OfAdapter() if adapted else None  # type: ignore[assignment]
+    answers = []
+    for joined in (False, True):
+        gpu.choose("triton", joined=joined)
+        answers.append(block(x))
+    torch.testing.assert_close(*answers, **close(torch.float32))
+    block.adapted = None
+    assert torch.equal(block(x)[1], answers[1][1]) is not adapted, "the control: the adapter changes row 1"
+    block.shared = None
+    assert (block(x) - answers[1]).abs().min(1).values.max() > 0, "the control: the shared expert is in every row"

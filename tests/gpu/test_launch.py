@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from triton.runtime.errors import OutOfResources
 
-from weft.tensor.gpu import KernelTooLargeError
+from tests.support.compile_gate import kernel_modules
+from weft.errors import ConfigError
+from weft.tensor.gpu import KernelTooLargeError, softmax
 from weft.tensor.gpu import launch as launching
 from weft.tensor.gpu.launch import launch
 
@@ -68,3 +73,71 @@ def test_a_grid_beyond_the_axes_of_a_gpu_is_caught(grid: tuple[int, ...]) -> Non
     with pytest.raises(AssertionError, match=r"kernel has .*(65535|2147483648)"):
         launch(Kernel(fits=4), grid)
     launch(Kernel(fits=4), (2**31 - 1, 65_535, 65_535))
+
+
+class Noting:
+    """Notes the constants and options of its launches."""
+
+    __name__ = "kernel"
+
+    def __init__(self, *arg_names: str) -> None:
+        self.arg_names = [*arg_names]
+        self.noted: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **constants: self.noted.append(constants)
+
+    def run(self, *args: Any, grid: tuple[int, ...], warmup: bool, **constants: Any) -> None:
+        self.noted.append(constants)
+
+
+@pytest.fixture
+def programmatic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(launching, "INTERPRETED", False)
+    launching.choose_programmatic("on", (9, 0))
+    yield
+    launching.choose_programmatic("off", None)
+
+
+@pytest.mark.usefixtures("programmatic")
+def test_only_kernels_that_wait_are_launched_programmatically(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, other = Noting("x", "BLOCK", "PDL"), Noting("x", "BLOCK")
+    for compiles_only in (False, True):
+        monkeypatch.setattr(launching, "compiles_only", compiles_only)
+        launch(waiting, (1,))(0, BLOCK=64)
+        launch(other, (1,))(0, BLOCK=64)
+    assert waiting.noted == [{"BLOCK": 64, "PDL": True, "launch_pdl": True}] * 2, "compiled ahead as it is launched"
+    assert other.noted == [{"BLOCK": 64}] * 2
+    launching.choose_programmatic("off", (9, 0))
+    launch(waiting, (1,))(0, BLOCK=64)
+    assert waiting.noted[-1] == {"BLOCK": 64, "PDL": False}
+
+
+@pytest.mark.parametrize("capability", [None, (8, 9)])
+def test_a_gpu_without_programmatic_launches_refuses_them(capability: tuple[int, int] | None) -> None:
+    with pytest.raises(ConfigError, match="a GPU of capability"):
+        launching.choose_programmatic("on", capability)
+    assert not launching.programmatic
+    launching.choose_programmatic("off", capability)
+
+
+def programmatic_kernels() -> list[Any]:
+    every = [one for module in (*kernel_modules(), softmax) for one in vars(module).values()]
+    found = {id(one): one for one in every if "PDL" in getattr(one, "arg_names", ())}
+    return [one for one in found.values() if one.fn.__name__ != "after_previous"]
+
+
+def waits_first(source: str) -> bool:
+    """Whether the first statement behind the docstring waits for the kernel before."""
+    [kernel] = ast.parse(textwrap.dedent(source)).body
+    assert isinstance(kernel, ast.FunctionDef)
+    body = kernel.body[1:] if ast.get_docstring(kernel) is not None else kernel.body
+    return ast.unparse(body[0]) == "after_previous(PDL)"
+
+
+def test_a_programmatic_kernel_waits_before_it_does_anything_else() -> None:
+    kernels = programmatic_kernels()
+    assert len(kernels) >= 9
+    late = [one.fn.__name__ for one in kernels if not waits_first(inspect.getsource(one.fn))]
+    assert not late
+    assert not waits_first("def kernel(x, PDL):\n    row = tl.load(x)\n    after_previous(PDL)"), "the control"

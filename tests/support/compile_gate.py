@@ -35,13 +35,15 @@ from types import ModuleType
 from typing import Any
 
 import weft
-from tests.support.kernel_variants.compilation import CAPABILITIES, SMALL_SHARED_BYTES, Compilation
+from tests.support.kernel_variants.compilation import CAPABILITIES, PDL, SMALL_SHARED_BYTES, Compilation
 from tests.support.kernel_variants.registry import VARIANTS
 from weft.tensor.gpu.launch import SMALL_SHARED
 
 SHARED_MAX_BYTES = dict.fromkeys(CAPABILITIES, SMALL_SHARED_BYTES) | {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Compute capability -> shared memory of one program."""
 WARP_THREADS = 32
+PROGRAMMATIC = 90
+"""Capability from which on kernels wait for the one before them by an instruction."""
 _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
 
 
@@ -124,7 +126,7 @@ def in_front(one: Compilation, capability: int) -> CompileResult:
     from triton.compiler.compiler import make_backend
 
     started, fault = time.perf_counter(), None
-    source, target = _source(one), _target(capability)
+    source, target = _source(one, capability), _target(capability)
     backend, context = make_backend(target), ir.context()
     options = backend.parse_options(_options(one))
     ir.load_dialects(context)
@@ -142,7 +144,7 @@ def compiled(one: Compilation, capability: int) -> CompileResult:
 
     started, shared, fault, spilled = time.perf_counter(), 0, None, None
     try:
-        kernel = triton.compile(_source(one), target=_target(capability), options=_options(one))
+        kernel = triton.compile(_source(one, capability), target=_target(capability), options=_options(one))
     except Exception as error:  # a compiler has many ways to refuse; each is a fault
         fault = f"{type(error).__name__}: {error}".strip()
     else:
@@ -150,15 +152,21 @@ def compiled(one: Compilation, capability: int) -> CompileResult:
         # Only Hopper's products have descriptors, and the tool takes as long as a compilation.
         if "wgmma" in kernel.asm["ptx"] and (wrong := wrong_descriptors(_tool("-sass", kernel.asm["cubin"]))):
             fault = f"adds the low word of a descriptor to its high word: {wrong[0]}"
+        waits = "griddepcontrol.wait" in kernel.asm["ptx"]
+        if waits != (PDL in one.kernel.arg_names and capability >= PROGRAMMATIC):
+            fault = f"{'waits' if waits else 'does not wait'} for the kernel before it"
         if shared > SHARED_MAX_BYTES[capability]:
             fault = f"takes {shared} bytes of shared memory, of {SHARED_MAX_BYTES[capability]}"
     return CompileResult(one.name, capability, shared, spilled, time.perf_counter() - started, fault)
 
 
-def _source(one: Compilation) -> Any:
+def _source(one: Compilation, capability: int) -> Any:
     from triton.compiler import ASTSource
 
-    return ASTSource(one.kernel, one.signature, one.constants, _aligned(one))
+    signature, constants = one.signature, one.constants
+    if PDL in one.kernel.arg_names:
+        signature, constants = signature | {PDL: "constexpr"}, constants | {PDL: capability >= PROGRAMMATIC}
+    return ASTSource(one.kernel, signature, constants, _aligned(one))
 
 
 def _target(capability: int) -> Any:

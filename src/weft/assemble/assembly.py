@@ -376,6 +376,7 @@ class _Placed:
 def _place(
     config: EngineConfig, source: WeightsSource, device: torch.device, ranks: StartedRanks | None, tell: OnProgress
 ) -> _Placed:
+    from weft.runner.product_choice import choose_products
     from weft.runner.sampler import Sampler
     from weft.runner.torch_executor import TorchExecutor
     from weft.tensor.chunks import grid_tokens
@@ -387,6 +388,7 @@ def _place(
     capture = choose_capture(config, device, group)
     if ranks is not None:
         ranks.await_loaded(loaded)
+    choose_products(config.few_row_products, loaded.model, device, tell)
     room = (
         measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell)
         if device.type == "cuda"
@@ -505,6 +507,10 @@ def choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> 
     native.set_threads(threads)
     gpu.choose(config.gpu_kernels, joined=config.joined_kernels == "on")
     prefill_backend.choose(config.attention_backend, capability_of(device))
+    if gpu.INSTALLED:
+        from weft.tensor.gpu import launch
+
+        launch.choose_programmatic(config.programmatic_launches, capability_of(device))
 
 
 def kernels_in_use(device: torch.device) -> str:

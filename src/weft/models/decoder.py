@@ -86,6 +86,8 @@ class CausalModel:
         ]
         last_writer, block = writers[-1]
         block.last = True
+        for block in (block for layer in layers for block in layer.residuals):
+            block.leave_sums()
         self._readers = any(layer.reads is not None for layer in self.spec.layers[last_writer + 1 :])
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
         self._rotary = {

@@ -22,10 +22,10 @@ import torch
 from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Rope
 from weft.families.mixers.feed_forward import FeedForward
-from weft.models.blocks.linear import Norm, NormOfScaled
+from weft.models.blocks.linear import Linear, Norm, NormOfScaled
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
-from weft.tensor.ops.norm import add_norm
+from weft.tensor.ops.norm import add_norm, finished
 
 Carried = Sequence[torch.Tensor]
 """Rows of each token that ``ResidualBlock.enter`` hands to ``leave``."""
@@ -54,7 +54,8 @@ def normed(norm: Norm | NormOfScaled | None, x_TD: torch.Tensor) -> torch.Tensor
 @dataclass(slots=True)
 class ResidualStream:
     """Residual stream of a step. ``y_TD`` is still to be added to ``x_TD``, times ``scale``, together with a norm of
-    the sum. ``dtype``: of the blocks' inputs. ``rows``: values of each token that blocks hand on to later ones.
+    the sum; it may be unfinished (``finished``). ``dtype``: of the blocks' inputs. ``rows``: values of each token that
+    blocks hand on to later ones.
     """
 
     x_TD: torch.Tensor
@@ -66,14 +67,16 @@ class ResidualStream:
     def summed(self) -> torch.Tensor:
         """Return the stream with the outputs of all blocks."""
         if self.y_TD is not None:
-            self.x_TD = self.x_TD + (self.y_TD if self.scale == 1.0 else self.y_TD * self.scale)
+            y_TD = finished(self.y_TD, self.dtype)
+            self.x_TD = self.x_TD + (y_TD if self.scale == 1.0 else y_TD * self.scale)
             self.y_TD = None
         return self.x_TD
 
     def normed(self, norm: Norm | None) -> torch.Tensor:
         """Return the norm of the stream, taken in ``dtype``."""
         x_TD, y_TD = self.x_TD, self.y_TD
-        if y_TD is not None and norm is not None and not norm.centred and x_TD.dtype == y_TD.dtype == self.dtype:
+        fits = y_TD is not None and (y_TD.dtype == self.dtype or y_TD.ndim == 3) and x_TD.dtype == self.dtype
+        if y_TD is not None and fits and norm is not None and not norm.centred:
             self.x_TD, normed_TD = add_norm(x_TD, y_TD, norm.weight, norm.eps, plus_one=norm.plus_one, scale=self.scale)
             self.y_TD = None
             return normed_TD if norm.gate is None else norm.gate(normed_TD)
@@ -134,6 +137,15 @@ class ResidualBlock:
     out_norm: Norm | NormOfScaled | None = None
     mixes: bool = True
     last: bool = field(default=False, init=False)
+
+    def leave_sums(self) -> None:
+        """Let the block's last product leave the sum of its split columns to the add and norm that follow, where
+        nothing in between reads it. Adapters and sums over ranks read it.
+        """
+        if type(self) is ResidualBlock and self.out_norm is None:
+            product = getattr(self.block, "last_product", None)
+            if isinstance(product, Linear):
+                product.unfinished = True
 
     def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         seen_TD, carried = self.enter(stream, step)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tests.support.kernel_variants.compilation import (
+    PDL,
     PLACE_SIGNATURE,
     TRITON_TYPES,
     Compilation,
@@ -132,7 +133,7 @@ def _paged_compilation(
 ) -> Compilation:
     options = {key: blocks[key] for key in ("num_warps", "num_stages")}
     constants = {**constants, **{key: value for key, value in blocks.items() if key not in options}}
-    types = signature | dict.fromkeys(constants, "constexpr")
+    types = signature | dict.fromkeys((*constants, PDL), "constexpr")
     return Compilation(
         f"paged_attention {name}",
         kernel,

@@ -46,6 +46,8 @@ class Compilation:
     """The CAPABILITIES that use this variant; None: all that the two fields above admit."""
 
 
+PDL = "PDL"
+"""A constant that the GPU decides, not the variant: kernels that have it are launched programmatically from 9.0 on."""
 Choice = TypeVar("Choice")
 
 
@@ -73,7 +75,7 @@ def compilation_of(
     """
     signature = {}
     for argument in kernel.arg_names:
-        if argument in constants:
+        if argument in constants or argument == PDL:
             signature[argument] = "constexpr"
         elif argument in floats:
             signature[argument] = "fp32"

@@ -15,6 +15,7 @@ from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
 from weft.tensor.gpu.quantized import FORMS, form
 from weft.tensor.kernels import adapters, moe
 from weft.tensor.kernels import byte_inputs as w8a8
+from weft.tensor.kernels import dense_linear as few
 from weft.tensor.kernels import elementwise as elements
 from weft.tensor.kernels import expert_choice as choice
 from weft.tensor.kernels import norm as norms
@@ -66,14 +67,42 @@ def of_norm() -> list[Compilation]:
         "x_row": "i32",
         "y": "*bf16",
         "y_row": "i32",
+        "parts": "*fp32",
+        "part_stride": "i32",
         "scale": "fp32",
         "weight": "*bf16",
         "eps": "fp32",
         "out": "*bf16",
     }
-    variants.append(
-        Compilation("add_norm 5120", norms._add, signature | dict.fromkeys(constants, "constexpr"), constants, warps)
-    )
+    for parts in (0, 6):
+        of_parts = constants | {"PARTS": parts} | ({} if parts else {"parts": None})
+        named = signature | dict.fromkeys(of_parts, "constexpr")
+        variants.append(Compilation(f"add_norm 5120 of {parts} parts", norms._add, named, of_parts, warps))
+    return variants
+
+
+def of_dense_linear() -> list[Compilation]:
+    """Return the variants for a square matrix of 4096, whose columns are split, and for one of many rows."""
+    variants = []
+    for dtype in ("*bf16", "*fp16"):
+        for splits, part, out in ((4, 1024, "*fp32"), (1, 4096, dtype)):
+            variants.append(
+                compilation_of(
+                    f"dense linear {dtype[1:]} in {splits}",
+                    few._product,
+                    {"x": dtype, "weight": dtype, "out": out},
+                    {
+                        "bias": None,
+                        "COLUMNS": 4096,
+                        "SPLITS": splits,
+                        "PART": part,
+                        "BM": few.BLOCK_ROWS,
+                        "BN": few.BLOCKS.width,
+                        "BK": few.DEPTH,
+                    },
+                    few.BLOCKS,
+                )
+            )
     return variants
 
 

@@ -24,6 +24,7 @@ VARIANTS: dict[str, Callable[[], list[Compilation]]] = {
     "weft.tensor.kernels.causal_conv": recurrent.of_causal_conv,
     "weft.tensor.kernels.norm": dense.of_norm,
     "weft.tensor.kernels.elementwise": dense.of_elementwise,
+    "weft.tensor.kernels.dense_linear": dense.of_dense_linear,
     "weft.tensor.kernels.quantized_linear": dense.of_quantized_linear,
     "weft.tensor.kernels.byte_inputs": dense.of_byte_inputs,
     "weft.tensor.kernels.moe": dense.of_moe,

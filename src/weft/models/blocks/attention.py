@@ -81,6 +81,11 @@ class AttentionBlock:
         plain = self.shape.index is None and not self.shape.value_dim
         self.fused = fused_block_of(self.qkv, self.out) if plain else None
 
+    @property
+    def last_product(self) -> Projection:
+        """The product whose result is the block's output."""
+        return self.out
+
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
     ) -> torch.Tensor:

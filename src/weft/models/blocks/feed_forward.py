@@ -57,6 +57,11 @@ class SwiGlu:
     def __post_init__(self) -> None:
         self.fused = fused_block_of(self.gate_up, self.down)
 
+    @property
+    def last_product(self) -> Projection:
+        """The product whose result is the block's output."""
+        return self.down
+
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
         return self.down(self.gate_up.gated(x_TD))
 

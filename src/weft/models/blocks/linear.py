@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from weft.models.blocks.adapted import AdaptedProduct
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, JoinedWeight, PlainWeight, rows_of
+from weft.tensor.gpu import few_rows
 from weft.tensor.ops.elementwise import gated_linear, silu_mul
-from weft.tensor.ops.linear import coded_linear, tiled_linear
+from weft.tensor.ops.linear import coded_linear, dense_linear, product_parts, tiled_linear
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles, small_tiles
@@ -41,19 +42,23 @@ class Linear:
     """x [..., in] -> [..., out]. ``weight`` [out, in] in any form; ``bias`` [out] or None, float32 for quantised
     weights and otherwise of the weight's dtype.
 
-        plain        F.linear                        float weights elsewhere
+        plain        F.linear                        float weights elsewhere; few rows: tensor.ops.dense_linear
         tiled        tensor.ops.tiled_linear         float weights on a CPU that its kernel is fast on
         quantised    tensor.ops.coded_linear         int8 and int4
         joined       each part, concatenated
 
-    ``adapted``: additions of adapters.
+    ``adapted``: additions of adapters. ``unfinished``: the caller takes the parts of a sum (``norm.finished``) too.
     """
 
     weight: Weight
     bias: torch.Tensor | None = None
     adapted: AdaptedProduct = field(default_factory=AdaptedProduct, repr=False, compare=False)
+    unfinished: bool = field(default=False, repr=False, compare=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.unfinished and self.bias is None and self.adapted.active is None and few_rows.takes(x, self.weight):
+            assert isinstance(self.weight, torch.Tensor)
+            return product_parts(x, self.weight)
         if isinstance(self.weight, JoinedWeight):
             y = torch.cat([_product(x, part, None) for part in self.weight.parts], dim=-1)
             y = y if self.bias is None else y.add_(self.bias)
@@ -105,7 +110,7 @@ def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) ->
         return tiled_linear(x, weight, bias)
     if isinstance(weight, QuantizedWeight):
         return coded_linear(x, weight, bias)
-    return F.linear(x, weight, bias)
+    return dense_linear(x, weight, bias) if few_rows.takes(x, weight) else F.linear(x, weight, bias)
 
 
 def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:

@@ -40,6 +40,11 @@ class RecurrentBlock:
         # The fused kernels know no factors on the parts of the projection (Falcon-H1).
         self.fused = None if self.factors is not None else fused_block_of(self.project, self.out)
 
+    @property
+    def last_product(self) -> Projection:
+        """The product whose result is the block's output."""
+        return self.out
+
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
     ) -> torch.Tensor:

@@ -1,5 +1,5 @@
 """Building blocks of several Triton kernels: products, sums of log decays, the inverse of a chunk's triangle,
-the rounding of states (the same bits as ``tensor.rounding``), split columns.
+the rounding of states (the same bits as ``tensor.rounding``), split columns, programmatic launches.
 
 Precision. States are snapshots: a prefill must leave the same state in a slot as decodes. So products with a float32
 operand keep float32's precision. Tensor cores take 8 (bf16), 11 (fp16, tf32) bits:
@@ -36,6 +36,7 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from weft.tensor import gpu
 
@@ -50,6 +51,16 @@ BASE = tl.constexpr(8)
 """Side of the blocks that substitution inverts. With 16, the 15 rounds of a chunk are more instructions than the 7 of 8
 and the products of one more level.
 """
+
+
+@triton.jit
+def after_previous(PDL: tl.constexpr):
+    """Wait until the kernel before this one has ended, and let the next one be placed: the first statement of kernels
+    that are launched programmatically (``gpu.launch``). Nothing may be read or written before it.
+    """
+    if PDL and not INTERPRETED:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit

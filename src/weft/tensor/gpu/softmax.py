@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from weft.tensor.gpu.products import after_previous
+
 COMBINED_AT_ONCE = 16
 
 
@@ -206,6 +208,7 @@ def combine(
     SPLIT_PAGES: tl.constexpr,
     AT_ONCE: tl.constexpr,
     SINKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Merge the outputs of a decode row's splits. Grid: rows, heads.
 
@@ -213,6 +216,7 @@ def combine(
     and log of the sum of weights of each split. ``context`` int64 [rows]: tokens that a row sees. ``out`` [rows,
     heads, D]. ``gate`` to ``sinks``: the tensors of ``Gates`` and their row strides, or None.
     """
+    after_previous(PDL)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token, heads = tl.full((1,), 0, tl.int64) + row, tl.full((1,), 0, tl.int32) + head
     row_mask = tl.full((1,), 1, tl.int1)

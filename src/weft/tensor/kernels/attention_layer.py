@@ -19,6 +19,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.launch import launch
 from weft.tensor.gpu.pages import block_dim, rounded
+from weft.tensor.gpu.products import after_previous
 from weft.tensor.gpu.softmax import Gates
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.kernels.elementwise import partner_of, rotated, tables_of
@@ -197,6 +198,7 @@ def _place(
     BLOCK_D: tl.constexpr,
     FP8: tl.constexpr,
     TOKENS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Normalise and rotate a head of 16 tokens; store queries in ``q_out``, keys and values in their pages. Grid:
     tiles of tokens, HEADS query heads then the KV heads.
@@ -206,6 +208,7 @@ def _place(
     [T, HEADS, D]; ``cache_k`` to ``scale_part`` as by ``pages_of``; ``positions`` int64 [T]; ``table`` to
     ``decode_count`` as by ``places_of``.
     """
+    after_previous(PDL)
     head = tl.program_id(1)
     token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS)
     d = tl.arange(0, BLOCK_D)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from weft.tensor import gpu
 from weft.tensor.gpu.launch import STEP_TABLES, dense_rows, launch
+from weft.tensor.gpu.products import after_previous
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
 from weft.tensor.kernels.causal_conv import ROWS, move_run
@@ -51,11 +52,13 @@ def _rows_and_gates(
     BC: tl.constexpr,
     H: tl.constexpr,
     HP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute decodes. Grid: blocks of C channels and one program more, runs. ``x``, ``weight``, ``window``, ``out``
     and the tables as for ``causal_conv._rows``; ``a``, ``b`` [T, H] by row strides, ``dt_bias``, ``rates`` float32 [H],
     ``g``, ``beta`` float32 [T, H].
     """
+    after_previous(PDL)
     block, run = tl.program_id(0), tl.program_id(1)
     if block < tl.cdiv(C, BC):
         move_run(

@@ -76,6 +76,7 @@ import triton.language as tl
 from weft.tensor.gpu.launch import SMALL_SHARED, STEP_TABLES, Blocks, dense_rows, launch, padded
 from weft.tensor.gpu.pages import capability_of
 from weft.tensor.gpu.products import (
+    after_previous,
     decay_of,
     decay_sums,
     decay_to_end,
@@ -197,6 +198,7 @@ def recurrent(
     BV: tl.constexpr,
     BY_LINE: tl.constexpr,
     PREFILL: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Run the recurrence. Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run.
 
@@ -204,6 +206,7 @@ def recurrent(
     strides in elements. ``out`` [T, H, V]; ``state`` [slots, H, K, V] with ``slot_stride``; ``slots``, ``starts`` int64
     [R]; ``fresh`` and the ``chunk_*`` tables int32, of ``gpu.runs``.
     """
+    after_previous(PDL)
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV)
     element = (head * K + line)[:, None] * V + col[None, :]

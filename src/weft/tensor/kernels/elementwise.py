@@ -16,6 +16,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.launch import dense_rows, launch
 from weft.tensor.gpu.pages import block_dim
+from weft.tensor.gpu.products import after_previous
 from weft.units import ceil_div
 
 BLOCK = 1024
@@ -63,7 +64,8 @@ def within(gate, up, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def _silu_mul(gate_up, row_stride, width, out, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, row_stride, width, out, LIMIT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < width

@@ -4,7 +4,7 @@
     program = ROWS x BLOCK numbers         BLOCK: a group, padded to a power of two; about 4096 in all
 
 Everything is float32 until the one rounding of the result. ``add_norm`` has a program for each row: it stores
-the sum and normalises it from registers.
+the sum and normalises it from registers. It can sum a product's split columns first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.launch import dense_rows, launch
+from weft.tensor.gpu.products import after_previous, sum_of_splits
 from weft.tensor.op import UNFIT, Unfit
 from weft.units import ceil_div
 
@@ -105,12 +106,14 @@ def _norm(
     ROWS: tl.constexpr,
     PLUS_ONE: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Normalise ROWS groups of GROUP numbers. Grid: blocks of the ``units`` groups.
 
     ``x`` and ``gate`` (or None) [rows, heads, DIM] by strides in elements; ``weight`` [DIM]; ``out`` dense, of the
     shape of ``x``. ``gate`` is a factor silu(gate), before the norm with GATE_FIRST.
     """
+    after_previous(PDL)
     unit = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     place = unit % (DIM // GROUP) * GROUP
     head, row = unit // (DIM // GROUP) % heads, unit // (DIM // GROUP) // heads
@@ -140,6 +143,9 @@ def add_norm(
     scale: float = 1.0,
     plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
+    parts = None
+    if y_TD.ndim == 3:
+        parts, y_TD = y_TD.contiguous(), torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     if not (
         x_TD.ndim == 2
         and x_TD.dtype == y_TD.dtype
@@ -157,6 +163,8 @@ def add_norm(
             x_TD.stride(0),
             y_TD,
             y_TD.stride(0),
+            parts,
+            0 if parts is None else parts.stride(0),
             scale,
             weight.contiguous(),
             eps,
@@ -165,6 +173,7 @@ def add_norm(
             BLOCK=block,
             SCALED=scale != 1.0,
             PLUS_ONE=plus_one,
+            PARTS=0 if parts is None else parts.shape[0],
             num_warps=warps,
         )
     return y_TD, out_TD
@@ -176,6 +185,8 @@ def _add(
     x_row,
     y,
     y_row,
+    parts,
+    part_stride,
     scale,
     weight,
     eps,
@@ -184,17 +195,25 @@ def _add(
     BLOCK: tl.constexpr,
     SCALED: tl.constexpr,
     PLUS_ONE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Add a row of ``x`` to ``y``, in place, and store the norm of the sum in ``out``. Grid: rows.
 
     ``x``, ``y`` [T, DIM] by row strides; ``weight`` [DIM]; ``out`` [T, DIM] dense. SCALED: ``y`` is first
-    multiplied by ``scale`` and rounded.
+    multiplied by ``scale`` and rounded. PARTS: ``y`` is the rounded sum of as many ``parts`` float32 [PARTS, T, DIM],
+    and only written.
     """
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     mask = d < DIM
     y += row * y_row + d
-    added = tl.load(y, mask=mask, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        total = sum_of_splits(parts, part_stride, row * DIM + d, mask, PARTS)
+        added = total.to(y.dtype.element_ty).to(tl.float32)
+    else:
+        added = tl.load(y, mask=mask, other=0.0).to(tl.float32)
     if SCALED:
         added = (added * scale).to(y.dtype.element_ty).to(tl.float32)
     added += tl.load(x + row * x_row + d, mask=mask, other=0.0).to(tl.float32)

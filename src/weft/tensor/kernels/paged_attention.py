@@ -37,6 +37,7 @@ from weft.tensor.gpu.pages import (
     token_pages,
     widen,
 )
+from weft.tensor.gpu.products import after_previous
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import (
     COMBINED_AT_ONCE,
@@ -389,6 +390,7 @@ def _decode(
     SPLIT_PAGES: tl.constexpr,
     PAGES: tl.constexpr,
     ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend from decode rows to one split of their pages at a time. Grid: programs, KV heads.
 
@@ -398,6 +400,7 @@ def _decode(
     to ``partial`` and ``logs`` (``combine``). ``profiles`` [T, HEADS, EXTENT], or None. A tile has ROWS rows, of
     GROUP query heads, and PAGES pages.
     """
+    after_previous(PDL)
     kv_head = tl.program_id(1)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + m

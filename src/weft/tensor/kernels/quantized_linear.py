@@ -331,15 +331,23 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
             num_stages=blocks.stages,
         )
         if split:
-            launch(_add, (triton.cdiv(weight.rows, ADD.width), rows))(
-                sums,
-                unused,
-                out,
-                sums.stride(0),
-                weight.rows,
-                SPLITS=splits.count,
-                BIAS=bias is not None,
-                BN=ADD.width,
-                num_warps=ADD.warps,
-            )
+            add_parts(sums, bias, out)
     return out.view(*x.shape[:-1], weight.rows)
+
+
+def add_parts(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Write ``out`` [rows, columns]: the sum of ``parts`` float32 [splits, rows, columns], first part first, plus
+    ``bias`` [columns], rounded once.
+    """
+    splits, rows, columns = parts.shape
+    launch(_add, (triton.cdiv(columns, ADD.width), rows))(
+        parts,
+        parts if bias is None else bias,
+        out,
+        parts.stride(0),
+        columns,
+        SPLITS=splits,
+        BIAS=bias is not None,
+        BN=ADD.width,
+        num_warps=ADD.warps,
+    )

@@ -273,6 +273,23 @@ def in_parts(x_RI: torch.Tensor) -> torch.Tensor:
     return F.pad(x_RI, (0, parts * PART - x_RI.shape[1])).view(x_RI.shape[0], parts, PART)
 
 
+@op("weft.tensor.kernels.dense_linear")
+def dense_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``x`` [..., columns] times a plain ``weight`` [rows, columns], [..., rows] in their dtype; ``bias``
+    [rows].
+    """
+    return F.linear(x, weight, bias)
+
+
+def product_parts(x_TI: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return float32 [splits, T, rows], whose sum, first part first and rounded once, is ``dense_linear``; for operands
+    that ``few_rows`` takes.
+    """
+    from weft.tensor.kernels.dense_linear import parts_of  # triton, which may be missing
+
+    return parts_of(x_TI, weight)
+
+
 @op()
 def tiled_linear(
     x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None, out: torch.Tensor | None = None

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
+from weft.tensor.ops.elementwise import sum_in_order
 
 _NO_GATE = (0, 0, 0, 0)
 
@@ -93,6 +94,13 @@ def _rms_norm(
     return out
 
 
+def finished(y_TD: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return [T, D] of ``dtype``: ``y_TD``, or the sum of the parts of a product, float32 [splits, T, D]
+    (``linear.product_parts``), first part first and rounded once.
+    """
+    return sum_in_order(y_TD).to(dtype) if y_TD.ndim == 3 else y_TD
+
+
 @op("weft.tensor.kernels.norm")
 def add_norm(
     x_TD: torch.Tensor,
@@ -103,9 +111,11 @@ def add_norm(
     scale: float = 1.0,
     plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x + scale y`` and its ``rms_norm``, both [T, D] in the dtype of the inputs, to which the product and
-    the sum are rounded. The sum overwrites ``y_TD``; ``x_TD`` is not changed.
+    """Return ``x + scale y`` and its ``rms_norm``, both [T, D] in the dtype of ``x_TD``, to which the product and
+    the sum are rounded. The sum overwrites ``y_TD``; ``x_TD`` is not changed. ``y_TD`` may be unfinished
+    (``finished``).
     """
+    y_TD = finished(y_TD, x_TD.dtype)
     sum_TD = (y_TD if scale == 1.0 else y_TD.mul_(scale)).add_(x_TD)
     return sum_TD, rms_norm(sum_TD, weight, eps, plus_one=plus_one)
 
@@ -123,6 +133,7 @@ def _add_norm(
     dim = x_TD.shape[-1]
     if not (
         native.fits(x_TD, y_TD)
+        and y_TD.ndim == 2
         and weight.dtype in native.DTYPES
         and x_TD.shape == y_TD.shape
         and x_TD.stride(-1) == 1
