@@ -53,13 +53,13 @@ PARAMETERS = {tool.name: {**tool.parameters, "additionalProperties": False} for 
 BY_NAME = {row.name: row for row in FORMATS}
 
 
-def read_back(row: Any, text: str) -> tuple[str, list[tuple[str, Any]]]:
+def read_back(row: Any, text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, Any]]]:
     channels = channel_format(row.name)
     if channels is not None:
         messages = MessageReader(channels, None, takes_calls=True, thinks=True, single=False, eager=False)
         parsed = [*messages.push(text), *messages.finish(is_cut=False)]
     else:
-        reader = ToolCallReader(row, TOOLS, eager=False)
+        reader = ToolCallReader(row, tools, eager=False)
         parsed = [*reader.push(text), *reader.finish()]
     content = "".join(part for part in parsed if isinstance(part, str))
     return content, [(part.name or "", json.loads(part.arguments)) for part in parsed if isinstance(part, CallDelta)]
@@ -153,6 +153,34 @@ def test_listed_values_that_are_no_strings_are_written_as_json_has_them(row: Any
     assert text is not None
     assert "true" in text
     assert "null" in text
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in FORMATS if row.writes.style in ("xml", "nested")], ids=lambda row: row.name
+)
+def test_listed_values_of_several_types_are_read_as_they_are_listed(row: Any) -> None:
+    """Strings among other values have no quotes in tags: a reader would keep them."""
+    listed, either = (
+        ["a b", 3, None],
+        {"anyOf": [{"$ref": "#/$defs/mode"}, {"type": "integer", "minimum": 5, "maximum": 6}]},
+    )
+    parameters = {
+        "type": "object",
+        "$defs": {"mode": {"enum": ["on", "off"]}},
+        "properties": {"listed": {"enum": listed}, "either": either},
+        "required": ["listed", "either"],
+    }
+    tools = read_tools([{"type": "function", "function": {"name": "set", "parameters": parameters}}])
+    grammar = calls_grammar(row, tools, several=False, token_of=tokenizer().added_id, field="tools")
+    seen = set()
+    for seed in range(12):
+        text = write(grammar, seed)
+        assert text is not None
+        [(_, arguments)] = read_back(row, text, tools)[1]
+        assert arguments["listed"] in listed
+        assert arguments["either"] in ("on", "off", 5, 6)
+        seen |= {arguments["listed"], arguments["either"]}
+    assert seen & {"a b", "on", "off"}, "no string was written: the test sees nothing"
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
