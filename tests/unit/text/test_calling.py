@@ -84,6 +84,35 @@ def test_random_tokens_under_the_grammar_of_a_family_are_calls_that_fit(row: Any
     assert len(names) > 1
 
 
+@pytest.mark.parametrize("row", [BY_NAME[name] for name in ("hermes", "qwen3_xml", "lfm2", "gemma4")])
+def test_what_no_grammar_enforces_is_left_out_of_tools_that_are_not_strict(row: Any) -> None:
+    """pydantic writes ``uniqueItems`` for a set, and zod look-around for an address."""
+    unheld = {
+        "set": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 1, "uniqueItems": True},
+        "mail": {
+            "type": "array",
+            "items": {"type": "string", "format": "mail", "pattern": "^(?!\\.)a", "maxLength": 2},
+        },
+        "any": {"type": "object", "properties": {"x": {"not": {}}}, "maxProperties": 0, "additionalProperties": False},
+    }
+    parameters = {"type": "object", "properties": unheld, "required": list(unheld), "additionalProperties": False}
+    function = {"name": "f", "parameters": parameters}
+    loose, strict = (
+        read_tools([{"type": "function", "function": {**function, "strict": strict}}]) for strict in (False, True)
+    )
+    token_of = tokenizer().added_id
+    held = calls_grammar(row, loose, several=False, token_of=token_of, field="tools")
+    text = next(filter(None, (write(held, seed) for seed in range(9))))
+    [(name, arguments)] = read_back(row, text)[1]
+    assert name == "f"
+    assert set(arguments) == set(unheld)
+    held_set = arguments["set"]  # the reader does not know this tool: a value in a tag is a text
+    assert len(json.loads(held_set) if isinstance(held_set, str) else held_set) <= 1, "a grammar enforces the length"
+    refused = calls_grammar(row, strict, several=False, token_of=token_of, field="tools")
+    with pytest.raises((RequestError, ValueError, AssertionError)):
+        write(refused, 1)
+
+
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
 def test_a_named_function_is_called_once(row: Any) -> None:
     grammar = calls_grammar(row, TOOLS[:1], several=False, token_of=tokenizer().added_id, field="tools")

@@ -8,10 +8,12 @@
              call:f{x:<JSON schema of x>,...}                                         braces
              <f> <x> text, JSON, or elements by the schema of x </x> ... </f>         nested
 
-So the arguments always fit the tool's schema. Tags and Python have one value per parameter, in the order of the schema;
-optional parameters may be left out, and additional properties are not written. A string in tags is free text: its
-length and pattern are not enforced. Nested elements are written for arrays with a schema of their items and objects
-with properties, at any depth; other arrays and objects are JSON text, which readers accept too.
+So the arguments always fit the tool's schema. If the tool is not strict, parts of the schema that no grammar enforces
+(``uniqueItems``, ``not``, unknown formats, look-around in patterns) are left out: it promises no more. Tags and
+Python have one value per parameter, in the order of the schema; optional parameters may be left out, and additional
+properties are not written. A string in tags is free text: its length and pattern are not enforced. Nested elements are
+written for arrays with a schema of their items and objects with properties, at any depth; other arrays and objects are
+JSON text, which readers accept too.
 
 ``strict_grammar`` leaves the model free to call or not: free text, and after an opening marker a call that fits the
 schema. It is used for all tools of a request if one tool is strict or not all tools are allowed.
@@ -21,11 +23,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_grammar, literal, quoted, slashed
+from weft.text.grammars import (
+    FREE_TEXT,
+    GUIDANCE,
+    TokenOf,
+    json_schema,
+    lark_grammar,
+    lenient,
+    literal,
+    quoted,
+    slashed,
+)
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import ITEM, Tags, ToolFormat
 from weft.text.tools.values import alternatives, fixed_values, json_type, types_of
@@ -134,6 +147,8 @@ def _sequence(*parts: str) -> str:
 
 def _call(rules: _Rules, row: ToolFormat, tool: Tool, field: str) -> str:
     writes, name = row.writes, tool.name
+    if not tool.strict:
+        tool = replace(tool, parameters=lenient(tool.parameters, field=field))
     if writes.style == "json":
         before, number, behind = writes.json_head(name, _NUMBER).partition(_NUMBER)
         numbered = (rules.add(slashed("[0-9]{1,3}")), quoted(behind)) if number else ()
@@ -172,8 +187,8 @@ def _part_schema(tool: Tool, key: str) -> dict[str, Any]:
 
 
 def _with_definitions(tool: Tool, schema: Any) -> dict[str, Any]:
-    """Return a part of the tool's schema, with the definitions that it may refer to."""
-    names = [name for name in ("$defs", "definitions") if name in tool.parameters]
+    """Return a part of the tool's schema, with the definitions that it may refer to and the options."""
+    names = [name for name in ("$defs", "definitions", GUIDANCE) if name in tool.parameters]
     shared: dict[str, Any] = {name: tool.parameters[name] for name in names}
     return {**shared, **schema} if isinstance(schema, dict) else shared
 
