@@ -183,3 +183,13 @@ def test_experts_that_the_kernel_does_not_take_go_to_torch() -> None:
     one, many = torch.ones(1, 1), torch.ones(99, 1)
     assert moe.native(noise(19, 1, 48), ids, one, noise(20, 2, 24, 48), noise(21, 2, 48, 12)) is UNFIT
     assert moe.native(noise(19, 99, 64), ids.expand(99, 1), many, noise(20, 2, 64, 64), noise(21, 2, 64, 32)) is UNFIT
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_product_is_written_to_memory_of_the_caller(bits: int) -> None:
+    """A head writes its logits in each step to the memory of the step before."""
+    w, x = weight(bits, 48, 64), noise(3, 5, 64)
+    out = torch.empty(5, 48)
+    made = native_ops.weight_product(x, w, None, out)
+    assert made.data_ptr() == out.data_ptr()
+    assert torch.equal(out, native_ops.weight_product(x, w))
