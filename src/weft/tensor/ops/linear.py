@@ -32,6 +32,8 @@ from weft.tensor.scratch import scratch
 NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int, bool, int]]
 """A weight as the extension takes it (csrc/module.cpp)."""
 _BLOCK_ROWS = 512
+WIDENED_ROWS = 16
+"""Rows of x from which on dequantising pays without byte products."""
 
 
 class Weight(ABC):
@@ -198,15 +200,14 @@ def _weight_product(
     assert weight.columns == columns
     # The kernel adds the bias to float32 sums, before the one rounding.
     bias = None if bias is None else bias.float().contiguous()
-    if weight.widens(rows, x.dtype):
+    if rows >= WIDENED_ROWS and weight.widens(rows, x.dtype):
         out = _widened(x_RI, weight)
         out = out if bias is None else out.add_(bias)
         return out if x.ndim == 2 else out.view(*x.shape[:-1], weight.rows)
     if out is None:
         out = torch.empty((rows, weight.rows), dtype=x.dtype)
-    assert out.dtype == x.dtype
-    assert out.is_contiguous()
-    assert out.numel() == rows * weight.rows
+    else:
+        assert (out.dtype, out.is_contiguous(), out.numel()) == (x.dtype, True, rows * weight.rows)
     native.extension().linear(
         x_RI.data_ptr(),
         x_RI.stride(0),

@@ -49,7 +49,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor import native
-from weft.tensor.ops.linear import NativeWeight, Weight, by_matrix_unit, is_x86, take_columns
+from weft.tensor.ops.linear import WIDENED_ROWS, NativeWeight, Weight, by_matrix_unit, is_x86, take_columns
 from weft.tensor.weights import large_pages
 
 TILE_ROWS = 16
@@ -77,8 +77,6 @@ _DIVIDED = 5
 """Number of e4m3 that a float divides."""
 _BOTH = 6
 """Number of int8 with ``byte_inputs``."""
-_WIDENED_ROWS = 16
-"""Rows of x from which on dequantising pays without byte products."""
 _BLOCK_ELEMENTS = 1 << 18
 _BYTE_BLOCK_ELEMENTS = 1 << 20
 _LEAST = 1e-30
@@ -349,7 +347,7 @@ class QuantizedWeight(Weight):
     def widens(self, rows: int, dtype: torch.dtype) -> bool:
         # An x86 CPU without byte products (only AVX2) never does: a row of x would get other bits in a prompt than
         # in a decode.
-        if rows < _WIDENED_ROWS or self.byte_inputs or by_matrix_unit(dtype):
+        if rows < WIDENED_ROWS or self.byte_inputs or by_matrix_unit(dtype):
             return False
         return self.exact if native.extension().has_byte_products() else not is_x86()
 
