@@ -55,9 +55,9 @@ class Weight(ABC):
         """Return the bytes of its tensors; those of tiles without the padding of the last tile."""
 
     @property
+    @abstractmethod
     def body(self) -> torch.Tensor:
-        """Return the tensor with nearly all of the bytes, of a form that kernels read."""
-        raise NotImplementedError
+        """Return the tensor with nearly all of the bytes."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,11 +77,11 @@ class Weight(ABC):
         """Return the matrices that are multiplied one by one."""
         return (self,)
 
+    @abstractmethod
     def native(self) -> NativeWeight:
         """Return the arguments of the extension. For a stack they are of its first weight; others follow it in
         memory.
         """
-        raise NotImplementedError
 
     def fits(self, x: torch.Tensor) -> bool:
         """Return whether the C++ form takes ``x`` and this weight."""
@@ -142,6 +142,9 @@ class JoinedWeight(Weight):
     def body(self) -> torch.Tensor:
         first = self.matrices[0]
         return first if isinstance(first, torch.Tensor) else first.body
+
+    def native(self) -> NativeWeight:
+        raise AssertionError("the extension takes part by part")
 
     def addresses(self, x: torch.Tensor) -> tuple[int, ...]:
         each = [(0,) if isinstance(part, torch.Tensor) else part.addresses(x) for part in self.matrices]
