@@ -123,7 +123,7 @@ def test_a_row_has_the_same_bits_in_either_form_and_any_batch(rows_out: int, col
 
 
 STAGED_BYTES = 1 << 20
-"""Output size from which pieces are written through a buffer (csrc/matrix_pieces.hpp)."""
+"""Output size from which pieces are written through a buffer (csrc/piece_output.hpp)."""
 
 
 @pytest.mark.parametrize("rows_out", [1024, 1040])
@@ -152,6 +152,22 @@ def test_a_piece_of_many_tiles_and_chunks_has_the_bits_of_few_rows(rows_out: int
             assert torch.equal(bits(many), bits(torch.cat(few)))
     finally:
         native.set_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rows_out", "columns"), [(529, 1024, 32), (529, 1040, 32), (40, 576, 1064), (41, 566, 700)]
+)
+def test_a_piece_of_bytes_has_the_bits_of_vectors(rows: int, rows_out: int, columns: int) -> None:
+    """Pieces of staged rows, and of 8 tiles and several chunks of columns; 8 rows or fewer go to vectors."""
+    weight, bias, threads = byte_weight(rows_out, columns), noise(52, rows_out), native.extension().threads()
+    x = noise(51, rows, columns, dtype=BF16) * torch.rand(rows, 1).to(BF16)
+    native.set_threads(1)
+    try:
+        many = quantized_linear(x, weight, bias)
+        few = [quantized_linear(part, weight, bias) for part in x.split(FEW_ROWS)]
+    finally:
+        native.set_threads(threads)
+    assert torch.equal(bits(many), bits(torch.cat(few)))
 
 
 @pytest.mark.parametrize(("rows", "rows_out", "columns"), [(33, 64, 96), (40, 576, 1064), (530, 128, 40)])

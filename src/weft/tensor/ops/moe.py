@@ -56,6 +56,18 @@ class ExpertBiases:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedOutput:
+    """Output [T, D] of a shared expert, and the gate [T, 1] through which it is added; None for no gate."""
+
+    x_TD: torch.Tensor
+    gate_T1: torch.Tensor | None
+
+    def added_to(self, y_TD: torch.Tensor) -> torch.Tensor:
+        """Return the sum with the output of the routed experts."""
+        return y_TD + self.x_TD if self.gate_T1 is None else add_gated(y_TD, self.x_TD, self.gate_T1)
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceRule:
     """Rule that chooses ``per_token`` experts with the best scores. ``normalized``: their weights sum to 1
     (``normalizer_eps`` is added to the sum), times ``scale``. "late_sigmoid": scores choose, and their sigmoids weigh.
@@ -193,6 +205,7 @@ def moe(
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
     caps: Caps = (0.0, 0.0),
+    shared: SharedOutput | None = None,
 ) -> torch.Tensor:
     """Return ``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
     ``activation`` instead of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
@@ -202,7 +215,7 @@ def moe(
     [E, D, I]; either may be quantised. Returns [T, D] in the dtype of ``x_TD``; the choices of a token are added in
     float32. Experts without a token are not computed. ``biases``: added to each product. ``clamped_swiglu`` replaces
     both factors: (up + 1) gate sigmoid(1.702 gate), with a limit of 7. ``limit``: ``families.architecture.Dense``.
-    ``caps``: of ``situ``.
+    ``caps``: of ``situ``. ``shared``: added to the result after its rounding.
 
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next;
     ``GptOssExperts`` for biases and the clamp.
@@ -215,7 +228,8 @@ def moe(
         y = product(activated(inner, activation, gated=gated, limit=limit, caps=caps), down_EDI, number)
         return y if biases is None else y + biases.down_ED[number].to(y.dtype)
 
-    return by_expert(x_TD, expert_ids_TX, expert_weights_TX, count_of(gate_up_EJD), expert)
+    y_TD = by_expert(x_TD, expert_ids_TX, expert_weights_TX, count_of(gate_up_EJD), expert)
+    return y_TD if shared is None else shared.added_to(y_TD)
 
 
 def activated(
@@ -319,8 +333,9 @@ def _moe(
     biases: ExpertBiases | None = None,
     limit: float = 0.0,
     caps: Caps = (0.0, 0.0),
+    shared: SharedOutput | None = None,
 ) -> torch.Tensor | Unfit:
-    if activation not in _ACTIVATIONS or not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
+    if shared is not None or activation not in _ACTIVATIONS or not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
         return UNFIT
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     ids, weights = expert_ids_TX.contiguous(), expert_weights_TX.float().contiguous()
