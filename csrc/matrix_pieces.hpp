@@ -5,12 +5,13 @@
 // time in which W comes out of memory: vectors in the unit's order were 1.1 (1 row) to 3 times (8 rows) slower. 1 or 2
 // rows by fp8 and by tables of 4 bits go to these vectors, if the unit follows the manual.
 //
-//     piece    4 to 16 tiles of W, and up to 512 rows of x
+//     piece    4 to 16 tiles of W, and up to 256 rows of x
 //     chunk    512 columns of 2 tiles of W: 32 KB for the L1 cache. 12 bits are unpacked there, once for all rows of a
 //              piece. 2 blocks of 16 rows of x pass by, 32 KB in all, and sums of 4 KB are added to
 //
-// All tiles of a piece take a chunk before the next one: 512 KB of x and 512 KB of sums stay in the L2 cache. With 4,608
-// columns and whole rows of x at a time, x (4.7 MB) came out of the L3 cache for each pair of tiles: twice the time.
+// All tiles of a piece take a chunk before the next one: 256 KB of x and 256 KB of sums stay in the L2 cache. With 4,608
+// columns and whole rows of x at a time, x (4.7 MB) came out of the L3 cache for each pair of tiles: twice the time. With
+// 512 rows in a piece some of its 1.3 MB did: 1.1 to 1.25 times the time, though 12 bits are unpacked half as often.
 // After the last chunk a pair of blocks is written at once.
 //
 // Sums of a chunk go through memory in float32, which rounds nothing. So rows of x have the same bits whatever the cut.
@@ -41,7 +42,7 @@ constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
 constexpr int64_t kChunkSteps = 16;
 constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
 constexpr int64_t kAheadLines = 2;           // of the next chunk for a step: 4 were slower for 128 rows of 4608 columns
-constexpr int64_t kMatrixPartRows = 512;     // of a piece; W is read and unpacked for each
+constexpr int64_t kMatrixPartRows = 256;     // of a piece; W is read and unpacked for each
 constexpr int64_t kCodePartBytes = 1 << 20;  // bytes of x in a piece of codes
 constexpr int64_t kCodePartRows = 128;       // least rows of a part of codes
 // Tiles of a piece with enough of them for the threads: more where x does not stay in the L2 cache for the next piece.
