@@ -37,12 +37,10 @@ from weft.tensor.ops.moe import (
     activated,
     by_expert,
     choose_experts,
-    count_of,
     moe,
     rows_alone,
     weigh_experts,
 )
-from weft.tensor.weights.tiles import TiledWeight
 from weft.units import PAD
 
 
@@ -250,7 +248,7 @@ class ExpertsBlock:
         for group, change in own:
             expert = partial(self._adapted_expert, change)
             y_TD[group.rows] = by_expert(
-                x_TD[group.rows], all_ids_TX[group.rows], weights_TX[group.rows], count_of(self.gate_up), expert
+                x_TD[group.rows], all_ids_TX[group.rows], weights_TX[group.rows], self.gate_up.shape[0], expert
             )
         return shared.added_to(y_TD) if own and shared is not None else y_TD
 
@@ -263,17 +261,11 @@ class ExpertsBlock:
         y = change.product("down", number, inner, rows_alone(inner, self.down, number))
         return y if self.biases is None else y + self.biases.down_ED[number].to(y.dtype)
 
-    @property
-    def router_weight(self) -> torch.Tensor | TiledWeight:
-        weight = self.router.weight
-        assert isinstance(weight, torch.Tensor | TiledWeight), "routers are never quantised"
-        return weight
-
     def route(
         self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, tokens_T: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights [T, X] in the dtype of ``x_TD``, expert ids int64 [T, X], best first, PAD for rows of PAD."""
-        scores_TE = self.router(x_TD.to(self.router_weight.dtype))
+        scores_TE = self.router(x_TD.to(self.router.weight.dtype))
         if self.shape.score_factor != 1.0:
             scores_TE = scores_TE * self.shape.score_factor
         if self.by_token is not None:
@@ -485,7 +477,7 @@ def routed_block(
     block = ExpertsBlock(shape, router, into, down)
     if read.source.place.by_expert:
         block.own = read.source.own_experts(shape.count)
-        block.choices = torch.zeros(shape.count, dtype=torch.int64, device=block.router_weight.device)
+        block.choices = torch.zeros(shape.count, dtype=torch.int64, device=block.router.weight.device)
     if adapted:
         _note_experts(read, shape, table, block, names)
     return block

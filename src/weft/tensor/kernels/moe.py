@@ -43,8 +43,8 @@ from weft.tensor.gpu.quantized import constants_of, load_right
 from weft.tensor.kernels.elementwise import within
 from weft.tensor.op import UNFIT, Unfit
 from weft.tensor.ops.elementwise import Activation, Caps
-from weft.tensor.ops.moe import ExpertBiases, ExpertWeights, SharedOutput, count_of, in_tiles, inner_of, limit_of
-from weft.tensor.weights.quantized import QuantizedWeight
+from weft.tensor.ops.moe import ExpertBiases, ExpertWeights, SharedOutput, limit_of
+from weft.tensor.weights.quantized import TILE_ROWS, QuantizedWeight
 
 COMBINE = Blocks(512)
 SHARED_EXPERT = Blocks(1024)
@@ -432,10 +432,11 @@ def moe(
     caps: Caps = (0.0, 0.0),
     shared: SharedOutput | None = None,
 ) -> torch.Tensor | Unfit:
-    if not in_tiles(gate_up_EJD, down_EDI):
-        return UNFIT
     (tokens, width), choices = x_TD.shape, expert_ids_TX.shape[1]
-    experts, inner = count_of(down_EDI), inner_of(down_EDI)
+    experts, _, inner = down_EDI.shape
+    # Each part of codes (the gate's rows, the others) has to begin with a complete tile.
+    if inner % TILE_ROWS and not isinstance(gate_up_EJD, torch.Tensor):
+        return UNFIT
     x_TD, ids = dense_rows(x_TD), expert_ids_TX.contiguous()
     out_TD = torch.empty((tokens, width), dtype=x_TD.dtype, device=x_TD.device)
     if not tokens:
