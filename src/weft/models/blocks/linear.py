@@ -17,7 +17,7 @@ from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock
 from weft.tensor.gpu import few_rows
 from weft.tensor.ops.elementwise import gated_linear, silu_mul
-from weft.tensor.ops.linear import Matrix, Weight, product, product_parts
+from weft.tensor.ops.linear import Matrix, Weight, product
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.weights.tiles import TiledWeight, tiled
 
@@ -48,8 +48,10 @@ class Linear:
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the product. ``out``: memory that a kernel may write it to."""
         if self.unfinished and self.bias is None and self.adapted.active is None and few_rows.takes(x, self.weight):
+            from weft.tensor.kernels.dense_linear import parts_of  # triton, which may be missing
+
             assert isinstance(self.weight, torch.Tensor)
-            return product_parts(x, self.weight)
+            return parts_of(x, self.weight)
         y = product(x, self.weight, self.bias, out)
         return y if self.adapted.active is None else self.adapted.added(x, y)
 

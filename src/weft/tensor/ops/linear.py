@@ -181,15 +181,6 @@ def dense_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return F.linear(x, weight, bias)
 
 
-def product_parts(x_TI: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return float32 [splits, T, rows], whose sum, first part first and rounded once, is ``dense_linear``; for operands
-    that ``few_rows`` takes.
-    """
-    from weft.tensor.kernels.dense_linear import parts_of  # triton, which may be missing
-
-    return parts_of(x_TI, weight)
-
-
 @op("weft.tensor.kernels.quantized_linear")
 def weight_product(
     x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None

@@ -96,7 +96,7 @@ def _rms_norm(
 
 def finished(y_TD: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return [T, D] of ``dtype``: ``y_TD``, or the sum of the parts of a product, float32 [splits, T, D]
-    (``linear.product_parts``), first part first and rounded once.
+    (``kernels.dense_linear.parts_of``), first part first and rounded once.
     """
     return sum_in_order(y_TD).to(dtype) if y_TD.ndim == 3 else y_TD
 
